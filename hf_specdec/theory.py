@@ -1,0 +1,129 @@
+"""The papers' formulas as pure functions, in the papers' letters.
+
+alpha: acceptance rate, the mean of β = Σ min(p, q), in [0, 1].
+gamma: window, draft tokens per round, 0 or more (0 is plain decoding).
+c: time of one draft step over the time of one target step, 0 or more; PEARL's c is its inverse, the *speed ratio*.
+"""
+
+import math
+from collections.abc import Callable
+
+from .errors import SpeculationError
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """Tokens per round with window gamma, (1 − α^(γ+1)) / (1 − α) (Leviathan et al. 2023, Equation 1).
+
+    Summed as 1 + α + … + α^γ, which is exact at α = 0 and α = 1, too.
+    """
+    _check_alpha(alpha)
+    _check_at_least_zero("gamma", gamma)
+    tokens = 1.0
+    for _ in range(gamma):
+        tokens = 1.0 + alpha * tokens
+    return tokens
+
+
+def improvement_factor(alpha: float, gamma: int, c: float) -> float:
+    """Wall-time speed-up over plain decoding (Theorem 3.8), where a wide verification costs no more than one token."""
+    _check_at_least_zero("c", c)
+    return expected_tokens(alpha, gamma) / (gamma * c + 1)
+
+
+def least_improvement(alpha: float, c: float) -> float:
+    """What some window gives at least: (1 + α) / (1 + c) where α > c, else 1, by not drafting (Corollary 3.9)."""
+    return improvement_factor(alpha, 1, c) if alpha > c else improvement_factor(alpha, 0, c)
+
+
+def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
+    """Growth of arithmetic operations per token (Theorem 3.11).
+
+    Args:
+        c_hat: operations per token of the draft over those of the target (Definition 3.10).
+    """
+    _check_at_least_zero("c_hat", c_hat)
+    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
+
+
+def optimal_gamma(alpha: float, c: float, max_gamma: int = 64) -> int:
+    """The smallest window in 0…max_gamma with the highest improvement factor (§3.5)."""
+    return best_window(alpha, lambda width: 1.0, c, max_gamma)
+
+
+def oracle_improvement(alpha: float, c: float) -> float:
+    """Upper bound of the speed-up over all choices of gamma, even one per round (§3.5).
+
+    An oracle drafts exactly the tokens that will be accepted, α / (1 − α) per round on average, and gets
+    1 / (1 − α) tokens for the time of one target step and that many draft steps: 1 / (1 − α + αc).
+    It drafts nothing where c is above 1. Infinite at α = 1, c = 0.
+    """
+    _check_alpha(alpha)
+    _check_at_least_zero("c", c)
+    cost_per_token = 1 - alpha + alpha * min(c, 1.0)
+    return 1 / cost_per_token if cost_per_token > 0 else math.inf
+
+
+def pearl_expected_tokens(alpha: float) -> float:
+    """Tokens until a PEARL draft is rejected, the target's own included: 1 / (1 − α), infinite at α = 1.
+
+    Corrects the paper's Theorem 2, 1 / (1 − α) + 1: Σ k (1 − α) α^k over the accepted lengths k is α / (1 − α).
+    """
+    _check_alpha(alpha)
+    return 1 / (1 - alpha) if alpha < 1 else math.inf
+
+
+def tokens_per_second(alpha: float, gamma: int, target_seconds: Callable[[int], float], draft_seconds: float) -> float:
+    """Speed of window gamma from measured times, E(γ) / (T(γ + 1) + γ · T_draft).
+
+    Args:
+        target_seconds: duration of a target forward by its width in tokens.
+        draft_seconds: duration of one draft step.
+    """
+    _check_at_least_zero("draft_seconds", draft_seconds)
+    seconds = target_seconds(gamma + 1) + gamma * draft_seconds
+    if not seconds > 0:
+        raise SpeculationError(f"target_seconds({gamma + 1}) must be above 0 seconds, got {seconds}; measure it first")
+    return expected_tokens(alpha, gamma) / seconds
+
+
+def best_window(alpha: float, target_seconds: Callable[[int], float], draft_seconds: float, max_window: int) -> int:
+    """The fastest window in 0…max_window by measured times; 0 means that drafting does not pay.
+
+    Theorem 3.8 takes a verification of any width to cost one target step; this takes what it costs.
+    The smallest of equally fast windows wins. Arguments as in `tokens_per_second`.
+    """
+    _check_at_least_zero("max_window", max_window)
+    windows = range(max_window + 1)
+    return max(windows, key=lambda gamma: tokens_per_second(alpha, gamma, target_seconds, draft_seconds))
+
+
+def interpolate_widths(table: dict[int, float]) -> Callable[[int], float]:
+    """Time by width from a few measured widths: straight lines between them, and on from the last two.
+
+    Args:
+        table: seconds of a target forward by its width in tokens, at least one entry.
+    """
+    if not table:
+        raise SpeculationError("table must hold the measured time of at least one width, got an empty one")
+    widths = sorted(table)
+
+    def seconds(width: int) -> float:
+        if len(widths) == 1 or width <= widths[0]:
+            return table[widths[0]]
+        right = next((i for i, w in enumerate(widths) if w >= width), len(widths) - 1)
+        w0, w1 = widths[right - 1], widths[right]
+        slope = (table[w1] - table[w0]) / (w1 - w0)
+        beyond = width - w1
+        return table[w1] + (max(slope, 0.0) if beyond > 0 else slope) * beyond
+
+    return seconds
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 <= alpha <= 1:
+        raise SpeculationError(f"alpha is an acceptance rate and must lie in [0, 1], got {alpha}")
+
+
+def _check_at_least_zero(name: str, value: float) -> None:
+    if not value >= 0:
+        raise SpeculationError(f"{name} must be 0 or more, got {value}")

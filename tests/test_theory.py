@@ -1,0 +1,136 @@
+"""The formulas agree with the papers' tables, with simulation, and at their edges."""
+
+import math
+import random
+
+import pytest
+
+from hf_specdec import theory
+from hf_specdec.errors import SpeculationError
+
+ALPHAS = [0.0, 0.1, 0.5, 0.8, 0.99, 1 - 1e-12, 1.0]
+COSTS = [0.0, 0.01, 0.1, 0.5, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 5, 40])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8, 0.99])
+def test_expected_tokens_is_equation_1(alpha: float, gamma: int) -> None:
+    assert theory.expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 7, 1000])
+def test_edges_are_exact(gamma: int) -> None:
+    assert theory.expected_tokens(0.0, gamma) == 1
+    assert theory.expected_tokens(1.0, gamma) == gamma + 1
+    assert theory.expected_tokens(1 - 1e-15, gamma) == pytest.approx(gamma + 1)
+    assert theory.improvement_factor(1.0, gamma, 0.0) == gamma + 1
+    assert theory.improvement_factor(0.0, gamma, 0.0) == 1
+    assert theory.operations_factor(1.0, gamma, 0.0) == 1
+    assert theory.operations_factor(0.0, gamma, 1.0) == 2 * gamma + 1
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "operations", "speed"),
+    [
+        (0.6, 2, 1.53, 1.96),
+        (0.7, 3, 1.58, 2.53),
+        (0.8, 2, 1.23, 2.44),
+        (0.8, 5, 1.63, 3.69),
+        (0.9, 2, 1.11, 2.71),
+        (0.9, 10, 1.60, 6.86),
+    ],
+)
+def test_table_1_of_the_paper(alpha: float, gamma: int, operations: float, speed: float) -> None:
+    assert theory.operations_factor(alpha, gamma, 0.0) == pytest.approx(operations, abs=0.005)
+    assert theory.improvement_factor(alpha, gamma, 0.0) == pytest.approx(speed, abs=0.005)
+
+
+@pytest.mark.parametrize("c", COSTS)
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_optimal_gamma_is_the_best_of_all_and_improves_where_corollary_3_9_says(alpha: float, c: float) -> None:
+    best = theory.optimal_gamma(alpha, c, max_gamma=30)
+    factor = theory.improvement_factor(alpha, best, c)
+    assert all(theory.improvement_factor(alpha, gamma, c) <= factor for gamma in range(31))
+    assert (best > 0) == (alpha > c)
+    assert factor >= theory.least_improvement(alpha, c) >= 1
+
+
+@pytest.mark.parametrize("c", COSTS)
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_oracle_bounds_every_window(alpha: float, c: float) -> None:
+    oracle = theory.oracle_improvement(alpha, c)
+    assert all(theory.improvement_factor(alpha, gamma, c) <= oracle * (1 + 1e-9) for gamma in range(40))
+
+
+def test_oracle_and_pearl_edges() -> None:
+    assert theory.oracle_improvement(1.0, 0.0) == math.inf
+    assert theory.oracle_improvement(1.0, 0.25) == 4
+    assert theory.oracle_improvement(0.5, 0.0) == theory.pearl_expected_tokens(0.5) == 2
+    assert theory.pearl_expected_tokens(0.0) == 1
+    assert theory.pearl_expected_tokens(1.0) == math.inf
+
+
+def test_oracle_gain_is_the_papers_60_percent_at_most() -> None:
+    gains = [
+        theory.oracle_improvement(alpha, c) / theory.improvement_factor(alpha, theory.optimal_gamma(alpha, c), c)
+        for alpha in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+        for c in (0.01, 0.02, 0.05, 0.1)
+    ]
+    assert 1.5 < max(gains) < 1.65
+
+
+def test_expected_tokens_agree_with_simulation() -> None:
+    rng = random.Random(0)
+
+    def one_round(alpha: float, gamma: int) -> int:
+        accepted = 0
+        while accepted < gamma and rng.random() < alpha:
+            accepted += 1
+        return accepted + 1
+
+    for alpha, gamma in [(0.3, 2), (0.7, 5), (0.9, 8)]:
+        rounds = [one_round(alpha, gamma) for _ in range(40_000)]
+        assert sum(rounds) / len(rounds) == pytest.approx(theory.expected_tokens(alpha, gamma), rel=0.02)
+
+
+def test_pearl_expectation_is_the_limit_of_wide_windows() -> None:
+    for alpha in (0.0, 0.3, 0.9):
+        assert theory.pearl_expected_tokens(alpha) == pytest.approx(theory.expected_tokens(alpha, 500))
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_best_window_takes_the_measured_cost_of_width(alpha: float) -> None:
+    def flat(width: int) -> float:
+        return 0.25
+
+    def linear(width: int) -> float:
+        return 0.25 * width
+
+    assert theory.best_window(alpha, flat, 0.03125, 20) == theory.optimal_gamma(alpha, 0.125, 20)
+    assert theory.best_window(alpha, linear, 0.03125, 20) == 0  # each drafted token costs as much as a plain one
+    assert theory.best_window(alpha, flat, 0.0, 0) == 0
+    assert theory.best_window(1.0, flat, 0.0, 20) == 20
+
+
+def test_widths_are_interpolated() -> None:
+    seconds = theory.interpolate_widths({1: 1.0, 5: 2.0, 9: 6.0})
+    assert [seconds(w) for w in (1, 3, 5, 7, 9, 11)] == [1.0, 1.5, 2.0, 4.0, 6.0, 8.0]
+    assert theory.interpolate_widths({4: 3.0})(17) == 3.0
+    assert theory.interpolate_widths({1: 2.0, 4: 1.0})(9) == 1.0  # noise does not make wide forwards free
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: theory.expected_tokens(1.2, 3), "alpha"),
+        (lambda: theory.expected_tokens(float("nan"), 3), "alpha"),
+        (lambda: theory.expected_tokens(0.5, -1), "gamma"),
+        (lambda: theory.improvement_factor(0.5, 3, -0.1), "c must"),
+        (lambda: theory.best_window(0.5, lambda width: 0.0, 0.0, 3), "target_seconds"),
+        (lambda: theory.best_window(0.5, lambda width: 1.0, 0.0, -3), "max_window"),
+        (lambda: theory.interpolate_widths({}), "table"),
+    ],
+)
+def test_bad_arguments_are_named(call, named: str) -> None:
+    with pytest.raises(SpeculationError, match=named):
+        call()
