@@ -1,0 +1,1 @@
+"""Drafters on the Hugging Face Hub: load, save, push, and the `GenerationConfig` flag."""

@@ -1,0 +1,118 @@
+"""`speculation_type` and `speculation` of a `GenerationConfig` → a drafter, loaded once per target and reused."""
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ..config import DrafterConfig
+from ..errors import SpeculationError
+from ..registry import drafter_class
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..drafters.base import Drafter
+
+# What `speculation={"drafter": ...}` may carry beside the drafter's own options.
+LOADING_OPTIONS = ("revision", "subfolder", "cache_dir", "local_files_only", "dtype", "device_map", "quantization")
+
+_drafters: "WeakKeyDictionary[PreTrainedModel, dict[tuple[str, str], tuple[Any, Drafter]]]" = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def drafter_from_flag(
+    target: "PreTrainedModel",
+    speculation_type: str,
+    speculation: dict[str, Any] | None = None,
+    assistant_model: "PreTrainedModel | None" = None,
+) -> "Drafter":
+    """The drafter that a `GenerationConfig` asks for.
+
+    Args:
+        target: the model that `generate` was called on.
+        speculation_type: a registered `drafter_type`.
+        speculation: the drafter's options, or `{"drafter": repo or folder}` with options that override the stored ones
+            and with what `Drafter.from_pretrained` takes for loading (`LOADING_OPTIONS`).
+        assistant_model: the draft model, for drafters over one.
+
+    Returns:
+        The same drafter for the same target, options and draft model, as long as the target lives. Per set of options
+        the last draft model only is kept.
+
+    Raises:
+        SpeculationError: an unknown type or option, no draft model where one is needed, or one where none is.
+    """
+    cls = drafter_class(speculation_type)
+    options = _checked_options(cls.config_class, speculation)
+    if assistant_model is not None and not cls.needs_draft_model:
+        raise SpeculationError(
+            f"speculation_type={speculation_type!r} drafts without a model, but assistant_model is a "
+            f"{type(assistant_model).__name__}; leave assistant_model out, or use speculation_type='draft_model'"
+        )
+    if speculation_type == "draft_model" and "drafter" not in options and assistant_model is not None:
+        options = _assistant_defaults(assistant_model) | options
+    key = (speculation_type, json.dumps(options, sort_keys=True))
+    with _lock:
+        of_target = _drafters.setdefault(target, {})
+        if key not in of_target or of_target[key][0] is not assistant_model:
+            of_target[key] = (assistant_model, _make(cls, options, assistant_model))
+        return of_target[key][1]
+
+
+def _checked_options(config_class: type[DrafterConfig], speculation: dict[str, Any] | None) -> dict[str, Any]:
+    """A plain JSON dict of known names."""
+    name = config_class.drafter_type
+    if speculation is None:
+        return {}
+    if not isinstance(speculation, dict):
+        raise SpeculationError(
+            f"speculation must be a dict of options for speculation_type={name!r}, got {type(speculation).__name__}"
+        )
+    known = ["drafter", *config_class.options()]
+    if "drafter" in speculation:
+        known += LOADING_OPTIONS
+    if unknown := sorted(set(map(str, speculation)) - set(known)):
+        raise SpeculationError(
+            f"unknown option {', '.join(map(repr, unknown))} in speculation for speculation_type={name!r}; "
+            f"its options are: {', '.join(known)}"
+        )
+    try:
+        return json.loads(json.dumps(speculation))
+    except (TypeError, ValueError) as error:
+        raise SpeculationError(f"speculation must hold plain JSON values, so that it can be saved: {error}") from error
+
+
+def _make(cls: type["Drafter"], options: dict[str, Any], assistant: "PreTrainedModel | None") -> "Drafter":
+    if "drafter" in options:
+        loading = {name: value for name, value in options.items() if name != "drafter"}
+        if assistant is not None:
+            loading["draft_model"] = assistant
+        return cls.from_pretrained(options["drafter"], **loading)
+    if not cls.needs_draft_model:
+        return cls(**options)
+    if assistant is None:
+        raise SpeculationError(
+            f"speculation_type={cls.config_class.drafter_type!r} needs a draft model, and there is none; pass "
+            'assistant_model=<a small model>, or speculation={"drafter": <a repo or folder that names one>}'
+        )
+    return cls(assistant, **options)  # type: ignore[call-arg]  # by the contract of needs_draft_model
+
+
+def _assistant_defaults(assistant: "PreTrainedModel") -> dict[str, Any]:
+    """The draft length that transformers users set on their assistant; refuses what has no meaning here."""
+    stored: Any = getattr(assistant, "generation_config", None)
+    if getattr(stored, "assistant_confidence_threshold", None):
+        raise SpeculationError(
+            "assistant_model.generation_config.assistant_confidence_threshold="
+            f"{stored.assistant_confidence_threshold} is not used by speculation_type='draft_model'; set it to None, "
+            "or use a drafter that stops by confidence (speculation_type='disco')"
+        )
+    if getattr(stored, "num_assistant_tokens_schedule", None) not in (None, "constant"):
+        raise SpeculationError(
+            "assistant_model.generation_config.num_assistant_tokens_schedule="
+            f"{stored.num_assistant_tokens_schedule!r} is not used by speculation_type='draft_model'; "
+            "set it to None or 'constant'"
+        )
+    length = getattr(stored, "num_assistant_tokens", None)
+    return {} if length is None else {"num_draft_tokens": length}
