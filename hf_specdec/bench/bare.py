@@ -1,0 +1,88 @@
+"""The bare-forward bound: what a generation's forwards cost by themselves.
+
+A decoding loop cannot be faster than the forwards it makes. Each kind of forward that was made (model, rows, width) is
+run again alone, over a cache as long as it was on average, in the same process and right after the generation.
+"""
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from .meter import Forward, Role
+
+REPEATS = 5
+
+Kind = tuple[Role, int, int]
+"""model, rows, tokens per row"""
+
+
+def decode_forwards(forwards: Iterable[Forward]) -> list[Forward]:
+    """All but the prefills."""
+    return [forward for forward in forwards if forward.context > 0]
+
+
+def bare_seconds(forwards: Iterable[Forward], table: Mapping[Kind, float]) -> float:
+    """What these forwards take as bare forwards, prefills left out."""
+    return sum(table[forward.role, forward.rows, forward.width] for forward in decode_forwards(forwards))
+
+
+@torch.inference_mode()
+def time_bare_forwards(
+    models: Mapping[Role, PreTrainedModel], forwards: Iterable[Forward], ids: Tensor
+) -> dict[Kind, float]:
+    """Seconds of each kind of forward, at the mean context length of all of them.
+
+    Args:
+        models: by role.
+        forwards: what was made; prefills are left out.
+        ids: [B, columns] what was decoded. Its values do not matter for time.
+
+    Returns:
+        Medians of `REPEATS` runs. The kinds take turns, so that each finds the caches as the others left them. One row
+        and one token per row are always among them, for the target and for a draft that was called.
+    """
+    made = decode_forwards(forwards)
+    kinds: dict[Kind, list[float]] = {(f.role, f.rows, f.width): [] for f in made}
+    if not kinds:
+        return {}
+    context = round(statistics.mean(f.context for f in made))
+    for role in {role for role, _, _ in kinds}:
+        kinds.setdefault((role, ids.shape[0], 1), [])
+    caches = {(role, rows): _prefilled(models[role], ids, rows, context) for role, rows, _ in kinds}
+    for repeat in range(REPEATS + 1):
+        for (role, rows, width), seconds in kinds.items():
+            elapsed = _time_one(models[role], caches[role, rows], _tile(ids, rows, width))
+            if repeat:  # the first round warms up
+                seconds.append(elapsed)
+    return {kind: statistics.median(seconds) for kind, seconds in kinds.items()}
+
+
+def _prefilled(model: PreTrainedModel, ids: Tensor, rows: int, context: int) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    model(input_ids=_tile(ids, rows, context), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+def _time_one(model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> float:
+    _synchronize(ids)
+    start = time.perf_counter()
+    model(input_ids=ids, past_key_values=cache, use_cache=True)
+    _synchronize(ids)
+    seconds = time.perf_counter() - start
+    cache.crop(-ids.shape[1])
+    return seconds
+
+
+def _tile(ids: Tensor, rows: int, width: int) -> Tensor:
+    """[rows, width] of what was decoded, repeated where it is shorter."""
+    return ids[:rows].repeat(1, -(-width // ids.shape[1]))[:, :width]
+
+
+def _synchronize(ids: Tensor) -> None:
+    if ids.device.type == "cuda":
+        torch.cuda.synchronize(ids.device)

@@ -1,0 +1,50 @@
+"""Paced models: each forward occupies a pretended device for a set time, without using the CPU for it.
+
+A machine without a large model's device can thus measure what a schedule does with its times: two paced models run side
+by side in two threads, as they would on two devices, while forwards of the same model queue up.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..errors import SpeculationError, warn
+from .forwards import wrapped_forward
+
+SPIN_SECONDS = 0.0003
+"""The system wakes a sleeper up to this late, so the last bit of a wait is spun."""
+
+
+@contextmanager
+def paced(model: PreTrainedModel, milliseconds: float) -> Iterator[None]:
+    """Each forward of `model` inside the block takes `milliseconds`, or longer where its own work does (one warning).
+
+    Raises:
+        SpeculationError: the time is not above 0.
+    """
+    if not milliseconds > 0:
+        raise SpeculationError(f"a pace must be above 0 milliseconds, got {milliseconds}")
+    device, overrun = threading.Lock(), threading.Event()
+
+    def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with device:
+            end = time.perf_counter() + milliseconds / 1000
+            output = forward(*args, **kwargs)
+            if time.perf_counter() > end and not overrun.is_set():
+                overrun.set()
+                warn(f"a forward of {type(model).__name__} takes longer than its pace of {milliseconds} ms; raise it")
+            sleep_until(end)
+            return output
+
+    with wrapped_forward(model, around):
+        yield
+
+
+def sleep_until(end: float) -> None:
+    """Sleep until `time.perf_counter()` reaches `end`, to within a few microseconds."""
+    while (left := end - time.perf_counter()) > 0:
+        time.sleep(left - SPIN_SECONDS if left > SPIN_SECONDS else 0)
