@@ -1,0 +1,135 @@
+"""N-gram drafter: draws from a Kneser-Ney model over token ids (Leviathan et al. 2023, §3.6 and Table 3).
+
+A lookup costs next to nothing beside the target (c ≈ 0), and q is a true distribution, so sampling stays lossless.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+
+from ...config import DrafterConfig
+from ...errors import SpeculationError
+from ...registry import register_drafter
+from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences
+from .model import Level, NGramModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession"]
+
+
+@strict
+@dataclass(kw_only=True)
+class NGramConfig(DrafterConfig):
+    """Options of `NGramDrafter`."""
+
+    drafter_type: ClassVar[str] = "ngram"
+
+    num_draft_tokens: int = 3
+    """γ, tokens per draft."""
+    vocab_size: int = 0
+    """Of the stored model; written by training."""
+    sizes: list[int] = field(default_factory=list)
+    """Stored n-grams of each order from 2 up; written by training."""
+
+    def validate_ranges(self) -> None:
+        if self.num_draft_tokens < 1:
+            raise ValueError(f"num_draft_tokens must be at least 1, got {self.num_draft_tokens}")
+        if self.vocab_size < 0 or any(size < 0 for size in self.sizes):
+            raise ValueError("vocab_size and sizes must not be negative")
+
+
+class NGramSession(DraftSession):
+    """Draws γ tokens per round, each through the call's processors."""
+
+    def __init__(self, context: DraftContext, config: NGramConfig, model: NGramModel) -> None:
+        super().__init__(context)
+        self.config = config
+        self.model = model
+        self._q: list[list[Tensor]] = []  # per row and node of the last draft: q [V]
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        context = self.context
+        gamma = [min(self.config.num_draft_tokens, room) for room in budget]
+        drafts: list[list[int]] = [[] for _ in gamma]
+        self._q = [[] for _ in gamma]
+        ids = torch.nn.functional.pad(sequences.ids, (0, max(gamma, default=0)))  # a copy, with room for the draft
+        for i in range(max(gamma, default=0)):
+            alive = [b for b, g in enumerate(gamma) if i < g and context.eos_token_ids.isdisjoint(drafts[b][-1:])]
+            if not alive:
+                break
+            lengths = [sequences.lengths[b] + i for b in alive]
+            probs = np.stack([self._next_probs(sequences.tokens[b], drafts[b]) for b in alive])
+            logits = torch.from_numpy(probs).to(context.device).log()
+            tokens, q = context.pick(ids[alive], lengths, [sequences.rows[b] for b in alive], logits)
+            ids[alive, lengths] = tokens.to(ids.device)
+            for row, (b, token) in enumerate(zip(alive, tokens.tolist(), strict=True)):
+                drafts[b].append(token)
+                if q is not None:
+                    self._q[b].append(q[row])
+        draft = Draft.from_lists(drafts, context.device)
+        if context.do_sample:
+            draft.token_probs = torch.ones(draft.tokens.shape, device=context.device)
+            for b, rows in enumerate(self._q):
+                for i, q_i in enumerate(rows):
+                    draft.token_probs[b, i] = q_i[draft.tokens[b, i]]
+        return draft
+
+    def _next_probs(self, tokens: list[int], drafted: list[int]) -> np.ndarray:
+        return self.model.next_probs(tokens[-self.model.order :] + drafted)
+
+    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
+        q = self._q[row][node]
+        return q if tokens is None else q[tokens]
+
+
+@register_drafter
+class NGramDrafter(Drafter):
+    """Drafts from an n-gram model, trained by `hf-specdec train ngram` or `training.ngram.train_ngram`."""
+
+    config_class = NGramConfig
+    config: NGramConfig
+
+    def __init__(self, model: NGramModel | None = None, **options: Any) -> None:
+        if model is not None:
+            options |= {"vocab_size": model.vocab_size, "sizes": model.sizes}
+        super().__init__(**options)
+        self.model = model
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.model.tensors() if self.model is not None else self._empty().tensors()
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        self.model = NGramModel.from_tensors(weights)
+
+    def _empty(self) -> NGramModel:
+        """Tables of the stored shapes, to be filled by `load_weights`."""
+        row = np.zeros(self.config.vocab_size, dtype=np.float32)
+        levels = [
+            Level(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.float32))
+            for size in self.config.sizes
+        ]
+        return NGramModel(row, row.copy(), levels)
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        if self.model is None:
+            raise SpeculationError(
+                "speculation_type='ngram' has no trained model; train one with `hf-specdec train ngram` and pass it "
+                "as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
+            )
+        vocab_size = target.config.get_text_config().vocab_size
+        if self.model.vocab_size > vocab_size:
+            raise SpeculationError(
+                f"the n-gram model has {self.model.vocab_size} token ids and the target {vocab_size}; "
+                "train the drafter with the target's tokenizer"
+            )
+
+    def start(self, context: DraftContext) -> NGramSession:
+        if self.model is None:
+            raise SpeculationError("NGramDrafter has no trained model; give it one as its first argument")
+        return NGramSession(context, self.config, self.model)

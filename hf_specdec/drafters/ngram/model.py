@@ -1,0 +1,133 @@
+"""`NGramModel`: interpolated Kneser-Ney over token ids, as sorted arrays.
+
+    q(w | h) = q_order(w | h) + λ(h) · q(w | h without its oldest token),   down to   q(w) = q_1(w) + λ / V
+
+`q_order` is the discounted count of w after h over the count of h, and λ(h) is the mass that discounting and pruning
+took away, so every row sums to one and no token has probability zero. An n-gram is the key `prefix · V + token`, its
+place in the sorted keys is its id, and a context's successors lie side by side.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import SpeculationError
+
+
+@dataclass
+class Level:
+    """The n-grams of one order above 1; S of them."""
+
+    keys: np.ndarray
+    """[S] int64, sorted: id of the first n - 1 tokens · V + the last token."""
+    probs: np.ndarray
+    """[S] float32: discounted probability of the last token after the others."""
+    backoff: np.ndarray
+    """[S] float32: λ of the n-gram as a context; 1 where nothing is known to follow it."""
+
+
+@dataclass
+class NGramModel:
+    """Probabilities of the next token after the last `order` - 1 tokens."""
+
+    unigram: np.ndarray
+    """[V] float32: q(w), sums to one."""
+    backoff: np.ndarray
+    """[V] float32: λ of each token as a context."""
+    levels: list[Level]
+    """Orders 2, 3, ..."""
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.unigram)
+
+    @property
+    def order(self) -> int:
+        return 1 + len(self.levels)
+
+    @property
+    def sizes(self) -> list[int]:
+        """N-grams kept per order, from 2 up."""
+        return [len(level.keys) for level in self.levels]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tables."""
+        arrays = [self.unigram, self.backoff, *(a for lv in self.levels for a in (lv.keys, lv.probs, lv.backoff))]
+        return sum(array.nbytes for array in arrays)
+
+    def next_probs(self, context: Sequence[int]) -> np.ndarray:
+        """q of every next token.
+
+        Args:
+            context: token ids, the latest last; only the last `order` - 1 count.
+
+        Returns:
+            [V] float32 that sums to one.
+        """
+        context = list(context)[len(context) - min(len(context), self.order - 1) :]
+        q = self.unigram.copy()
+        for start in range(len(context) - 1, -1, -1):  # ever longer contexts, each mixed over the shorter one
+            node = self._find(context[start:])
+            if node is None:
+                break  # nor was any longer one seen
+            n = len(context) - start
+            q *= self.backoff[node] if n == 1 else self.levels[n - 2].backoff[node]
+            level = self.levels[n - 1]
+            first, end = np.searchsorted(level.keys, (node * self.vocab_size, (node + 1) * self.vocab_size))
+            q[level.keys[first:end] - node * self.vocab_size] += level.probs[first:end]
+        return q
+
+    def _find(self, context: Sequence[int]) -> int | None:
+        """The id of an n-gram, or None where it is not in the tables."""
+        node = context[0]
+        if not 0 <= node < self.vocab_size:
+            return None
+        for level, token in zip(self.levels, context[1:], strict=False):
+            key = node * self.vocab_size + token
+            node = int(np.searchsorted(level.keys, key))
+            if not 0 <= token < self.vocab_size or node == len(level.keys) or level.keys[node] != key:
+                return None
+        return node
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tables by name, as stored in safetensors."""
+        named = {"unigram": self.unigram, "backoff": self.backoff}
+        for order, level in enumerate(self.levels, start=2):
+            named |= {f"{order}.keys": level.keys, f"{order}.probs": level.probs, f"{order}.backoff": level.backoff}
+        return {name: torch.from_numpy(array) for name, array in named.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "NGramModel":
+        """The inverse of `tensors`.
+
+        Raises:
+            SpeculationError: a table is missing, has another length than its fellows, or is not what it should be.
+        """
+        named = {name: tensor.numpy() for name, tensor in tensors.items()}
+        order = 1 + sum(name.endswith(".keys") for name in named)
+        try:
+            levels = [
+                Level(*(named[f"{n}.{part}"] for part in ("keys", "probs", "backoff"))) for n in range(2, order + 1)
+            ]
+            model = cls(named["unigram"], named["backoff"], levels)
+        except KeyError as error:
+            raise SpeculationError(f"n-gram weights lack the table {error}; train the drafter again") from error
+        model._check()
+        return model
+
+    def _check(self) -> None:
+        """Refuse tables that could be read out of bounds or give something else than probabilities."""
+        parents = self.vocab_size
+        rows = [(self.unigram, self.backoff, parents)] + [(lv.probs, lv.backoff, len(lv.keys)) for lv in self.levels]
+        good = all(len(probs) == len(backoff) == size for probs, backoff, size in rows)
+        good &= all(np.isfinite(a).all() and (a >= 0).all() and (a <= 1).all() for row in rows for a in row[:2])
+        for level in self.levels:
+            keys = level.keys
+            good &= bool((np.diff(keys) > 0).all()) and bool(((keys >= 0) & (keys < parents * self.vocab_size)).all())
+            parents = len(keys)
+        if not good:
+            raise SpeculationError("n-gram weights are damaged: tables disagree or hold no probabilities; train again")

@@ -1,0 +1,95 @@
+"""Prompt lookup: copy what followed the longest earlier match of the current suffix. Needs no model.
+
+Leviathan et al. 2023, §3.6, name copying from the context among the drafters of negligible cost.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from ...config import DrafterConfig
+from ...registry import register_drafter
+from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences
+from .branches import cut, draft_from_branches
+from .index import LookupIndex, Match
+
+__all__ = ["LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", "PromptLookupSession"]
+
+
+@strict
+@dataclass(kw_only=True)
+class PromptLookupConfig(DrafterConfig):
+    """Options of `PromptLookupDrafter`."""
+
+    drafter_type: ClassVar[str] = "prompt_lookup"
+
+    max_draft_tokens: int = 10
+    """The longest draft."""
+    tokens_per_match: int = 3
+    """Draft tokens per matched token: a short match drafts little, a long one much."""
+    min_match: int = 1
+    """Shorter matches draft nothing."""
+    max_match: int = 16
+    """Longer matches count as this long."""
+    num_branches: int = 1
+    """Competing continuations drafted at once as a tree; 1 drafts a chain."""
+
+    def validate_ranges(self) -> None:
+        for name in ("max_draft_tokens", "tokens_per_match", "min_match", "num_branches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_match < self.min_match:
+            raise ValueError(f"max_match must be at least min_match={self.min_match}, got {self.max_match}")
+
+
+class PromptLookupSession(DraftSession):
+    """One index per row, fed with accepted tokens only."""
+
+    def __init__(self, context: DraftContext, config: PromptLookupConfig) -> None:
+        super().__init__(context)
+        self.config = config
+        self._indexes: dict[int, LookupIndex] = {}
+
+    def index(self, row: int, tokens: list[int]) -> LookupIndex:
+        """The row's index, brought up to date with its accepted tokens."""
+        if row not in self._indexes:
+            self._indexes[row] = LookupIndex(self.config.max_match)
+        index = self._indexes[row]
+        index.extend(tokens[len(index) :])
+        return index
+
+    def match(self, row: int, tokens: list[int]) -> Match:
+        """The row's longest match, with as many continuations as may be drafted."""
+        branches = self.config.num_branches if self.context.trees else 1
+        return self.index(row, tokens).longest_match(self.config.min_match, branches)
+
+    def branches(self, row: int, match: Match, budget: int) -> list[list[int]]:
+        """What to draft after a match: the likeliest continuation at full length, the i-th at 1/i of it."""
+        length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, budget)
+        copies = [
+            cut(self._indexes[row].copy_from(position, length // (i + 1)), self.context)
+            for i, position in enumerate(match.positions)
+        ]
+        return [copy for copy in copies if copy]
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        drafts = []
+        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
+            drafts.append(self.branches(row, self.match(row, tokens), room))
+        return draft_from_branches(drafts, self.context)
+
+
+@register_drafter
+class PromptLookupDrafter(Drafter):
+    """`generate(..., assistant_model=PromptLookupDrafter())` or `generate(..., speculation_type="prompt_lookup")`."""
+
+    config_class = PromptLookupConfig
+    config: PromptLookupConfig
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.proposes_trees = self.config.num_branches > 1
+
+    def start(self, context: DraftContext) -> PromptLookupSession:
+        return PromptLookupSession(context, self.config)

@@ -1,0 +1,125 @@
+"""`LookupIndex`: the longest earlier match of a growing sequence's suffix, at a cost that ignores its length.
+
+A trie of contexts read backwards: the node at depth n stands for "the last n tokens were ...", and knows which token
+followed most often. A context seen once is a leaf that only remembers where; it grows children when it is seen again,
+so ordinary text takes about two nodes per token, whatever `max_match` is.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_SHIFT = 32
+_POSITION = (1 << _SHIFT) - 1
+_LEAF = -1
+
+
+class Match(NamedTuple):
+    """An earlier occurrence of the current suffix."""
+
+    length: int
+    """Tokens that agree, at most `max_match`; 0 where nothing matched."""
+    positions: list[int]
+    """Where the text goes on, each with another token: first the most frequent continuation, the latest of equals."""
+
+
+class LookupIndex:
+    """Tokens of one row, appended as they are accepted. `append` and `longest_match` take O(`max_match`) steps."""
+
+    def __init__(self, max_match: int) -> None:
+        self.max_match = max_match
+        self.tokens: list[int] = []
+        self._children: dict[int, int] = {}  # node << 32 | token → node
+        # A continuation is worth count << 32 | latest position: a plain comparison is "most frequent, then latest".
+        self._worth: dict[int, int] = {}  # node << 32 | next token → worth; inner nodes only
+        self._best: list[int] = [0]
+        self._second: list[int] = [0]  # _LEAF marks a context seen once
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append accepted tokens."""
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Append one accepted token: the contexts that precede it learn that it followed."""
+        tokens, position = self.tokens, len(self.tokens)
+        node = 0
+        for depth in range(1, min(self.max_match, position) + 1):
+            key = node << _SHIFT | tokens[position - depth]
+            child = self._children.get(key)
+            if child is None:
+                self._add_leaf(key, position)
+                break
+            if self._second[child] == _LEAF:
+                self._open(child, depth)
+            self._count(child, token, position)
+            node = child
+        tokens.append(token)
+
+    def _add_leaf(self, key: int, position: int) -> None:
+        self._children[key] = len(self._best)
+        self._best.append(1 << _SHIFT | position)
+        self._second.append(_LEAF)
+
+    def _open(self, leaf: int, depth: int) -> None:
+        """Turn a leaf into an inner node: its one occurrence moves a level down."""
+        worth = self._best[leaf]
+        position = worth & _POSITION
+        self._worth[leaf << _SHIFT | self.tokens[position]] = worth
+        self._second[leaf] = 0
+        if depth < self.max_match and position > depth:
+            self._add_leaf(leaf << _SHIFT | self.tokens[position - depth - 1], position)
+
+    def _count(self, node: int, token: int, position: int) -> None:
+        """One more occurrence of `token` after `node`; keeps the node's best two continuations."""
+        key = node << _SHIFT | token
+        worth = (self._worth.get(key, 0) >> _SHIFT) + 1 << _SHIFT | position
+        self._worth[key] = worth
+        best = self._best[node]
+        if self.tokens[best & _POSITION] == token:
+            self._best[node] = worth
+        elif worth > best:
+            self._best[node], self._second[node] = worth, best
+        elif worth > self._second[node]:
+            self._second[node] = worth
+
+    def longest_match(self, min_match: int = 1, branches: int = 1) -> Match:
+        """The longest earlier match of the tokens' suffix, if it has at least `min_match` tokens.
+
+        With `branches` above 1, `positions` goes on with other continuations: rarer ones of that match, then those of
+        its shorter suffixes down to `min_match`.
+        """
+        tokens = self.tokens
+        reach = min(self.max_match, len(tokens))
+        path, node, length = [0], 0, 0
+        while length < reach:
+            child = self._children.get(node << _SHIFT | tokens[-length - 1])
+            if child is None:
+                break
+            node, length = child, length + 1
+            path.append(node)
+            if self._second[node] == _LEAF:  # seen once: the text itself tells how far the match reaches
+                position = self._best[node] & _POSITION
+                while length < min(reach, position) and tokens[position - length - 1] == tokens[-length - 1]:
+                    length += 1
+                break
+        if length < min_match:
+            return Match(0, [])
+        positions: dict[int, int] = {}  # next token → where it stood
+        for node in reversed(path[min_match:] or path[-1:]):
+            for worth in (self._best[node], self._second[node]):
+                if worth > 0 and len(positions) < branches:
+                    positions.setdefault(tokens[worth & _POSITION], worth & _POSITION)
+            if len(positions) == branches:
+                break
+        return Match(length, list(positions.values()))
+
+    def copy_from(self, position: int, length: int) -> list[int]:
+        """`length` tokens from `position` on; a copy that reaches the end goes on with its own tokens (a loop)."""
+        copied = self.tokens[position : position + length]
+        period = len(self.tokens) - position
+        while len(copied) < length:
+            copied.append(copied[len(copied) - period])
+        return copied
+
+    def __len__(self) -> int:
+        return len(self.tokens)
