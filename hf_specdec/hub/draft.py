@@ -1,0 +1,166 @@
+"""The draft model of a drafter: in a subfolder of its repo, or a pinned revision of another one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
+
+from ..errors import SpeculationError
+from .files import COMMIT_HASH, check_no_pickles, check_relative, download, read_json, safe_file, tensor_infos
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PATTERNS = ("*.json", "*.safetensors")
+QUANTIZATIONS = ("int8", "int4")
+
+
+def check_draft_entry(entry: Any, path: Path) -> None:
+    """Refuse a `draft_model` entry that is neither `{"subfolder"}` nor `{"repo_id", "revision"}`."""
+    keys = sorted(entry) if isinstance(entry, dict) else None
+    if keys == ["subfolder"]:
+        check_relative(entry["subfolder"], f"{path}: draft_model.subfolder")
+    elif keys == ["repo_id", "revision"]:
+        if not isinstance(entry["repo_id"], str):
+            raise SpeculationError(
+                f"{path}: draft_model.repo_id is {entry['repo_id']!r}; it must be such as 'org/name'"
+            )
+        if not isinstance(entry["revision"], str) or not COMMIT_HASH.fullmatch(entry["revision"]):
+            raise SpeculationError(
+                f"{path}: draft_model.revision is {entry['revision']!r}; it must be a commit hash of 40 digits, so that "
+                "the draft model does not change under the drafter"
+            )
+    else:
+        raise SpeculationError(
+            f'{path}: draft_model is {entry!r}; it must be {{"subfolder": ...}} or {{"repo_id": ..., "revision": ...}}'
+        )
+
+
+def find_draft(entry: dict[str, str], folder: Path, **hub: Any) -> Path:
+    """The folder of the draft model that a drafter in `folder` names."""
+    if "repo_id" in entry:
+        # Straight to the Hub: a folder of that name in the working directory is not what the config means.
+        return download(entry["repo_id"], list(PATTERNS), **hub | {"revision": entry["revision"]})
+    draft = folder / entry["subfolder"]
+    if not draft.is_dir() or not draft.resolve().is_relative_to(folder.resolve()):
+        raise SpeculationError(f"{draft} is missing or a link; it must be the folder with the draft model")
+    return draft
+
+
+def load_draft(
+    folder: Path,
+    *,
+    dtype: Any = "auto",
+    device_map: Any = None,
+    quantization: str | None = None,
+    trust_remote_code: bool = False,
+) -> "PreTrainedModel":
+    """Load the model in `folder` after its files were checked.
+
+    Raises:
+        SpeculationError: a pickle, an adapter, sizes in config.json that the weights do not have, missing or
+            unexpected weights, or a quantization that is not installed.
+    """
+    config = _checked_config(folder, trust_remote_code)
+    extra: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+    if quantization is not None:
+        extra["quantization_config"] = _quanto(quantization)
+    try:
+        model, report = _auto_class(config).from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **extra,
+        )
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise SpeculationError(
+            f"{folder}: the draft model could not be loaded: {' '.join(str(error).split())}"
+        ) from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report.get(problem):
+            raise SpeculationError(
+                f"{folder}: the draft model's weights have {problem.replace('_keys', '')} entries "
+                f"({', '.join(map(str, sorted(report[problem])[:5]))}); save the model again with save_pretrained()"
+            )
+    return model.eval()
+
+
+def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The model's config, after every file was found to be plain and the sizes to be those of the weights."""
+    check_no_pickles(folder)
+    for path in folder.iterdir():
+        if path.is_symlink() or path.is_file():
+            safe_file(folder, path.name)
+    if (folder / "adapter_config.json").exists():
+        raise SpeculationError(
+            f"{folder / 'adapter_config.json'}: an adapter names a base model elsewhere; merge it with "
+            "merge_and_unload() and save the whole model"
+        )
+    content = read_json(folder, "config.json")
+    tensors = {key: info for name in _weight_files(folder) for key, info in tensor_infos(folder, name).items()}
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        if not trust_remote_code and "quantization_config" not in content:
+            _check_sizes(config, tensors, folder)
+        return config
+    except SpeculationError:
+        raise
+    except Exception as error:  # every model family has its own way to reject a config
+        raise SpeculationError(
+            f"{folder / 'config.json'} describes no model: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _weight_files(folder: Path) -> list[str]:
+    if not (folder / "model.safetensors.index.json").exists():
+        return ["model.safetensors"]
+    shards = read_json(folder, "model.safetensors.index.json").get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) and "/" not in name for name in shards.values()):
+        raise SpeculationError(
+            f"{folder / 'model.safetensors.index.json'}: weight_map must name files in the same folder"
+        )
+    return sorted(set(shards.values()))
+
+
+def _check_sizes(config: PreTrainedConfig, tensors: dict[str, Any], folder: Path) -> None:
+    """Nothing is allocated for a model that config.json makes larger than its weights."""
+    floating = {"F64", "F32", "F16", "BF16"}
+    if wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in floating):
+        raise SpeculationError(
+            f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
+        )
+    stored = sum(torch.Size(shape).numel() for _, shape in tensors.values())
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    declared = None
+    if layers <= len(tensors):  # else even a model without memory takes long to build
+        with torch.device("meta"):
+            declared = _auto_class(config).from_config(config).num_parameters()
+    if declared is None or declared > stored:
+        size = f"{layers} layers" if declared is None else f"{declared} parameters"
+        raise SpeculationError(
+            f"{folder / 'config.json'} declares {size}, but the safetensors files hold {stored} values in "
+            f"{len(tensors)} tensors; save the model again with save_pretrained()"
+        )
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def _quanto(quantization: str) -> Any:
+    from transformers import QuantoConfig
+
+    if quantization not in QUANTIZATIONS:
+        raise SpeculationError(f"quantization is {quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
+    try:
+        import optimum.quanto  # noqa: F401
+    except ImportError as error:
+        raise SpeculationError(
+            f"quantization={quantization!r} needs optimum-quanto; pip install 'hf-specdec[quantization]'"
+        ) from error
+    return QuantoConfig(weights=quantization)

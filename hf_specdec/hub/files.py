@@ -1,0 +1,193 @@
+"""Reading what others wrote: files stay inside their folder, JSON stays small and plain, tensors are checked by header.
+
+Every function raises `SpeculationError` that names the file and the fix. Nothing is executed and nothing is written.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import SpeculationError
+
+COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
+MAX_JSON_BYTES = 1 << 20
+PICKLE_SUFFIXES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+TensorInfo = tuple[str, tuple[int, ...]]
+"""dtype as safetensors writes it (`"F32"`), and shape"""
+
+
+def check_relative(name: Any, what: str) -> str:
+    """A path such as `draft_model` or `drafters/disco`: below its folder, with forward slashes."""
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or parts[0] == "/" or ".." in parts or re.search(r"[\\:\0*?\[]", str(name)):
+        raise SpeculationError(
+            f"{what} is {name!r}; it must be the name of a folder inside the repo, such as 'draft_model'"
+        )
+    return "/".join(parts)
+
+
+def find_folder(repo_or_folder: str | Path, subfolder: str, patterns: Iterable[str], **hub: Any) -> Path:
+    """The local folder that holds a drafter: as it is, or downloaded into the Hub cache.
+
+    Args:
+        repo_or_folder: a folder that exists here, else the id of a repo on the Hub.
+        subfolder: where the files are inside of it, or "".
+        patterns: names to download, relative to `subfolder`.
+        hub: what `snapshot_download` takes (`revision`, `token`, `cache_dir`, `force_download`, `local_files_only`).
+    """
+    if not isinstance(repo_or_folder, str | Path) or not str(repo_or_folder):
+        raise SpeculationError(f"the drafter is {repo_or_folder!r}; name a local folder, or a repo such as 'org/name'")
+    prefix = check_relative(subfolder, "subfolder") + "/" if subfolder else ""
+    if Path(repo_or_folder).is_dir():
+        if hub.get("revision") is not None:
+            raise SpeculationError(
+                f"revision={hub['revision']!r} was given for the local folder {repo_or_folder}; "
+                "leave it out, or name a repo on the Hub"
+            )
+        root = Path(repo_or_folder)
+    else:
+        root = download(str(repo_or_folder), [prefix + pattern for pattern in patterns], **hub)
+    folder = root / prefix
+    if not folder.is_dir():
+        raise SpeculationError(f"{repo_or_folder} has no folder {subfolder!r}; check the name of the subfolder")
+    allowed = _allowed_roots(root)
+    if not any(folder.resolve().is_relative_to(place) for place in allowed):
+        raise SpeculationError(f"{folder} is a link that leads out of {root}; replace it by the folder itself")
+    return folder
+
+
+def download(repo_id: str, patterns: list[str], **hub: Any) -> Path:
+    """The repo's snapshot folder in the Hub cache, with the files that match `patterns`."""
+    try:
+        validate_repo_id(repo_id)
+        return Path(snapshot_download(repo_id, allow_patterns=patterns, **hub))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        at = f" at revision {hub['revision']!r}" if hub.get("revision") else ""
+        reason = " ".join(str(error).split())
+        raise SpeculationError(
+            f"{repo_id!r} is no local folder, and could not be read from the Hub{at}; check the name and the revision, "
+            f"pass token= if the repo is private or gated, and check the connection. The Hub's answer: {reason}"
+        ) from error
+
+
+def safe_file(folder: Path, name: str) -> Path:
+    """`folder/name`, a regular file that no link takes out of the folder (the Hub cache links to its own blobs)."""
+    path = folder / name
+    if not path.exists() and not path.is_symlink():
+        raise SpeculationError(
+            f"{path} is missing; save the drafter again with save_pretrained(), or download it again"
+        )
+    target = path.resolve()
+    if not any(target.is_relative_to(root) for root in _allowed_roots(folder)):
+        raise SpeculationError(f"{path} is a symbolic link out of its folder; replace it by the file itself")
+    if not target.is_file():
+        raise SpeculationError(f"{path} is not a regular file; replace it by the file that save_pretrained() writes")
+    return path
+
+
+def _allowed_roots(folder: Path) -> list[Path]:
+    """The folder itself; in the Hub cache (`<repo>/snapshots/<commit>/...`) also the repo's `blobs`."""
+    folder = folder.resolve()
+    roots = [folder]
+    for parent in (folder, *folder.parents):
+        if parent.parent.name == "snapshots" and COMMIT_HASH.fullmatch(parent.name):
+            roots.append((parent.parent.parent / "blobs").resolve())
+    return roots
+
+
+def check_no_pickles(folder: Path) -> None:
+    """Refuse a folder with files that can only be read by running them."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in PICKLE_SUFFIXES:
+            raise SpeculationError(
+                f"{path} is a pickle, which runs code when it is read; store the weights as model.safetensors "
+                "(save_pretrained() does) and remove this file"
+            )
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of at most 1 MiB, without duplicate keys, NaN or infinities."""
+    path = safe_file(folder, name)
+    if (size := path.stat().st_size) > MAX_JSON_BYTES:
+        raise SpeculationError(
+            f"{path} has {size} bytes, more than the {MAX_JSON_BYTES} a config may have; is it a config?"
+        )
+    try:
+        content = json.loads(path.read_bytes().decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise SpeculationError(
+            f"{path} is not plain JSON ({error}); save the drafter again with save_pretrained()"
+        ) from error
+    if not isinstance(content, dict):
+        raise SpeculationError(f"{path} holds a JSON {type(content).__name__}; it must hold an object with options")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(content := dict(pairs)) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return content
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed")
+
+
+def tensor_infos(folder: Path, name: str) -> dict[str, TensorInfo]:
+    """Types and shapes from the header of a safetensors file; no tensor is read.
+
+    The header is consistent with the file's size, or the file is refused.
+    """
+    path = safe_file(folder, name)
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+            return {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise SpeculationError(
+            f"{path} is not a whole safetensors file ({error}); download it again, or save the drafter again"
+        ) from error
+
+
+def read_tensors(folder: Path, name: str, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, which must have exactly the names, types and shapes of `expected`."""
+    found, path = tensor_infos(folder, name), folder / name
+    wanted = {key: (DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for key, tensor in expected.items()}
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise SpeculationError(f"{path} lacks the weights {', '.join(missing)}; save the drafter again")
+    if unexpected := sorted(found.keys() - wanted.keys()):
+        raise SpeculationError(
+            f"{path} has weights that the drafter does not know: {', '.join(unexpected)}; "
+            "remove them, or correct drafter_type and the options in config.json"
+        )
+    for key, (dtype, shape) in found.items():
+        if (dtype, shape) != wanted[key]:
+            raise SpeculationError(
+                f"{path}: {key} is {dtype}{list(shape)}, but by config.json it must be "
+                f"{wanted[key][0]}{list(wanted[key][1])}; correct config.json, or save the drafter again"
+            )
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key) for key in wanted}

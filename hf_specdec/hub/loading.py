@@ -1,0 +1,175 @@
+"""A folder or a Hub repo → a drafter."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..config import DrafterConfig
+from ..errors import SpeculationError
+from ..registry import drafter_class, drafter_types
+from .draft import PATTERNS, check_draft_entry, find_draft, load_draft
+from .files import check_no_pickles, find_folder, read_json, read_tensors
+from .target import check_fields
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..drafters.base import Drafter
+
+DrafterT = TypeVar("DrafterT", bound="Drafter")
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+def load_drafter(
+    cls: type[DrafterT],
+    repo_or_folder: str | Path,
+    *,
+    subfolder: str = "",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    trust_remote_code: bool = False,
+    device_map: Any = None,
+    dtype: Any = "auto",
+    quantization: str | None = None,
+    draft_model: "PreTrainedModel | None" = None,
+    **options: Any,
+) -> DrafterT:
+    """Load a drafter; its class follows from `drafter_type` in its `config.json`.
+
+    Args:
+        cls: `Drafter`, or the class that is expected.
+        repo_or_folder: a local folder, else a repo on the Hub.
+        subfolder: where the drafter is inside of it.
+        revision: branch, tag or commit of the repo.
+        token, cache_dir, force_download, local_files_only: as in `huggingface_hub`.
+        trust_remote_code: whether the *draft model* may bring modeling code. The drafter itself never does.
+        device_map, dtype, quantization: for the draft model; quantization is "int8" or "int4" (optimum-quanto).
+        draft_model: use this model instead of the one that the config names.
+        options: override the stored options.
+
+    Raises:
+        SpeculationError: whatever is wrong with the repo; the message names the file and the fix.
+    """
+    where = {
+        "token": token,
+        "cache_dir": cache_dir,
+        "force_download": force_download,
+        "local_files_only": local_files_only,
+    }
+    folder = find_folder(repo_or_folder, subfolder, [CONFIG, WEIGHTS], revision=revision, **where)
+    check_no_pickles(folder)
+    found, config = read_config(folder)
+    if not issubclass(found, cls):
+        raise SpeculationError(
+            f"{folder / CONFIG} holds a {config.drafter_type!r} drafter, and {cls.__name__}.from_pretrained() loads "
+            f"others; call Drafter.from_pretrained(), or {found.__name__}.from_pretrained()"
+        )
+    stored = {name: value for name, value in config.to_dict().items() if name not in ("target", "draft_model")}
+    arguments: list[Any] = []
+    if found.needs_draft_model:
+        if draft_model is None:
+            if "subfolder" in config.draft_model:  # fetch it from the same commit
+                names = [f"{config.draft_model['subfolder']}/{pattern}" for pattern in PATTERNS]
+                commit = None if Path(repo_or_folder).is_dir() else _commit_of(folder, subfolder)
+                folder = find_folder(repo_or_folder, subfolder, names, revision=commit, **where)
+            draft_folder = find_draft(config.draft_model, folder, **where)
+            draft_model = load_draft(
+                draft_folder,
+                dtype=dtype,
+                device_map=device_map,
+                quantization=quantization,
+                trust_remote_code=trust_remote_code,
+            )
+        arguments = [draft_model]
+    elif draft_model is not None:
+        raise SpeculationError(
+            f"{folder / CONFIG}: {config.drafter_type!r} drafts without a model; leave draft_model out"
+        )
+    drafter = _with_weights(found, arguments, stored | options, folder)
+    drafter.config.target, drafter.config.draft_model = config.target, config.draft_model
+    return drafter
+
+
+def read_config(folder: Path) -> tuple[type["Drafter"], DrafterConfig]:
+    """The drafter class and the checked config that `config.json` in `folder` describes."""
+    content, path = read_json(folder, CONFIG), folder / CONFIG
+    drafter_type, version = content.pop("drafter_type", None), content.pop("format_version", None)
+    if drafter_type is None:
+        hint = (
+            " (this is a transformers model: pass the model itself as assistant_model)"
+            if "model_type" in content
+            else ""
+        )
+        raise SpeculationError(
+            f'{path} has no "drafter_type", so this is no drafter{hint}; known types: {", ".join(drafter_types())}'
+        )
+    if not isinstance(drafter_type, str) or drafter_type not in drafter_types():
+        raise SpeculationError(
+            f"{path}: unknown drafter_type {drafter_type!r}; known: {', '.join(drafter_types())}. "
+            "It is a name, never an import path; a newer hf_specdec may know more"
+        )
+    if type(version) is not int or version < 1:
+        raise SpeculationError(f'{path}: "format_version" is {version!r}; it must be {FORMAT_VERSION}')
+    if version > FORMAT_VERSION:
+        raise SpeculationError(
+            f"{path} has format_version {version}, and this hf_specdec reads up to {FORMAT_VERSION}; "
+            "pip install --upgrade hf-specdec"
+        )
+    if not isinstance(written_by := content.pop("hf_specdec_version", ""), str):
+        raise SpeculationError(f"{path}: hf_specdec_version is {written_by!r}; it must be a string such as '0.1.0'")
+    cls = drafter_class(drafter_type)
+    if content.get("target") is not None:
+        check_fields(content["target"], path)
+    if content.get("draft_model") is not None:
+        check_draft_entry(content["draft_model"], path)
+    if cls.needs_draft_model != (content.get("draft_model") is not None):
+        fix = "name it with save_pretrained()" if cls.needs_draft_model else "remove the entry"
+        has = "needs a draft_model" if cls.needs_draft_model else "drafts without a model, but draft_model is set"
+        raise SpeculationError(f"{path}: {drafter_type!r} {has}; {fix}")
+    try:
+        return cls, cls.config_class.from_options(content)
+    except SpeculationError as error:
+        raise SpeculationError(f"{path}: {error}; correct the file, or save the drafter again") from error
+
+
+def weights_of(drafter: "Drafter") -> dict[str, Tensor]:
+    """The drafter's own tensors (its draft model's not included)."""
+    weights = getattr(drafter, "weights", None)
+    return weights() if weights is not None else {}
+
+
+def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], folder: Path) -> DrafterT:
+    from ..drafters.base import Drafter
+
+    path, name = folder / WEIGHTS, cls.config_class.drafter_type
+    if getattr(cls, "weights", None) is getattr(Drafter, "weights", None):
+        if path.exists() or path.is_symlink():
+            raise SpeculationError(
+                f"{path} is there, but a {name!r} drafter has no weights of its own; "
+                "remove the file, or correct drafter_type in config.json"
+            )
+        return cls(*arguments, **options)
+    # First without memory: what config.json declares is compared with the file before any of it is allocated.
+    try:
+        with torch.device("meta"):
+            expected = weights_of(cls(*arguments, **options))
+    except (MemoryError, RuntimeError, OverflowError) as error:
+        raise SpeculationError(
+            f"{folder / CONFIG} declares sizes that cannot be built: {error}; correct them"
+        ) from error
+    tensors = read_tensors(folder, WEIGHTS, expected)
+    drafter = cls(*arguments, **options)
+    drafter.load_weights(tensors)  # type: ignore[attr-defined]
+    return drafter
+
+
+def _commit_of(snapshot: Path, subfolder: str) -> str:
+    """The commit of a folder in the Hub cache: the one folder below `snapshots`."""
+    return snapshot.parents[len(Path(subfolder).parts) - 1].name if subfolder else snapshot.name

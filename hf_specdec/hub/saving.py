@@ -1,0 +1,123 @@
+"""A drafter → a folder that is a Hub repo: `config.json`, `model.safetensors` if there are weights, `README.md`."""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.utils import validate_repo_id
+from safetensors.torch import save_file
+
+from ..errors import SpeculationError
+from .cards import make_card
+from .files import COMMIT_HASH
+from .loading import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, weights_of
+from .target import made_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..drafters.base import Drafter
+
+DRAFT_FOLDER = "draft_model"
+
+
+def save_drafter(
+    drafter: "Drafter",
+    folder: str | Path,
+    *,
+    target: "PreTrainedModel | None" = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    embed_draft_model: bool | None = None,
+    license: str | None = None,
+    datasets: list[str] | None = None,
+    trained_on: str | None = None,
+    results: str | Path | None = None,
+    push_to_hub: bool = False,
+    repo_id: str | None = None,
+    **push: Any,
+) -> None:
+    """Write the drafter into `folder`.
+
+    Args:
+        drafter: what to save.
+        folder: made if it is not there.
+        target: the model that the drafter is made for; others are then refused. None keeps what the config says.
+        tokenizer: the target's; its hash is stored too.
+        embed_draft_model: True copies the draft model's weights into a subfolder; False names its Hub repo at the
+            revision it was loaded from. None embeds, unless the drafter was loaded with a repo named.
+        license, datasets, trained_on, results: for the model card; see `make_card`.
+        push_to_hub: upload the folder afterwards to `repo_id` (default: the folder's name), with `push` as in
+            `push_to_hub` (`private`, `revision`, `commit_message`, `create_pr`, `token`).
+
+    Raises:
+        SpeculationError: a draft model that cannot be named or copied as asked.
+    """
+    if (repo_id is not None or push) and not push_to_hub:
+        raise SpeculationError(f"{', '.join(['repo_id'] * (repo_id is not None) + list(push))} needs push_to_hub=True")
+    folder = Path(folder)
+    if folder.is_file():
+        raise SpeculationError(f"folder={str(folder)!r} is a file; name a folder")
+    config = drafter.config.to_dict()
+    made = made_for(target, tokenizer) if target is not None else config.get("target")
+    entry = _draft_entry(drafter, embed_draft_model)
+    content = {"drafter_type": drafter.config.drafter_type, "format_version": FORMAT_VERSION}
+    content |= {"hf_specdec_version": library_version()}
+    content |= {name: value for name, value in config.items() if name not in ("target", "draft_model")}
+    content |= {name: value for name, value in (("draft_model", entry), ("target", made)) if value is not None}
+    card = make_card(content, license=license, datasets=datasets, trained_on=trained_on, results=results)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if entry is not None and "subfolder" in entry:
+        drafter.draft_model.save_pretrained(folder / entry["subfolder"])  # type: ignore[attr-defined]
+    if weights := weights_of(drafter):
+        save_file({name: w.contiguous() for name, w in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / CARD).write_text(card)
+    if push_to_hub:
+        from .push import push_folder
+
+        push_folder(folder, repo_id or folder.resolve().name, **push)
+
+
+def library_version() -> str:
+    try:
+        return version("hf-specdec")
+    except PackageNotFoundError:  # run from a checkout
+        return "0.1.0"
+
+
+def _draft_entry(drafter: "Drafter", embed: bool | None) -> dict[str, str] | None:
+    """Where the saved config says that the draft model lives."""
+    if not drafter.needs_draft_model:
+        return None
+    model, known = drafter.draft_model, drafter.config.draft_model or {}  # type: ignore[attr-defined]
+    if embed is None:
+        embed = "repo_id" not in known
+    if embed:
+        if getattr(model, "is_quantized", False):
+            raise SpeculationError(
+                "the draft model is quantized in memory and cannot be copied; load the drafter without quantization "
+                "before saving it, or pass embed_draft_model=False"
+            )
+        return {"subfolder": known.get("subfolder", DRAFT_FOLDER)}
+    if "repo_id" in known:
+        return known
+    return _pinned(model)
+
+
+def _pinned(model: "PreTrainedModel") -> dict[str, str]:
+    """The model's repo and commit; asks the Hub for the commit if the model does not know it."""
+    name = model.config.name_or_path
+    try:
+        validate_repo_id(name)
+        commit = getattr(model.config, "_commit_hash", None) or HfApi().model_info(name).sha
+    except Exception as error:  # not a repo id, no such repo, no connection
+        raise SpeculationError(
+            f"embed_draft_model=False needs a draft model from a repo on the Hub, and this one is {name!r}; "
+            f"push it first, or embed it ({' '.join(str(error).split())})"
+        ) from error
+    if Path(name).is_dir() or not COMMIT_HASH.fullmatch(commit or ""):
+        raise SpeculationError(f"the draft model was loaded from the folder {name!r}; push it first, or embed it")
+    return {"repo_id": name, "revision": commit}
