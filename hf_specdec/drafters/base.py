@@ -59,6 +59,18 @@ class Draft:
         tokens = torch.tensor(padded, dtype=torch.long, device=device).view(len(rows), width)
         return cls(tokens, [len(row) for row in rows])
 
+    def depths(self) -> list[list[int]]:
+        """[B][K] how many drafted tokens lead to each node, itself included."""
+        if self.parents is None:
+            return [list(range(1, self.tokens.shape[1] + 1)) for _ in self.lengths]
+        rows = []
+        for parents in self.parents.tolist():
+            depths: list[int] = []
+            for parent in parents:
+                depths.append(1 + (depths[parent] if parent >= 0 else 0))
+            rows.append(depths)
+        return rows
+
 
 @dataclass
 class Verdict:
@@ -67,7 +79,7 @@ class Verdict:
     rows: list[int]
     """[B] index in the call's batch"""
     drafted: list[int]
-    """[B] draft tokens that were tested (on the accepted path plus the rejected one, for a tree: path tokens)"""
+    """[B] draft tokens sent to the target, one below the other (the depth of a tree)"""
     accepted: list[int]
     """[B] draft tokens kept"""
     tokens: list[list[int]]
@@ -83,7 +95,9 @@ class Verdict:
 class Picker(Protocol):
     """Applies the call's processors and picks a token: how every stochastic draft is drawn."""
 
-    def __call__(self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """
         Args:
             ids: [B, capacity] accepted and drafted tokens so far.
@@ -92,8 +106,8 @@ class Picker(Protocol):
             logits: [B, any vocabulary] raw logits of the draft; cut or padded to the target's vocabulary.
 
         Returns:
-            tokens [B], and q [B, target vocabulary] in float32: what the tokens were drawn from (when sampling),
-            or the softmax they are the maximum of (when greedy; for stop rules only).
+            tokens [B], and q [B, target vocabulary] in float32, what they were drawn from; None when greedy.
+            Processors of the user's own are left out of q (a second call of theirs could change what they do).
         """
 
 
@@ -162,7 +176,7 @@ class DraftSession(CandidateGenerator):
 
         Asked only after a rejection, and only of drafts with `token_probs`.
         """
-        raise NotImplementedError(f"{type(self).__name__} gave token_probs and must answer for the rest of q")
+        raise NotImplementedError(f"{type(self).__name__} gives token_probs and must answer for the rest of q")
 
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""
@@ -208,6 +222,13 @@ class Drafter:
 
     def check_target(self, target: "PreTrainedModel") -> None:
         """Raise `SpeculationError` if this drafter cannot serve the target. Called before any forward."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Weights of its own to save (a draft model is not among them)."""
+        return {}
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take over saved weights, names and shapes already checked against `weights()`."""
 
     def takes_ragged(self) -> bool:
         """Whether sessions can serve rows of uneven lengths."""

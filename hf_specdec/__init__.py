@@ -1,0 +1,26 @@
+"""Speculative decoding inside Hugging Face `model.generate`: several times faster, the same text.
+
+Importing this package registers it with transformers:
+
+    model.generate(**inputs, assistant_model=drafter)
+    model.generate(**inputs, assistant_model=draft_model, speculation_type="draft_model")
+"""
+
+from .drafters import Drafter, DraftModelDrafter
+from .errors import SpeculationError, SpeculationWarning
+from .integration import register, unregister
+from .stats import SpeculationStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DraftModelDrafter",
+    "Drafter",
+    "SpeculationError",
+    "SpeculationStats",
+    "SpeculationWarning",
+    "register",
+    "unregister",
+]
+
+register()

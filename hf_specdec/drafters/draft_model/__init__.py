@@ -1,0 +1,5 @@
+"""Drafting with a smaller model (Leviathan 2023, Algorithm 1)."""
+
+from .drafter import DraftModelConfig, DraftModelDrafter, DraftModelSession
+
+__all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftModelSession"]

@@ -1,0 +1,238 @@
+"""`DraftModelDrafter`: any causal language model as the draft, one forward per drafted token over its own cache."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from ...config import DrafterConfig
+from ...errors import SpeculationError
+from ...probe import Support, support
+from ...registry import register_drafter
+from ...runner import LockstepRunner, RaggedRunner, prefill
+from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from .window import WindowTuner
+
+
+@strict
+@dataclass(kw_only=True)
+class DraftModelConfig(DrafterConfig):
+    """Options of the draft-model drafter."""
+
+    drafter_type: ClassVar[str] = "draft_model"
+
+    num_draft_tokens: int | Literal["auto"] = "auto"
+    """γ: tokens drafted per round, or "auto" to choose it from measured acceptance and times"""
+
+    def validate_window(self) -> None:
+        if self.num_draft_tokens != "auto" and self.num_draft_tokens < 1:
+            raise ValueError(f'num_draft_tokens must be 1 or more, or "auto", got {self.num_draft_tokens}')
+
+
+@register_drafter
+class DraftModelDrafter(Drafter):
+    """Speculative decoding with a smaller model of the same tokenizer (Leviathan 2023)."""
+
+    config_class = DraftModelConfig
+    config: DraftModelConfig
+    needs_draft_model = True
+
+    def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
+        """
+        Args:
+            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            options: see `DraftModelConfig`.
+
+        Raises:
+            SpeculationError: a bad option, or a model that cannot draft.
+        """
+        super().__init__(**options)
+        if not isinstance(draft_model, PreTrainedModel) and not hasattr(draft_model, "forward"):
+            raise SpeculationError(f"draft_model must be a transformers model, got {type(draft_model).__name__}")
+        if draft_model.config.is_encoder_decoder:
+            raise SpeculationError(
+                f"draft_model {type(draft_model).__name__} is an encoder-decoder; a decoder-only target needs a "
+                "decoder-only draft (AutoModelForCausalLM)"
+            )
+        self.draft_model = draft_model
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        check_same_tokenizer(target, self.draft_model)
+        if support(self.draft_model) is Support.PLAIN:
+            raise SpeculationError(
+                f"draft_model {type(self.draft_model).__name__} keeps a state that cannot be rolled back; "
+                "choose a draft with attention layers only"
+            )
+
+    def takes_ragged(self) -> bool:
+        return support(self.draft_model) is Support.RAGGED
+
+    def start(self, context: DraftContext) -> DraftSession:
+        tuner = WindowTuner() if self.config.num_draft_tokens == "auto" else None
+        return DraftModelSession(context, self.draft_model, self.config.num_draft_tokens, tuner)
+
+
+class DraftModelSession(DraftSession):
+    """Drafts with a model over its own cache, whose slots are the columns of the target's `ids`."""
+
+    def __init__(
+        self, context: DraftContext, model: PreTrainedModel, window: int | str, tuner: WindowTuner | None = None
+    ) -> None:
+        super().__init__(context)
+        self.model, self.fixed_window, self.tuner = model, window, tuner
+        config = model.config.get_text_config(decoder=True)
+        self.vocab = config.vocab_size
+        self.context_limit = getattr(config, "max_position_embeddings", None) or 2**31
+        self.rows = list(range(context.prompt_ids.shape[0]))
+        self.runner = self._prefilled()
+        self.good = list(self.runner.lengths)
+        """per row, leading slots of the cache that hold accepted tokens"""
+        self.q: list[Tensor] = []
+
+    def window(self) -> int:
+        """γ of the next round."""
+        return self.tuner.choose() if self.tuner is not None else int(self.fixed_window)
+
+    def keeps_drafting(self, step: int, logits: Tensor, sequences: Sequences) -> Tensor | None:
+        """A stop rule's hook: [B] whether to draft token `step` (from 0), or None for yes.
+
+        It may look at the draft's distribution at this position and at tokens drafted before, and is therefore asked
+        before the token is drawn: a rule that saw the token would change the output's distribution.
+        """
+        return None
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self._follow_rows(sequences)
+        room = self.context_limit - max(sequences.lengths)
+        width = min(self.window(), max(budget), room)
+        if width < 1:
+            return Draft.from_lists([[]] * len(self.rows), self.context.device)
+        began = time.perf_counter()
+        lengths = [min(width, most) for most in budget]
+        logits = self._catch_up(sequences)
+        self.q = []
+        drafted: list[Tensor] = []
+        probs: list[Tensor] = []
+        ids = self._with_room(sequences, width)
+        at = torch.tensor(sequences.lengths, device=ids.device)[:, None]
+        for i in range(width):
+            go_on = self.keeps_drafting(i, logits, sequences)
+            if go_on is not None:
+                lengths = [k if go else min(k, i) for k, go in zip(lengths, go_on.tolist(), strict=True)]
+                if max(lengths) <= i:
+                    break
+            tokens, q = self.context.pick(ids, [n + i for n in sequences.lengths], sequences.rows, logits)
+            drafted.append(tokens)
+            if q is not None:
+                self.q.append(q)
+                probs.append(q.gather(1, tokens[:, None])[:, 0])
+            if i + 1 < min(width, max(lengths)):
+                ids.scatter_(1, at + i, tokens[:, None])
+                logits = self._step(tokens[:, None])
+        if self.tuner is not None:
+            self.tuner.observe_draft((time.perf_counter() - began) / max(1, len(drafted)))
+        if not drafted:
+            return Draft.from_lists([[]] * len(self.rows), self.context.device)
+        return Draft(torch.stack(drafted, 1), lengths, token_probs=torch.stack(probs, 1) if probs else None)
+
+    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
+        return self.q[node][row] if tokens is None else self.q[node][row, tokens]
+
+    def observe(self, verdict: Verdict) -> None:
+        if self.tuner is not None:
+            self.tuner.observe_verify(verdict.width, verdict.seconds)
+            self.tuner.observe_acceptance(verdict.drafted, verdict.accepted)
+        if verdict.rows != self.rows:
+            return  # nothing was drafted in this round
+        # The last drafted token was never fed, so at most K - 1 drafted tokens are in the cache.
+        fed = [length - good for length, good in zip(self.runner.lengths, self.good, strict=True)]
+        kept = [min(n, k) for n, k in zip(verdict.accepted, fed, strict=True)]
+        if self.context.lockstep:
+            kept = [min((n for n, out in zip(kept, verdict.stopped, strict=True) if not out), default=0)] * len(kept)
+        self.good = [good + n for good, n in zip(self.good, kept, strict=True)]
+        self.runner.truncate(self.good)
+
+    # ------------------------------------------------------------------ the draft's own cache
+
+    def _prefilled(self) -> Any:
+        """A runner over a cache that holds the prompt."""
+        ids = self._own(self.context.prompt_ids)
+        mask = self.context.prompt_mask.to(ids.device)
+        cache = DynamicCache(config=self.model.config)
+        kwargs: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "position_ids": _positions(mask)}
+        kwargs["attention_mask"] = None if self.context.lockstep and bool(mask.all()) else mask
+        prefill(self.model, ids, kwargs, None)
+        self.context.stats.draft_calls += 1
+        if self.context.lockstep:
+            return LockstepRunner(self.model, cache, kwargs, ids)
+        return RaggedRunner(self.model, cache, kwargs, ids.shape[1])
+
+    def _follow_rows(self, sequences: Sequences) -> None:
+        """Rows that stopped leave this cache too; drafts that were never judged are forgotten."""
+        if self.runner.lengths != self.good:
+            self.runner.truncate(self.good)
+        if sequences.rows != self.rows:
+            stay = [self.rows.index(row) for row in sequences.rows]
+            self.good = [self.good[b] for b in stay]
+            self.runner.select(stay)
+            self.rows = list(sequences.rows)
+
+    def _catch_up(self, sequences: Sequences) -> Tensor:
+        """Feed the accepted tokens that the cache does not hold; logits [B, V] after the last one."""
+        missing = [length - good for length, good in zip(sequences.lengths, self.good, strict=True)]
+        index = torch.tensor(self.good, device=sequences.ids.device)[:, None]
+        index = index + torch.arange(max(missing), device=index.device)
+        tokens = sequences.ids.gather(1, index.clamp(max=sequences.ids.shape[1] - 1))
+        logits = self._step(tokens, missing)
+        self.good = list(sequences.lengths)
+        return logits
+
+    def _step(self, tokens: Tensor, counts: list[int] | None = None) -> Tensor:
+        """Append tokens [B, T], of which `counts` are real; logits [B, V] after the last real one."""
+        tokens = self._own(tokens)
+        self.context.stats.draft_calls += 1
+        if counts is None or len(set(counts)) == 1:
+            return self.runner.forward(tokens).logits[:, -1]
+        logits = self.runner.forward(tokens, counts=counts).logits
+        last = torch.tensor(counts, device=logits.device) - 1
+        return logits[torch.arange(len(counts), device=logits.device), last]
+
+    def _own(self, ids: Tensor) -> Tensor:
+        """Ids for the draft's embedding; ones it does not know cost acceptance, not the run."""
+        return ids.to(self.model.device).clamp(0, self.vocab - 1)
+
+    def _with_room(self, sequences: Sequences, width: int) -> Tensor:
+        """The sequences' ids with columns to write the draft to."""
+        missing = max(sequences.lengths) + width - sequences.ids.shape[1]
+        return sequences.ids if missing <= 0 else torch.nn.functional.pad(sequences.ids, (0, missing))
+
+
+def check_same_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Refuse a draft of another tokenizer: told by a size difference too large for padding, or by special ids.
+
+    Raises:
+        SpeculationError: with a pointer to transformers' own route for different tokenizers.
+    """
+    mine, theirs = (model.config.get_text_config(decoder=True) for model in (target, draft))
+    largest = max(mine.vocab_size, theirs.vocab_size)
+    reason = None
+    if abs(mine.vocab_size - theirs.vocab_size) > max(1024, largest // 50):
+        reason = f"vocabularies of {mine.vocab_size} and {theirs.vocab_size} tokens"
+    for name in ("bos_token_id", "eos_token_id"):
+        a, b = getattr(mine, name, None), getattr(theirs, name, None)
+        if a is not None and b is not None and a != b:
+            reason = f"{name} {a} and {b}"
+    if reason:
+        raise SpeculationError(
+            f"the target and the draft have different tokenizers ({reason}). Use a draft of the same family, or "
+            "transformers' own route for different tokenizers: "
+            "generate(assistant_model=draft, tokenizer=..., assistant_tokenizer=...) without speculation_type"
+        )
+
+
+def _positions(mask: Tensor) -> Tensor:
+    return (mask.long().cumsum(-1) - 1).clamp_min(0)

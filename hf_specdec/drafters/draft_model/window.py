@@ -1,0 +1,63 @@
+"""γ by itself: the window that yields most tokens per second, from what was measured in this run."""
+
+from collections.abc import Callable
+
+from ...theory import best_window
+
+
+class WindowTuner:
+    """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft).
+
+    α and the times are running means that forget, so γ follows the text. Verification times of widths that have not
+    been seen lie on the line through those that have. Theorem 3.8 is the special case T(γ + 1) = T(1).
+    """
+
+    def __init__(self, start: int = 5, largest: int = 16, memory: float = 0.98) -> None:
+        self.window, self.largest, self.memory = start, largest, memory
+        # A prior of a few tokens keeps the first rounds from jumping to conclusions.
+        self.accepted, self.tested = 3.0, 4.0
+        self.draft_seconds: float | None = None
+        self.verify_seconds: dict[int, float] = {}
+        self.rounds = 0
+
+    def observe_draft(self, seconds: float) -> None:
+        """One draft step took this long."""
+        self.draft_seconds = _mean(self.draft_seconds, seconds)
+
+    def observe_verify(self, width: int, seconds: float) -> None:
+        """A verification forward of `width` tokens per row took this long."""
+        self.verify_seconds[width] = _mean(self.verify_seconds.get(width), seconds)
+
+    def observe_acceptance(self, drafted: list[int], accepted: list[int]) -> None:
+        """Per row, of so many drafted tokens so many leading ones were accepted."""
+        self.accepted = self.memory * self.accepted + sum(accepted)
+        self.tested = self.memory * self.tested + sum(n + (n < k) for k, n in zip(drafted, accepted, strict=True))
+
+    def choose(self) -> int:
+        """γ for the next round; 0 where drafting does not pay."""
+        self.rounds += 1
+        if self.draft_seconds is None or not self.verify_seconds:
+            return self.window
+        alpha = self.accepted / self.tested
+        best = best_window(alpha, self.verify_time(), self.draft_seconds, self.largest)
+        if best == 0 and self.rounds % 32 == 0:
+            return 1  # look again from time to time
+        self.window = best
+        return best
+
+    def verify_time(self) -> Callable[[int], float]:
+        """T(width) in seconds, from the measured widths."""
+        widths = sorted(self.verify_seconds)
+        if len(widths) == 1:
+            only = self.verify_seconds[widths[0]]
+            return lambda width: only
+        n = len(widths)
+        mean_w = sum(widths) / n
+        mean_t = sum(self.verify_seconds.values()) / n
+        slope = sum((w - mean_w) * (self.verify_seconds[w] - mean_t) for w in widths)
+        slope = max(0.0, slope / sum((w - mean_w) ** 2 for w in widths))
+        return lambda width: max(mean_t + slope * (width - mean_w), 1e-9)
+
+
+def _mean(old: float | None, new: float) -> float:
+    return new if old is None else 0.9 * old + 0.1 * new

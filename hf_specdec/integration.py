@@ -1,0 +1,221 @@
+"""The seam to transformers: a wrapper around the public `GenerationMixin.generate`.
+
+A call that names one of our drafters runs our loop through `custom_generate`, transformers' own hook; every other call
+goes to the original untouched. This is the only file that knows transformers' generation API.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation import StoppingCriteriaList, StopStringCriteria
+
+from .decoding import Call, PlainDecodingNeeded, decode
+from .drafters.base import Drafter
+from .errors import SpeculationError, warn
+from .hub.flag import drafter_from_flag
+from .registry import drafter_types
+
+_original: Callable[..., Any] | None = None
+
+UPSTREAM_TYPES = ("dflash",)
+"""values of `speculation_type` that are transformers' own"""
+
+
+def register() -> None:
+    """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
+    global _original
+    if _original is None:
+        _original = GenerationMixin.generate
+        GenerationMixin.generate = _wrapped(_original)
+
+
+def unregister() -> None:
+    """Put transformers' own `generate` back."""
+    global _original
+    if _original is not None:
+        GenerationMixin.generate = _original
+        _original = None
+
+
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = list(inspect.signature(original).parameters)
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = dict(zip(parameters[1:], args, strict=False)) | kwargs
+        speculation_type = _setting(self, named, "speculation_type")
+        assistant = named.get("assistant_model")
+        if not isinstance(assistant, Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
+            return original(self, *args, **kwargs)
+        return _generate(original, self, named, speculation_type)
+
+    return generate
+
+
+def _setting(model: Any, named: dict[str, Any], name: str) -> Any:
+    """A `generate` setting: the call's, else the passed config's, else the model's own."""
+    if named.get(name) is not None:
+        return named[name]
+    config = named.get("generation_config")
+    if config is not None and getattr(config, name, None) is not None:
+        return getattr(config, name)
+    return getattr(getattr(model, "generation_config", None), name, None)
+
+
+def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], speculation_type: str | None) -> Any:
+    """One call that asks for speculation."""
+    named = _without_speculation(model, named)
+    assistant = named.pop("assistant_model", None)
+    if speculation_type == "none":
+        return original(model, **named, **({} if isinstance(assistant, Drafter) else {"assistant_model": assistant}))
+    if isinstance(assistant, Drafter):
+        drafter, options = assistant, named.pop("speculation", None)
+        if options:
+            raise SpeculationError(
+                f"speculation={options} does not go with a drafter object; set its options where it is made"
+            )
+    else:
+        assert speculation_type is not None
+        drafter = drafter_from_flag(model, speculation_type, named.pop("speculation", None), assistant)
+    named.pop("speculation", None)
+    _refuse(model, named)
+    drafter.check_target(model)
+    streamer = named.pop("streamer", None)
+    plain = dict(named)
+    _take_over_stop_strings(model, named)
+    try:
+        return original(model, **named, custom_generate=_loop(model, drafter, streamer, named))
+    except PlainDecodingNeeded as reason:
+        warn(f"plain decoding: {reason}")
+        return original(model, **plain, **({} if streamer is None else {"streamer": streamer}))
+
+
+def _without_speculation(model: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """The call's arguments with our two fields taken out of every config; configs are copied, never written to."""
+    named = {name: value for name, value in named.items() if name != "speculation_type"}
+    options = named.pop("speculation", None)
+    config = named.get("generation_config")
+    own = getattr(model, "generation_config", None)
+    source = config if config is not None else own
+    if options is None:
+        options = getattr(config, "speculation", None) or getattr(own, "speculation", None)
+    fields = ("speculation_type", "speculation")
+    if config is not None and any(getattr(config, field, None) is not None for field in fields):
+        named["generation_config"] = _stripped(config)
+    elif config is None and source is not None and any(getattr(own, field, None) is not None for field in fields):
+        named["generation_config"] = _stripped(own)
+    if options is not None:
+        named["speculation"] = options
+    return named
+
+
+def _stripped(config: GenerationConfig) -> GenerationConfig:
+    copied = GenerationConfig.from_dict(config.to_dict())
+    copied.speculation_type = None
+    if hasattr(copied, "speculation"):
+        del copied.speculation
+    return copied
+
+
+def _refuse(model: Any, named: dict[str, Any]) -> None:
+    """Settings that speculation does not serve: one clear error, before any forward."""
+
+    def setting(name: str) -> Any:
+        return _setting(model, named, name)
+
+    if model.config.is_encoder_decoder:
+        raise SpeculationError(
+            f"{type(model).__name__} is an encoder-decoder; drafters serve decoder-only models. "
+            'Leave the drafter out, or pass speculation_type="none"'
+        )
+    if (beams := setting("num_beams")) and beams > 1:
+        raise SpeculationError(f"num_beams={beams} is not supported with speculation; use num_beams=1")
+    if named.get("synced_gpus"):
+        raise SpeculationError("synced_gpus=True is not supported with speculation; leave it out or drop the drafter")
+    for name in ("prompt_lookup_num_tokens", "num_assistant_tokens", "assistant_confidence_threshold"):
+        if (value := setting(name)) is not None:
+            raise SpeculationError(
+                f"{name}={value} is transformers' own setting and does nothing here; known speculation types and "
+                f"their options go in speculation_type ({', '.join(drafter_types())}) and speculation={{...}}, "
+                "for example num_draft_tokens"
+            )
+    for name in ("assistant_tokenizer", "use_model_defaults", "custom_generate"):
+        if named.get(name) is not None:
+            raise SpeculationError(f"{name} does not go with speculation; leave it out")
+    if setting("token_healing"):
+        raise SpeculationError("token_healing is not supported with speculation; heal the prompt before generate")
+    if named.get("inputs_embeds") is not None:
+        raise SpeculationError("inputs_embeds is not supported with speculation: a draft needs input_ids")
+    ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
+    if ids is not None and (ids.ndim != 2 or ids.shape[1] == 0):
+        raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
+
+
+def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
+    """transformers builds the criterion for `stop_strings` on its own routes only."""
+    strings = _setting(model, named, "stop_strings")
+    tokenizer = named.pop("tokenizer", None)
+    if strings is None:
+        return
+    if tokenizer is None:
+        raise SpeculationError("stop_strings needs generate(..., tokenizer=...), the tokenizer of the target")
+    config: Any = named.get("generation_config") or getattr(model, "generation_config", None)
+    if getattr(config, "stop_strings", None) is not None:
+        config = named["generation_config"] = GenerationConfig.from_dict(config.to_dict())
+        config.stop_strings = None
+    named.pop("stop_strings", None)
+    criteria = named.get("stopping_criteria") or []
+    named["stopping_criteria"] = StoppingCriteriaList(
+        [*criteria, StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)]
+    )
+
+
+def _loop(model: Any, drafter: Drafter, streamer: Any, named: dict[str, Any]) -> Callable[..., Any]:
+    """The callable for `custom_generate`."""
+    user_cache = named.get("past_key_values")
+    held = user_cache.get_seq_length() if user_cache is not None else 0
+    mask = named.get("attention_mask")
+
+    def custom_generate(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        for name in ("synced_gpus", "assistant_model", "tokenizer", "streamer"):
+            model_kwargs.pop(name, None)
+        columns = input_ids.shape[1]
+        # A continued cache: either the whole text was passed again, or only what is new.
+        whole = held and (columns == mask.shape[1] if mask is not None else columns > held)
+        pad = getattr(generation_config, "pad_token_id", None)
+        call = Call(
+            target=model,
+            input_ids=input_ids,
+            processors=logits_processor,
+            criteria=stopping_criteria,
+            config=generation_config,
+            model_kwargs=model_kwargs,
+            streamer=streamer,
+            new_columns=columns - held if whole else None,
+            keeps_cache=user_cache is not None or bool(generation_config.return_dict_in_generate),
+            pad_token_id=_pad_id(generation_config) if pad is None else int(pad),
+        )
+        return decode(call, drafter)
+
+    return custom_generate
+
+
+def _pad_id(config: GenerationConfig) -> int:
+    """Plain decoding pads with the first EOS where no padding token is set."""
+    eos = config.eos_token_id
+    if isinstance(eos, torch.Tensor):
+        eos = eos.flatten().tolist()
+    if isinstance(eos, (list, tuple)):
+        eos = eos[0] if eos else None
+    return 0 if eos is None else int(eos)

@@ -1,0 +1,44 @@
+"""What a call returns beside its tokens: per-step outputs shaped as plain decoding shapes them."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig
+
+
+class StepOutputs:
+    """`scores`, `logits`, `hidden_states` and `attentions`, one entry per token, taken out of block forwards."""
+
+    def __init__(self, config: GenerationConfig) -> None:
+        wanted = bool(config.return_dict_in_generate)
+
+        def collect(flag: bool | None) -> tuple[Any, ...] | None:
+            return () if wanted and flag else None
+
+        self.scores: tuple[Any, ...] | None = collect(config.output_scores)
+        self.logits: tuple[Any, ...] | None = collect(config.output_logits)
+        self.hidden_states: tuple[Any, ...] | None = collect(config.output_hidden_states)
+        self.attentions: tuple[Any, ...] | None = collect(config.output_attentions)
+
+    @staticmethod
+    def wanted(config: GenerationConfig) -> bool:
+        """Whether the caller asked for any of them."""
+        asked = (config.output_scores, config.output_logits, config.output_hidden_states, config.output_attentions)
+        return bool(config.return_dict_in_generate and any(asked))
+
+    def add(self, i: int, logits: Tensor, scores: Tensor, outputs: Any, is_prefill: bool) -> None:
+        """Take position i out of a forward over `logits` [B, T, V]; a prefill's states are kept whole."""
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (logits[:, i].float(),)
+        if self.hidden_states is not None:
+            states = outputs.hidden_states
+            self.hidden_states += (states if is_prefill else tuple(layer[:, i : i + 1] for layer in states),)
+        if self.attentions is not None:
+            later = logits.shape[1] - 1 - i  # columns that position i does not see yet
+            self.attentions += (
+                outputs.attentions
+                if is_prefill
+                else tuple(layer[:, :, i : i + 1, : layer.shape[-1] - later] for layer in outputs.attentions),
+            )

@@ -1,0 +1,83 @@
+"""Logits processors over blocks of positions.
+
+Plain decoding calls each processor once per position with the whole batch. A verification forward yields several
+positions at once, and rows of different lengths, so processors are told apart by what they look at:
+
+- *free*: the scores alone, applied to a whole block in one call;
+- *prefix*: also the tokens before, without keeping state, applied to all positions of equal length at once;
+- *opaque*: anything else (a user's, a stateful one, one that looks at the row index). These must see exactly plain's
+  calls, which only a step-by-step judgement gives (see `decoding`).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as lp
+
+FREE = {
+    lp.TemperatureLogitsWarper,
+    lp.TopKLogitsWarper,
+    lp.TopPLogitsWarper,
+    lp.MinPLogitsWarper,
+    lp.TypicalLogitsWarper,
+    lp.EpsilonLogitsWarper,
+    lp.EtaLogitsWarper,
+    lp.InfNanRemoveLogitsProcessor,
+    lp.LogitNormalization,
+    lp.SuppressTokensLogitsProcessor,
+}
+PREFIX = {
+    lp.MinLengthLogitsProcessor,
+    lp.MinNewTokensLengthLogitsProcessor,
+    lp.RepetitionPenaltyLogitsProcessor,
+    lp.NoRepeatNGramLogitsProcessor,
+    lp.SequenceBiasLogitsProcessor,
+    lp.NoBadWordsLogitsProcessor,
+    lp.ForcedBOSTokenLogitsProcessor,
+    lp.ForcedEOSTokenLogitsProcessor,
+    lp.ExponentialDecayLengthPenalty,
+    lp.SuppressTokensAtBeginLogitsProcessor,
+}
+
+
+def is_opaque(processor: object) -> bool:
+    """Exact types only: a subclass may do anything."""
+    if isinstance(getattr(processor, "prompt_ignore_length", None), Tensor):
+        return True  # one length per row of the batch
+    return type(processor) not in FREE | PREFIX
+
+
+class Processing:
+    """The known processors of a call, for any set of positions."""
+
+    def __init__(self, processors: Sequence[lp.LogitsProcessor]) -> None:
+        self.processors = [p for p in processors if not is_opaque(p)]
+        self.opaque = len(self.processors) < len(processors)
+        self.reads_prefix = any(type(p) in PREFIX for p in self.processors)
+
+    def __call__(self, ids: Tensor, rows: Sequence[int], lengths: Sequence[int], scores: Tensor) -> Tensor:
+        """Process N positions.
+
+        Args:
+            ids: [R, capacity] token ids.
+            rows: [N] the row of `ids` that each position continues.
+            lengths: [N] how many columns of it come before the position.
+            scores: [N, V] float32 logits; may be overwritten.
+        """
+        for processor in self.processors:
+            if type(processor) in FREE:
+                scores = processor(ids, scores)
+                continue
+            groups: dict[int, list[int]] = defaultdict(list)
+            for n, length in enumerate(lengths):
+                groups[length].append(n)
+            for length, group in groups.items():
+                prefix = ids[[rows[n] for n in group], :length]
+                if len(groups) == 1:
+                    scores = processor(prefix, scores)
+                else:
+                    index = torch.tensor(group, device=scores.device)
+                    scores = scores.index_copy(0, index, processor(prefix, scores[index]))
+        return scores

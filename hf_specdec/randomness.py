@@ -1,0 +1,51 @@
+"""One stream of uniform numbers per row, position and purpose, so that no two decisions ever share a draw."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a number decides. Tests of siblings in a tree use `ACCEPT + i`."""
+
+    DRAFT = 0
+    CHOOSE = 1
+    ACCEPT = 2
+
+
+class Randomness:
+    """A counter-based generator (splitmix64): the number is a hash of (seed, row, position, purpose, attempt).
+
+    `attempt` tells apart draft draws for a position that is drafted again in a later round: a drafter's choices may
+    depend on its earlier draws, so a fresh one is needed each time.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = np.uint64(seed % 2**64)
+
+    def uniform(self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int = 0) -> np.ndarray:
+        """float64 numbers in [0, 1), one per (row, position) pair."""
+        with np.errstate(over="ignore"):
+            counter = np.asarray(rows, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            counter ^= _mix(np.asarray(positions, np.uint64) + np.uint64(purpose << 40) + np.uint64(attempt << 48))
+            return (_mix(_mix(counter + self.seed) ^ self.seed) >> np.uint64(32)) * 2.0**-32
+
+    def tensor(
+        self, rows: Sequence[int], positions: Sequence[int], purpose: int, device: torch.device, attempt: int = 0
+    ) -> Tensor:
+        """The same as a float64 tensor on a device."""
+        return torch.from_numpy(self.uniform(rows, positions, purpose, attempt)).to(device, non_blocking=True)
+
+    @classmethod
+    def from_torch(cls) -> "Randomness":
+        """Seeded by one draw from torch's global generator, so that `torch.manual_seed` fixes a call."""
+        return cls(int(torch.randint(2**62, ())))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,46 @@
+"""Stopping criteria, judged token by token as plain decoding judges them."""
+
+from torch import Tensor
+from transformers.generation import StoppingCriteriaList
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
+
+
+class Stopping:
+    """EOS and lengths are compared on the host; stop strings and time are asked per row; the rest is *opaque*: it sees
+    plain decoding's calls (the whole batch, once per position) or none."""
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self.criteria = criteria
+        self.eos: frozenset[int] = frozenset()
+        self.max_length: int | None = None
+        self.asked: list = []
+        self.has_eos = any(hasattr(c, "eos_token_id") for c in criteria)
+        for c in criteria:
+            if type(c) is EosTokenCriteria:
+                self.eos |= frozenset(c.eos_token_id.flatten().tolist())
+            elif type(c) is MaxLengthCriteria:
+                self.max_length = min(c.max_length, self.max_length or c.max_length)
+            else:
+                self.asked.append(c)
+        self.opaque = any(type(c) not in (MaxTimeCriteria, StopStringCriteria) for c in self.asked)
+
+    def batch(self, ids: Tensor, tokens: list[int], scores: tuple[Tensor, ...] | None) -> list[bool]:
+        """Which rows of the rectangular batch `ids` [B, length], ending in `tokens`, are finished."""
+        if self.max_length is not None and ids.shape[1] >= self.max_length:
+            done = [True] * len(tokens)
+        else:
+            done = [token in self.eos for token in tokens]
+        for criterion in self.asked:
+            done = [a or b for a, b in zip(done, criterion(ids, scores).tolist(), strict=True)]
+        return done
+
+    def row(self, ids: Tensor, token: int) -> bool:
+        """Whether one row `ids` [length], ending in `token`, is finished (no opaque criteria)."""
+        if token in self.eos or (self.max_length is not None and ids.shape[0] >= self.max_length):
+            return True
+        return any(bool(criterion(ids[None], None).any()) for criterion in self.asked)
