@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from ..errors import SpeculationError
 from .files import COMMIT_HASH, check_no_pickles, check_relative, download, read_json, safe_file, tensor_infos
@@ -28,8 +28,8 @@ def check_draft_entry(entry: Any, path: Path) -> None:
             )
         if not isinstance(entry["revision"], str) or not COMMIT_HASH.fullmatch(entry["revision"]):
             raise SpeculationError(
-                f"{path}: draft_model.revision is {entry['revision']!r}; it must be a commit hash of 40 digits, so that "
-                "the draft model does not change under the drafter"
+                f"{path}: draft_model.revision is {entry['revision']!r}; it must be a commit hash of 40 digits, "
+                "so that the draft model does not change under the drafter"
             )
     else:
         raise SpeculationError(
@@ -67,7 +67,7 @@ def load_draft(
     if quantization is not None:
         extra["quantization_config"] = _quanto(quantization)
     try:
-        model, report = _auto_class(config).from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -139,17 +139,13 @@ def _check_sizes(config: PreTrainedConfig, tensors: dict[str, Any], folder: Path
     declared = None
     if layers <= len(tensors):  # else even a model without memory takes long to build
         with torch.device("meta"):
-            declared = _auto_class(config).from_config(config).num_parameters()
+            declared = AutoModelForCausalLM.from_config(config).num_parameters()
     if declared is None or declared > stored:
         size = f"{layers} layers" if declared is None else f"{declared} parameters"
         raise SpeculationError(
             f"{folder / 'config.json'} declares {size}, but the safetensors files hold {stored} values in "
             f"{len(tensors)} tensors; save the model again with save_pretrained()"
         )
-
-
-def _auto_class(config: PreTrainedConfig) -> Any:
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def _quanto(quantization: str) -> Any:

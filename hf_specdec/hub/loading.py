@@ -75,6 +75,7 @@ def load_drafter(
     arguments: list[Any] = []
     if found.needs_draft_model:
         if draft_model is None:
+            assert config.draft_model is not None, "read_config() saw to it"
             if "subfolder" in config.draft_model:  # fetch it from the same commit
                 names = [f"{config.draft_model['subfolder']}/{pattern}" for pattern in PATTERNS]
                 commit = None if Path(repo_or_folder).is_dir() else _commit_of(folder, subfolder)

@@ -150,4 +150,4 @@ def requirements() -> str:
 
 
 def _commit(api: HfApi, info: CommitInfo, where: dict[str, Any]) -> str:
-    return info.oid or api.model_info(where["repo_id"], revision=where["revision"]).sha
+    return info.oid or str(api.model_info(where["repo_id"], revision=where["revision"]).sha)

@@ -51,20 +51,19 @@ def check_made_for(entry: dict[str, Any] | None, target: "PreTrainedModel") -> N
     Raises:
         SpeculationError: another vocabulary size, hidden size or tokenizer.
     """
-    config = target.config.get_text_config()
+    entry, config = entry or {}, target.config.get_text_config()
     for name in ("vocab_size", "hidden_size"):
-        wanted, got = (entry or {}).get(name), getattr(config, name, None)
+        wanted, got = entry.get(name), getattr(config, name, None)
         if wanted is not None and got is not None and wanted != got:
             raise _refusal(entry, f"a target with {name}={wanted}, and this {type(target).__name__} has {name}={got}")
-    wanted = (entry or {}).get("tokenizer_hash")
-    got = _hash_near(target) if wanted is not None else None
-    if got is not None and wanted != got:
+    wanted = entry.get("tokenizer_hash")
+    got = None if wanted is None else _hash_near(target)
+    if wanted is not None and got is not None and wanted != got:
         raise _refusal(entry, f"another tokenizer (hash {wanted[:12]}) than that of the target (hash {got[:12]})")
 
 
-def _refusal(entry: dict[str, Any] | None, why: str) -> SpeculationError:
-    name = (entry or {}).get("name")
-    of_name = f" ({name})" if name else ""
+def _refusal(entry: dict[str, Any], why: str) -> SpeculationError:
+    of_name = f" ({entry['name']})" if entry.get("name") else ""
     return SpeculationError(
         f"the drafter's config.json says it was made for {why}; use the model it was made for{of_name}, "
         "or a drafter made for this one"
