@@ -1,7 +1,7 @@
 """SPEC, the short form of a way to decode, and what it stands for in a `generate` call.
 
-A SPEC is a drafter's folder, its Hub repo, `type:key=value,...` of a registered drafter, or one of `BASELINES`, which may
-have options, too: `draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
+A SPEC is a drafter's folder, its Hub repo, `type:key=value,...` of a registered drafter, or one of `BASELINES`, which
+may have options, too: `draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
 """
 
 import json

@@ -1,0 +1,274 @@
+"""Measure: all methods decode each prompt in turn, in rotated order, so that drift of the machine cancels out."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import SpeculationError, warn
+from .audit import audit
+from .bare import Kind, bare_seconds, time_bare_forwards
+from .meter import Meter, Role, metered
+from .pacing import paced
+from .padding import pad_mlps
+from .plan import Settings, Unit
+from .provenance import peak_memory_bytes, reset_peak_memory
+from .results import Measurement, Results
+from .specs import BASELINES, PLAIN, Method, build_method
+from .summary import summarize
+from .synthetic import synthetic_acceptance
+
+T = TypeVar("T")
+
+
+@dataclass
+class Generation:
+    """One `generate` call."""
+
+    method: Method
+    repeat: int
+    rows: list[list[int]]
+    """new tokens per row, up to its end of text"""
+    meter: Meter
+    acceptance: dict[str, Any]
+    """the fields of `Measurement` that say what was drafted and accepted"""
+    peak_memory: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.rows))
+
+
+class Bench:
+    """The loaded models and methods of a run."""
+
+    def __init__(self, settings: Settings) -> None:
+        settings.check()
+        self.settings = settings
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.device = torch.device(settings.device)
+        self.tokenizer = load_tokenizer(settings.target)
+        self.target = load_model(settings.target, settings.dtype, settings.device, settings.pad_target_mlp)
+        self.draft: PreTrainedModel | None = None
+        if settings.draft:
+            self.draft = load_model(settings.draft, settings.dtype, settings.device, settings.pad_draft_mlp)
+        baselines = settings.baselines
+        if baselines is None:
+            baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
+        specs = dict.fromkeys([PLAIN, *baselines, *(settings.drafters or [])])
+        self.methods = [build_method(spec, self.draft) for spec in specs]
+
+    def run(
+        self, results: Results, units: list[Unit], save: Callable[[Results], None], done: Callable[[], None]
+    ) -> None:
+        """Measure every unit that `results` does not hold yet; `save` and `done` are called after each."""
+        held = {measurement.unit for measurement in results.measurements}
+        with ExitStack() as stack:
+            for model, pace in ((self.target, self.settings.pace_target), (self.draft, self.settings.pace_draft)):
+                if model is not None and pace:
+                    stack.enter_context(paced(model, pace))
+            missing = [unit for unit in units if unit.key not in held]
+            if missing:
+                self._warm_up(missing[0])
+            for number, unit in enumerate(missing):
+                results.measurements += self.measure(unit, rotation=number)
+                results.runs = summarize(results.measurements, self.settings.seed)
+                save(results)
+                done()
+
+    def measure(self, unit: Unit, rotation: int = 0) -> list[Measurement]:
+        """All methods and repetitions of one unit; none if it does not fit into the target's context."""
+        inputs = self.tokenize(unit)
+        if inputs is None:
+            return []
+        methods = [method for method in self.methods if unit.batch_size == 1 or not method.single_row]
+        reference = self._reference(unit, inputs)
+        generations = [
+            self.generate(method, unit, inputs, reference, repeat=repeat)
+            for repeat in range(self.settings.repeats)
+            for method in _rotated(methods, rotation + repeat)
+        ]
+        tables = self._bare_tables(generations, inputs["input_ids"])
+        plain = next(g.rows for g in generations if g.method.name == PLAIN)
+        return [self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain) for g in generations]
+
+    def _warm_up(self, unit: Unit) -> None:
+        """Each method once on the first prompt, so that no first call of a kernel or of a drafter is measured."""
+        inputs = self.tokenize(unit)
+        if inputs is None:
+            return
+        for method in self.methods:
+            if unit.batch_size == 1 or not method.single_row:
+                self.generate(method, unit, inputs, max_new_tokens=min(32, self.settings.max_new_tokens))
+
+    def tokenize(self, unit: Unit) -> dict[str, Tensor] | None:
+        inputs = self.tokenizer(unit.texts, return_tensors="pt", padding=len(unit.texts) > 1)
+        room = getattr(self.target.config.get_text_config(), "max_position_embeddings", None)
+        length = inputs["input_ids"].shape[1] + self.settings.max_new_tokens
+        if room is not None and length > room:
+            warn(f"{unit.dataset} {unit.index} left out: it needs {length} of the target's {room} positions")
+            return None
+        return {name: inputs[name].to(self.device) for name in ("input_ids", "attention_mask")}
+
+    def _reference(self, unit: Unit, inputs: dict[str, Tensor]) -> list[int] | None:
+        """For synthetic acceptance: the prompt and plain decoding's continuation."""
+        if self.settings.synthetic_acceptance is None:
+            return None
+        return inputs["input_ids"][0].tolist() + self.generate(self.methods[0], unit, inputs).rows[0]
+
+    def options(self, unit: Unit) -> dict[str, Any]:
+        options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens, "do_sample": unit.temperature > 0}
+        if unit.temperature > 0:
+            options |= {"temperature": unit.temperature, "top_k": 0, "top_p": 1.0}
+        if self.tokenizer.pad_token_id is not None:
+            options["pad_token_id"] = self.tokenizer.pad_token_id
+        return options
+
+    def generate(
+        self,
+        method: Method,
+        unit: Unit,
+        inputs: dict[str, Tensor],
+        reference: list[int] | None = None,
+        repeat: int = 0,
+        **options: Any,
+    ) -> Generation:
+        """One metered call of a method. Every repetition has the same seed."""
+        settings = self.settings
+        with ExitStack() as stack:
+            stack.enter_context(method.prepared())
+            if reference is not None and settings.synthetic_acceptance is not None and method.draft is not None:
+                share = settings.synthetic_acceptance
+                stack.enter_context(synthetic_acceptance(method.draft, reference, share, settings.seed + unit.index))
+            torch.manual_seed(settings.seed + unit.index)
+            reset_peak_memory(self.device)
+            with metered(self.target, method.draft) as meter:
+                output = self.target.generate(**inputs, **(self.options(unit) | options), **method.kwargs)
+            memory = peak_memory_bytes(self.device)
+        columns = inputs["input_ids"].shape[1]
+        ends = _end_tokens(self.target)
+        rows = [_cut(row, ends) for row in output[:, columns:].tolist()]
+        return Generation(method, repeat, rows, meter, _acceptance(method, meter, columns, rows), memory)
+
+    def _bare_tables(self, generations: list[Generation], ids: Tensor) -> dict[int, dict[Kind, float]]:
+        """Bare times of all forwards made, by the id of the draft model (methods may bring one of their own)."""
+        tables = {}
+        for draft in {id(g.method.draft): g.method.draft for g in generations}.values():
+            made = [f for g in generations if g.method.draft is draft for f in g.meter.forwards]
+            models: dict[Role, PreTrainedModel] = {"target": self.target}
+            if draft is not None:
+                models["draft"] = draft
+            tables[id(draft)] = time_bare_forwards(models, made, ids)
+        return tables
+
+    def _measurement(
+        self, unit: Unit, ids: Tensor, generation: Generation, table: dict[Kind, float], plain: list[list[int]]
+    ) -> Measurement:
+        meter, greedy = generation.meter, unit.temperature == 0
+        drafts, rows = meter.of("draft"), ids.shape[0]
+        return Measurement(
+            dataset=unit.dataset,
+            prompt=unit.index,
+            batch_size=unit.batch_size,
+            temperature=unit.temperature,
+            method=generation.method.name,
+            repeat=generation.repeat,
+            tokens=generation.tokens,
+            seconds=meter.seconds,
+            prefill_seconds=meter.prefill_seconds,
+            draft_seconds=meter.total("draft"),
+            verify_seconds=meter.total("target"),
+            bare_seconds=bare_seconds(meter.forwards, table),
+            target_step_seconds=table.get(("target", rows, 1)),
+            draft_step_seconds=table.get(("draft", rows, 1)) if drafts else None,
+            target_calls=len(meter.of("target")),
+            draft_calls=len(drafts),
+            **generation.acceptance,
+            same_text=generation.rows == plain if greedy else None,
+            difference=self._difference(unit, ids, generation, plain) if greedy else None,
+            peak_memory_bytes=generation.peak_memory,
+        )
+
+    def _difference(
+        self, unit: Unit, ids: Tensor, generation: Generation, plain: list[list[int]]
+    ) -> dict[str, Any] | None:
+        """Where a single row's text leaves plain's; looked up once, in the first repetition."""
+        if len(generation.rows) > 1 or generation.repeat:
+            return None
+        found = audit(self.target, ids, plain[0], generation.rows[0], **self.options(unit))
+        return asdict(found) | {"near_tie": found.near_tie} if found else None
+
+
+def _acceptance(method: Method, meter: Meter, prompt: int, rows: list[list[int]]) -> dict[str, Any]:
+    """What was drafted and accepted: from the drafter's statistics, or, for transformers' loops, from its forwards."""
+    stats = method.drafter.last_stats if method.drafter is not None else None
+    if stats is not None:
+        tested = stats.accepted_tokens + stats.rejections
+        known = stats.acceptance_count > 0
+        return {
+            "row_steps": stats.row_steps,
+            "drafted_per_position": _by_position(stats.drafted_per_position),
+            "accepted_per_position": _by_position(stats.accepted_per_position),
+            "acceptance_sum": stats.acceptance_sum if known else float(stats.accepted_tokens),
+            "acceptance_count": stats.acceptance_count if known else tested,
+        }
+    rounds = meter.accepted_per_round(prompt, len(rows[0])) if len(rows) == 1 else []
+    longest = max((drafted for drafted, _ in rounds), default=0)
+    return {
+        "row_steps": len(rounds) or sum(map(len, rows)),  # in a batch only plain decoding gets here
+        "drafted_per_position": [sum(drafted > i for drafted, _ in rounds) for i in range(longest)],
+        "accepted_per_position": [sum(accepted > i for _, accepted in rounds) for i in range(longest)],
+        "acceptance_sum": float(sum(accepted for _, accepted in rounds)),
+        "acceptance_count": sum(accepted + (accepted < drafted) for drafted, accepted in rounds),
+    }
+
+
+def _by_position(counts: dict[int, int]) -> list[int]:
+    return [counts.get(i, 0) for i in range(max(counts, default=-1) + 1)]
+
+
+def _rotated(items: Sequence[T], by: int) -> list[T]:
+    by %= len(items)
+    return [*items[by:], *items[:by]]
+
+
+def _end_tokens(target: PreTrainedModel) -> set[int]:
+    ends = target.generation_config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends} - {None}
+
+
+def _cut(row: list[int], ends: set[int]) -> list[int]:
+    """New tokens up to the end of text; what follows is padding."""
+    stop = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
+    return row[: stop + 1]
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or repo, padding on the left."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+    except (OSError, ValueError) as error:
+        raise SpeculationError(f"cannot load a tokenizer from {name!r}: {_first_line(error)}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(name: str, dtype: str, device: str, pad_mlp: int | None = None) -> PreTrainedModel:
+    """A decoder-only model, cost-padded where asked for."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise SpeculationError(f"cannot load a model from {name!r}: {_first_line(error)}") from error
+    if pad_mlp:
+        pad_mlps(model, pad_mlp)
+    return model.to(device).eval()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

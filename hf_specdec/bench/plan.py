@@ -1,0 +1,83 @@
+"""What a benchmark run measures: its settings, and the units it goes through."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import SpeculationError
+from .prompts import load_prompts
+
+
+@dataclass
+class Settings:
+    """What to measure; stored in the result file, and compared by `resume`."""
+
+    target: str
+    prompts: list[str]
+    draft: str | None = None
+    drafters: list[str] | None = None
+    baselines: list[str] | None = None
+    """all that the models allow, where None"""
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    threads: int | None = None
+    max_new_tokens: int = 128
+    limit: int | None = None
+    batch_sizes: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    repeats: int = 3
+    pad_target_mlp: int | None = None
+    pad_draft_mlp: int | None = None
+    pace_target: float | None = None
+    """milliseconds"""
+    pace_draft: float | None = None
+    synthetic_acceptance: float | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise `SpeculationError` for values that cannot be measured."""
+        for name in ("max_new_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise SpeculationError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if min(self.batch_sizes) < 1:
+            raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
+        if min(self.temperatures) < 0:
+            raise SpeculationError(f"temperature must be 0 (greedy) or more, got {min(self.temperatures)}")
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise SpeculationError(f"dtype must be a torch dtype such as bfloat16 or float32, got {self.dtype!r}")
+        if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
+            raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
+        if self.synthetic_acceptance is not None and (
+            self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
+        ):
+            raise SpeculationError("synthetic_acceptance needs --draft, temperature 0 and batch size 1")
+
+
+@dataclass
+class Unit:
+    """A prompt, or a batch of them, and how to decode it."""
+
+    dataset: str
+    index: int
+    batch_size: int
+    temperature: float
+    texts: list[str]
+
+    @property
+    def key(self) -> tuple[str, int, int, float]:
+        return self.dataset, self.index, self.batch_size, self.temperature
+
+
+def plan(settings: Settings) -> list[Unit]:
+    """All units of a run, every prompt file read and checked."""
+    files = [(Path(path).stem, load_prompts(path, settings.limit)) for path in settings.prompts]
+    if len({name for name, _ in files}) < len(files):
+        raise SpeculationError("prompt files must have different names, which name the data sets of the results")
+    return [
+        Unit(name, start // size, size, temperature, prompts[start : start + size])
+        for temperature in settings.temperatures
+        for size in settings.batch_sizes
+        for name, prompts in files
+        for start in range(0, len(prompts), size)
+    ]

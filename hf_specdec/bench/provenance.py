@@ -1,0 +1,75 @@
+"""Where and with what a measurement was made."""
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("hf-specdec", "torch", "transformers", "safetensors", "scipy")
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Versions, git revision, command line, device and threads, as plain JSON values."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["hf-specdec", *sys.argv[1:]]),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "git_revision": _git_revision(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "device_type": device.type,
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Highest use since `reset_peak_memory`: of the GPU, or of the process where there is none (0 if unknown)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start counting anew. Where the system does not allow it, the peak is the process's so far."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """Of the checkout this package runs from, `+` for uncommitted changes; None for an installed package."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "CPU"

@@ -1,0 +1,159 @@
+"""The `hf-specdec` command: a thin list of commands, each importing what it runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .errors import SpeculationError
+
+
+class _Commands(TyperGroup):
+    """Ends with the message of an error of ours, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpeculationError as error:
+            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Several times faster text generation with the same text: demo, bench, report, explain, train, push.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Target = Annotated[str, typer.Option(help="Folder or Hub repo of the model to speed up.")]
+Draft = Annotated[str | None, typer.Option(help="Folder or Hub repo of a draft model.")]
+Dtype = Annotated[str, typer.Option(help="Of the weights: bfloat16, float16 or float32.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; all where not given.")]
+
+
+@app.command()
+def bench(
+    target: Target,
+    prompts: Annotated[list[Path], typer.Option(help="JSON lines of a known task, or text with a prompt per line.")],
+    json: Annotated[Path, typer.Option(help="Result file to write.")],
+    draft: Draft = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder, repo or type:key=value,... such as draft_model:num_draft_tokens=5."),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="plain (always there), hf-assisted, hf-confidence, hf-prompt-lookup; all where not given."),
+    ] = None,
+    dtype: Dtype = "bfloat16",
+    device: Device = "cpu",
+    threads: Threads = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 128,
+    limit: Annotated[int | None, typer.Option(help="Prompts to take of each file.")] = None,
+    batch_size: Annotated[list[int], typer.Option(help="Prompts per generate call; may be given several times.")] = [1],  # noqa: B006
+    temperature: Annotated[list[float], typer.Option(help="0 is greedy; may be given several times.")] = [0.0],  # noqa: B006
+    repeats: Annotated[int, typer.Option(help="Times each prompt is decoded by each method; medians count.")] = 3,
+    pad_target_mlp: Annotated[
+        int | None, typer.Option(help="Widen the target's MLPs to cost more, outputs the same.")
+    ] = None,
+    pad_draft_mlp: Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")] = None,
+    pace_target: Annotated[
+        float | None, typer.Option(help="Milliseconds that each forward of the target takes.")
+    ] = None,
+    pace_draft: Annotated[float | None, typer.Option(help="Milliseconds that each forward of the draft takes.")] = None,
+    synthetic_acceptance: Annotated[
+        float | None, typer.Option(help="Share of draft tokens to get right, whatever the draft has learned.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling, of synthetic acceptance and of the bootstrap.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a result file that was not finished.")] = False,
+) -> None:
+    """Measure drafters against plain decoding and transformers' own speculation, prompt by prompt."""
+    from .bench.plan import Settings
+    from .bench.run import run_bench
+
+    settings = Settings(
+        target=target,
+        prompts=[str(path) for path in prompts],
+        draft=draft,
+        drafters=drafter or [],
+        baselines=baseline,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        max_new_tokens=max_new_tokens,
+        limit=limit,
+        batch_sizes=batch_size,
+        temperatures=temperature,
+        repeats=repeats,
+        pad_target_mlp=pad_target_mlp,
+        pad_draft_mlp=pad_draft_mlp,
+        pace_target=pace_target,
+        pace_draft=pace_draft,
+        synthetic_acceptance=synthetic_acceptance,
+        seed=seed,
+    )
+    raise typer.Exit(run_bench(settings, json, resume))
+
+
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(help="Result files of `hf-specdec bench`.")],
+    output: Annotated[Path, typer.Option(help="Folder for report.md, report.html and the plots.")] = Path("report"),
+) -> None:
+    """Turn result files into a Markdown table, plots and one HTML page."""
+    from .bench.report import write_report
+
+    for path in write_report(results, output):
+        typer.echo(path)
+
+
+@app.command()
+def explain(
+    target: Target,
+    drafter: Annotated[str, typer.Option(help="Folder, repo or type:key=value,...")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    draft: Draft = None,
+    html: Annotated[Path | None, typer.Option(help="Page to write, beside the picture in the terminal.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    dtype: Dtype = "bfloat16",
+    device: Device = "cpu",
+    threads: Threads = None,
+    pad_target_mlp: Annotated[
+        int | None, typer.Option(help="Widen the target's MLPs to cost more, outputs the same.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+) -> None:
+    """Show round by round what was drafted, what was kept, and where the time went."""
+    from .bench.explain import ExplainSettings, run_explain
+
+    settings = ExplainSettings(
+        target, drafter, prompt, draft, max_new_tokens, temperature, dtype, device, threads, pad_target_mlp, seed
+    )
+    run_explain(settings, html)
+
+
+@app.command()
+def demo() -> None:
+    """A few seconds with the pair of models in the package: plain decoding beside speculation."""
+    from .demo import run_demo
+
+    run_demo()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    target: Target,
+    draft: Draft = None,
+    drafter: Annotated[str | None, typer.Option(help="Folder, repo or type:key=value,...")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+) -> None:
+    """Continue a text with speculation, and say what it gained."""
+    from .demo import run_generate
+
+    run_generate(prompt, target, draft=draft, drafter=drafter, max_new_tokens=max_new_tokens, temperature=temperature)
