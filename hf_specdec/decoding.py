@@ -84,7 +84,8 @@ def decode(call: Call, drafter: Drafter) -> GenerateDecoderOnlyOutput | Tensor:
     if call.streamer is not None:
         call.streamer.put(call.input_ids.cpu())
     with torch.no_grad(), drafter.runner(call.target) or nullcontext() as wrap:
-        return _Decoding(call, drafter, ragged, wrap).run()
+        schedule = drafter.schedule() or Decoding
+        return schedule(call, drafter, ragged, wrap).run()
 
 
 def _choose_ragged(call: Call, drafter: Drafter) -> bool:
@@ -107,8 +108,9 @@ def _choose_ragged(call: Call, drafter: Drafter) -> bool:
     return possible and drafter.takes_ragged()
 
 
-class _Decoding:
-    """The state of one call."""
+class Decoding:
+    """The state of one call, and the serial schedule: a round drafts, then verifies. Other schedules override
+    `play_round`."""
 
     runner: Any
     session: GuardedSession | None = None
@@ -148,7 +150,7 @@ class _Decoding:
             if not all(self.finished):
                 self._open_session()
             while not all(self.finished):
-                self._round()
+                self.play_round()
         finally:
             if self.session is not None:
                 self.session.close()
@@ -194,7 +196,7 @@ class _Decoding:
         )
         self.session = GuardedSession(self.drafter, context)
 
-    def _round(self) -> None:
+    def play_round(self) -> None:
         """Draft, verify in one forward, keep what the judge accepts, roll the rest back."""
         assert self.session is not None
         self.round += 1

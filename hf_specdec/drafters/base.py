@@ -234,6 +234,10 @@ class Drafter:
         """Whether sessions can serve rows of uneven lengths."""
         return True
 
+    def schedule(self) -> "type[Any] | None":
+        """A subclass of `hf_specdec.decoding.Decoding` that orders drafting and verifying its own way, or None."""
+        return None
+
     def runner(self, target: "PreTrainedModel") -> AbstractContextManager[Any] | None:
         """A context manager giving this drafter's own runner of the target (see `hf_specdec.runner`), or None.
 
