@@ -73,7 +73,7 @@ def _refusal(entry: dict[str, Any], why: str) -> SpeculationError:
 def _public_name(target: "PreTrainedModel") -> str | None:
     """The repo id, or the last part of a folder: paths of this machine are nobody's business."""
     name = target.config.name_or_path
-    return Path(name).name if Path(name).is_dir() else name or None
+    return (Path(name).name if Path(name).is_dir() else name) if name else None
 
 
 def _hash_near(target: "PreTrainedModel") -> str | None:
