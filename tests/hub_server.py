@@ -67,7 +67,8 @@ class HubServer:
 
     def add_commit(self, repo_id: str, ref: str, files: dict[str, str], title: str, parent: str | None) -> str:
         """Files are path → sha256 of a blob; `ref` then points to the new commit."""
-        content = {"files": files, "title": title, "parent": parent, "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"}
+        date = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        content = {"files": files, "title": title, "parent": parent, "date": date}
         oid = hashlib.sha1(json.dumps(content).encode()).hexdigest()
         with self._lock:
             repo = self.repo(repo_id)
@@ -135,7 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(chunks)
 
-    def _send(self, content: bytes, status: int = 200, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+    def _send(
+        self, content: bytes, status: int = 200, headers: dict[str, str] | None = None, cut: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -189,11 +192,10 @@ class _Handler(BaseHTTPRequestHandler):
     def lfs_batch(self, repo: str) -> None:
         self._check_access(repo, write=True)
         objects = json.loads(self.body)["objects"]
-        answers = [
-            o if self.hub.blob(o["oid"]).exists() else o | {"actions": {"upload": {"href": f"{self.hub.url}/lfs/{o['oid']}"}}}
-            for o in objects
-        ]
-        self._json({"transfer": "basic", "objects": answers})
+        for wanted in objects:
+            if not self.hub.blob(wanted["oid"]).exists():
+                wanted["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{wanted['oid']}"}}
+        self._json({"transfer": "basic", "objects": objects})
 
     def lfs_put(self, oid: str) -> None:
         assert self.hub.add_blob(self.body) == oid
