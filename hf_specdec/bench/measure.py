@@ -93,6 +93,7 @@ class Bench:
             for repeat in range(self.settings.repeats)
             for method in _rotated(methods, rotation + repeat)
         ]
+        generations.sort(key=lambda g: (g.repeat, methods.index(g.method)))
         tables = self._bare_tables(generations, inputs["input_ids"])
         plain = next(g.rows for g in generations if g.method.name == PLAIN)
         return [self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain) for g in generations]

@@ -1,5 +1,6 @@
 """`hf-specdec bench`: run, show progress, keep what was measured whatever happens."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from .measure import Bench
 from .plan import Settings, plan
 from .provenance import provenance
 from .results import Results
+from .tables import COLUMNS, figures
 
 INTERRUPTED = 130
 
@@ -42,36 +44,20 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
         return INTERRUPTED
     if not results.measurements:
         raise SpeculationError("no prompt fits into the target's context with this max_new_tokens; lower it")
-    Console().print(summary_table(results.runs))
+    for table in summary_tables(results.runs):
+        Console().print(table)
     return 0
 
 
-def summary_table(runs: list[dict[str, Any]]) -> Table:
-    """The figures that matter most, for the terminal."""
-    table = Table(
-        "data", "batch", "T", "method", "tok/s", "speed-up", "95%", "tokens/call", "α", "c", "theory", "bound"
-    )
-    for run in runs:
-        low_high = run["speedup_interval"]
-        table.add_row(
-            run["dataset"],
-            str(run["batch_size"]),
-            f"{run['temperature']:g}",
-            run["name"],
-            f"{run['tokens_per_second']:.1f}",
-            f"{run['speedup']:.2f}",
-            f"{low_high[0]:.2f}-{low_high[1]:.2f}" if low_high else "-",
-            f"{run['mean_acceptance_length']:.2f}",
-            _number(run["alpha"]),
-            _number(run["c"]),
-            _number(run["predicted_speedup"]),
-            f"{run['bound_share']:.0%}" if run["bound_share"] else "-",
-        )
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def summary_tables(runs: list[dict[str, Any]]) -> Iterator[Table]:
+    """The figures that matter most, a table per data set, batch size and temperature, for the terminal."""
+    for cell in dict.fromkeys((run["dataset"], run["batch_size"], run["temperature"]) for run in runs):
+        dataset, batch_size, temperature = cell
+        table = Table(*COLUMNS, title=f"{dataset}, batch {batch_size}, T={temperature:g}", title_justify="left")
+        for run in runs:
+            if (run["dataset"], run["batch_size"], run["temperature"]) == cell:
+                table.add_row(*figures(run).values())
+        yield table
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

@@ -1,0 +1,235 @@
+"""`hf-specdec explain`: one generation taken apart, round by round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..stats import SpeculationStats
+from .audit import Difference, audit
+from .measure import load_model, load_tokenizer
+from .meter import Meter, metered
+from .recording import RecordingDrafter, Round
+from .specs import load_drafter
+
+COSTLIEST = 10
+
+
+@dataclass
+class ExplainSettings:
+    """What to explain."""
+
+    target: str
+    drafter: str
+    prompt: str
+    draft: str | None = None
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    threads: int | None = None
+    pad_target_mlp: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class Candidate:
+    """A token and how likely a model found it."""
+
+    text: str
+    prob: float
+
+
+@dataclass
+class Rejection:
+    """A drafted token that the target replaced."""
+
+    round: int
+    position: int
+    """of the new token, from 0"""
+    drafted: str
+    replaced_by: str
+    target_top: list[Candidate]
+    draft_top: list[Candidate]
+    """empty for drafters without a model"""
+    wasted_tokens: int
+    wasted_seconds: float
+
+
+@dataclass
+class TokenInfo:
+    """A token as it is shown."""
+
+    text: str
+    kind: str
+    """first (the prefill's), accepted, rejected, own (the target's in place of a rejected one, or its bonus), dropped
+    (drafted after a rejection)"""
+    p: float | None
+    """the target's probability of it"""
+    q: float | None
+    """the draft's"""
+
+
+@dataclass
+class Explanation:
+    """All that the pages show."""
+
+    settings: ExplainSettings
+    lines: list[list[TokenInfo]]
+    """the prefill's token, then a line per round"""
+    rounds: list[Round]
+    rejections: list[Rejection]
+    """the costliest first"""
+    stats: SpeculationStats | None
+    meter: Meter
+    plain_meter: Meter
+    new_tokens: int
+    plain_tokens: int
+    same_text: bool | None
+    """None when sampling"""
+    difference: Difference | None
+    difference_texts: tuple[str, str] | None
+
+
+def run_explain(settings: ExplainSettings, html: Path | None = None) -> Explanation:
+    """Generate, print the picture, and write the page if one is asked for."""
+    from .explain_page import explain_page, print_explanation
+    from .page import write_page
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    tokenizer = load_tokenizer(settings.target)
+    target = load_model(settings.target, settings.dtype, settings.device, settings.pad_target_mlp)
+    draft = load_model(settings.draft, settings.dtype, settings.device) if settings.draft else None
+    explanation = explain(settings, target, draft, tokenizer)
+    print_explanation(explanation)
+    if html is not None:
+        write_page(html, explain_page(explanation))
+    return explanation
+
+
+def explain(
+    settings: ExplainSettings,
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Explanation:
+    """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
+    recorder = RecordingDrafter(load_drafter(settings.drafter, draft))
+    models = [value for value in vars(recorder.inner).values() if isinstance(value, PreTrainedModel)]
+    draft = models[0] if models else None
+    inputs = tokenizer(settings.prompt, return_tensors="pt").to(settings.device)
+    prompt = inputs["input_ids"]
+    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
+    options |= {"temperature": settings.temperature, "top_k": 0, "top_p": 1.0} if settings.temperature > 0 else {}
+    options |= {"pad_token_id": tokenizer.pad_token_id}
+
+    def generate(assistant: RecordingDrafter | None) -> tuple[list[int], Meter]:
+        extra = {"assistant_model": assistant} if assistant is not None else {}
+        arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options | extra
+        target.generate(**arguments | {"max_new_tokens": min(8, settings.max_new_tokens)})
+        torch.manual_seed(settings.seed)
+        with metered(target, draft) as meter:
+            output = target.generate(**arguments)
+        return output[0, prompt.shape[1] :].tolist(), meter
+
+    plain, plain_meter = generate(None)
+    new, meter = generate(recorder)
+    greedy = settings.temperature == 0
+    difference = audit(target, prompt, plain, new, **options) if greedy else None
+    ids = torch.cat([prompt, torch.tensor([new], device=prompt.device)], dim=1)
+    p = _next_probs(target, ids, settings.temperature)
+    q = _next_probs(draft, ids, settings.temperature) if draft is not None else None
+    reader = _Reader(tokenizer, prompt.shape[1], new, p, q)
+    return Explanation(
+        settings=settings,
+        lines=reader.lines(recorder.rounds),
+        rounds=recorder.rounds,
+        rejections=reader.rejections(recorder.rounds)[:COSTLIEST],
+        stats=recorder.last_stats,
+        meter=meter,
+        plain_meter=plain_meter,
+        new_tokens=len(new),
+        plain_tokens=len(plain),
+        same_text=plain == new if greedy else None,
+        difference=difference,
+        difference_texts=_difference_texts(tokenizer, difference),
+    )
+
+
+@torch.inference_mode()
+def _next_probs(model: PreTrainedModel, ids: Tensor, temperature: float) -> Tensor:
+    """[columns, V] each position's probabilities of the next token, float32, in one forward over the finished text."""
+    logits = model(input_ids=ids).logits[0].float()
+    return torch.softmax(logits / (temperature or 1.0), dim=-1)
+
+
+@dataclass
+class _Reader:
+    """Puts texts and probabilities to the tokens of the rounds."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompt_length: int
+    new: list[int]
+    p: Tensor
+    q: Tensor | None
+
+    def lines(self, rounds: Sequence[Round]) -> list[list[TokenInfo]]:
+        at = len(self.new) - sum(len(r.tokens) for r in rounds)  # tokens of the prefill, before any round
+        lines = [[self._info(token, i, "first") for i, token in enumerate(self.new[:at])]] if at else []
+        for r in rounds:
+            line = [self._info(token, at + i, "accepted") for i, token in enumerate(r.tokens[: r.accepted])]
+            if r.rejected is not None:
+                line.append(self._info(r.rejected, at + r.accepted, "rejected"))
+                line += [TokenInfo(self._text([token]), "dropped", None, None) for token in r.draft[r.accepted + 1 :]]
+            line += [self._info(t, at + r.accepted + i, "own") for i, t in enumerate(r.tokens[r.accepted :])]
+            lines.append(line)
+            at += len(r.tokens)
+        return lines
+
+    def rejections(self, rounds: Sequence[Round]) -> list[Rejection]:
+        found, at = [], len(self.new) - sum(len(r.tokens) for r in rounds)
+        for number, r in enumerate(rounds):
+            if r.rejected is not None and r.accepted < len(r.tokens):
+                position = at + r.accepted
+                found.append(
+                    Rejection(
+                        round=number + 1,
+                        position=position,
+                        drafted=self._text([r.rejected]),
+                        replaced_by=self._text([r.tokens[r.accepted]]),
+                        target_top=self._top(self.p, position),
+                        draft_top=self._top(self.q, position) if self.q is not None else [],
+                        wasted_tokens=r.drafted - r.accepted,
+                        wasted_seconds=r.wasted_seconds,
+                    )
+                )
+            at += len(r.tokens)
+        return sorted(found, key=lambda rejection: (-rejection.wasted_seconds, rejection.round))
+
+    def _info(self, token: int, position: int, kind: str) -> TokenInfo:
+        row = self.prompt_length + position - 1
+        q = self.q[row, token].item() if self.q is not None and token < self.q.shape[1] else None
+        return TokenInfo(self._text([token]), kind, self.p[row, token].item(), q)
+
+    def _top(self, probs: Tensor, position: int) -> list[Candidate]:
+        top = probs[self.prompt_length + position - 1].topk(2)
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [Candidate(self._text([token]), prob) for token, prob in pairs]
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _difference_texts(tokenizer: PreTrainedTokenizerBase, difference: Difference | None) -> tuple[str, str] | None:
+    if difference is None:
+        return None
+    plain, other = (
+        "(end)" if token is None else tokenizer.decode([token])
+        for token in (difference.plain_token, difference.other_token)
+    )
+    return plain, other

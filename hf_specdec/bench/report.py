@@ -1,0 +1,125 @@
+"""`hf-specdec report`: result files into a Markdown table, PNG plots and one self-contained HTML page."""
+
+import base64
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..errors import SpeculationError
+from .page import cards, html_page, write_page
+from .plots import Cells, save_plots
+from .results import Results
+from .tables import COLUMN_HELP, COLUMNS, figures
+
+TITLE = "What speculation gains"
+
+
+def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """Write `report.md`, `report.html` and the plots into `folder`; returns what was written.
+
+    Raises:
+        SpeculationError: a result file cannot be read or is empty, or the folder cannot be written to.
+    """
+    files = {path: Results.load(path) for path in paths}
+    for path, results in files.items():
+        if not results.runs:
+            raise SpeculationError(f"{path} holds no finished prompt; run the benchmark, or go on with --resume")
+    cells = cells_of(files)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpeculationError(f"cannot make the folder {folder}: {error.strerror or error}") from error
+    plots = save_plots(cells, folder)
+    markdown, page = folder / "report.md", folder / "report.html"
+    write_page(markdown, report_markdown(cells, files, plots))
+    write_page(page, report_html(cells, files, plots))
+    return [markdown, page, *plots.values()]
+
+
+def cells_of(files: dict[Path, Results]) -> Cells:
+    """Runs by file, data set, batch size and temperature, under a title each."""
+    cells: Cells = {}
+    for path, results in files.items():
+        for run in results.runs:
+            title = f"{run['dataset']}, batch {run['batch_size']}, T={run['temperature']:g}"
+            cells.setdefault(f"{path.stem}: {title}" if len(files) > 1 else title, []).append(run)
+    return cells
+
+
+def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
+    """Tables, pictures and commands."""
+    parts = [f"# {TITLE}\n", *(f"    {results.provenance['command']}\n" for results in files.values())]
+    parts.append(f"On {_machine(next(iter(files.values())).provenance)}.\n")
+    for title, runs in cells.items():
+        parts += [f"## {title}\n", markdown_table(runs), f"\n{_size(runs)}\n"]
+    parts += [f"![{caption}]({path.name})\n" for caption, path in plots.items()]
+    parts += ["| column | meaning |\n|---|---|", *(f"| {name} | {text} |" for name, text in COLUMN_HELP.items())]
+    return "\n".join(parts) + "\n"
+
+
+def markdown_table(runs: list[dict[str, Any]]) -> str:
+    """The figures of one cell."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(figures(run).values()) + " |" for run in runs])
+
+
+def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
+    """One page with everything inside it."""
+    best = max((run for runs in cells.values() for run in runs), key=lambda run: run["speedup"])
+    sections = "".join(
+        f'<h2>{escape(title)}</h2><div class="wide">{_html_table(runs)}</div><p class="soft">{_size(runs)}</p>'
+        for title, runs in cells.items()
+    )
+    pictures = "".join(
+        f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,'
+        f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
+        for caption, path in plots.items()
+    )
+    meanings = "".join(f"<dt><b>{escape(k)}</b></dt><dd>{escape(v)}</dd>" for k, v in COLUMN_HELP.items())
+    sources = "".join(
+        f"<details><summary>How {escape(path.name)} was measured</summary>"
+        f"<pre>{escape(json.dumps(results.provenance, indent=1))}</pre></details>"
+        for path, results in files.items()
+    )
+    headline = cards(
+        {
+            f"best: {best['name']} on {best['dataset']}, T={best['temperature']:g}": f"{best['speedup']:.2f}x",
+            "methods": str(len({run["name"] for runs in cells.values() for run in runs})),
+            "generations measured": str(sum(len(results.measurements) for results in files.values())),
+        }
+    )
+    body = (
+        f'<h1>{TITLE}</h1><p class="soft">{escape(_machine(next(iter(files.values())).provenance))}</p>'
+        f"{headline}{sections}<h2>Pictures</h2>{pictures}<h2>What the columns say</h2><dl>{meanings}</dl>{sources}"
+    )
+    return html_page(TITLE, body)
+
+
+def _html_table(runs: list[dict[str, Any]]) -> str:
+    best = max(runs, key=lambda run: run["speedup"])
+    head = "".join(f'<th title="{escape(COLUMN_HELP.get(name, ""), quote=True)}">{name}</th>' for name in COLUMNS)
+    rows = "".join(
+        f"<tr{' class=best' if run is best else ''}>"
+        + "".join(f"<td>{escape(value)}</td>" for value in figures(run).values())
+        + "</tr>"
+        for run in runs
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _size(runs: list[dict[str, Any]]) -> str:
+    first = runs[0]
+    unit = "batches" if first["batch_size"] > 1 else "prompts"
+    times = "once" if first["repeats"] == 1 else f"{first['repeats']} times, of which the median counts"
+    return f"{first['prompts']} {unit}, each decoded by each method {times}."
+
+
+def _machine(provenance: dict[str, Any]) -> str:
+    settings, versions = provenance["settings"], provenance["versions"]
+    padding = f", MLPs cost-padded to {settings['pad_target_mlp']:,}" if settings.get("pad_target_mlp") else ""
+    return (
+        f"{provenance['device']}, {provenance['threads']} threads, {settings['dtype']}, target {settings['target']}"
+        f"{padding}, torch {versions['torch']}, transformers {versions['transformers']}, {provenance['time']}"
+    )

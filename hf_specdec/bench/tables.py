@@ -1,0 +1,53 @@
+"""A run's figures as they are shown: in the terminal, in Markdown and in HTML."""
+
+from typing import Any
+
+COLUMNS = ("method", "tok/s", "speed-up", "tokens/call", "accepted", "α", "c", "theory", "bound", "same text")
+COLUMN_HELP = {
+    "tok/s": "new tokens per second of the whole call, prefill included",
+    "speed-up": "tok/s over plain decoding's, with the 95% bootstrap interval over prompts",
+    "tokens/call": "mean acceptance length: tokens per verification, the target's own included",
+    "accepted": "accepted over drafted tokens",
+    "α": "acceptance rate, the mean of β = Σ min(p, q)",
+    "c": "time of a draft step over that of a target step, as bare forwards",
+    "theory": "speed-up by Theorem 3.8 from α, c and the mean window",
+    "bound": "share of the decoding time that the forwards take by themselves",
+    "same text": "prompts with plain decoding's very tokens; in brackets, those that part from it at a near-tie",
+}
+
+
+def figures(run: dict[str, Any]) -> dict[str, str]:
+    """One row, by `COLUMNS`."""
+    interval = run["speedup_interval"]
+    return {
+        "method": run["name"],
+        "tok/s": f"{run['tokens_per_second']:.1f}",
+        "speed-up": f"{run['speedup']:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""),
+        "tokens/call": f"{run['mean_acceptance_length']:.2f}",
+        "accepted": _percent(run["draft_acceptance_rate"]),
+        "α": _number(run["alpha"]),
+        "c": _number(run["c"]) if run["draft_calls"] else "-",
+        "theory": _number(run["predicted_speedup"]),
+        "bound": _percent(run["bound_share"]),
+        "same text": _same_text(run),
+    }
+
+
+def _same_text(run: dict[str, Any]) -> str:
+    if run["identical"] is None:
+        return "-"
+    if run["identical"]:
+        return "all"
+    if run["batch_size"] > 1:
+        return "not all"
+    ties = sum(difference["near_tie"] for difference in run["differences"])
+    same = run["prompts"] - len(run["differences"])
+    return f"{same}/{run['prompts']}" + (f" ({ties} tie{'s' * (ties != 1)})" if ties else "")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
