@@ -36,12 +36,12 @@ class RaggedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write [B, heads, T, head size] after each row's length; returns all visible slots."""
-        end = max(self.cache.lengths) + key_states.shape[2]
+        end = self.cache.end
         if end > self.keys.shape[2]:
             more = -(-(end - self.keys.shape[2]) // BLOCK) * BLOCK
             self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
             self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
-        rows, slots = (index.to(key_states.device) for index in self.cache.slots(key_states.shape[2]))
+        rows, slots = (index.to(key_states.device) for index in self.cache.places)
         self.keys[rows, :, slots] = key_states.transpose(1, 2)
         self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :end], self.values[:, :, :end]
@@ -78,8 +78,12 @@ class RaggedCache(Cache):
         self.lengths_tensor = torch.tensor(self.lengths, device=self.device)
         self.row_index = torch.arange(len(self.lengths), device=self.device)[:, None]
 
+    def reserve(self, width: int) -> None:
+        """Say where the next forward, of `width` tokens per row, writes to."""
+        self.places, self.end = self.slots(width), max(self.lengths) + width
+
     def slots(self, width: int) -> tuple[Tensor, Tensor]:
-        """Row index [B, 1] and slot index [B, width] of the next `width` tokens."""
+        """Row index [B, 1] and slot index [B, width] of the `width` slots after each row's length."""
         return self.row_index, self.lengths_tensor[:, None] + torch.arange(width, device=self.device)
 
     def set_lengths(self, lengths: list[int]) -> None:

@@ -96,6 +96,8 @@ def _choose_ragged(call: Call, drafter: Drafter) -> bool:
         raise PlainDecodingNeeded(f"speculation needs a dynamic cache, and this call uses {type(cache).__name__}")
     if call.config.prefill_chunk_size is not None:
         raise PlainDecodingNeeded("prefill_chunk_size is set, and speculation does its prefill in one piece")
+    if _rope_changes(call):
+        raise PlainDecodingNeeded("the call passes the length at which this model's rotary embeddings change")
     can = support(call.target)
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(f"the cache of {name} cannot be rolled back")
@@ -106,6 +108,21 @@ def _choose_ragged(call: Call, drafter: Drafter) -> bool:
     if can is Support.LOCKSTEP:
         warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
     return possible and drafter.takes_ragged()
+
+
+def _rope_changes(call: Call) -> bool:
+    """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
+    config = call.target.config.get_text_config(decoder=True)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    for rope in kinds:
+        start: int = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 2**31)
+        end = call.stopping.max_length or 2**31
+        if rope.get("rope_type") == "dynamic" and end > start:
+            return True
+        if rope.get("rope_type") == "longrope" and end > start >= call.input_ids.shape[1]:
+            return True
+    return False
 
 
 class Decoding:
@@ -119,7 +136,7 @@ class Decoding:
         self.call, self.drafter, self.ragged, self.wrap = call, drafter, ragged, wrap
         self.stopping = call.stopping
         self.stats = SpeculationStats(mode="ragged" if ragged else "lockstep")
-        self.randomness = Randomness.from_torch()
+        self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
         self.judge = Judge(call.processing, call.processors, bool(call.config.do_sample), self.randomness, self.stats)
         self.steps = StepOutputs(call.config)
         self.rows, self.prompt_columns = call.input_ids.shape
@@ -277,16 +294,16 @@ class Decoding:
     def _advance_ragged(self, judged: list[Judgement], draft: Draft) -> tuple[list[list[int]], list[int]]:
         """Each row by itself, cut where it stops."""
         s, drafted = self.sequences, draft.tokens.tolist()
+        texts = [[drafted[b][node] for node in judged[b].path] + [judged[b].own] for b in range(len(judged))]
+        where = [(b, s.lengths[b] + i) for b, text in enumerate(texts) for i in range(len(text))]
+        rows, columns = torch.tensor(where, device=s.ids.device).T
+        s.ids[rows, columns] = torch.tensor([token for text in texts for token in text], device=s.ids.device)
         emitted = []
-        for b, judgement in enumerate(judged):
-            new = [drafted[b][node] for node in judgement.path] + [judgement.own]
-            start = s.lengths[b]
-            s.ids[b, start : start + len(new)] = torch.tensor(new, device=s.ids.device)
-            for i, token in enumerate(new):
-                if self.stopping.row(s.ids[b, : start + i + 1], token):
-                    self.finished[s.rows[b]] = True
-                    new = new[: i + 1]
-                    break
+        for b, text in enumerate(texts):
+            stops = (self.stopping.row(s.ids[b, : s.lengths[b] + i + 1], token) for i, token in enumerate(text))
+            cut = next((i + 1 for i, stop in enumerate(stops) if stop), None)
+            self.finished[s.rows[b]] = cut is not None
+            new = text[:cut]
             s.tokens[b].extend(new)
             s.lengths[b] += len(new)
             self.stats.emitted_tokens += len(new)

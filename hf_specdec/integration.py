@@ -4,6 +4,7 @@ A call that names one of our drafters runs our loop through `custom_generate`, t
 goes to the original untouched. This is the only file that knows transformers' generation API.
 """
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -47,13 +48,22 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         named = dict(zip(parameters[1:], args, strict=False)) | kwargs
-        speculation_type = _setting(self, named, "speculation_type")
-        assistant = named.get("assistant_model")
-        if not isinstance(assistant, Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
+        speculation_type, options = _speculation(self, named)
+        if not isinstance(named.get("assistant_model"), Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
             return original(self, *args, **kwargs)
-        return _generate(original, self, named, speculation_type)
+        return _generate(original, self, named, speculation_type, options)
 
     return generate
+
+
+def _speculation(model: Any, named: dict[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
+    """The two fields: of the call, else of the config passed, else of the model's own; options go with their type."""
+    kind, options = named.get("speculation_type"), named.get("speculation")
+    for config in (named.get("generation_config"), getattr(model, "generation_config", None)):
+        if kind is None:
+            kind = getattr(config, "speculation_type", None)
+            options = options or (getattr(config, "speculation", None) if kind else None)
+    return kind, options
 
 
 def _setting(model: Any, named: dict[str, Any], name: str) -> Any:
@@ -66,59 +76,48 @@ def _setting(model: Any, named: dict[str, Any], name: str) -> Any:
     return getattr(getattr(model, "generation_config", None), name, None)
 
 
-def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], speculation_type: str | None) -> Any:
-    """One call that asks for speculation."""
+def _generate(
+    original: Callable[..., Any],
+    model: Any,
+    named: dict[str, Any],
+    speculation_type: str | None,
+    options: dict[str, Any] | None,
+) -> Any:
+    """One call that asks for speculation, or switches it off."""
+    given = named.get("speculation")
     named = _without_speculation(model, named)
     assistant = named.pop("assistant_model", None)
     if speculation_type == "none":
-        return original(model, **named, **({} if isinstance(assistant, Drafter) else {"assistant_model": assistant}))
+        return original(model, **named, assistant_model=None if isinstance(assistant, Drafter) else assistant)
+    if isinstance(assistant, Drafter) and given:
+        raise SpeculationError(f"speculation={given} does not go with a drafter object; set its options there")
     if isinstance(assistant, Drafter):
-        drafter, options = assistant, named.pop("speculation", None)
-        if options:
-            raise SpeculationError(
-                f"speculation={options} does not go with a drafter object; set its options where it is made"
-            )
+        drafter = assistant
     else:
-        assert speculation_type is not None
-        drafter = drafter_from_flag(model, speculation_type, named.pop("speculation", None), assistant)
-    named.pop("speculation", None)
+        drafter = drafter_from_flag(model, str(speculation_type), options, assistant)
     _refuse(model, named)
     drafter.check_target(model)
     streamer = named.pop("streamer", None)
     plain = dict(named)
     _take_over_stop_strings(model, named)
     try:
-        return original(model, **named, custom_generate=_loop(model, drafter, streamer, named))
+        return original(model, **named, custom_generate=_loop(drafter, streamer, named))
     except PlainDecodingNeeded as reason:
         warn(f"plain decoding: {reason}")
-        return original(model, **plain, **({} if streamer is None else {"streamer": streamer}))
+        return original(model, **plain, streamer=streamer)
 
 
 def _without_speculation(model: Any, named: dict[str, Any]) -> dict[str, Any]:
-    """The call's arguments with our two fields taken out of every config; configs are copied, never written to."""
-    named = {name: value for name, value in named.items() if name != "speculation_type"}
-    options = named.pop("speculation", None)
-    config = named.get("generation_config")
-    own = getattr(model, "generation_config", None)
-    source = config if config is not None else own
-    if options is None:
-        options = getattr(config, "speculation", None) or getattr(own, "speculation", None)
-    fields = ("speculation_type", "speculation")
-    if config is not None and any(getattr(config, field, None) is not None for field in fields):
-        named["generation_config"] = _stripped(config)
-    elif config is None and source is not None and any(getattr(own, field, None) is not None for field in fields):
-        named["generation_config"] = _stripped(own)
-    if options is not None:
-        named["speculation"] = options
+    """The call's arguments without our two fields, also inside a config, which is copied and never written to."""
+    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
+    config: Any = named.get("generation_config")
+    if config is None:
+        config = getattr(model, "generation_config", None)
+    if getattr(config, "speculation_type", None) is not None or getattr(config, "speculation", None) is not None:
+        config = named["generation_config"] = copy.deepcopy(config)
+        config.speculation_type = None
+        config.speculation = None
     return named
-
-
-def _stripped(config: GenerationConfig) -> GenerationConfig:
-    copied = GenerationConfig.from_dict(config.to_dict())
-    copied.speculation_type = None
-    if hasattr(copied, "speculation"):
-        del copied.speculation
-    return copied
 
 
 def _refuse(model: Any, named: dict[str, Any]) -> None:
@@ -165,7 +164,7 @@ def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
         raise SpeculationError("stop_strings needs generate(..., tokenizer=...), the tokenizer of the target")
     config: Any = named.get("generation_config") or getattr(model, "generation_config", None)
     if getattr(config, "stop_strings", None) is not None:
-        config = named["generation_config"] = GenerationConfig.from_dict(config.to_dict())
+        config = named["generation_config"] = copy.deepcopy(config)
         config.stop_strings = None
     named.pop("stop_strings", None)
     criteria = named.get("stopping_criteria") or []
@@ -174,7 +173,7 @@ def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
     )
 
 
-def _loop(model: Any, drafter: Drafter, streamer: Any, named: dict[str, Any]) -> Callable[..., Any]:
+def _loop(drafter: Drafter, streamer: Any, named: dict[str, Any]) -> Callable[..., Any]:
     """The callable for `custom_generate`."""
     user_cache = named.get("past_key_values")
     held = user_cache.get_seq_length() if user_cache is not None else 0

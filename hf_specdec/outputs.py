@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -29,9 +30,9 @@ class StepOutputs:
     def add(self, i: int, logits: Tensor, scores: Tensor, outputs: Any, is_prefill: bool) -> None:
         """Take position i out of a forward over `logits` [B, T, V]; a prefill's states are kept whole."""
         if self.scores is not None:
-            self.scores += (scores,)
+            self.scores += (scores.clone(),)  # a view would keep the whole block alive
         if self.logits is not None:
-            self.logits += (logits[:, i].float(),)
+            self.logits += (logits[:, i].to(torch.float32, copy=True),)
         if self.hidden_states is not None:
             states = outputs.hidden_states
             self.hidden_states += (states if is_prefill else tuple(layer[:, i : i + 1] for layer in states),)

@@ -27,13 +27,13 @@ _known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Support]]" = weakr
 
 
 def support(model: PreTrainedModel) -> Support:
-    """The best way to run this model, remembered per attention implementation."""
+    """The best way to run this model, remembered as long as it keeps its attention, dtype and mode."""
     per_model = _known.setdefault(model, {})
-    attention = str(getattr(model.config, "_attn_implementation", ""))
-    if attention not in per_model:
+    state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training}"
+    if state not in per_model:
         with torch.no_grad():
-            per_model[attention] = _probe(model)
-    return per_model[attention]
+            per_model[state] = _probe(model)
+    return per_model[state]
 
 
 def _probe(model: PreTrainedModel) -> Support:

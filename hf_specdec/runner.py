@@ -145,12 +145,12 @@ class RaggedRunner:
         """
         lengths = self.cache.lengths
         width = tokens.shape[1]
-        slots = self.cache.lengths_tensor[:, None] + torch.arange(width, device=self.cache.device)
+        self.cache.reserve(width)
         seen, depth = self._new_tokens(parents, width)
         outputs = self.model(
             input_ids=tokens,
             attention_mask=self._masks(seen, depth, max(lengths) + width),
-            position_ids=self.next_position + (slots[:, :1] - self.columns) + depth,
+            position_ids=self.next_position + (self.cache.lengths_tensor[:, None] - self.columns) + depth,
             past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
@@ -246,6 +246,8 @@ def _windows(model: PreTrainedModel, cache: RaggedCache) -> dict[str, int | None
     """The attention window of each kind of layer the model's masks are keyed by (one key: the mask is a tensor)."""
     windows = [layer.sliding_window for layer in cache.layers]
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ["full_attention"]
+    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+        raise TypeError(f"no masks for layers of type {', '.join(sorted(unknown))}")
     if len(set(kinds)) == 1:
         return {kinds[0]: windows[0]}
     return {kind: windows[kinds.index(kind)] for kind in dict.fromkeys(kinds)}
