@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from ..config import DrafterConfig
+from ..drafters.base import Drafter
 from ..errors import SpeculationError
 from ..registry import drafter_class, drafter_types
 from .draft import PATTERNS, check_draft_entry, find_draft, load_draft
@@ -16,9 +16,7 @@ from .target import check_fields
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..drafters.base import Drafter
-
-DrafterT = TypeVar("DrafterT", bound="Drafter")
+DrafterT = TypeVar("DrafterT", bound=Drafter)
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -98,7 +96,7 @@ def load_drafter(
     return drafter
 
 
-def read_config(folder: Path) -> tuple[type["Drafter"], DrafterConfig]:
+def read_config(folder: Path) -> tuple[type[Drafter], DrafterConfig]:
     """The drafter class and the checked config that `config.json` in `folder` describes."""
     content, path = read_json(folder, CONFIG), folder / CONFIG
     drafter_type, version = content.pop("drafter_type", None), content.pop("format_version", None)
@@ -140,17 +138,9 @@ def read_config(folder: Path) -> tuple[type["Drafter"], DrafterConfig]:
         raise SpeculationError(f"{path}: {error}; correct the file, or save the drafter again") from error
 
 
-def weights_of(drafter: "Drafter") -> dict[str, Tensor]:
-    """The drafter's own tensors (its draft model's not included)."""
-    weights = getattr(drafter, "weights", None)
-    return weights() if weights is not None else {}
-
-
 def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], folder: Path) -> DrafterT:
-    from ..drafters.base import Drafter
-
     path, name = folder / WEIGHTS, cls.config_class.drafter_type
-    if getattr(cls, "weights", None) is getattr(Drafter, "weights", None):
+    if cls.weights is Drafter.weights:
         if path.exists() or path.is_symlink():
             raise SpeculationError(
                 f"{path} is there, but a {name!r} drafter has no weights of its own; "
@@ -160,14 +150,14 @@ def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, 
     # First without memory: what config.json declares is compared with the file before any of it is allocated.
     try:
         with torch.device("meta"):
-            expected = weights_of(cls(*arguments, **options))
+            expected = cls(*arguments, **options).weights()
     except (MemoryError, RuntimeError, OverflowError) as error:
         raise SpeculationError(
             f"{folder / CONFIG} declares sizes that cannot be built: {error}; correct them"
         ) from error
     tensors = read_tensors(folder, WEIGHTS, expected)
     drafter = cls(*arguments, **options)
-    drafter.load_weights(tensors)  # type: ignore[attr-defined]
+    drafter.load_weights(tensors)
     return drafter
 
 

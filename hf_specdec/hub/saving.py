@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from ..errors import SpeculationError
 from .cards import make_card
 from .files import COMMIT_HASH
-from .loading import CARD, CONFIG, FORMAT_VERSION, WEIGHTS, weights_of
+from .loading import CARD, CONFIG, FORMAT_VERSION, WEIGHTS
 from .target import made_for
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def save_drafter(
     folder.mkdir(parents=True, exist_ok=True)
     if entry is not None and "subfolder" in entry:
         drafter.draft_model.save_pretrained(folder / entry["subfolder"])  # type: ignore[attr-defined]
-    if weights := weights_of(drafter):
+    if weights := drafter.weights():
         save_file({name: w.contiguous() for name, w in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
     (folder / CARD).write_text(card)
