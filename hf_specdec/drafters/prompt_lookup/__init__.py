@@ -24,9 +24,9 @@ class PromptLookupConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "prompt_lookup"
 
-    max_draft_tokens: int = 10
+    max_draft_tokens: int = 16
     """The longest draft."""
-    tokens_per_match: int = 3
+    tokens_per_match: int = 2
     """Draft tokens per matched token: a short match drafts little, a long one much."""
     min_match: int = 1
     """Shorter matches draft nothing."""

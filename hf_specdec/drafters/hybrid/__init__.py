@@ -1,0 +1,125 @@
+"""Hybrid drafter: copy where a match is worth more than what the draft model would draft, else ask the draft model.
+
+Both sources are measured while they run, and a round takes the one that promises more tokens per second.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+
+from ...registry import register_drafter
+from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from ..draft_model import DraftModelDrafter
+from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
+from ..prompt_lookup.branches import draft_from_branches
+from .meter import Meter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["HybridConfig", "HybridDrafter", "HybridSession", "Meter"]
+
+
+@strict
+@dataclass(kw_only=True)
+class HybridConfig(PromptLookupConfig):
+    """Options of `HybridDrafter`: those of prompt lookup, and the draft model's."""
+
+    drafter_type: ClassVar[str] = "hybrid"
+
+    num_draft_tokens: int | Literal["auto"] = "auto"
+    """γ of the draft model; "auto" chooses it from measured acceptance and times."""
+
+    def validate_window(self) -> None:
+        if self.num_draft_tokens != "auto" and self.num_draft_tokens < 1:
+            raise ValueError(f'num_draft_tokens must be 1 or more, or "auto", got {self.num_draft_tokens}')
+
+
+class HybridSession(DraftSession):
+    """A prompt-lookup session, and a draft-model session opened when it is first needed."""
+
+    def __init__(self, context: DraftContext, config: HybridConfig, model: DraftModelDrafter, meter: Meter) -> None:
+        super().__init__(context)
+        self.lookup = PromptLookupSession(context, config)
+        self.meter = meter
+        self._model_drafter = model
+        self._model: DraftSession | None = None
+        self._copies: dict[int, tuple[int, list[int]]] = {}  # row → match length, and what a lookup would draft
+        self._used_model = False
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        matches, branches = [], []
+        self._copies = {}
+        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
+            match = self.lookup.match(row, tokens)
+            copies = self.lookup.branches(row, match, room)
+            matches.append(match.length)
+            branches.append(copies)
+            if copies:
+                self._copies[row] = match.length, copies[0]
+        lengths = [len(copies[0]) if copies else 0 for copies in branches]
+        self._used_model = not self.meter.lookup_pays(matches, lengths, self.context.lockstep)
+        if self._used_model:
+            draft, source = self._ask_model(sequences, budget), self._model_drafter.config.drafter_type
+        else:
+            draft, source = draft_from_branches(branches, self.context), PromptLookupConfig.drafter_type
+        draft.sources = [source] * len(sequences.rows)
+        return draft
+
+    def _ask_model(self, sequences: Sequences, budget: list[int]) -> Draft:
+        if self._model is None:
+            self._model = self._model_drafter.start(self.context)
+        began = time.perf_counter()
+        draft = self._model.propose(sequences, budget)
+        if width := max(draft.lengths, default=0):
+            self.meter.observe_draft(time.perf_counter() - began, width)
+        return draft
+
+    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
+        assert self._model is not None, "only the draft model gives token_probs"
+        return self._model.residual(row, node, tokens)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.meter.model.observe_verify(verdict.width, verdict.seconds)
+        for row, emitted in zip(verdict.rows, verdict.tokens, strict=True):
+            if row in self._copies:
+                match, copied = self._copies[row]
+                self.meter.observe_lookup(match, copied, emitted)
+        if self._used_model and self._model is not None:
+            self.meter.model.observe_acceptance(verdict.drafted, verdict.accepted)
+            self._model.observe(verdict)
+        self._used_model, self._copies = False, {}
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.close()
+
+
+@register_drafter
+class HybridDrafter(Drafter):
+    """Prompt lookup and a draft model, whichever pays more; what was measured is kept for the next call."""
+
+    config_class = HybridConfig
+    config: HybridConfig
+    needs_draft_model = True
+
+    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
+        super().__init__(**options)
+        self.draft_model = draft_model
+        self._model_drafter = DraftModelDrafter(draft_model, num_draft_tokens=self.config.num_draft_tokens)
+        self._meters: dict[int, Meter] = {}  # per batch size: forwards of more rows take longer
+        self.proposes_trees = self.config.num_branches > 1
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        self._model_drafter.check_target(target)
+
+    def takes_ragged(self) -> bool:
+        return self._model_drafter.takes_ragged()
+
+    def start(self, context: DraftContext) -> HybridSession:
+        rows = context.prompt_ids.shape[0]
+        meter = self._meters.setdefault(rows, Meter(self.config.max_match))
+        return HybridSession(context, self.config, self._model_drafter, meter)

@@ -1,0 +1,115 @@
+"""Suffix drafter: the likeliest continuation in the row's own text or in past outputs. Needs no model.
+
+A store of token sequences is shared by all calls of a drafter. Each output that ends is added to it, so a drafter that
+serves similar requests drafts better the longer it is used.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from ...config import DrafterConfig
+from ...registry import register_drafter
+from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from ..prompt_lookup.branches import cut, draft_from_branches
+from ..prompt_lookup.index import LookupIndex
+from .likely import likely_branches
+from .store import SuffixStore
+
+__all__ = ["SuffixConfig", "SuffixDrafter", "SuffixSession", "SuffixStore"]
+
+
+@strict
+@dataclass(kw_only=True)
+class SuffixConfig(DrafterConfig):
+    """Options of `SuffixDrafter`."""
+
+    drafter_type: ClassVar[str] = "suffix"
+
+    max_draft_tokens: int = 16
+    """The longest draft; also the most nodes of a tree."""
+    tokens_per_match: int = 2
+    """Draft tokens per matched token: a short match drafts little, a long one much."""
+    max_match: int = 32
+    """Longer matches count as this long."""
+    min_probability: float = 0.2
+    """Tokens that fewer of the matched occurrences went through are not drafted."""
+    num_branches: int = 1
+    """Competing continuations of a token drafted at once as a tree; 1 drafts a chain."""
+    memory_mb: int = 64
+    """Bound of the store's memory in 2^20 bytes; the oldest tokens make room."""
+
+    def validate_ranges(self) -> None:
+        for name in ("max_draft_tokens", "tokens_per_match", "num_branches", "memory_mb"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_match < 2:
+            raise ValueError(f"max_match must be at least 2, got {self.max_match}")
+        if not 0 <= self.min_probability <= 1:
+            raise ValueError(f"min_probability must be from 0 to 1, got {self.min_probability}")
+
+
+class SuffixSession(DraftSession):
+    """One index per row beside the shared store; whichever matches further drafts."""
+
+    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore) -> None:
+        super().__init__(context)
+        self.config = config
+        self.store = store
+        self._indexes: dict[int, LookupIndex] = {}
+        self._starts: dict[int, int] = {}  # where the output of each row that is not in the store yet begins
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        drafts = []
+        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
+            if row not in self._indexes:
+                self._indexes[row] = LookupIndex(self.config.max_match)
+                self._starts[row] = len(tokens)
+            self._indexes[row].extend(tokens[len(self._indexes[row]) :])
+            drafts.append(self._branches(self._indexes[row], room))
+        return draft_from_branches(drafts, self.context)
+
+    def _branches(self, index: LookupIndex, budget: int) -> list[list[int]]:
+        config = self.config
+        branches = config.num_branches if self.context.trees else 1
+        most = min(config.max_draft_tokens, budget)
+        own = index.longest_match(branches=branches)
+        past = self.store.continuations(index.tokens[-config.max_match :], most, config.max_match)
+        if past.length > own.length:
+            length, texts = past.length, past.tokens
+        else:
+            length, texts = own.length, [index.copy_from(place, most) for place in own.positions]
+        depth = min(most, config.tokens_per_match * length)
+        found = likely_branches(texts, depth, depth, branches, config.min_probability)
+        return [kept for branch in found if (kept := cut(branch, self.context))]
+
+    def observe(self, verdict: Verdict) -> None:
+        for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):
+            if stopped and row in self._starts:
+                self._remember(row, tokens)
+
+    def _remember(self, row: int, last: list[int]) -> None:
+        """Add a row's output to the store, with as much of its prompt as a match needs to find its beginning."""
+        start = max(0, self._starts.pop(row) - self.config.max_match)
+        self.store.add([*self._indexes[row].tokens[start:], *last])
+
+    def close(self) -> None:
+        for row in list(self._starts):  # a call that ended early
+            self._remember(row, [])
+
+
+@register_drafter
+class SuffixDrafter(Drafter):
+    """Drafts from past outputs; `store` may be filled from a corpus, saved, loaded and shared between drafters."""
+
+    config_class = SuffixConfig
+    config: SuffixConfig
+
+    def __init__(self, store: SuffixStore | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.store = SuffixStore(self.config.memory_mb) if store is None else store
+        self.proposes_trees = self.config.num_branches > 1
+
+    def start(self, context: DraftContext) -> SuffixSession:
+        return SuffixSession(context, self.config, self.store)
