@@ -118,7 +118,7 @@ class Judge:
         final = p[torch.arange(rows, device=p.device), n]
         for b, count in enumerate(accepted):
             if fine and count < draft.lengths[b]:
-                final[b] = self._corrected(final[b], ask(b, count))
+                final[b] = self.corrected(final[b], b, count, ask)
         at = [length + count for length, count in zip(sequences.lengths, accepted, strict=True)]
         own = draw(final, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
         return [Judgement(list(range(count)), token) for count, token in zip(accepted, own, strict=True)], fine
@@ -173,16 +173,15 @@ class Judge:
             else:
                 p = distribution(scores)
                 if tested and draft.token_probs is not None:
-                    p = self._one_test(draft, i, p, sequences, ask)
+                    p = self._one_test(draft, i, p, sequences.rows, position, ask)
                 at = [position] * rows
                 tokens = draw(p, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
             yield tokens, [tested and i < draft.lengths[b] and drafted[b][i] == tokens[b] for b in range(rows)], scores
 
-    def _one_test(self, draft: Draft, i: int, p: Tensor, sequences: Sequences, ask: Residual) -> Tensor:
+    def _one_test(self, draft: Draft, i: int, p: Tensor, rows: list[int], position: int, ask: Residual) -> Tensor:
         """Algorithm 1 at one position [B, V]: an accepted token's distribution has all its mass on it."""
         assert draft.token_probs is not None
-        at = [length + i for length in sequences.lengths]
-        r = self.randomness.uniform(sequences.rows, at, Purpose.ACCEPT).tolist()
+        r = self.randomness.uniform(rows, [position] * len(rows), Purpose.ACCEPT).tolist()
         x = draft.tokens[:, i].tolist()
         for b in range(len(x)):
             if i >= draft.lengths[b]:
@@ -193,11 +192,12 @@ class Judge:
             if r[b] * qx < px:
                 p[b] = torch.nn.functional.one_hot(draft.tokens[b, i], p.shape[1]).to(p)
             else:
-                p[b] = self._corrected(p[b], ask(b, i))
+                p[b] = self.corrected(p[b], b, i, ask)
         return p
 
-    def _corrected(self, p: Tensor, q: Tensor | None) -> Tensor:
-        """p' [V] after a rejection; p where the drafter broke down and cannot say what q was."""
+    def corrected(self, p: Tensor, b: int, node: int, ask: Residual) -> Tensor:
+        """p' [V] after node `node` of row b was rejected; p where the drafter broke down and cannot say q."""
+        q = ask(b, node)
         return p if q is None else residual(p[None], q.to(p)[None])[0]
 
     def _note_acceptance(self, accepted: list[int], lengths: list[int], beta: Sequence[float], width: int) -> None:
