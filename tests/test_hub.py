@@ -1,80 +1,31 @@
-"""Drafters travel: what is saved, pushed and named in a flag is what generates again."""
+"""Drafters travel: what is saved, or named in a flag, is what generates again; over HTTP see test_hub_http.py."""
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hub_server import TOKEN, HubServer
-from huggingface_hub import HfApi, ModelCard, constants
+from hub_tools import ROOT, drafter_of, generate, tiny_model
+from huggingface_hub import ModelCard
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
-from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
-from hf_specdec.hub import check_made_for, drafter_from_flag, made_for, push_folder
-from hf_specdec.registry import drafter_class, drafter_types
+from hf_specdec.hub import check_made_for, drafter_from_flag, made_for
+from hf_specdec.hub.push import generate_code, requirements
+from hf_specdec.registry import drafter_types
 
 torch.set_num_threads(1)
 
-ROOT = Path(__file__).parents[1]
 HUB_CONFIGS = sorted(path.parent for path in (ROOT / "hub_configs").glob("*/config.json"))
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
-
-
-def tiny_model(seed: int = 0, **sizes: int) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    shape = {"vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1} | sizes
-    config = LlamaConfig(num_attention_heads=1, num_key_value_heads=1, eos_token_id=None, pad_token_id=0, **shape)
-    return LlamaForCausalLM(config).eval()
-
-
-def tiny_ngram(vocab_size: int = 40) -> NGramDrafter:
-    even = np.full(vocab_size, 1 / vocab_size, dtype=np.float32)
-    keys = np.array([5 * vocab_size + 6, 6 * vocab_size + 7], dtype=np.int64)
-    half = np.full(2, 0.5, dtype=np.float32)
-    backoff = np.ones(vocab_size, dtype=np.float32)
-    backoff[[5, 6]] = 0.5
-    return NGramDrafter(
-        NGramModel(even, backoff, [Level(keys, half, np.ones(2, dtype=np.float32))]), num_draft_tokens=2
-    )
-
-
-def drafter_of(name: str) -> Drafter:
-    """One drafter of each registered type."""
-    cls = drafter_class(name)
-    if cls is NGramDrafter:
-        return tiny_ngram()
-    return cls(tiny_model(seed=1)) if cls.needs_draft_model else cls()  # type: ignore[call-arg]
-
-
-def generate(target: PreTrainedModel, **kwargs: Any) -> list[int]:
-    return target.generate(PROMPT, max_new_tokens=12, do_sample=False, **kwargs)[0].tolist()
 
 
 @pytest.fixture
 def target() -> PreTrainedModel:
     return tiny_model()
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A Hub of our own, and an empty cache. What HF_ENDPOINT and HF_HOME set on import is set here afterwards."""
-    with HubServer(tmp_path / "hub") as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
-        yield server
 
 
 # Folders
@@ -244,110 +195,34 @@ def test_settings_of_a_plain_assistant(target: PreTrainedModel) -> None:
         drafter_from_flag(target, "draft_model", None, assistant)
 
 
-# The Hub
+# The repos that come with the package
 
 
-@pytest.mark.parametrize("name", drafter_types())
-def test_push_and_load(name: str, target: PreTrainedModel, hub: HubServer) -> None:
-    drafter = drafter_of(name)
-    address = drafter.push_to_hub("org/drafter", token=TOKEN, target=target)
-    assert address.startswith(f"{hub.url}/org/drafter/commit/")
-    loaded = Drafter.from_pretrained("org/drafter")
-    assert generate(target, assistant_model=loaded) == generate(target)
+def demo_model(name: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(ROOT / "hf_specdec" / "demo" / name, dtype=torch.float32)
 
 
-def test_revisions(hub: HubServer) -> None:
-    for length in (3, 4):
-        PromptLookupDrafter(max_match=length).push_to_hub("org/drafter", token=TOKEN, commit_message=f"Match {length}")
-    PromptLookupDrafter(max_match=6).push_to_hub("org/drafter", token=TOKEN, revision="long")
-    PromptLookupDrafter(max_match=7).push_to_hub("org/drafter", token=TOKEN, create_pr=True)
-    commits = {commit.title: commit.commit_id for commit in HfApi().list_repo_commits("org/drafter")}
-    found = {
-        revision: Drafter.from_pretrained("org/drafter", revision=revision).config.max_match
-        for revision in (None, "main", commits["Match 3"], commits["Match 4"], "long", "refs/pr/1")
-    }
-    assert list(found.values()) == [4, 4, 3, 4, 6, 7]
-    with pytest.raises(SpeculationError, match="revision 'none'"):
-        Drafter.from_pretrained("org/drafter", revision="none")
+@pytest.mark.parametrize("folder", HUB_CONFIGS, ids=lambda folder: folder.name)
+def test_each_hub_config_loads_generates_and_is_ready_to_push(folder: Path) -> None:
+    target, drafter = demo_model("target"), Drafter.from_pretrained(folder)
+    drafter_type = drafter.config.drafter_type
+    prompt = torch.tensor([[100, 200, 300, 100, 200, 300, 100]])
+    plain = target.generate(prompt, max_new_tokens=16, do_sample=False)
+    assert torch.equal(target.generate(prompt, max_new_tokens=16, do_sample=False, assistant_model=drafter), plain)
+    check_made_for(drafter.config.target, target)
+    if drafter.config.target is not None:
+        with pytest.raises(SpeculationError, match="vocab_size"):
+            check_made_for(drafter.config.target, tiny_model())
+    assert (folder / "custom_generate" / "generate.py").read_text() == generate_code(drafter_type)
+    assert (folder / "custom_generate" / "requirements.txt").read_text() == requirements()
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.library_name == "hf_specdec"
+    assert card.data.tags == ["hf_specdec", "speculative-decoding", drafter_type]
+    assert card.data.license == "apache-2.0"
 
 
-def test_generate_py_pins_the_files(hub: HubServer) -> None:
-    PromptLookupDrafter(max_match=3).push_to_hub("org/drafter", token=TOKEN)
-    commit = hub.commit("org/drafter", "main")
-    assert commit is not None
-    code = hub.blob(commit["files"]["custom_generate/generate.py"]).read_text()
-    written: dict[str, Any] = {}
-    exec(code, written)
-    assert written["SPECULATION_TYPE"] == "prompt_lookup"
-    assert written["DRAFTER"] == {"drafter": "org/drafter", "revision": commit["parent"]}
-    pinned = hub.commit("org/drafter", commit["parent"])
-    assert pinned is not None and "config.json" in pinned["files"]
-    assert "org/drafter" in hub.blob(commit["files"]["README.md"]).read_text()
-
-
-def test_private_repos_need_the_token(hub: HubServer) -> None:
-    drafter = PromptLookupDrafter()
-    with pytest.raises(SpeculationError, match="token may write"):
-        drafter.push_to_hub("org/drafter", token=False)
-    drafter.push_to_hub("org/drafter", token=TOKEN, private=True)
-    for token in (None, False, "hf_wrong"):
-        with pytest.raises(SpeculationError, match="pass token="):
-            Drafter.from_pretrained("org/drafter", token=token)
-    assert Drafter.from_pretrained("org/drafter", token=TOKEN).config == drafter.config
-
-
-def test_offline_from_the_cache(target: PreTrainedModel, hub: HubServer) -> None:
-    DraftModelDrafter(tiny_model(1)).push_to_hub("org/drafter", token=TOKEN)
-    with pytest.raises(SpeculationError, match="org/drafter"):
-        Drafter.from_pretrained("org/drafter", local_files_only=True)
-    Drafter.from_pretrained("org/drafter")
-    asked = len(hub.requests)
-    loaded = Drafter.from_pretrained("org/drafter", local_files_only=True)
-    assert len(hub.requests) == asked
-    assert generate(target, assistant_model=loaded) == generate(target)
-
-
-def test_an_interrupted_download_is_resumed(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = tiny_model(1)
-    DraftModelDrafter(draft).push_to_hub("org/drafter", token=TOKEN)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 256)
-    hub.cut_after["draft_model/model.safetensors"] = 1024
-    loaded = Drafter.from_pretrained("org/drafter")
-    assert "bytes=1024-" in {asked_range for _, _, asked_range in hub.requests}
-    for key, weight in draft.state_dict().items():
-        assert torch.equal(weight, loaded.draft_model.state_dict()[key])
-
-
-def test_a_draft_model_in_its_own_repo(target: PreTrainedModel, hub: HubServer, tmp_path: Path) -> None:
-    draft = tiny_model(1)
-    draft.push_to_hub("org/draft", token=TOKEN)
-    commit = HfApi().model_info("org/draft").sha
-    drafter = DraftModelDrafter(LlamaForCausalLM.from_pretrained("org/draft"))
-    drafter.save_pretrained(tmp_path / "drafter", embed_draft_model=False)
-    content = json.loads((tmp_path / "drafter" / "config.json").read_text())
-    assert content["draft_model"] == {"repo_id": "org/draft", "revision": commit}
-    tiny_model(7).push_to_hub("org/draft", token=TOKEN)  # a later change does not reach the drafter
-    (tmp_path / "org" / "draft").mkdir(parents=True)  # nor does a folder of that name
-    loaded = Drafter.from_pretrained(tmp_path / "drafter")
-    for key, weight in draft.state_dict().items():
-        assert torch.equal(weight, loaded.draft_model.state_dict()[key])
-    with pytest.raises(SpeculationError, match="embed"):
-        DraftModelDrafter(draft).save_pretrained(tmp_path / "other", embed_draft_model=False)
-
-
-def test_push_takes_only_what_belongs_to_a_drafter(hub: HubServer, tmp_path: Path) -> None:
-    PromptLookupDrafter().save_pretrained(tmp_path)
-    (tmp_path / ".env").write_text("SECRET=1")
-    (tmp_path / "notes.txt").write_text("x")
-    push_folder(tmp_path, "org/drafter", token=TOKEN)
-    commit = hub.commit("org/drafter", "main")
-    assert commit is not None
-    assert sorted(commit["files"]) == [
-        "README.md", "config.json", "custom_generate/generate.py", "custom_generate/requirements.txt",
-    ]  # fmt: skip
-    with pytest.raises(SpeculationError, match=r"config\.json"):
-        push_folder(tmp_path / "..", "org/other", token=TOKEN)
-    assert hub.repo("org/other") is None
+def test_there_is_a_hub_config_for_each_family() -> None:
+    assert {folder.name for folder in HUB_CONFIGS} >= {"prompt_lookup", "draft_model", "ngram", "suffix"}
 
 
 # Cards

@@ -1,0 +1,46 @@
+"""Small models and one drafter per type, for the tests of the Hub."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from hf_specdec import Drafter
+from hf_specdec.drafters import prompt_lookup, suffix  # noqa: F401  (registers them)
+from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
+from hf_specdec.registry import drafter_class
+
+ROOT = Path(__file__).parents[1]
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+
+
+def tiny_model(seed: int = 0, **sizes: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1} | sizes
+    config = LlamaConfig(num_attention_heads=1, num_key_value_heads=1, eos_token_id=None, pad_token_id=0, **shape)
+    return LlamaForCausalLM(config).eval()
+
+
+def tiny_ngram(vocab_size: int = 40) -> NGramDrafter:
+    even = np.full(vocab_size, 1 / vocab_size, dtype=np.float32)
+    keys = np.array([5 * vocab_size + 6, 6 * vocab_size + 7], dtype=np.int64)
+    half = np.full(2, 0.5, dtype=np.float32)
+    backoff = np.ones(vocab_size, dtype=np.float32)
+    backoff[[5, 6]] = 0.5
+    return NGramDrafter(
+        NGramModel(even, backoff, [Level(keys, half, np.ones(2, dtype=np.float32))]), num_draft_tokens=2
+    )
+
+
+def drafter_of(name: str) -> Drafter:
+    """One drafter of each registered type."""
+    cls = drafter_class(name)
+    if cls is NGramDrafter:
+        return tiny_ngram()
+    return cls(tiny_model(seed=1)) if cls.needs_draft_model else cls()  # type: ignore[call-arg]
+
+
+def generate(target: PreTrainedModel, **kwargs: Any) -> list[int]:
+    return target.generate(PROMPT, max_new_tokens=12, do_sample=False, **kwargs)[0].tolist()
