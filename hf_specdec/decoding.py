@@ -8,7 +8,7 @@ Two ways to move a batch on:
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,13 +24,13 @@ from .errors import warn
 from .guard import GuardedSession, as_chain
 from .judging import Judge, Judgement
 from .outputs import StepOutputs
+from .picking import DraftPicker
 from .probe import Support, support
 from .processing import Processing
-from .randomness import Purpose, Randomness
+from .randomness import Randomness
 from .runner import LockstepRunner, RaggedRunner, prefill, takes_ragged_inputs
 from .stats import SpeculationStats
 from .stopping import Stopping
-from .verification import distribution, draw
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
@@ -112,11 +112,11 @@ def _choose_ragged(call: Call, drafter: Drafter) -> bool:
 
 def _rope_changes(call: Call) -> bool:
     """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
-    config = call.target.config.get_text_config(decoder=True)
+    config: Any = call.target.config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     for rope in kinds:
-        start: int = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 2**31)
+        start = int(rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 2**31))
         end = call.stopping.max_length or 2**31
         if rope.get("rope_type") == "dynamic" and end > start:
             return True
@@ -130,11 +130,13 @@ class Decoding:
     `play_round`."""
 
     runner: Any
+    guard: type[GuardedSession] = GuardedSession
     session: GuardedSession | None = None
 
     def __init__(self, call: Call, drafter: Drafter, ragged: bool, wrap: Callable[[Any], Any] | None) -> None:
         self.call, self.drafter, self.ragged, self.wrap = call, drafter, ragged, wrap
         self.stopping = call.stopping
+        self.device = call.target.device
         self.stats = SpeculationStats(mode="ragged" if ragged else "lockstep")
         self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
         self.judge = Judge(call.processing, call.processors, bool(call.config.do_sample), self.randomness, self.stats)
@@ -198,6 +200,9 @@ class Decoding:
 
     def _open_session(self) -> None:
         call = self.call
+        self.picker = DraftPicker(
+            call.processing, self.vocab, bool(call.config.do_sample), self.randomness, call.input_ids.device
+        )
         context = DraftContext(
             prompt_ids=call.input_ids,
             prompt_mask=self.prompt_mask,
@@ -207,16 +212,17 @@ class Decoding:
             do_sample=bool(call.config.do_sample),
             lockstep=not self.ragged,
             trees=self.ragged,
-            pick=self._pick,
+            pick=self.picker,
             device=call.input_ids.device,
             stats=self.stats,
         )
-        self.session = GuardedSession(self.drafter, context)
+        self.session = self.guard(self.drafter, context)
 
     def play_round(self) -> None:
         """Draft, verify in one forward, keep what the judge accepts, roll the rest back."""
         assert self.session is not None
         self.round += 1
+        self.picker.attempt = self.round
         began = time.perf_counter()
         draft = self._draft(self.session)
         verifying = time.perf_counter()
@@ -226,6 +232,7 @@ class Decoding:
         outputs = self.runner.forward(*self._verification_inputs(draft))
         logits = outputs.logits.to(self.call.input_ids.device)
         seconds = time.perf_counter() - verifying
+        draft = self._tested(draft, self.session)
         emitted, accepted, paths, sound = self._advance(draft, logits, outputs)
         if logits.device.type != "cpu":  # a forward is over only when its results have been looked at
             seconds = time.perf_counter() - verifying
@@ -244,6 +251,10 @@ class Decoding:
         if not sound:
             self.session.drop("it returned token ids or probabilities out of range")
         self.session.observe(verdict)
+
+    def _tested(self, draft: Draft, session: GuardedSession) -> Draft:
+        """A schedule's hook, called after the forward: what is judged, where that is more than the target was fed."""
+        return draft
 
     def _draft(self, session: GuardedSession) -> Draft:
         s = self.sequences
@@ -265,15 +276,14 @@ class Decoding:
     def _verification_inputs(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
         """The last accepted token followed by the draft [B, K + 1], and their parents in a tree."""
         s = self.sequences
-        device = self.call.target.device
         last = s.ids.gather(1, torch.tensor(s.lengths, device=s.ids.device)[:, None] - 1)
         tokens = torch.cat([last, draft.tokens.clamp(0, self.vocab - 1)], dim=1)
         self.stats.target_calls += 1
         self.stats.verify_widths[tokens.shape[1]] += 1
         if draft.parents is None:
-            return tokens.to(device), None
+            return tokens.to(self.device), None
         root = draft.parents.new_full((len(s.rows), 1), -1)
-        return tokens.to(device), torch.cat([root, draft.parents + 1], dim=1).to(device)
+        return tokens.to(self.device), torch.cat([root, draft.parents + 1], dim=1).to(self.device)
 
     def _advance(
         self, draft: Draft, logits: Tensor, outputs: Any
@@ -337,22 +347,6 @@ class Decoding:
             if all(self.finished) or not together or (newly and self.stopping.has_eos):
                 break
         return emitted, accepted
-
-    def _pick(
-        self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """`DraftContext.pick`: the target's vocabulary, the call's processors, and a draw of the draft's own."""
-        logits = logits.to(self.call.input_ids.device, torch.float32)
-        if logits.shape[-1] > self.vocab:
-            logits = logits[:, : self.vocab]
-        elif logits.shape[-1] < self.vocab:
-            logits = torch.nn.functional.pad(logits, (0, self.vocab - logits.shape[-1]), value=-torch.inf)
-        scores = self.call.processing(ids, list(range(len(rows))), lengths, logits)
-        if not self.call.config.do_sample:
-            return scores.argmax(-1), None
-        q = distribution(scores)
-        u = self.randomness.tensor(rows, lengths, Purpose.DRAFT, q.device, attempt=self.round)
-        return draw(q, u), q
 
     def _count(self, draft: Draft, verdict: Verdict, active: list[bool]) -> None:
         """Statistics of a round, over the rows that were not finished before it."""

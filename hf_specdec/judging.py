@@ -228,10 +228,11 @@ class Judge:
 
 def is_sound(draft: Draft, vocab: int) -> Tensor:
     """Whether all ids are in the vocabulary and all q are probabilities; a boolean on the draft's device."""
-    counted = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < torch.tensor(
-        draft.lengths, device=draft.tokens.device
-    ).unsqueeze(1)
     fine = (draft.tokens >= 0) & (draft.tokens < vocab)
     if draft.token_probs is not None:
         fine &= (draft.token_probs > 0) & (draft.token_probs <= 1 + 1e-4)  # false for NaN
-    return (fine | ~counted).all()
+    width = draft.tokens.shape[1]
+    if min(draft.lengths, default=width) < width:
+        lengths = torch.tensor(draft.lengths, device=fine.device)[:, None]
+        fine |= torch.arange(width, device=fine.device) >= lengths
+    return fine.all()

@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+GOLDEN, MIX_1, MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+SHIFT_27, SHIFT_30, SHIFT_31, SHIFT_32 = map(np.uint64, (27, 30, 31, 32))
+
 
 class Purpose(IntEnum):
     """What a number decides. Tests of siblings in a tree use `ACCEPT + i`."""
@@ -28,10 +31,9 @@ class Randomness:
 
     def uniform(self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int = 0) -> np.ndarray:
         """float64 numbers in [0, 1), one per (row, position) pair."""
-        with np.errstate(over="ignore"):
-            counter = np.asarray(rows, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            counter ^= _mix(np.asarray(positions, np.uint64) + np.uint64(purpose << 40) + np.uint64(attempt << 48))
-            return (_mix(_mix(counter + self.seed) ^ self.seed) >> np.uint64(32)) * 2.0**-32
+        counter = _mix(np.asarray(positions, np.uint64) + np.uint64((purpose << 40) + (attempt << 48)))
+        counter ^= np.asarray(rows, np.uint64) * GOLDEN
+        return (_mix(_mix(counter + self.seed) ^ self.seed) >> SHIFT_32) * 2.0**-32
 
     def tensor(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, device: torch.device, attempt: int = 0
@@ -46,6 +48,7 @@ class Randomness:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """splitmix64's finaliser; products wrap around on purpose (numpy warns of that for scalars only)."""
+    x = (x ^ (x >> SHIFT_30)) * MIX_1
+    x = (x ^ (x >> SHIFT_27)) * MIX_2
+    return x ^ (x >> SHIFT_31)

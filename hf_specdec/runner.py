@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .cache import RaggedCache
@@ -50,6 +50,8 @@ class LockstepRunner:
         self.model, self.cache, self.ids = model, cache, ids
         self.length = cache.get_seq_length()
         self.kwargs = {k: v for k, v in model_kwargs.items() if k not in ("past_key_values", "logits_to_keep")}
+        self.is_simple = prepares_stock_inputs(model) and takes_ragged_inputs(model, model_kwargs)
+        self.prompt_length = self.length
         cache.activate_past_recording()
 
     @property
@@ -61,6 +63,9 @@ class LockstepRunner:
         assert parents is None, "trees need the ragged runner"
         self.length += tokens.shape[1]
         self.ids = torch.cat([self.ids, tokens], dim=1)
+        if self.is_simple:
+            # What the call below comes to, at a fraction of its time (a light draft notices).
+            return self.model(input_ids=tokens, past_key_values=self.cache, **self.kwargs | self._next(tokens.shape[1]))
         inputs = self.model.prepare_inputs_for_generation(
             self.ids,
             next_sequence_length=tokens.shape[1],
@@ -68,6 +73,16 @@ class LockstepRunner:
             **self.kwargs | self._grown(),
         )
         return self.model(**inputs, return_dict=True)
+
+    def _next(self, width: int) -> dict[str, Tensor]:
+        """Mask of all columns and positions of the last `width` ones."""
+        inputs = {}
+        if (mask := self.kwargs.get("attention_mask")) is not None:
+            inputs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), self.length - mask.shape[1])], dim=1)
+        if (positions := self.kwargs.get("position_ids")) is not None:
+            end = self.length - self.prompt_length + 1
+            inputs["position_ids"] = positions[:, -1:] + torch.arange(end - width, end, device=positions.device)
+        return inputs
 
     def _grown(self) -> dict[str, Tensor]:
         """The prompt's mask, positions and token types, carried on to the present length as plain decoding does."""
@@ -251,6 +266,12 @@ def _windows(model: PreTrainedModel, cache: RaggedCache) -> dict[str, int | None
     if len(set(kinds)) == 1:
         return {kinds[0]: windows[0]}
     return {kind: windows[kinds.index(kind)] for kind in dict.fromkeys(kinds)}
+
+
+def prepares_stock_inputs(model: PreTrainedModel) -> bool:
+    """Whether nothing (the class, PEFT, remote code) has its own idea of the inputs of a decoding step."""
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    return prepare is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
 
 
 def takes_ragged_inputs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:

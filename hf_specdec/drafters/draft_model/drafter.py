@@ -86,6 +86,7 @@ class DraftModelSession(DraftSession):
         self.model, self.fixed_window, self.tuner = model, window, tuner
         config = model.config.get_text_config(decoder=True)
         self.vocab = config.vocab_size
+        self.device = model.device  # asked once: transformers looks for it among the parameters
         self.context_limit = getattr(config, "max_position_embeddings", None) or 2**31
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.runner = self._prefilled()
@@ -203,7 +204,7 @@ class DraftModelSession(DraftSession):
 
     def _own(self, ids: Tensor) -> Tensor:
         """Ids for the draft's embedding; ones it does not know cost acceptance, not the run."""
-        return ids.to(self.model.device).clamp(0, self.vocab - 1)
+        return ids.to(self.device).clamp(0, self.vocab - 1)
 
     def _with_room(self, sequences: Sequences, width: int) -> Tensor:
         """The sequences' ids with columns to write the draft to."""
