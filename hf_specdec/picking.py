@@ -1,0 +1,41 @@
+"""`DraftPicker`: how every stochastic draft is drawn, so that q is what was sampled by construction."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .processing import Processing
+from .randomness import Purpose, Randomness
+from .verification import distribution, draw
+
+
+@dataclass
+class DraftPicker:
+    """The `Picker` of one call. It can be sent to another process."""
+
+    processing: Processing
+    vocab: int
+    """of the target's logits"""
+    do_sample: bool
+    randomness: Randomness
+    device: torch.device
+    attempt: int = 0
+    """the round: a position that is drafted again needs a fresh draw"""
+
+    def __call__(
+        self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The target's vocabulary, the call's processors, and a draw of the draft's own."""
+        logits = logits.to(self.device, torch.float32)
+        if logits.shape[-1] > self.vocab:
+            logits = logits[:, : self.vocab]
+        elif logits.shape[-1] < self.vocab:
+            logits = torch.nn.functional.pad(logits, (0, self.vocab - logits.shape[-1]), value=-torch.inf)
+        scores = self.processing(ids, list(range(len(rows))), lengths, logits)
+        if not self.do_sample:
+            return scores.argmax(-1), None
+        q = distribution(scores)
+        u = self.randomness.tensor(rows, lengths, Purpose.DRAFT, q.device, attempt=self.attempt)
+        return draw(q, u), q
