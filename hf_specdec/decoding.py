@@ -112,11 +112,11 @@ def _choose_ragged(call: Call, drafter: Drafter) -> bool:
 
 def _rope_changes(call: Call) -> bool:
     """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
-    config = call.target.config.get_text_config(decoder=True)
+    config: Any = call.target.config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     for rope in kinds:
-        start: int = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 2**31)
+        start = int(rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 2**31))
         end = call.stopping.max_length or 2**31
         if rope.get("rope_type") == "dynamic" and end > start:
             return True
@@ -136,6 +136,7 @@ class Decoding:
     def __init__(self, call: Call, drafter: Drafter, ragged: bool, wrap: Callable[[Any], Any] | None) -> None:
         self.call, self.drafter, self.ragged, self.wrap = call, drafter, ragged, wrap
         self.stopping = call.stopping
+        self.device = call.target.device
         self.stats = SpeculationStats(mode="ragged" if ragged else "lockstep")
         self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
         self.judge = Judge(call.processing, call.processors, bool(call.config.do_sample), self.randomness, self.stats)
@@ -275,15 +276,14 @@ class Decoding:
     def _verification_inputs(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
         """The last accepted token followed by the draft [B, K + 1], and their parents in a tree."""
         s = self.sequences
-        device = self.call.target.device
         last = s.ids.gather(1, torch.tensor(s.lengths, device=s.ids.device)[:, None] - 1)
         tokens = torch.cat([last, draft.tokens.clamp(0, self.vocab - 1)], dim=1)
         self.stats.target_calls += 1
         self.stats.verify_widths[tokens.shape[1]] += 1
         if draft.parents is None:
-            return tokens.to(device), None
+            return tokens.to(self.device), None
         root = draft.parents.new_full((len(s.rows), 1), -1)
-        return tokens.to(device), torch.cat([root, draft.parents + 1], dim=1).to(device)
+        return tokens.to(self.device), torch.cat([root, draft.parents + 1], dim=1).to(self.device)
 
     def _advance(
         self, draft: Draft, logits: Tensor, outputs: Any
