@@ -31,7 +31,7 @@ class Randomness:
 
     def uniform(self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int = 0) -> np.ndarray:
         """float64 numbers in [0, 1), one per (row, position) pair."""
-        counter = _mix(np.asarray(positions, np.uint64) + np.uint64((purpose << 40) + (attempt << 48)))
+        counter = _mix(np.asarray(positions, np.uint64) + np.uint64((purpose << 40) + (attempt % 2**16 << 48)))
         counter ^= np.asarray(rows, np.uint64) * GOLDEN
         return (_mix(_mix(counter + self.seed) ^ self.seed) >> SHIFT_32) * 2.0**-32
 
