@@ -1,0 +1,188 @@
+"""Tiny decoder-only models of many architectures, with random weights that give varied text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as tf
+from torch import Tensor
+
+VOCAB = 97
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
+ENDS: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+WINDOW = 6
+"""tokens of the sliding windows: short, so that every test goes past it"""
+
+
+def _mixed_layers(sliding: str = "sliding_attention") -> dict[str, Any]:
+    return {"layer_types": [sliding, "full_attention"]}
+
+
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    "Llama": lambda: tf.LlamaConfig(**SIZES),
+    "Mistral": lambda: tf.MistralConfig(**SIZES, sliding_window=WINDOW),
+    "Qwen2": lambda: tf.Qwen2Config(**SIZES),
+    "Qwen2 sliding": lambda: tf.Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "Qwen3": lambda: tf.Qwen3Config(**SIZES),
+    "Qwen3-MoE": lambda: tf.Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    ),
+    "Gemma": lambda: tf.GemmaConfig(**SIZES),
+    "Gemma2": lambda: tf.Gemma2Config(**SIZES, sliding_window=WINDOW, query_pre_attn_scalar=8),
+    "Gemma3": lambda: tf.Gemma3TextConfig(**SIZES, sliding_window=WINDOW, **_mixed_layers()),
+    "Phi": lambda: tf.PhiConfig(**SIZES, partial_rotary_factor=0.5),
+    "Phi-3": lambda: tf.Phi3Config(**SIZES, sliding_window=WINDOW),
+    "GPT-2": lambda: tf.GPT2Config(**GPT2, **ENDS, tie_word_embeddings=False),
+    "GPT-J": lambda: tf.GPTJConfig(**GPT2, **ENDS, rotary_dim=8, tie_word_embeddings=False),
+    "GPT-BigCode": lambda: tf.GPTBigCodeConfig(**GPT2, **ENDS, tie_word_embeddings=False),
+    "GPT-Neo": lambda: tf.GPTNeoConfig(
+        **ENDS,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=48,
+        attention_types=[[["global", "local"], 1]],
+        window_size=WINDOW,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    ),
+    "GPT-NeoX": lambda: tf.GPTNeoXConfig(**SIZES),
+    "GPT-OSS": lambda: tf.GptOssConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, **_mixed_layers()
+    ),
+    "OPT": lambda: tf.OPTConfig(
+        **ENDS,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    ),
+    "Bloom": lambda: tf.BloomConfig(**ENDS, hidden_size=32, n_layer=2, n_head=4, tie_word_embeddings=False),
+    "Falcon": lambda: tf.FalconConfig(
+        **ENDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, tie_word_embeddings=False
+    ),
+    "Falcon ALiBi": lambda: tf.FalconConfig(
+        **ENDS,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        alibi=True,
+        multi_query=False,
+        parallel_attn=False,
+        tie_word_embeddings=False,
+    ),
+    "MPT": lambda: tf.MptConfig(
+        **ENDS, d_model=32, n_layers=2, n_heads=4, max_seq_len=512, use_cache=True, tie_word_embeddings=False
+    ),
+    "OLMo2": lambda: tf.Olmo2Config(**SIZES),
+    "StarCoder2": lambda: tf.Starcoder2Config(**SIZES, sliding_window=WINDOW),
+    "StableLM": lambda: tf.StableLmConfig(**SIZES),
+    "Cohere": lambda: tf.CohereConfig(**SIZES),
+    "Granite": lambda: tf.GraniteConfig(**SIZES),
+    "SmolLM3": lambda: tf.SmolLM3Config(**SIZES),
+    "GLM-4": lambda: tf.Glm4Config(**SIZES, partial_rotary_factor=0.5),
+    "Mixtral": lambda: tf.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "DeepSeek-V3": lambda: tf.DeepseekV3Config(
+        **SIZES | {"num_key_value_heads": 4, "head_dim": 4},
+        moe_intermediate_size=24,
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    ),
+    "Qwen3-Next": lambda: tf.Qwen3NextConfig(
+        **SIZES,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        **_mixed_layers("linear_attention"),
+    ),
+    "LFM2": lambda: tf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "Mamba": lambda: tf.MambaConfig(**ENDS, hidden_size=32, num_hidden_layers=2, state_size=8),
+}
+REQUIRED = [
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Qwen3",
+    "Gemma2",
+    "Gemma3",
+    "Phi-3",
+    "GPT-2",
+    "GPT-NeoX",
+    "OPT",
+    "Bloom",
+    "Falcon",
+    "MPT",
+    "OLMo2",
+    "GPT-BigCode",
+    "StarCoder2",
+    "Mixtral",
+    "DeepSeek-V3",
+]
+
+
+def build(name: str, attention: str = "sdpa", seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of this architecture.
+
+    Raises:
+        ValueError: the architecture does not know this attention implementation.
+    """
+    return from_config(ARCHITECTURES[name](), attention, seed).to(dtype)
+
+
+def from_config(config: Any, attention: str = "sdpa", seed: int = 0) -> Any:
+    """Weights large enough that every token matters: transformers' own initial ones give text that loops."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = tf.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0.0, 3.0 / weight.shape[-1] ** 0.5)
+        for table in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            table.normal_()
+    return model.eval()
+
+
+def llama(vocab: int = VOCAB, seed: int = 0, attention: str = "sdpa", **changes: Any) -> Any:
+    """The model of most tests."""
+    return from_config(tf.LlamaConfig(**SIZES | {"vocab_size": vocab} | changes), attention, seed)
+
+
+def prompts(lengths: list[int], vocab: int = VOCAB, seed: int = 0) -> dict[str, Tensor]:
+    """Random prompts of these lengths, left-padded with 0."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.randint(2, vocab, (len(lengths), width), generator=generator)
+    mask = torch.stack([(torch.arange(width) >= width - n).long() for n in lengths])
+    return {"input_ids": ids * mask, "attention_mask": mask}
