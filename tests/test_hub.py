@@ -100,6 +100,16 @@ def test_quantization_says_what_is_missing(quantization: str, tmp_path: Path, mo
         Drafter.from_pretrained(tmp_path, quantization=quantization)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_quantized_draft_drafts(quantization: str, target: PreTrainedModel, tmp_path: Path) -> None:
+    pytest.importorskip("optimum.quanto")
+    DraftModelDrafter(tiny_model(1, hidden_size=128, intermediate_size=128)).save_pretrained(tmp_path)
+    drafter = Drafter.from_pretrained(tmp_path, quantization=quantization)
+    assert generate(target, assistant_model=drafter) == generate(target)
+    with pytest.raises(SpeculationError, match="quantized"):
+        drafter.save_pretrained(tmp_path / "copy")
+
+
 # The target
 
 
