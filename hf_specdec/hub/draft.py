@@ -12,7 +12,7 @@ from .files import COMMIT_HASH, check_no_pickles, check_relative, download, read
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PATTERNS = ("*.json", "*.safetensors")
+PATTERNS = ("config.json", "generation_config.json", "model.safetensors.index.json", "model*.safetensors")
 QUANTIZATIONS = ("int8", "int4")
 
 
@@ -37,11 +37,12 @@ def check_draft_entry(entry: Any, path: Path) -> None:
         )
 
 
-def find_draft(entry: dict[str, str], folder: Path, **hub: Any) -> Path:
+def find_draft(entry: dict[str, str], folder: Path, trust_remote_code: bool = False, **hub: Any) -> Path:
     """The folder of the draft model that a drafter in `folder` names."""
     if "repo_id" in entry:
         # Straight to the Hub: a folder of that name in the working directory is not what the config means.
-        return download(entry["repo_id"], list(PATTERNS), **hub | {"revision": entry["revision"]})
+        wanted = [*PATTERNS, "*.py"] if trust_remote_code else list(PATTERNS)
+        return download(entry["repo_id"], wanted, **hub | {"revision": entry["revision"]})
     draft = folder / entry["subfolder"]
     if not draft.is_dir() or not draft.resolve().is_relative_to(folder.resolve()):
         raise SpeculationError(f"{draft} is missing or a link; it must be the folder with the draft model")

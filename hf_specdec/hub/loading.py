@@ -78,7 +78,7 @@ def load_drafter(
                 names = [f"{config.draft_model['subfolder']}/{pattern}" for pattern in PATTERNS]
                 commit = None if Path(repo_or_folder).is_dir() else _commit_of(folder, subfolder)
                 folder = find_folder(repo_or_folder, subfolder, names, revision=commit, **where)
-            draft_folder = find_draft(config.draft_model, folder, **where)
+            draft_folder = find_draft(config.draft_model, folder, trust_remote_code, **where)
             draft_model = load_draft(
                 draft_folder,
                 dtype=dtype,
