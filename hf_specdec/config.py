@@ -55,6 +55,20 @@ class DrafterConfig:
         """Every field that is set, as plain JSON values."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
-    def get_text_config(self, **_: Any) -> "DrafterConfig":
+    def get_text_config(self, **_: Any) -> "SameVocabulary":
         """Asked by transformers' pipelines of whatever is passed as `assistant_model`."""
+        return SameVocabulary()
+
+
+class SameVocabulary:
+    """The text config of a drafter, for pipelines, which compare it with the target's to see whether a second tokenizer
+    is needed. It never is: every field equals the target's. Whether the two fit is checked when `generate` is called.
+    """
+
+    def __getattr__(self, name: str) -> "SameVocabulary":
         return self
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
