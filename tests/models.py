@@ -186,3 +186,17 @@ def prompts(lengths: list[int], vocab: int = VOCAB, seed: int = 0) -> dict[str, 
     ids = torch.randint(2, vocab, (len(lengths), width), generator=generator)
     mask = torch.stack([(torch.arange(width) >= width - n).long() for n in lengths])
     return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def tokenizer() -> Any:
+    """Letters a to i and all their pairs: text in which a stop string may begin and end within a token."""
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+
+    letters = "abcdefghi"
+    pairs = [(x, y) for x in letters for y in letters]
+    names = ["<pad>", "<s>", *letters, *(x + y for x, y in pairs)]
+    names += [f"<{i}>" for i in range(len(names), VOCAB)]
+    backend = Tokenizer(BPE({name: i for i, name in enumerate(names)}, pairs))
+    backend.decoder = decoders.Fuse()
+    return tf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", padding_side="left")
