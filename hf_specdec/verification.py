@@ -13,7 +13,7 @@ from torch import Tensor
 def distribution(scores: Tensor) -> Tensor:
     """p from processed scores [..., V]: a float32 softmax that is never NaN (a row without mass is uniform)."""
     probs = torch.softmax(scores.float(), dim=-1)
-    return torch.where(probs.isfinite(), probs, 1.0 / scores.shape[-1])
+    return torch.nan_to_num_(probs, nan=1.0 / scores.shape[-1])
 
 
 def draw(p: Tensor, u: Tensor) -> Tensor:
@@ -22,8 +22,10 @@ def draw(p: Tensor, u: Tensor) -> Tensor:
     Never a token of probability 0: the drawn one is the first whose cumulated mass exceeds u.
     """
     mass = p.double().cumsum(-1)
-    tokens = torch.searchsorted(mass, u.double()[:, None] * mass[:, -1:], right=True)[:, 0]
-    return torch.minimum(tokens, p.shape[-1] - 1 - p.flip(-1).gt(0).int().argmax(-1))
+    total = mass[:, -1:].contiguous()
+    tokens = torch.searchsorted(mass, u.double()[:, None] * total, right=True)
+    last = torch.searchsorted(mass, total)  # where rounding made u * total reach the total
+    return torch.minimum(tokens, last)[:, 0]
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
