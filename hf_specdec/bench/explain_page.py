@@ -29,7 +29,8 @@ STYLE = """
 .dropped { color: var(--soft); text-decoration: line-through; opacity: .7; }
 .t[data-tip]:hover::after, .t[data-tip]:focus::after { content: attr(data-tip); position: fixed; left: 1rem;
   right: 1rem; bottom: 1rem; margin: 0 auto; max-width: 34rem; background: var(--text); color: var(--page);
-  padding: .5rem .8rem; border-radius: .5rem; font: 500 .9rem/1.4 system-ui, sans-serif; white-space: pre-wrap; z-index: 9; }
+  padding: .5rem .8rem; border-radius: .5rem; font: 500 .9rem/1.4 system-ui, sans-serif; white-space: pre-wrap;
+  z-index: 9; }
 .legend span { margin-right: 1.1rem; display: inline-block; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); } svg.timeline { display: block; min-width: 46rem; }
 """

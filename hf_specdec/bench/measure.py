@@ -88,15 +88,20 @@ class Bench:
             return []
         methods = [method for method in self.methods if unit.batch_size == 1 or not method.single_row]
         reference = self._reference(unit, inputs)
-        generations = [
-            self.generate(method, unit, inputs, reference, repeat=repeat)
-            for repeat in range(self.settings.repeats)
-            for method in _rotated(methods, rotation + repeat)
-        ]
-        generations.sort(key=lambda g: (g.repeat, methods.index(g.method)))
-        tables = self._bare_tables(generations, inputs["input_ids"])
-        plain = next(g.rows for g in generations if g.method.name == PLAIN)
-        return [self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain) for g in generations]
+        measured: list[Measurement] = []
+        plain: list[list[int]] = []
+        for repeat in range(self.settings.repeats):
+            generations = [
+                self.generate(method, unit, inputs, reference, repeat=repeat)
+                for method in _rotated(methods, rotation + repeat)
+            ]
+            generations.sort(key=lambda generation: methods.index(generation.method))
+            tables = self._bare_tables(generations, inputs["input_ids"])
+            plain = plain or generations[0].rows
+            measured += [
+                self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain) for g in generations
+            ]
+        return measured
 
     def _warm_up(self, unit: Unit) -> None:
         """Each method once on the first prompt, so that no first call of a kernel or of a drafter is measured."""

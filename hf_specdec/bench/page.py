@@ -24,7 +24,8 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 600; }
 tr.best td { font-weight: 600; } th.text, td.text { text-align: left; }
-figure { margin: 1rem 0; } figure img { width: 46rem; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
+figure { margin: 1rem 0; }
+figure img { width: 46rem; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
 figcaption { color: var(--soft); font-size: .85rem; max-width: 46rem; } details { margin: 1rem 0; }
 pre { overflow-x: auto; background: var(--card); padding: .8rem; border-radius: .5rem; font-size: .8rem; }
 """

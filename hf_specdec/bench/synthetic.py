@@ -24,7 +24,8 @@ def synthetic_acceptance(
     """Inside the block, each greedy choice of the draft along `sequence` is right with probability `acceptance`.
 
     Args:
-        sequence: the prompt and the target's own greedy continuation. Past its end the draft is left as it is.
+        sequence: the prompt and the target's own greedy continuation. Past its end, and in forwards of several rows,
+            the draft is left as it is.
         acceptance: share of tokens to get right, in [0, 1].
         seed: of the coins; the same position always falls the same way, however often it is drafted.
     """
@@ -35,9 +36,9 @@ def synthetic_acceptance(
     def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         start = cached_tokens(kwargs)  # read before the forward, which makes the cache longer
         rows, width = input_shape(args, kwargs)
-        if rows > 1:
-            raise SpeculationError(f"synthetic acceptance serves a batch of 1, got {rows} rows")
         output = forward(*args, **kwargs)
+        if rows > 1:
+            return output
         logits = output.logits
         first = start + width - logits.shape[1]  # logits_to_keep drops the earlier ones
         for i in range(logits.shape[1]):

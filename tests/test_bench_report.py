@@ -1,0 +1,207 @@
+"""What is shown is what was measured: figures by hand count, and pages that a browser opens without complaint."""
+
+import json
+import shutil
+import subprocess
+from html import escape
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import hf_specdec.drafters.prompt_lookup  # noqa: F401  registers it
+from hf_specdec import theory
+from hf_specdec.bench.explain import ExplainSettings, explain
+from hf_specdec.bench.explain_page import audit_text, explain_page
+from hf_specdec.bench.report import write_report
+from hf_specdec.bench.results import Measurement, Results
+from hf_specdec.bench.summary import median_repeats, ratio_interval, summarize
+from hf_specdec.cli import app
+from hf_specdec.errors import SpeculationError
+
+DEMO = Path(__file__).parents[1] / "hf_specdec" / "demo"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def measurement(method: str, prompt: int, repeat: int, tokens: int, seconds: float, **more) -> Measurement:
+    figures = {
+        "dataset": "set",
+        "batch_size": 1,
+        "temperature": 0.0,
+        "prefill_seconds": 0.1,
+        "draft_seconds": 0.2,
+        "verify_seconds": 0.3,
+        "bare_seconds": 0.4,
+        "target_step_seconds": 0.02,
+        "draft_step_seconds": None if method == "plain" else 0.002,
+        "target_calls": 10,
+        "draft_calls": 0 if method == "plain" else 20,
+        "row_steps": 9,
+        "drafted_per_position": [] if method == "plain" else [9, 9],
+        "accepted_per_position": [] if method == "plain" else [6, 3],
+        "acceptance_sum": 0.0 if method == "plain" else 12.0,
+        "acceptance_count": 0 if method == "plain" else 15,
+        "same_text": True,
+        "difference": None,
+        "peak_memory_bytes": 1000,
+    }
+    return Measurement(method=method, prompt=prompt, repeat=repeat, tokens=tokens, seconds=seconds, **(figures | more))
+
+
+def sample() -> list[Measurement]:
+    """Two methods, three prompts, three repetitions of different speed."""
+    return [
+        measurement(method, prompt, repeat, 10 * (prompt + 1), base * (prompt + 1) * (1 + 0.1 * (repeat - 1)))
+        for prompt in range(3)
+        for repeat in range(3)
+        for method, base in (("plain", 1.0), ("fast", 0.5))
+    ]
+
+
+def test_figures_match_a_hand_count() -> None:
+    plain, fast = summarize(sample())
+    # The median repetition is the one with factor 1: 10 + 20 + 30 tokens in (1 + 2 + 3) · base seconds.
+    assert (plain["name"], fast["name"]) == ("plain", "fast")
+    assert (fast["tokens"], fast["seconds"], fast["tokens_per_second"]) == (60, 3.0, 20.0)
+    assert fast["speedup"] == 2.0 and fast["speedup_interval"] == (2.0, 2.0)
+    assert fast["ratios"]["plain"]["ratio"] == 2.0 and plain["ratios"]["fast"]["ratio"] == 0.5
+    assert fast["tokens_per_second_by_repeat"] == pytest.approx([20 / 0.9, 20, 20 / 1.1])
+    assert fast["mean_acceptance_length"] == 1 + 27 / 27 and fast["draft_acceptance_rate"] == 27 / 54
+    assert fast["acceptance_per_position"] == pytest.approx([6 / 9, 3 / 9])
+    assert (fast["alpha"], fast["gamma"]) == (0.8, 2.0)
+    assert fast["c"] == pytest.approx(0.1)
+    assert fast["predicted_speedup"] == pytest.approx(theory.improvement_factor(0.8, 2, 0.1))
+    assert fast["bound_share"] == pytest.approx(3 * 0.4 / (3.0 - 3 * 0.1))
+    assert fast["overhead_seconds"] == pytest.approx(3.0 - 3 * (0.1 + 0.2 + 0.3))
+    assert plain["mean_acceptance_length"] == 1 and plain["alpha"] is None and plain["predicted_speedup"] is None
+    assert fast["target_calls"] == 30 and fast["draft_calls"] == 60
+
+
+def test_medians_and_intervals() -> None:
+    repeats = [measurement("m", 0, i, 10, seconds) for i, seconds in enumerate([3.0, 1.0, 2.0])]
+    assert [m.seconds for m in median_repeats(repeats)] == [2.0]
+    one = [measurement("m", 0, 0, 10, 1.0)]
+    assert ratio_interval(one, one) is None
+    noisy = [measurement("m", i, 0, 10, 1.0 + 0.2 * (i % 3)) for i in range(12)]
+    steady = [measurement("p", i, 0, 10, 2.0) for i in range(12)]
+    low, high = ratio_interval(noisy, steady)
+    assert low < sum(m.tokens for m in noisy) / sum(m.seconds for m in noisy) / 5 < high
+    assert (low, high) == ratio_interval(noisy, steady)
+
+
+def result_file(folder: Path) -> Path:
+    settings = {"dtype": "float32", "target": "t", "pad_target_mlp": 6000}
+    versions = {"torch": "2", "transformers": "5"}
+    about = {"settings": settings, "versions": versions, "device": "CPU", "threads": 1, "time": "now", "command": "x"}
+    measurements = sample() + [
+        measurement(m.method, m.prompt, m.repeat, m.tokens, m.seconds, temperature=1.0, same_text=None)
+        for m in sample()
+    ]
+    path = folder / "out.json"
+    Results(about, measurements, summarize(measurements)).save(path)
+    return path
+
+
+def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(result_file(tmp_path)), "--output", str(tmp_path / "report")])
+    assert result.exit_code == 0, result.output
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    assert "| fast | 20.0 | 2.00 (2.00-2.00) | 2.00 | 50% | 0.80 | 0.10 |" in markdown
+    assert "## set, batch 1, T=1" in markdown
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4 and "http" not in page.replace("data:", "")
+    assert (tmp_path / "report" / "speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_refuses_what_it_cannot_show(tmp_path: Path) -> None:
+    with pytest.raises(SpeculationError, match="cannot read"):
+        write_report([tmp_path / "absent.json"], tmp_path / "report")
+    Results({}).save(tmp_path / "empty.json")
+    with pytest.raises(SpeculationError, match="no finished prompt"):
+        write_report([tmp_path / "empty.json"], tmp_path / "report")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpeculationError, match="cannot make the folder"):
+        write_report([result_file(tmp_path)], tmp_path / "file")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    models = [AutoModelForCausalLM.from_pretrained(DEMO / name, dtype=torch.float32) for name in ("target", "draft")]
+    return *models, AutoTokenizer.from_pretrained(DEMO / "target")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_explain_accounts_for_every_token(pair, temperature: float) -> None:
+    target, draft, tokenizer = pair
+    prompt = "def add(a, b):\n    return"
+    settings = ExplainSettings("t", "draft_model:num_draft_tokens=4", prompt, "d", 24, temperature, "float32")
+    found = explain(settings, target, draft, tokenizer)
+    kept = [token for line in found.lines for token in line if token.kind in ("first", "accepted", "own")]
+    assert len(kept) == found.new_tokens <= 24
+    assert all(0 <= token.p <= 1 and 0 <= token.q <= 1 for token in kept)
+    assert sum(r.accepted for r in found.rounds) == found.stats.accepted_tokens
+    assert len(found.rejections) <= 10
+    assert found.rejections == sorted(found.rejections, key=lambda r: -r.wasted_seconds)
+    if temperature == 0:
+        assert found.same_text and found.difference is None
+        assert all(r.target_top[0].text == r.replaced_by != r.drafted for r in found.rejections)
+        assert all(r.draft_top[0].text == r.drafted for r in found.rejections)
+    else:
+        assert found.same_text is None and "not compared" in audit_text(found)
+    page = explain_page(found)
+    assert page.count('class="t ') == sum(map(len, found.lines))
+    assert page.count("<rect") == len(found.meter.forwards) + len(found.plain_meter.forwards)
+
+
+def test_explain_on_the_command_line_without_a_draft_model(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    arguments = ["explain", "--target", str(DEMO / "target"), "--drafter", "prompt_lookup", "--prompt", "1 2 3 1 2 3 1"]
+    more = ["--max-new-tokens", "12", "--dtype", "float32", "--threads", "1", "--html", str(page)]
+    result = CliRunner().invoke(app, arguments + more)
+    assert result.exit_code == 0, result.output
+    assert "target calls" in result.output and page.exists()
+
+
+# ------------------------------------------------------------------ in the browser
+
+PROBE = """<script>
+const seen = []; window.onerror = message => seen.push(message);
+window.onload = () => {
+  const frame = document.querySelector('iframe'), page = frame.contentDocument.documentElement;
+  const text = frame.contentDocument.body.innerText.length;
+  document.body.dataset.seen = JSON.stringify({errors: seen, text, width: page.clientWidth, scroll: page.scrollWidth});
+};
+</script>"""
+
+
+def open_in_browser(page: str, width: int, folder: Path) -> dict:
+    """Load a page in a frame of a set width; what it said on the console, and whether it is wider than the frame."""
+    outer = folder / f"outer{width}.html"
+    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{escape(page, quote=True)}"></iframe>'
+    outer.write_text(f'<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">{PROBE}{frame}')
+    quiet = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    quiet += " --disable-component-update --disable-sync --enable-logging=stderr --dump-dom"
+    command = [CHROMIUM, *quiet.split(), f"--user-data-dir={folder / 'profile'}", f"--window-size={width + 100},1000"]
+    done = subprocess.run([*command, outer.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    found = done.stdout.partition('data-seen="')[2].partition('"')[0].replace("&quot;", '"')
+    return json.loads(found) | {"console": said}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_pages_hold_up_in_a_browser(pair, tmp_path: Path, width: int) -> None:
+    target, draft, tokenizer = pair
+    settings = ExplainSettings("t", "draft_model:num_draft_tokens=4", "import os\n", "d", 16, 0.0, "float32")
+    write_report([result_file(tmp_path)], tmp_path / "report")
+    pages = [
+        (tmp_path / "report" / "report.html").read_text(),
+        explain_page(explain(settings, target, draft, tokenizer)),
+    ]
+    for page in pages:
+        seen = open_in_browser(page, width, tmp_path)
+        assert seen["errors"] == [] and seen["console"] == []
+        assert seen["text"] > 300
+        assert seen["scroll"] <= seen["width"] <= width  # wide tables scroll inside their frame
