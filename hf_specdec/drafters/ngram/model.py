@@ -108,7 +108,7 @@ class NGramModel:
             SpeculationError: a table is missing, has another length than its fellows, or is not what it should be.
         """
         named = {name: tensor.numpy() for name, tensor in tensors.items()}
-        order = 1 + sum(name.endswith(".keys") for name in named)
+        order = 1 + -(-(len(named) - 2) // 3)
         try:
             levels = [
                 Level(*(named[f"{n}.{part}"] for part in ("keys", "probs", "backoff"))) for n in range(2, order + 1)

@@ -30,7 +30,7 @@ class PromptLookupConfig(DrafterConfig):
     """Draft tokens per matched token: a short match drafts little, a long one much."""
     min_match: int = 1
     """Shorter matches draft nothing."""
-    max_match: int = 16
+    max_match: int = 8
     """Longer matches count as this long."""
     num_branches: int = 1
     """Competing continuations drafted at once as a tree; 1 drafts a chain."""

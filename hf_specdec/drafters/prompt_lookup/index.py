@@ -5,6 +5,7 @@ followed most often. A context seen once is a leaf that only remembers where; it
 so ordinary text takes about two nodes per token, whatever `max_match` is.
 """
 
+from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -31,8 +32,7 @@ class LookupIndex:
         self._children: dict[int, int] = {}  # node << 32 | token → node
         # A continuation is worth count << 32 | latest position: a plain comparison is "most frequent, then latest".
         self._worth: dict[int, int] = {}  # node << 32 | next token → worth; inner nodes only
-        self._best: list[int] = [0]
-        self._second: list[int] = [0]  # _LEAF marks a context seen once
+        self._top = array("q", [0, 0])  # per node the worths of the best two; _LEAF as second: a context seen once
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append accepted tokens."""
@@ -49,38 +49,37 @@ class LookupIndex:
             if child is None:
                 self._add_leaf(key, position)
                 break
-            if self._second[child] == _LEAF:
+            if self._top[2 * child + 1] == _LEAF:
                 self._open(child, depth)
             self._count(child, token, position)
             node = child
         tokens.append(token)
 
     def _add_leaf(self, key: int, position: int) -> None:
-        self._children[key] = len(self._best)
-        self._best.append(1 << _SHIFT | position)
-        self._second.append(_LEAF)
+        self._children[key] = len(self._top) // 2
+        self._top.extend((1 << _SHIFT | position, _LEAF))
 
     def _open(self, leaf: int, depth: int) -> None:
         """Turn a leaf into an inner node: its one occurrence moves a level down."""
-        worth = self._best[leaf]
+        worth = self._top[2 * leaf]
         position = worth & _POSITION
         self._worth[leaf << _SHIFT | self.tokens[position]] = worth
-        self._second[leaf] = 0
+        self._top[2 * leaf + 1] = 0
         if depth < self.max_match and position > depth:
             self._add_leaf(leaf << _SHIFT | self.tokens[position - depth - 1], position)
 
     def _count(self, node: int, token: int, position: int) -> None:
         """One more occurrence of `token` after `node`; keeps the node's best two continuations."""
-        key = node << _SHIFT | token
-        worth = (self._worth.get(key, 0) >> _SHIFT) + 1 << _SHIFT | position
-        self._worth[key] = worth
-        best = self._best[node]
-        if self.tokens[best & _POSITION] == token:
-            self._best[node] = worth
+        key, top = node << _SHIFT | token, self._top
+        before = self._worth.get(key, 0)
+        self._worth[key] = worth = (before >> _SHIFT) + 1 << _SHIFT | position
+        best = top[2 * node]
+        if before == best:  # a worth names its token, because positions differ
+            top[2 * node] = worth
         elif worth > best:
-            self._best[node], self._second[node] = worth, best
-        elif worth > self._second[node]:
-            self._second[node] = worth
+            top[2 * node], top[2 * node + 1] = worth, best
+        elif worth > top[2 * node + 1]:
+            top[2 * node + 1] = worth
 
     def longest_match(self, min_match: int = 1, branches: int = 1) -> Match:
         """The longest earlier match of the tokens' suffix, if it has at least `min_match` tokens.
@@ -97,8 +96,8 @@ class LookupIndex:
                 break
             node, length = child, length + 1
             path.append(node)
-            if self._second[node] == _LEAF:  # seen once: the text itself tells how far the match reaches
-                position = self._best[node] & _POSITION
+            if self._top[2 * node + 1] == _LEAF:  # seen once: the text itself tells how far the match reaches
+                position = self._top[2 * node] & _POSITION
                 while length < min(reach, position) and tokens[position - length - 1] == tokens[-length - 1]:
                     length += 1
                 break
@@ -106,7 +105,7 @@ class LookupIndex:
             return Match(0, [])
         positions: dict[int, int] = {}  # next token → where it stood
         for node in reversed(path[min_match:] or path[-1:]):
-            for worth in (self._best[node], self._second[node]):
+            for worth in self._top[2 * node : 2 * node + 2]:
                 if worth > 0 and len(positions) < branches:
                     positions.setdefault(tokens[worth & _POSITION], worth & _POSITION)
             if len(positions) == branches:

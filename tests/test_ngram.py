@@ -1,0 +1,164 @@
+"""N-gram models: true probabilities, storage, pruning, and the engine's promises."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from continuations import BATCHES, SETTINGS, SMALL, same_greedy_text, sampling_p_value
+from models import llama
+from safetensors.torch import load_file, save_file
+
+from hf_specdec import Drafter, SpeculationError
+from hf_specdec.drafters.ngram import NGramDrafter, NGramModel
+from hf_specdec.training import ngram as training
+from hf_specdec.training.ngram import train_ngram, train_ngram_drafter
+
+
+def documents(vocab, count=60, seed=0):
+    """Random walks that like some steps more than others."""
+    dice = np.random.default_rng(seed)
+    steps = dice.dirichlet(np.full(vocab, 0.3), size=vocab)
+    texts = []
+    for _ in range(count):
+        text = [int(dice.integers(vocab))]
+        for _ in range(dice.integers(0, 40)):
+            text.append(int(dice.choice(vocab, p=steps[text[-1]])))
+        texts.append(text)
+    return texts
+
+
+def counted(texts, *gram):
+    n = len(gram)
+    return sum(tuple(text[i : i + n]) == gram for text in texts for i in range(len(text) - n + 1))
+
+
+@pytest.mark.parametrize("vocab", [3, 7, 50])
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.parametrize("min_count", [1, 3])
+def test_every_row_is_a_distribution_over_all_tokens(vocab, order, min_count):
+    model = train_ngram(documents(vocab), vocab, order, min_count)
+    dice = np.random.default_rng(1)
+    for _ in range(40):
+        q = model.next_probs(dice.integers(0, vocab, dice.integers(0, 8)).tolist())
+        assert q.dtype == np.float32 and (q > 0).all()
+        assert abs(q.sum() - 1) < 1e-5
+
+
+def test_a_bigram_model_is_the_formula():
+    """Interpolated Kneser-Ney by hand: discounted counts, and contexts counted below."""
+    vocab, texts = 5, documents(5)
+    model = train_ngram(texts, vocab, order=2)
+    pairs = {(a, b): counted(texts, a, b) for a in range(vocab) for b in range(vocab)}
+    seen = [count for count in pairs.values() if count]
+    discount = seen.count(1) / (seen.count(1) + 2 * seen.count(2)) if 1 in seen else 0.5
+    discount = min(max(discount, 0.1), 0.9)
+    contexts = np.array(
+        [max(sum(pairs[a, b] > 0 for a in range(vocab)), any(b in t for t in texts)) for b in range(vocab)]
+    )
+    d1 = training._absolute_discount(contexts)
+    lower = np.maximum(contexts - d1, 0) / contexts.sum()
+    lower += (1 - lower.sum()) / vocab
+    for a in range(vocab):
+        total = sum(pairs[a, b] for b in range(vocab))
+        direct = np.array([max(pairs[a, b] - discount, 0) / total for b in range(vocab)])
+        np.testing.assert_allclose(model.next_probs([a]), direct + (1 - direct.sum()) * lower, atol=1e-6)
+
+
+def test_only_the_last_tokens_count_and_unknown_ones_are_no_error():
+    model = train_ngram(documents(7), 7, order=3)
+    np.testing.assert_array_equal(model.next_probs([5, 5, 1, 2]), model.next_probs([1, 2]))
+    np.testing.assert_array_equal(model.next_probs([999, 2]), model.next_probs([2]))
+    np.testing.assert_array_equal(model.next_probs([2, 999]), model.next_probs([]))
+
+
+def test_ngrams_do_not_cross_documents():
+    model = train_ngram([[0, 1], [2, 3]] * 5, 4, order=2)
+    assert model.sizes == [2]
+
+
+def test_pruning_shrinks_the_model_and_chunks_change_nothing(monkeypatch):
+    texts = documents(20)
+    whole, pruned = train_ngram(texts, 20, 3), train_ngram(texts, 20, 3, min_count=2)
+    assert pruned.num_bytes < whole.num_bytes and all(a < b for a, b in zip(pruned.sizes, whole.sizes, strict=True))
+    monkeypatch.setattr(training, "CHUNK", 17)
+    again = train_ngram(texts, 20, 3)
+    assert all(torch.equal(whole.tensors()[name], table) for name, table in again.tensors().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (([[1]], 4, 0), "order"),
+        (([[1]], 4, 7), "order"),
+        (([[1]], 4, 2, 0), "min_count"),
+        (([[4]], 4), "vocab_size"),
+        (([[-1]], 4), "vocab_size"),
+        (([], 4), "text"),
+    ],
+)
+def test_bad_training_arguments_are_refused(arguments, named):
+    with pytest.raises(SpeculationError, match=named):
+        train_ngram(*arguments)
+
+
+def test_text_files_of_several_shapes_train_a_drafter(tmp_path):
+    class Bytes:
+        eos_token_id = 0
+
+        def __len__(self):
+            return 256
+
+        def __call__(self, text, **_):
+            return {"input_ids": list(text.encode())}
+
+    (tmp_path / "plain.txt").write_text("one line\n\nanother line\n")
+    lines = [json.dumps({"question": "one", "n": 3, "answer": "line"}), json.dumps("another line")]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    for file in tmp_path.iterdir():
+        drafter = train_ngram_drafter(Bytes(), [file], order=3, num_draft_tokens=2)
+        q = drafter.model.next_probs(list(b"li"))
+        assert q.argmax() == ord("n") and drafter.config.sizes == drafter.model.sizes
+
+
+def test_a_drafter_comes_back_from_its_folder_as_it_was(tmp_path):
+    drafter = NGramDrafter(train_ngram(documents(8), 8, 3), num_draft_tokens=4)
+    drafter.save_pretrained(str(tmp_path))
+    loaded = Drafter.from_pretrained(str(tmp_path))
+    assert isinstance(loaded, NGramDrafter) and loaded.config.num_draft_tokens == 4
+    np.testing.assert_array_equal(loaded.model.next_probs([1, 2]), drafter.model.next_probs([1, 2]))
+
+
+@pytest.mark.parametrize("name", ["2.keys", "2.probs", "unigram"])
+def test_damaged_tables_are_refused(tmp_path, name):
+    NGramDrafter(train_ngram(documents(8), 8, 2)).save_pretrained(str(tmp_path))
+    tables = load_file(tmp_path / "model.safetensors")
+    tables[name] = tables[name].flip(0) if name == "2.keys" else tables[name] - 3
+    save_file(tables, tmp_path / "model.safetensors")
+    with pytest.raises(SpeculationError, match="damaged"):
+        Drafter.from_pretrained(str(tmp_path))
+    with pytest.raises(SpeculationError, match="lack"):
+        NGramModel.from_tensors({key: table for key, table in tables.items() if key != name})
+
+
+def test_no_model_or_a_larger_vocabulary_is_refused_before_any_forward():
+    ids = torch.tensor([[1, 2]])
+    with pytest.raises(SpeculationError, match="train"):
+        llama().generate(ids, speculation_type="ngram", max_new_tokens=3)
+    with pytest.raises(SpeculationError, match="tokenizer"):
+        llama(vocab=8).generate(ids, assistant_model=NGramDrafter(train_ngram(documents(9), 9)), max_new_tokens=3)
+
+
+@pytest.mark.parametrize("order", [1, 3])
+@pytest.mark.parametrize("eos", [None, 3])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_greedy_text_is_plain_decodings(lengths, eos, order):
+    model = train_ngram(documents(8), 8, order)
+    same_greedy_text(NGramDrafter(model, num_draft_tokens=4), lengths, eos)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_sampled_text_has_the_targets_distribution(settings):
+    drafter = NGramDrafter(train_ngram(documents(SMALL), SMALL, 3))
+    assert sampling_p_value(drafter, settings, rows=3000) > 1e-3
+    assert drafter.last_stats.acceptance_count > 0

@@ -1,0 +1,166 @@
+"""Prompt lookup: the index against a plain search, the cuts, and the engine's promises."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from continuations import BATCHES, SETTINGS, same_greedy_text, sampling_p_value
+from models import llama
+
+from hf_specdec import SpeculationError
+from hf_specdec.bench.lookup_speed import synthetic_text
+from hf_specdec.drafters.base import Sequences
+from hf_specdec.drafters.prompt_lookup import LookupIndex, PromptLookupDrafter
+from hf_specdec.drafters.prompt_lookup.branches import cut, draft_from_branches, join_branches
+
+
+def searched(tokens, max_match):
+    """The longest match by trying everything: length, and the next tokens, most frequent then latest first."""
+    for length in range(min(max_match, len(tokens) - 1), 0, -1):
+        places = [i for i in range(length, len(tokens)) if tokens[i - length : i] == tokens[-length:]]
+        if places:
+            counts = {i: sum(tokens[i] == tokens[j] for j in places) for i in places}
+            places.sort(key=lambda i: (counts[i], i), reverse=True)
+            return length, list(dict.fromkeys(tokens[i] for i in places)), places[0]
+    return 0, [], None
+
+
+def context(**changes):
+    host = {"eos_token_ids": frozenset(), "vocab_size": 1 << 30, "trees": False, "device": "cpu", "do_sample": False}
+    return SimpleNamespace(**host | changes)
+
+
+def sequences(*rows):
+    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    return Sequences(ids, [len(row) for row in rows], list(range(len(rows))), [list(row) for row in rows])
+
+
+# ---------------------------------------------------------------------- the index
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 3, 10])
+@pytest.mark.parametrize("max_match", [1, 2, 5, 16])
+def test_the_index_finds_what_a_full_search_finds(vocab, max_match):
+    for seed in range(8):
+        dice = random.Random(seed)
+        index = LookupIndex(max_match)
+        for _ in range(70):
+            index.append(dice.randrange(vocab))
+            length, nexts, place = searched(index.tokens, max_match)
+            match = index.longest_match()
+            assert (match.length, match.positions) == (length, [] if place is None else [place])
+            both = index.longest_match(min_match=length or 1, branches=2)
+            assert [index.tokens[i] for i in both.positions] == nexts[:2]
+
+
+def test_more_branches_come_from_shorter_suffixes():
+    index = LookupIndex(8)
+    index.extend([1, 2, 3, 9, 2, 3, 8, 3, 7, 1, 2, 3])
+    match = index.longest_match(branches=5)
+    assert match.length == 3
+    assert [index.tokens[i] for i in match.positions] == [9, 8, 7]
+    assert len(index.longest_match(min_match=2, branches=5).positions) == 2
+
+
+def test_a_copy_that_reaches_the_end_goes_round_the_loop():
+    index = LookupIndex(8)
+    index.extend([5, 6, 7, 5, 6, 7, 5])
+    assert index.copy_from(index.longest_match().positions[0], 7) == [6, 7, 5, 6, 7, 5, 6]
+
+
+def test_the_work_per_token_does_not_grow_with_the_context():
+    """Counted in steps of the interpreter, which a busy machine cannot disturb."""
+    import sys
+
+    steps = 0
+
+    def count(*_):
+        nonlocal steps
+        steps += 1
+        return count
+
+    totals = []
+    for length in (1_000, 40_000):
+        text = synthetic_text(length + 600)
+        index = LookupIndex(8)
+        index.extend(text[:length])
+        steps = 0
+        sys.settrace(count)
+        try:
+            for token in text[length:]:
+                index.append(token)
+                index.longest_match()
+        finally:
+            sys.settrace(None)
+        totals.append(steps)
+    assert totals[1] < 2 * totals[0]
+
+
+# ---------------------------------------------------------------------- from matches to drafts
+
+
+def test_drafts_end_at_an_eos_and_before_ids_the_target_lacks():
+    host = context(eos_token_ids=frozenset({7}), vocab_size=50)
+    assert cut([1, 2, 7, 3], host) == [1, 2, 7]
+    assert cut([1, 50, 3], host) == [1]
+    assert cut([-1], host) == []
+
+
+def test_branches_are_joined_where_they_begin_alike():
+    tokens, parents = join_branches([[1, 2, 3], [1, 4], [5], [1, 2]])
+    assert tokens == [1, 2, 3, 4, 5] and parents == [-1, 0, 1, 0, -1]
+    draft = draft_from_branches([[[1, 2]], [], [[1], [2]]], context())
+    assert draft.lengths == [2, 0, 2] and draft.parents.tolist() == [[-1, 0], [-1, -1], [-1, -1]]
+    assert draft_from_branches([[[1, 2]], []], context()).parents is None
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3, 50])
+def test_a_short_match_drafts_little_and_the_budget_is_kept(budget):
+    session = PromptLookupDrafter(tokens_per_match=2, max_draft_tokens=9, max_match=16).start(context())
+    short, long = [1, 2, 3, 4, 5, 6, 9, 1], [*range(1, 9)] * 2
+    draft = session.propose(sequences(short, long, [4]), [budget] * 3)
+    assert draft.lengths == [min(2, budget), min(9, budget), 0]
+    assert draft.tokens[1, : draft.lengths[1]].tolist() == [*range(1, 9), 1][:budget]
+
+
+def test_min_match_asks_for_more():
+    rows = sequences([1, 2, 3, 1])
+    assert PromptLookupDrafter(min_match=1).start(context()).propose(rows, [5]).lengths == [2]
+    assert PromptLookupDrafter(min_match=2).start(context()).propose(rows, [5]).lengths == [0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_draft_tokens": 0}, {"min_match": 0}, {"min_match": 9, "max_match": 8}, {"num_branches": 0}, {"n": 1}],
+)
+def test_bad_options_are_refused(options):
+    with pytest.raises(SpeculationError, match=next(iter(options))):
+        PromptLookupDrafter(**options)
+
+
+# ---------------------------------------------------------------------- in generate
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("eos", [None, 3])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_greedy_text_is_plain_decodings(lengths, eos, branches):
+    same_greedy_text(PromptLookupDrafter(num_branches=branches), lengths, eos)
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_sampled_text_has_the_targets_distribution(settings, branches):
+    assert sampling_p_value(PromptLookupDrafter(num_branches=branches), settings) > 1e-3
+
+
+def test_the_flag_needs_no_other_argument():
+    target = llama()
+    ids = torch.tensor([[2, 3, 4, 5] * 5])
+    plain = target.generate(ids, max_new_tokens=20, do_sample=False)
+    out = target.generate(
+        ids, max_new_tokens=20, do_sample=False, speculation_type="prompt_lookup", return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, plain)
+    assert out.speculation.drafted_tokens > 0
