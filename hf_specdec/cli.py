@@ -137,11 +137,13 @@ def explain(
 
 
 @app.command()
-def demo() -> None:
-    """A few seconds with the pair of models in the package: plain decoding beside speculation."""
+def demo(
+    svg: Annotated[Path | None, typer.Option(help="Picture to save of what is printed.")] = None,
+) -> None:
+    """A first look with the pair of models in the package: plain decoding beside speculation."""
     from .demo import run_demo
 
-    run_demo()
+    run_demo(svg=svg)
 
 
 @app.command()
