@@ -159,3 +159,31 @@ def generate(
     from .demo import run_generate
 
     run_generate(prompt, target, draft=draft, drafter=drafter, max_new_tokens=max_new_tokens, temperature=temperature)
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="A drafter's folder, such as hub_configs/prompt_lookup.")],
+    repo_id: Annotated[str, typer.Option(help="Repo on the Hub; made if it is not there.")],
+    private: Annotated[
+        bool | None, typer.Option(help="Visibility of a new repo; the account's default if left out.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch; made if it is not there.")] = None,
+    commit_message: Annotated[str | None, typer.Option(help="Of the commit with the files.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    results: Annotated[Path | None, typer.Option(help="Result file of `bench` for the model card.")] = None,
+) -> None:
+    """Upload a drafter's folder to the Hub."""
+    from .hub import push_folder
+
+    typer.echo(
+        push_folder(
+            folder,
+            repo_id,
+            private=private,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            results=results,
+        )
+    )

@@ -14,8 +14,10 @@ from hub_server import TOKEN, HubServer
 from hub_tools import PROMPT, ROOT, drafter_of, generate, tiny_model
 from huggingface_hub import HfApi, constants
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedModel
+from typer.testing import CliRunner
 
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
+from hf_specdec.cli import app
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import push_folder
 from hf_specdec.registry import drafter_types
@@ -129,6 +131,17 @@ def test_a_draft_model_in_its_own_repo(target: PreTrainedModel, hub: HubServer, 
         assert torch.equal(weight, loaded.draft_model.state_dict()[key])
     with pytest.raises(SpeculationError, match="embed"):
         DraftModelDrafter(draft).save_pretrained(tmp_path / "other", embed_draft_model=False)
+
+
+def test_the_push_command(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    folder = str(ROOT / "hub_configs" / "prompt_lookup")
+    done = CliRunner().invoke(app, ["push", folder, "--repo-id", "org/drafter", "--private"])
+    assert done.exit_code == 0, done.output
+    assert f"{hub.url}/org/drafter/commit/" in done.output
+    assert hub.repo("org/drafter")["private"]
+    assert Drafter.from_pretrained("org/drafter").config == Drafter.from_pretrained(folder).config
 
 
 def test_push_takes_only_what_belongs_to_a_drafter(hub: HubServer, tmp_path: Path) -> None:

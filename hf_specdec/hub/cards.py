@@ -119,12 +119,21 @@ def _table(path: str | Path) -> str:
         ) from error
     lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    where = [f"{key}: {value}" for key, value in provenance.items() if isinstance(value, str | int | float)]
-    return "\n\n".join([table, "; ".join(where)]).rstrip()
+    return f"{table}\n\n{_measured_where(provenance)}".rstrip()
+
+
+def _measured_where(provenance: dict[str, Any]) -> str:
+    """Device, versions and command line, the latter without the folders of that machine."""
+    facts = [
+        f"{name}: {provenance[name]}" for name in ("device", "threads", "git_revision", "time") if name in provenance
+    ]
+    facts += [f"{name} {version}" for name, version in provenance.get("versions", {}).items() if version]
+    command = " ".join(_method_name(word) for word in str(provenance.get("command", "")).split())
+    return "; ".join(facts) + (f"\n\n```sh\n{command}\n```" if command else "")
 
 
 def _method_name(spec: str) -> str:
-    """A SPEC without the folders of the machine that measured it."""
+    """A SPEC or argument without the folders of the machine that measured it."""
     return Path(spec).name if spec.startswith(("/", ".", "~")) else spec
 
 
