@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
 from hf_specdec.cli import app
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
-from hf_specdec.hub import push_folder
+from hf_specdec.hub import drafter_from_flag, push_folder
 from hf_specdec.registry import drafter_types
 
 torch.set_num_threads(1)
@@ -131,6 +131,22 @@ def test_a_draft_model_in_its_own_repo(target: PreTrainedModel, hub: HubServer, 
         assert torch.equal(weight, loaded.draft_model.state_dict()[key])
     with pytest.raises(SpeculationError, match="embed"):
         DraftModelDrafter(draft).save_pretrained(tmp_path / "other", embed_draft_model=False)
+
+
+def test_a_model_names_its_drafter(target: PreTrainedModel, hub: HubServer) -> None:
+    plain = generate(target)
+    DraftModelDrafter(tiny_model(1)).push_to_hub("org/drafter", token=TOKEN, target=target)
+    target.generation_config.speculation_type = "draft_model"
+    target.generation_config.speculation = {"drafter": "org/drafter"}
+    assert generate(target) == plain
+    asked = len(hub.requests)
+    assert generate(target) == plain
+    assert len(hub.requests) == asked  # loaded once
+    drafter = drafter_from_flag(target, "draft_model", {"drafter": "org/drafter"})
+    assert drafter.last_stats is not None and drafter.last_stats.row_steps > 0
+    drafter.last_stats = None
+    assert generate(target, speculation_type="none") == plain
+    assert drafter.last_stats is None
 
 
 def test_the_push_command(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
