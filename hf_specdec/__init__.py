@@ -6,7 +6,7 @@ Importing this package registers it with transformers:
     model.generate(**inputs, assistant_model=draft_model, speculation_type="draft_model")
 """
 
-from .drafters import Drafter, DraftModelDrafter
+from .drafters import Drafter, DraftModelDrafter, HybridDrafter, NGramDrafter, PromptLookupDrafter, SuffixDrafter
 from .errors import SpeculationError, SpeculationWarning
 from .integration import register, unregister
 from .stats import SpeculationStats
@@ -16,9 +16,13 @@ __version__ = "0.1.0"
 __all__ = [
     "DraftModelDrafter",
     "Drafter",
+    "HybridDrafter",
+    "NGramDrafter",
+    "PromptLookupDrafter",
     "SpeculationError",
     "SpeculationStats",
     "SpeculationWarning",
+    "SuffixDrafter",
     "register",
     "unregister",
 ]

@@ -2,5 +2,21 @@
 
 from .base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
 from .draft_model import DraftModelDrafter
+from .hybrid import HybridDrafter
+from .ngram import NGramDrafter
+from .prompt_lookup import PromptLookupDrafter
+from .suffix import SuffixDrafter
 
-__all__ = ["Draft", "DraftContext", "DraftModelDrafter", "DraftSession", "Drafter", "Sequences", "Verdict"]
+__all__ = [
+    "Draft",
+    "DraftContext",
+    "DraftModelDrafter",
+    "DraftSession",
+    "Drafter",
+    "HybridDrafter",
+    "NGramDrafter",
+    "PromptLookupDrafter",
+    "Sequences",
+    "SuffixDrafter",
+    "Verdict",
+]
