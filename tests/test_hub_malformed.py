@@ -198,6 +198,11 @@ DRAFTED: Cases = {
     "draft lacks weights": (stored(DRAFT_WEIGHTS, extra=torch.zeros(9999, 1)), "draft_model", "missing"),
     "draft of integers": (stored(DRAFT_WEIGHTS, a=torch.zeros(9).long()), "draft_model", "floating"),
     "huge draft vocabulary": (edited(DRAFT, vocab_size=1 << 45), DRAFT, "parameters"),
+    "huge quantized draft": (
+        edited(DRAFT, vocab_size=1 << 45, quantization_config={"quant_method": "fp8"}),
+        DRAFT,
+        "parameters",
+    ),
     "endless draft layers": (edited(DRAFT, num_hidden_layers=1 << 45), DRAFT, "layers"),
     "draft of unknown type": (edited(DRAFT, model_type="oracle"), DRAFT, "oracle"),
     "draft with its own code": (edited(DRAFT, **CODE), DRAFT, "trust_remote_code"),

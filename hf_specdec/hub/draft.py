@@ -7,12 +7,23 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from ..errors import SpeculationError
-from .files import COMMIT_HASH, check_no_pickles, check_relative, download, read_json, safe_file, tensor_infos
+from .files import (
+    COMMIT_HASH,
+    TensorInfo,
+    check_no_pickles,
+    check_relative,
+    download,
+    read_json,
+    safe_file,
+    tensor_infos,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PATTERNS = ("config.json", "generation_config.json", "model.safetensors.index.json", "model*.safetensors")
+MOST_PER_WORD = 16
+"""Parameters of 2 bits in a word of 32: what quantized weights pack at most."""
 QUANTIZATIONS = ("int8", "int4")
 
 
@@ -46,6 +57,7 @@ def find_draft(entry: dict[str, str], folder: Path, trust_remote_code: bool = Fa
     draft = folder / entry["subfolder"]
     if not draft.is_dir() or not draft.resolve().is_relative_to(folder.resolve()):
         raise SpeculationError(f"{draft} is missing or a link; it must be the folder with the draft model")
+    check_no_pickles(draft)
     return draft
 
 
@@ -93,7 +105,6 @@ def load_draft(
 
 def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     """The model's config, after every file was found to be plain and the sizes to be those of the weights."""
-    check_no_pickles(folder)
     for path in folder.iterdir():
         if path.is_symlink() or path.is_file():
             safe_file(folder, path.name)
@@ -106,8 +117,8 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     tensors = {key: info for name in _weight_files(folder) for key, info in tensor_infos(folder, name).items()}
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-        if not trust_remote_code and "quantization_config" not in content:
-            _check_sizes(config, tensors, folder)
+        if not trust_remote_code:
+            _check_sizes(config, tensors, folder, packed="quantization_config" in content)
         return config
     except SpeculationError:
         raise
@@ -128,20 +139,21 @@ def _weight_files(folder: Path) -> list[str]:
     return sorted(set(shards.values()))
 
 
-def _check_sizes(config: PreTrainedConfig, tensors: dict[str, Any], folder: Path) -> None:
+def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
     """Nothing is allocated for a model that config.json makes larger than its weights."""
     floating = {"F64", "F32", "F16", "BF16"}
-    if wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in floating):
+    if not packed and (wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in floating)):
         raise SpeculationError(
             f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
         )
     stored = sum(torch.Size(shape).numel() for _, shape in tensors.values())
+    most = stored * MOST_PER_WORD if packed else stored
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     declared = None
     if layers <= len(tensors):  # else even a model without memory takes long to build
         with torch.device("meta"):
             declared = AutoModelForCausalLM.from_config(config).num_parameters()
-    if declared is None or declared > stored:
+    if declared is None or declared > most:
         size = f"{layers} layers" if declared is None else f"{declared} parameters"
         raise SpeculationError(
             f"{folder / 'config.json'} declares {size}, but the safetensors files hold {stored} values in "
