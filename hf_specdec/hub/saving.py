@@ -1,7 +1,6 @@
 """A drafter → a folder that is a Hub repo: `config.json`, `model.safetensors` if there are weights, `README.md`."""
 
 import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +81,9 @@ def save_drafter(
 
 
 def library_version() -> str:
-    try:
-        return version("hf-specdec")
-    except PackageNotFoundError:  # run from a checkout
-        return "0.1.0"
+    from .. import __version__  # not at the top: the package imports this file
+
+    return __version__
 
 
 def _draft_entry(drafter: "Drafter", embed: bool | None) -> dict[str, str] | None:
