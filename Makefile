@@ -1,0 +1,30 @@
+# torch is pinned here so that every checkout tests the same one; the package itself takes any from 2.8 on.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test docs
+
+demo: $(VENV)/.installed
+	HF_HUB_OFFLINE=1 $(BIN)/hf-specdec demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict
+
+# Each stamp stands for an installation; it is made anew when the requirements have changed.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable ".[$*]"
+	touch $(VENV)/.installed $@

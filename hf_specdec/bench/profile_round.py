@@ -1,0 +1,111 @@
+"""What a round costs beside its bare forwards: `python -m hf_specdec.bench.profile_round`.
+
+The embedded pair, its target cost-padded, decodes the demo's prompts; then every kind of forward that was made is run
+alone over a cache of the same length. What the rounds took above that is the loop's own.
+"""
+
+import statistics
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from ..demo.prompts import PROMPTS
+from ..demo.run import GAMMA, MLP, PAIR
+from ..drafters.draft_model import DraftModelDrafter
+from .bare import bare_seconds, decode_forwards, time_bare_forwards
+from .measure import load_model, load_tokenizer
+from .meter import Forward, Role, metered
+
+
+@dataclass
+class Profile:
+    """Seconds of all rounds of one generation."""
+
+    rounds: int
+    total: float
+    """rounds from beginning to end, prefills left out"""
+    drafting: float
+    """in the draft's forwards, as they ran in the loop"""
+    verifying: float
+    """in the target's forwards, likewise"""
+    bare_drafting: float
+    """the same forwards alone"""
+    bare_verifying: float
+
+    @property
+    def overhead(self) -> float:
+        """What the rounds took above their bare forwards, as a share of those."""
+        return self.total / (self.bare_drafting + self.bare_verifying) - 1
+
+
+def profile(target: PreTrainedModel, draft: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> Profile:
+    """Decode ids [1, P] greedily with γ = 5, then time the forwards alone."""
+    drafter = DraftModelDrafter(draft, num_draft_tokens=GAMMA)
+    arguments = {"attention_mask": torch.ones_like(ids), "do_sample": False, "assistant_model": drafter}
+    target.generate(ids, max_new_tokens=8, **arguments)
+    with metered(target, draft) as meter:
+        output = target.generate(ids, max_new_tokens=new_tokens, **arguments)
+    models: dict[Role, PreTrainedModel] = {"target": target, "draft": draft}
+    table = time_bare_forwards(models, meter.forwards, output)
+
+    def bare(role: Role) -> float:
+        return bare_seconds(meter.of(role), table)
+
+    return Profile(
+        rounds=len(_rounds(meter.of("target"))),
+        total=meter.decode_seconds,
+        drafting=meter.total("draft"),
+        verifying=meter.total("target"),
+        bare_drafting=bare("draft"),
+        bare_verifying=bare("target"),
+    )
+
+
+def _rounds(forwards: list[Forward]) -> list[Forward]:
+    return decode_forwards(forwards)
+
+
+def main(
+    repeats: Annotated[int, typer.Option(help="Generations per prompt; the median overhead counts.")] = 3,
+    new_tokens: Annotated[int, typer.Option(help="Tokens per generation.")] = 64,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+) -> None:
+    """Print a round's time and where it goes, prompt by prompt."""
+    torch.set_num_threads(threads)
+    tokenizer = load_tokenizer(str(PAIR / "target"))
+    target = load_model(str(PAIR / "target"), "bfloat16", "cpu", MLP)
+    draft = load_model(str(PAIR / "draft"), "bfloat16", "cpu")
+    table = Table("prompt", "rounds", "ms per round", "drafting (bare)", "verifying (bare)", "elsewhere", "overhead")
+    overheads = []
+    for name, prompt in PROMPTS.items():
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        profiles = sorted((profile(target, draft, ids, new_tokens) for _ in range(repeats)), key=lambda p: p.overhead)
+        p = profiles[len(profiles) // 2]
+        overheads.append(p.overhead)
+        per_round = [
+            1000 * seconds / p.rounds
+            for seconds in (p.total, p.drafting, p.bare_drafting, p.verifying, p.bare_verifying)
+        ]
+        total, drafting, bare_drafting, verifying, bare_verifying = per_round
+        table.add_row(
+            name,
+            str(p.rounds),
+            f"{total:.1f}",
+            f"{drafting:.1f} ({bare_drafting:.1f})",
+            f"{verifying:.1f} ({bare_verifying:.1f})",
+            f"{total - drafting - verifying:.1f}",
+            f"{p.overhead:+.1%}",
+        )
+    console = Console()
+    console.print(f"bfloat16, {threads} threads, greedy, γ = {GAMMA}, target's MLPs padded to {MLP} units")
+    console.print(table)
+    console.print(f"median overhead of a round over its bare forwards: {statistics.median(overheads):+.1%}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,62 @@
+"""The demo's picture tells the truth: without what was rejected it is the text, and every drafted token is in it."""
+
+import pytest
+import torch
+from rich.console import Console
+
+from hf_specdec.bench.audit import first_difference
+from hf_specdec.bench.measure import load_model, load_tokenizer
+from hf_specdec.bench.recording import RecordingDrafter
+from hf_specdec.bench.specs import PLAIN, Method, load_drafter
+from hf_specdec.demo.colour import _pieces, painted
+from hf_specdec.demo.compare import compare
+from hf_specdec.demo.prompts import PROMPTS
+from hf_specdec.demo.run import PAIR, run_generate
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return [load_model(str(PAIR / name), "float32", "cpu") for name in ("target", "draft")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(str(PAIR / "target"))
+
+
+@pytest.mark.parametrize("spec", ["draft_model:num_draft_tokens=5", "draft_model", "prompt_lookup"])
+@pytest.mark.parametrize("name", list(PROMPTS))
+def test_the_picture_without_rejected_tokens_is_the_text(pair, tokenizer, name, spec):
+    recorder = RecordingDrafter(load_drafter(spec, pair[1]))
+    inputs = tokenizer(PROMPTS[name], return_tensors="pt")
+    methods = [Method(PLAIN), Method("ours", {"assistant_model": recorder}, None, recorder)]
+    plain, ours = compare(
+        pair[0],
+        methods,
+        {"input_ids": inputs["input_ids"], "attention_mask": torch.ones_like(inputs["input_ids"])},
+        turns=1,
+        max_new_tokens=24,
+        do_sample=False,
+    )
+    assert first_difference(plain.tokens, ours.tokens) is None
+    assert plain.mean_acceptance_length == 1
+    pieces = list(_pieces(tokenizer, ours.tokens, recorder.rounds))
+    assert "".join(text for kind, text in pieces if kind != "rejected") == tokenizer.decode(ours.tokens)
+    accepted = sum(r.accepted for r in recorder.rounds)
+    assert accepted == recorder.last_stats.accepted_tokens
+    colourful = painted(
+        Console(force_terminal=True, color_system="truecolor"), tokenizer, "", ours.tokens, recorder.rounds
+    )
+    assert colourful.plain == "".join(text for _, text in pieces)
+
+
+def test_generate_continues_a_prompt_with_any_pair(capsys):
+    run_generate("def add(a, b):", str(PAIR / "target"), draft=str(PAIR / "draft"), max_new_tokens=8)
+    printed = capsys.readouterr().out
+    assert "def add(a, b):" in printed
+    assert "mean acceptance length" in printed
+
+
+def test_generate_samples_without_a_draft_model(capsys):
+    run_generate("def add(a, b):", str(PAIR / "target"), max_new_tokens=8, temperature=1.0)
+    assert "sampled" in capsys.readouterr().out
