@@ -6,7 +6,15 @@ Importing this package registers it with transformers:
     model.generate(**inputs, assistant_model=draft_model, speculation_type="draft_model")
 """
 
-from .drafters import Drafter, DraftModelDrafter, HybridDrafter, NGramDrafter, PromptLookupDrafter, SuffixDrafter
+from .drafters import (
+    Drafter,
+    DraftModelDrafter,
+    HybridDrafter,
+    NGramDrafter,
+    PearlDrafter,
+    PromptLookupDrafter,
+    SuffixDrafter,
+)
 from .errors import SpeculationError, SpeculationWarning
 from .integration import register, unregister
 from .stats import SpeculationStats
@@ -18,6 +26,7 @@ __all__ = [
     "Drafter",
     "HybridDrafter",
     "NGramDrafter",
+    "PearlDrafter",
     "PromptLookupDrafter",
     "SpeculationError",
     "SpeculationStats",

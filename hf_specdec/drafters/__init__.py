@@ -4,6 +4,7 @@ from .base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
 from .draft_model import DraftModelDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
+from .pearl import PearlDrafter
 from .prompt_lookup import PromptLookupDrafter
 from .suffix import SuffixDrafter
 
@@ -15,6 +16,7 @@ __all__ = [
     "Drafter",
     "HybridDrafter",
     "NGramDrafter",
+    "PearlDrafter",
     "PromptLookupDrafter",
     "Sequences",
     "SuffixDrafter",

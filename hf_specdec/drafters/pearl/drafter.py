@@ -1,0 +1,153 @@
+"""`PearlDrafter`: a draft model that works while the target does (Liu et al. 2024)."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedModel
+
+from ...config import DrafterConfig
+from ...registry import register_drafter
+from ..base import DraftContext, DraftSession
+from ..draft_model import DraftModelDrafter
+from .link import LARGEST_ANSWER, Kind, Link, encode_object
+from .session import PearlSession, Worker
+from .timeline import Timeline
+from .window import Planner
+from .worker import serve
+
+START_PATIENCE = 300.0
+"""seconds for a process to start, which imports torch and takes over the model"""
+
+
+@strict
+@dataclass(kw_only=True)
+class PearlConfig(DrafterConfig):
+    """Options of PEARL."""
+
+    drafter_type: ClassVar[str] = "pearl"
+
+    window: int | Literal["auto"] = "auto"
+    """γ: tokens drafted per target forward, or "auto" to follow the measured speed ratio (Theorem 1)"""
+    worker: Literal["auto", "thread", "process"] = "auto"
+    """where the draft model runs: a thread (its own CUDA stream), a process, or the thread for drafts on a GPU"""
+    pre_verify: bool = True
+    """verify the first draft token while drafting goes on (§3.2)"""
+    post_verify: bool = True
+    """go on drafting while the target verifies (§3.3)"""
+
+    def validate_window(self) -> None:
+        if self.window != "auto" and self.window < 1:
+            raise ValueError(f'window must be 1 or more, or "auto", got {self.window}')
+
+
+@register_drafter
+class PearlDrafter(DraftModelDrafter):
+    """Parallel speculative decoding: draft and target run at the same time.
+
+    Worker processes outlive a call and are used again; `close()` ends them, as does the end of the drafter.
+    """
+
+    config_class = PearlConfig  # type: ignore[assignment]
+    config: PearlConfig  # type: ignore[assignment]
+    last_timeline: Timeline | None = None
+    """when each model was busy in the last call, and what the line between them carried"""
+
+    def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
+        super().__init__(draft_model, **options)
+        self.idle: list[Worker] = []
+        weakref.finalize(self, _close_all, self.idle)
+
+    def schedule(self) -> type[Any]:
+        from ...overlap import OverlappedDecoding
+
+        return OverlappedDecoding
+
+    def start(self, context: DraftContext) -> DraftSession:
+        """Two calls at once get a worker each."""
+        in_thread = self.config.worker == "thread" or (
+            self.config.worker == "auto" and self.draft_model.device.type != "cpu"
+        )
+        if in_thread:
+            worker = start_thread(self.draft_model, PearlSession.patience)
+        else:
+            worker = self.idle.pop() if self.idle else start_process(self.draft_model, PearlSession.patience)
+        window = None if self.config.window == "auto" else int(self.config.window)
+        planner = Planner(window, self.config.pre_verify, self.config.post_verify)
+        self.last_timeline = Timeline()
+        try:
+            release = worker.close if in_thread else lambda: self.idle.append(worker)
+            return PearlSession(context, worker, planner, self.last_timeline, release)
+        except BaseException:
+            worker.close()
+            raise
+
+    def close(self) -> None:
+        """End the worker processes; the next call starts a new one."""
+        _close_all(self.idle)
+
+    def __enter__(self) -> "PearlDrafter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start_thread(model: PreTrainedModel, patience: float) -> Worker:
+    """A worker in this process. One that hangs in a kernel cannot be ended: it is left behind as a daemon."""
+    mine, theirs = socket.socketpair()
+    link = Link(mine, patience, LARGEST_ANSWER)
+    thread = threading.Thread(target=serve, args=(Link(theirs), model), daemon=True, name="hf_specdec worker")
+    thread.start()
+
+    def close() -> None:
+        link.close()
+        thread.join(timeout=patience)
+
+    return Worker(link, close)
+
+
+def start_process(model: PreTrainedModel, patience: float) -> Worker:
+    """A worker in a process of its own, which gets a copy of the model over the line."""
+    mine, theirs = socket.socketpair()
+    link = Link(mine, START_PATIENCE, LARGEST_ANSWER)
+    # Not multiprocessing: that would run the caller's script a second time, and leaves a helper process behind.
+    call = f"main({theirs.fileno()}, {torch.get_num_threads()})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {serve.__module__} import main; {call}"],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is the caller's to handle
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    theirs.close()
+
+    def close() -> None:
+        link.close()
+        process.kill()
+        process.wait()
+
+    try:
+        link.send(Kind.MODEL, encode_object(model))
+        answer = link.receive(START_PATIENCE)
+        if answer is None or answer[0] is not Kind.READY:
+            raise RuntimeError(f"the draft worker could not start: {answer}")
+        link.patience = patience
+    except BaseException:
+        close()
+        raise
+    return Worker(link, close)
+
+
+def _close_all(workers: list[Worker]) -> None:
+    while workers:
+        with contextlib.suppress(OSError):
+            workers.pop().close()

@@ -1,0 +1,180 @@
+"""The line between target and worker: framed binary messages over a socket, token ids and one q per drafted token.
+
+What the worker answers is never unpickled: a frame is a kind, a length and plain numbers, all checked.
+"""
+
+import pickle
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+
+class Kind(IntEnum):
+    """What a message says. The upper ones go to the worker, the lower ones come from it."""
+
+    MODEL = 1
+    OPEN = 2
+    DRAFT = 3
+    CANCEL = 4
+    ASK = 5
+    CLOSE = 6
+
+    READY = 10
+    STEP = 11
+    DONE = 12
+    ANSWER = 13
+    ERROR = 14
+
+
+FRAME = struct.Struct("<BQ")
+STEP = struct.Struct("<qqdd")
+LARGEST_ANSWER = 1 << 26
+"""bytes; an announced length above it is garbage"""
+
+
+class Link:
+    """One end of the line. Sending is safe from several threads, receiving belongs to one."""
+
+    def __init__(self, end: socket.socket, patience: float | None = None, largest: int = 1 << 62) -> None:
+        """
+        Args:
+            patience: seconds after which a message that the other side does not take is an error.
+            largest: bytes of the longest message to expect.
+        """
+        self.socket, self.patience, self.largest = end, patience, largest
+        self.messages = self.bytes = 0
+        self.whole = True
+        """False once a message was sent in part: nothing that follows could be read"""
+        self._buffer = bytearray()
+        self._sending = threading.Lock()
+
+    def send(self, kind: Kind, body: bytes = b"") -> None:
+        with self._sending:
+            self.whole = False
+            self.socket.settimeout(self.patience)
+            self.socket.sendall(FRAME.pack(kind, len(body)) + body)
+            self.whole = True
+        self.messages += 1
+        self.bytes += FRAME.size + len(body)
+
+    def receive(self, timeout: float | None = None) -> tuple[Kind, bytes] | None:
+        """The next message; None where none is complete after `timeout` seconds.
+
+        Raises:
+            ConnectionError: the other side is gone, or what came is no message.
+        """
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        while True:
+            if (message := self._complete()) is not None:
+                self.messages += 1
+                self.bytes += FRAME.size + len(message[1])
+                return message
+            self.socket.settimeout(None if deadline is None else max(0.0, deadline - time.perf_counter()))
+            try:
+                part = self.socket.recv(1 << 20)
+            except (TimeoutError, BlockingIOError):
+                return None
+            if not part:
+                raise ConnectionError("the draft worker is gone")
+            self._buffer += part
+
+    def _complete(self) -> tuple[Kind, bytes] | None:
+        if len(self._buffer) < FRAME.size:
+            return None
+        kind, size = FRAME.unpack_from(self._buffer)
+        if size > self.largest or kind not in Kind.__members__.values():
+            raise ConnectionError(f"the draft worker answered garbage: kind {kind}, {size} bytes")
+        end = FRAME.size + size
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[FRAME.size : end])
+        del self._buffer[:end]
+        return Kind(kind), body
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@dataclass
+class Order:
+    """Draft behind these rows. A row's text is its first `keep` columns as they were, then `tail`."""
+
+    epoch: int
+    """names the order; later ones have higher numbers, whichever session gives them"""
+    attempt: int
+    """counts the orders of a session"""
+    width: int
+    """draft steps"""
+    rows: list[int]
+    """[B] each row's index in the call's batch"""
+    keeps: list[int]
+    budgets: list[int]
+    """[B] tokens wanted; others of the same step are thrown away"""
+    tails: list[list[int]]
+
+    def encode(self) -> bytes:
+        numbers = [self.epoch, self.attempt, self.width, len(self.rows), *self.rows, *self.keeps, *self.budgets]
+        for tail in self.tails:
+            numbers += [len(tail), *tail]
+        return np.array(numbers, np.int64).tobytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Order":
+        epoch, attempt, width, b, *rest = np.frombuffer(body, np.int64).tolist()
+        tails, i = [], 3 * b
+        for _ in range(b):
+            tails.append(rest[i + 1 : i + 1 + rest[i]])
+            i += 1 + rest[i]
+        return cls(epoch, attempt, width, rest[:b], rest[b : 2 * b], rest[2 * b : 3 * b], tails)
+
+
+@dataclass
+class Step:
+    """One draft step: a token per row."""
+
+    epoch: int
+    draft_calls: int
+    """forwards since the session was opened"""
+    began: float
+    ended: float
+    """by `time.perf_counter`, which all processes of a machine share"""
+    tokens: list[int]
+    token_probs: list[float] | None
+    """q of each token; None for a draft that does not sample"""
+
+    def encode(self) -> bytes:
+        body = STEP.pack(self.epoch, self.draft_calls, self.began, self.ended) + np.array(self.tokens, "<i8").tobytes()
+        return body if self.token_probs is None else body + np.array(self.token_probs, "<f4").tobytes()
+
+    @classmethod
+    def decode(cls, body: bytes, rows: int) -> "Step":
+        size = STEP.size + 8 * rows
+        if len(body) not in (size, size + 4 * rows):
+            raise ConnectionError(f"the draft worker answered garbage: a step of {len(body)} bytes for {rows} rows")
+        probs = np.frombuffer(body, "<f4", offset=size).tolist() if len(body) > size else None
+        tokens = np.frombuffer(body, "<i8", rows, STEP.size).tolist()
+        epoch, calls, began, ended = STEP.unpack_from(body)
+        return cls(epoch, calls, began, ended, tokens, probs)
+
+
+def encode_numbers(*numbers: int) -> bytes:
+    return np.array(numbers, "<i8").tobytes()
+
+
+def decode_numbers(body: bytes) -> list[int]:
+    return np.frombuffer(body, "<i8").tolist()
+
+
+def encode_object(value: Any) -> bytes:
+    """For what the drafter itself tells its own worker (the model, the call's options), never the other way."""
+    return pickle.dumps(value, protocol=5)
+
+
+def decode_object(body: bytes) -> Any:
+    return pickle.loads(body)

@@ -1,0 +1,214 @@
+"""`PearlSession`: the target's side of drafting in the background."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...picking import DraftPicker
+from ..base import Draft, DraftContext, DraftSession, Sequences, Verdict
+from .link import Kind, Link, Order, Step, decode_numbers, encode_numbers, encode_object
+from .timeline import Timeline
+from .window import Plan, Planner
+from .worker import Setup
+
+Chain = list[tuple[int, float]]
+"""drafted tokens one behind the other, each with its q (1 where the draft does not sample)"""
+
+
+@dataclass
+class Worker:
+    """Somebody at the other end of a line."""
+
+    link: Link
+    close: Callable[[], None]
+    """ends it, at once"""
+    epoch: int = 0
+    """of the last order it was given"""
+
+
+class PearlSession(DraftSession):
+    """Gives a worker its orders and collects what it drafts, step by step."""
+
+    patience = 30.0
+
+    def __init__(
+        self, context: DraftContext, worker: Worker, planner: Planner, timeline: Timeline, release: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            release: called once at the end, when the worker is free and sound; otherwise it is closed.
+        """
+        super().__init__(context)
+        self.worker, self.planner, self.timeline, self.release = worker, planner, timeline, release
+        self.first_epoch = worker.epoch
+        self.columns = context.prompt_ids.shape[1]
+        self.told: dict[int, list[int]] = {row: [] for row in range(context.prompt_ids.shape[0])}
+        """per row, the new tokens that the worker knows: accepted ones and its own drafts"""
+        self.accepted: dict[int, int] = dict.fromkeys(self.told, 0)
+        """per row, how many of them were accepted when they were last told: these never change"""
+        self.sound = True
+        self.steps: list[Step] = []
+        self.rows: list[int] = []
+        self.budget: list[int] = []
+        self.total: int | None = 0
+        """draft steps of the present order, once it is known that no more will come"""
+        self.link_before = (worker.link.messages, worker.link.bytes)
+        assert isinstance(context.pick, DraftPicker)
+        setup = Setup(
+            context.prompt_ids.cpu(),
+            context.prompt_mask.cpu(),
+            context.max_length,
+            context.eos_token_ids,
+            context.lockstep,
+            context.pick,
+        )
+        worker.link.send(Kind.OPEN, encode_object(setup))
+
+    # ------------------------------------------------------------------ orders
+
+    def start_draft(self, sequences: Sequences, budget: list[int], pending: list[Chain] | None = None) -> None:
+        """Have the worker draft `budget[b]` tokens behind each row's accepted tokens and `pending`, unverified ones."""
+        ahead = pending or [[] for _ in sequences.rows]
+        keeps, tails = [], []
+        for b, row in enumerate(sequences.rows):
+            told, sure = self.told[row], self.accepted[row]
+            new = sequences.lengths[b] - self.columns
+            text = sequences.tokens[b][len(sequences.tokens[b]) - (new - sure) :] if new > sure else []
+            text = text + [token for token, _ in ahead[b]]
+            same = _common(told, sure, text)
+            keeps.append(self.columns + sure + same)
+            tails.append(text[same:])
+            told[sure + same :] = text[same:]
+            self.accepted[row] = new
+        self.worker.epoch += 1
+        self.steps, self.total = [], None
+        self.rows, self.budget, self.base = list(sequences.rows), list(budget), list(sequences.lengths)
+        attempt = self.worker.epoch - self.first_epoch
+        order = Order(self.worker.epoch, attempt, max(budget), self.rows, keeps, self.budget, tails)
+        self.worker.link.send(Kind.DRAFT, order.encode())
+
+    def wait(self, steps: int | None) -> list[Chain]:
+        """What was drafted, per row, once this many steps are there (None: all of them).
+
+        Raises:
+            ConnectionError: the worker is gone or answers garbage.
+            TimeoutError: it is silent.
+        """
+        while self.total is None and (steps is None or len(self.steps) < steps):
+            self._hear(Kind.STEP)
+        return [
+            [(s.tokens[b], s.token_probs[b] if s.token_probs else 1.0) for s in self.steps[:most]]
+            for b, most in enumerate(self.budget)
+        ]
+
+    def cancel(self, rows: list[int]) -> None:
+        """Stop drafting, between two steps, when it has become useless for all rows."""
+        if self.total is None and set(rows) >= set(self.rows):
+            self.worker.link.send(Kind.CANCEL, encode_numbers(self.worker.epoch))
+            self.total = len(self.steps)
+
+    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
+        """q of some tokens, or all; nodes are counted from the accepted tokens at the time of the order."""
+        wanted = [] if tokens is None else tokens.tolist()
+        place = (self.rows[row], self.base[row] + node)
+        self.worker.link.send(Kind.ASK, encode_numbers(*place, *wanted))
+        q = np.frombuffer(self._hear(Kind.ANSWER), "<f4")
+        if len(q) != (len(wanted) or self.context.vocab_size):
+            raise ConnectionError(f"the draft worker answered garbage: {len(q)} probabilities")
+        return torch.from_numpy(q.copy()).to(self.context.device)
+
+    def _hear(self, wanted: Kind) -> bytes:
+        """The next message of a kind; what was drafted for older orders is passed over."""
+        deadline = time.perf_counter() + self.patience
+        self.sound = False  # whatever ends this early, Ctrl-C too, leaves answers behind on the line
+        while (message := self.worker.link.receive(max(0.0, deadline - time.perf_counter()))) is not None:
+            kind, body = message
+            if kind is Kind.ERROR:
+                raise RuntimeError(f"the draft worker raised {body[:1000].decode(errors='replace')}")
+            if kind is Kind.STEP:
+                self._take_step(body)
+            elif kind is Kind.DONE:
+                epoch, steps = [*decode_numbers(body), 0, 0][:2]
+                if epoch == self.worker.epoch and self.total is None:
+                    self.total = steps
+            if kind is wanted or (wanted is Kind.STEP and kind is Kind.DONE):
+                self.sound = True
+                return body
+        raise TimeoutError(f"the draft worker said nothing for {self.patience} seconds")
+
+    def _take_step(self, body: bytes) -> None:
+        step = Step.decode(body, len(self.rows)) if _epoch(body) == self.worker.epoch else None
+        if step is None or self.total is not None:
+            return
+        vocab = self.context.vocab_size
+        fine = all(0 <= token < vocab for token in step.tokens)
+        if self.context.do_sample:
+            fine = fine and step.token_probs is not None and all(0 < q <= 1.0001 for q in step.token_probs)
+        if not fine:
+            raise ConnectionError("the draft worker answered garbage: token ids or probabilities out of range")
+        self.steps.append(step)
+        self.context.stats.draft_calls = step.draft_calls
+        self.timeline.draft.append((step.began, step.ended))
+        self.planner.saw_draft(len(self.rows), step.ended - step.began)
+        for b, row in enumerate(self.rows):
+            if len(self.steps) <= self.budget[b]:
+                self.told[row].append(step.tokens[b])
+
+    # ------------------------------------------------------------------ the rest of a session
+
+    def plan(self) -> Plan:
+        """How to run the next round."""
+        return self.planner.plan(len(self.rows) or len(self.told))
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        """Draft and wait: the serial schedule, and transformers' own loop."""
+        window = self.plan().window
+        self.start_draft(sequences, [min(window, most) for most in budget])
+        return as_draft(self.wait(None), self.context)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.timeline.rounds += 1
+        self.planner.saw_tests(len(verdict.rows), verdict.drafted, verdict.accepted)
+
+    def close(self) -> None:
+        """Free the worker, or end it if it may be in trouble."""
+        link = self.worker.link
+        self.timeline.messages += link.messages - self.link_before[0]
+        self.timeline.bytes += link.bytes - self.link_before[1]
+        try:
+            if not (self.sound and link.whole):
+                raise ConnectionError("the line is not clean")
+            link.send(Kind.CANCEL, encode_numbers(self.worker.epoch))
+            link.send(Kind.CLOSE)
+        except OSError:
+            self.worker.close()
+        else:
+            self.release()
+
+
+def as_draft(chains: list[Chain], context: DraftContext) -> Draft:
+    """A draft of uneven chains."""
+    draft = Draft.from_lists([[token for token, _ in chain] for chain in chains], context.device)
+    if context.do_sample:
+        width = draft.tokens.shape[1]
+        q = [[q for _, q in chain] + [1.0] * (width - len(chain)) for chain in chains]
+        draft.token_probs = torch.tensor(q, device=context.device).view(len(chains), width)
+    return draft
+
+
+def _common(told: list[int], start: int, text: list[int]) -> int:
+    """How many leading tokens of `text` are those of `told` from `start` on."""
+    n = 0
+    for a, b in zip(text, told[start:], strict=False):
+        if a != b:
+            break
+        n += 1
+    return n
+
+
+def _epoch(body: bytes) -> int:
+    return int(np.frombuffer(body, "<i8", 1)[0]) if len(body) >= 8 else -1

@@ -1,0 +1,82 @@
+"""When each model was busy: Figure 3 of a real run."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import SpeculationError
+
+Spans = list[tuple[float, float]]
+"""(began, ended) by `time.perf_counter`"""
+
+
+@dataclass
+class Timeline:
+    """One `generate` call, its decoding rounds (the prompt's prefill is left out)."""
+
+    target: Spans = field(default_factory=list)
+    """the target's forwards"""
+    draft: Spans = field(default_factory=list)
+    """draft steps whose token arrived"""
+    waited: float = 0.0
+    """seconds that the target stood still for the draft"""
+    rounds: int = 0
+    messages: int = 0
+    """on the line between target and worker, both ways"""
+    bytes: int = 0
+
+    def seconds(self) -> float:
+        """From the first forward to the last."""
+        spans = self.target + self.draft
+        return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
+
+    def utilisation(self) -> dict[str, float]:
+        """Busy share of each model, and the share of time in which the target waited for the draft."""
+        seconds = self.seconds() or 1.0
+        return {
+            "target": sum(end - start for start, end in self.target) / seconds,
+            "draft": sum(end - start for start, end in self.draft) / seconds,
+            "waited": self.waited / seconds,
+        }
+
+    def text(self, width: int = 100) -> str:
+        """Two lines of blocks for a terminal: what each model did, from left to right."""
+        seconds, start = self.seconds() or 1.0, min((s for s, _ in self.target + self.draft), default=0.0)
+
+        def line(spans: Spans) -> str:
+            busy = [0.0] * width
+            for began, ended in spans:
+                for i in range(width):
+                    left, right = start + seconds * i / width, start + seconds * (i + 1) / width
+                    busy[i] += max(0.0, min(ended, right) - max(began, left)) * width / seconds
+            return "".join(" ░▒▓█"[min(4, round(4 * share))] for share in busy)
+
+        use = self.utilisation()
+        return (
+            f"target {line(self.target)} {use['target']:.0%} busy\n"
+            f"draft  {line(self.draft)} {use['draft']:.0%} busy\n"
+            f"{1000 * seconds:.0f} ms, {self.rounds} rounds; the target waited for the draft {use['waited']:.0%} of it"
+        )
+
+    def plot(self, path: str | Path, first_seconds: float | None = None) -> None:
+        """Draw the two models' spans into a PNG.
+
+        Args:
+            first_seconds: how much of the beginning to draw; None for all.
+
+        Raises:
+            SpeculationError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise SpeculationError("a plot needs matplotlib; pip install 'hf-specdec[bench]'") from error
+        start = min((s for s, _ in self.target + self.draft), default=0.0)
+        end = start + (first_seconds or self.seconds())
+        axes: Any = (figure := Figure(figsize=(10, 2.2), layout="constrained")).subplots()
+        for height, (spans, colour) in enumerate(((self.draft, "tab:orange"), (self.target, "tab:blue"))):
+            bars = [(1000 * (a - start), 1000 * (b - a)) for a, b in spans if a < end]
+            axes.broken_barh(bars, (height + 0.1, 0.8), facecolors=colour, edgecolor="white")
+        axes.set_yticks([0.5, 1.5], ["draft", "target"])
+        axes.set_xlabel("milliseconds")
+        figure.savefig(path, dpi=150)
