@@ -133,7 +133,7 @@ def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Meas
         "target_calls": sum(m.target_calls for m in mine),
         "draft_calls": sum(m.draft_calls for m in mine),
         "peak_memory_bytes": max(m.peak_memory_bytes for m in everything),
-        "differences": [m.difference | {"prompt": m.prompt} for m in mine if m.difference],
+        "differences": [m.difference | {"prompt": m.prompt} for m in everything if m.difference],
     }
 
 
