@@ -8,7 +8,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hf_specdec import Drafter
-from hf_specdec.drafters import prompt_lookup, suffix  # noqa: F401  (registers them)
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.registry import drafter_class
 
