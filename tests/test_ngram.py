@@ -150,7 +150,7 @@ def test_no_model_or_a_larger_vocabulary_is_refused_before_any_forward():
 
 
 @pytest.mark.parametrize("order", [1, 3])
-@pytest.mark.parametrize("eos", [None, 3])
+@pytest.mark.parametrize("eos", [None, 4])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_greedy_text_is_plain_decodings(lengths, eos, order):
     model = train_ngram(documents(8), 8, order)

@@ -143,7 +143,7 @@ def test_bad_options_are_refused(options):
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("eos", [None, 3])
+@pytest.mark.parametrize("eos", [None, 4])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_greedy_text_is_plain_decodings(lengths, eos, branches):
     same_greedy_text(PromptLookupDrafter(num_branches=branches), lengths, eos)

@@ -23,7 +23,6 @@ GRAMS = (8, 4, 2)
 END = -1
 """Parts sequences in the ring: no match and no draft crosses it."""
 _BYTES_PER_TOKEN = 4 + len(GRAMS) * (4 + 4)
-_BLOCK = 1 << 13
 
 
 @dataclass
@@ -46,7 +45,7 @@ class SuffixStore:
     def __init__(self, memory_mb: int = 64) -> None:
         if memory_mb < 1:
             raise SpeculationError(f"memory_mb must be at least 1, got {memory_mb}")
-        self.capacity = (memory_mb << 20) // _BYTES_PER_TOKEN
+        self.capacity = (memory_mb << 20) * 15 // 16 // _BYTES_PER_TOKEN  # the rest is for what `add` needs meanwhile
         """Tokens held at most, the ends of sequences included."""
         self._slots = 1 << ((self.capacity // 2).bit_length() - 1)
         # Zeroed pages take no memory before they are used. Places count from 1, so that 0 means none.
@@ -67,21 +66,22 @@ class SuffixStore:
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> None:
         """Add one sequence of token ids (0 or more)."""
-        sequence = np.append(np.asarray(tokens, dtype=np.int32), np.int32(END))
-        if (sequence[:-1] < 0).any():
+        sequence = np.asarray(tokens)
+        if len(sequence) and sequence.min() < 0:
             raise SpeculationError("tokens holds a negative id; a store takes token ids of 0 or more")
-        self._append(sequence)
+        with self._lock:
+            self._append(sequence)
+            self._append(np.array([END]))
 
     def _append(self, tokens: np.ndarray) -> None:
-        block = min(_BLOCK, self.capacity // 2)
-        with self._lock:
-            for first in range(0, len(tokens), block):
-                piece = tokens[first : first + block]
-                places = np.arange(self._end, self._end + len(piece))
-                self._ring[places % self.capacity] = piece
-                self._end += len(piece)
-                for n in GRAMS:
-                    self._link(n, places[piece != END])
+        block = self.capacity // 256
+        for first in range(0, len(tokens), block):
+            piece = tokens[first : first + block]
+            places = np.arange(self._end, self._end + len(piece))
+            self._ring[places % self.capacity] = piece
+            self._end += len(piece)
+            for n in GRAMS:
+                self._link(n, places[piece != END])
 
     def _link(self, n: int, places: np.ndarray) -> None:
         """Enter the n-grams that end just before `places`."""

@@ -1,0 +1,115 @@
+"""The hybrid: what it measures, what it chooses, and the engine's promises."""
+
+import pytest
+import torch
+from continuations import BATCHES, SETTINGS, SMALL, same_greedy_text, sampling_p_value
+from models import llama, prompts
+
+from hf_specdec import Drafter, SpeculationError
+from hf_specdec.drafters.hybrid import HybridDrafter, Meter
+
+
+def meter(draft_seconds=0.2, alpha=0.5, window=4):
+    """A draft model of this speed beside a target whose forward takes a second, whatever its width."""
+    known = Meter(8)
+    for width in (1, 5, 9):
+        known.model.observe_verify(width, 1.0)
+    for _ in range(300):
+        known.observe_draft(window * draft_seconds, window)
+        known.model.observe_acceptance([100], [alpha / (1 - alpha)])
+    return known
+
+
+def test_an_unmeasured_draft_model_is_tried_first():
+    assert not Meter(8).lookup_pays([8], [16], False)
+
+
+def test_without_a_match_there_is_nothing_to_copy():
+    assert not meter(draft_seconds=100.0).lookup_pays([0, 0], [0, 0], False)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8])
+def test_a_lookup_that_is_always_right_beats_the_draft_model_and_one_that_is_always_wrong_does_not(alpha):
+    known = meter(0.01, alpha)
+    for _ in range(100):
+        known.observe_lookup(5, [1, 2, 3, 4], [1, 2, 3, 4, 5])
+        known.observe_lookup(2, [1, 2, 3, 4], [9])
+    assert known.alpha(5) > 0.95 and known.alpha(2) < 0.05
+    assert known.lookup_pays([5], [10], False)
+    assert not known.lookup_pays([2], [4], False)
+
+
+def test_the_cost_of_the_draft_model_decides_between_equals():
+    for draft_seconds, pays in ((0.001, False), (1.0, True)):
+        known = meter(draft_seconds, alpha=0.8, window=6)
+        for _ in range(100):
+            known.observe_lookup(3, [1, 2, 3, 4], [1, 2, 3, 9])
+        assert known.lookup_pays([3], [6], False) is pays
+
+
+def test_a_lookup_is_judged_by_the_text_even_when_it_was_not_drafted():
+    known = Meter(4)
+    before = known.alpha(2)
+    known.observe_lookup(2, [1, 2, 3], [1])  # one position was told about, and it was right
+    assert known.alpha(2) > before
+    known.observe_lookup(2, [1, 2, 3], [])
+    assert known.alpha(2) > before
+
+
+def test_rows_in_lockstep_need_all_matches_to_be_good():
+    known = meter(0.05, alpha=0.6)
+    for _ in range(100):
+        known.observe_lookup(5, [1, 2, 3, 4], [1, 2, 3, 4, 5])
+        known.observe_lookup(2, [1, 2, 3, 4], [9])
+    assert known.lookup_pays([5, 2], [8, 8], lockstep=False)
+    assert not known.lookup_pays([5, 2], [8, 8], lockstep=True)
+
+
+# ---------------------------------------------------------------------- in generate
+
+
+@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 3, "num_branches": 3}], ids=["chain", "tree"])
+@pytest.mark.parametrize("eos", [None, 4])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_greedy_text_is_plain_decodings(lengths, eos, options):
+    stats = same_greedy_text(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, eos)
+    # The last round may have no room for a draft.
+    assert stats.row_steps - 4 <= sum(stats.sources.values()) <= stats.row_steps
+
+
+@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 2, "num_branches": 3}], ids=["chain", "tree"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_sampled_text_has_the_targets_distribution(settings, options):
+    drafter = HybridDrafter(llama(vocab=SMALL, seed=1), **options)
+    assert sampling_p_value(drafter, settings, rows=4000) > 1e-3
+
+
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_sources_may_change_at_every_round(lengths, monkeypatch):
+    """Whatever was chosen, the draft model finds its way back into the text."""
+    turn = iter(range(10**6))
+    monkeypatch.setattr(
+        Meter, "lookup_pays", lambda self, matches, lengths, lockstep: next(turn) % 3 > 0 and any(lengths)
+    )
+    target = llama(vocab=8)
+    drafter = HybridDrafter(target, num_draft_tokens=3)  # the target itself: all that it drafts is accepted
+    inputs = prompts(lengths, 8)
+    options = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    plain = target.generate(**inputs, **options)
+    torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
+    stats = drafter.last_stats
+    assert set(stats.sources) == {"draft_model", "prompt_lookup"}
+    assert stats.accepted_tokens >= 2 * stats.sources["draft_model"]
+
+
+def test_it_comes_back_from_its_folder(tmp_path):
+    HybridDrafter(llama(seed=1), num_draft_tokens=4, max_match=5).save_pretrained(str(tmp_path))
+    loaded = Drafter.from_pretrained(str(tmp_path))
+    assert isinstance(loaded, HybridDrafter)
+    assert (loaded.config.num_draft_tokens, loaded.config.max_match) == (4, 5)
+
+
+@pytest.mark.parametrize("options", [{"num_draft_tokens": 0}, {"max_match": 0}, {"max_draft_tokens": 0}])
+def test_bad_options_are_refused(options):
+    with pytest.raises(SpeculationError, match=next(iter(options))):
+        HybridDrafter(llama(), **options)
