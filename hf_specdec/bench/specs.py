@@ -93,7 +93,7 @@ def load_drafter(spec: str, draft: PreTrainedModel | None) -> Drafter:
     """The drafter that a SPEC describes."""
     import hf_specdec  # noqa: F401  registers the drafters
 
-    if Path(spec).is_dir():
+    if Path(spec).is_dir() and spec not in registry.drafter_types():
         return Drafter.from_pretrained(spec)
     name, options = parse_options(spec)
     if name in registry.drafter_types():
