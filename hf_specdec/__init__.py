@@ -7,6 +7,8 @@ Importing this package registers it with transformers:
 """
 
 from .drafters import (
+    DiscoDrafter,
+    DiscoStoppingCriteria,
     Drafter,
     DraftModelDrafter,
     HybridDrafter,
@@ -22,6 +24,8 @@ from .stats import SpeculationStats
 __version__ = "0.1.0"
 
 __all__ = [
+    "DiscoDrafter",
+    "DiscoStoppingCriteria",
     "DraftModelDrafter",
     "Drafter",
     "HybridDrafter",

@@ -1,6 +1,7 @@
 """One folder per drafter; importing this package registers them all."""
 
 from .base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -9,6 +10,8 @@ from .prompt_lookup import PromptLookupDrafter
 from .suffix import SuffixDrafter
 
 __all__ = [
+    "DiscoDrafter",
+    "DiscoStoppingCriteria",
     "Draft",
     "DraftContext",
     "DraftModelDrafter",

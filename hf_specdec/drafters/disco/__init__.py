@@ -1,0 +1,17 @@
+"""DISCO: a trained classifier decides when to stop drafting (Mamou et al. 2024)."""
+
+from .classifier import StopClassifier, features
+from .config import DiscoConfig
+from .criteria import DiscoStoppingCriteria
+from .drafter import DiscoDrafter, DiscoSession
+from .rules import StopRule
+
+__all__ = [
+    "DiscoConfig",
+    "DiscoDrafter",
+    "DiscoSession",
+    "DiscoStoppingCriteria",
+    "StopClassifier",
+    "StopRule",
+    "features",
+]

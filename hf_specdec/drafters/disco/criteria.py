@@ -1,0 +1,57 @@
+"""`DiscoStoppingCriteria`: DISCO's stop rule for any plain `generate` call of a draft."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria
+
+from ...errors import SpeculationError
+from .drafter import DiscoDrafter
+from .lookup import NONE, Recurrence
+
+
+class DiscoStoppingCriteria(StoppingCriteria):
+    """Stops each row where the draft should hand over to the target.
+
+        draft.generate(**inputs, stopping_criteria=[DiscoStoppingCriteria(drafter)],
+                       return_dict_in_generate=True, output_scores=True)
+
+    The token after which a row stops is kept: it has been drawn, and dropping it would change what is said.
+    """
+
+    def __init__(self, drafter: DiscoDrafter, do_sample: bool = False, prompt_length: int | None = None) -> None:
+        """
+        Args:
+            drafter: whose classifier and τ to use.
+            do_sample: whether the draft samples; there is a τ for each.
+            prompt_length: columns of the prompt where `generate` continues a text; else its input is the prompt.
+        """
+        self.drafter, self.do_sample, self.prompt_length = drafter, do_sample, prompt_length
+        self.seen: list[list[float]] = []
+        self.texts: list[Recurrence] = []
+
+    def __call__(self, input_ids: Tensor, scores: tuple[Tensor, ...] | None, **kwargs: Any) -> Tensor:
+        """[B] bool: whether each row stops after its last token."""
+        if not scores:
+            raise SpeculationError(
+                "DiscoStoppingCriteria reads the draft's scores; call generate(..., return_dict_in_generate=True, "
+                "output_scores=True)"
+            )
+        rows, step = input_ids.shape[0], len(scores) - 1
+        if step == 0:  # a new call of generate
+            self.seen = [[] for _ in range(rows)]
+            self.texts = [Recurrence(row[:-1]) for row in input_ids.tolist()]
+        proposed = [text.proposal() if self.drafter.config.lookup else NONE for text in self.texts]
+        generated = step if self.prompt_length is None else input_ids.shape[1] - 1 - self.prompt_length
+        position = torch.full((rows,), generated, device=scores[-1].device)
+        classifier = self.drafter.classifier.to(scores[-1].device)
+        wanted = torch.tensor(proposed, device=scores[-1].device)
+        chances = classifier.chance(scores[-1], position, wanted, self.do_sample).tolist()
+        for text, token in zip(self.texts, input_ids[:, -1].tolist(), strict=True):
+            text.extend([token])
+        for seen, chance in zip(self.seen, chances, strict=True):
+            seen.append(chance)
+        rule, longest = self.drafter.rule(self.do_sample), self.drafter.config.max_draft_tokens
+        stops = [len(seen) >= longest or not rule.goes_on(seen) for seen in self.seen]
+        return torch.tensor(stops, device=input_ids.device)

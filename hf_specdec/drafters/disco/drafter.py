@@ -1,0 +1,164 @@
+"""`DiscoDrafter`: after every drafted token a classifier decides whether to draft one more (Mamou 2024, §3)."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...errors import SpeculationError
+from ...registry import register_drafter
+from ..base import Draft, DraftContext, DraftSession, Sequences
+from ..draft_model import DraftModelDrafter, DraftModelSession
+from .classifier import StopClassifier
+from .config import DiscoConfig
+from .lookup import NONE, Branch, Recurrence
+from .rules import StopRule
+
+
+@register_drafter
+class DiscoDrafter(DraftModelDrafter):
+    """A draft model with a trained stop rule, made by `hf-specdec train disco`."""
+
+    config_class = DiscoConfig  # type: ignore[assignment]
+    config: DiscoConfig  # type: ignore[assignment]
+
+    def __init__(self, draft_model: PreTrainedModel, classifier: StopClassifier | None = None, **options: Any) -> None:
+        """
+        Args:
+            draft_model: the one that the classifier was trained for.
+            classifier: of this draft; sets the options `k`, `hidden` and `draft_fingerprint`.
+            options: see `DiscoConfig`.
+
+        Raises:
+            SpeculationError: a bad option, or a classifier trained for another draft.
+        """
+        if classifier is not None:
+            sizes = {"k": classifier.k, "hidden": classifier.inner.out_features}
+            options = {"draft_fingerprint": fingerprint(draft_model)} | options | sizes
+        super().__init__(draft_model, **options)
+        wanted, got = self.config.draft_fingerprint, fingerprint(draft_model)
+        if wanted is not None and wanted != got:
+            raise SpeculationError(
+                f"the stop classifier was trained for another draft model (fingerprint {wanted}, this one has {got}); "
+                "use the draft it was trained for, or train one with `hf-specdec train disco`"
+            )
+        vocab = draft_model.config.get_text_config(decoder=True).vocab_size
+        if self.config.k > vocab:
+            raise SpeculationError(f"k={self.config.k} is more than the draft's vocabulary of {vocab} tokens; lower it")
+        self.trained = classifier is not None
+        self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden)
+        self.classifier.requires_grad_(False)
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self.classifier.state_dict())
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        self.classifier.load_state_dict(weights)
+        self.trained = True
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        if not self.trained:
+            raise SpeculationError(
+                "speculation_type='disco' has no trained stop classifier; train one with `hf-specdec train disco` and "
+                "pass it as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
+            )
+        super().check_target(target)
+
+    def rule(self, do_sample: bool) -> StopRule:
+        """The stop rule of one generation."""
+        config = self.config
+        return StopRule(config.tau_sampled if do_sample else config.tau, config.rule == "draft")
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return DiscoSession(context, self)
+
+
+class DiscoSession(DraftModelSession):
+    """Drafts with a model until the rule says stop.
+
+    The rule is asked after token i about drafting token i + 1. It knows q up to position i and earlier tokens, and
+    token i is verified either way: which positions are verified never depends on the token drawn there, so the output
+    keeps the target's distribution. Asking before the forward at i + 1 saves that forward, too.
+    """
+
+    def __init__(self, context: DraftContext, drafter: DiscoDrafter) -> None:
+        super().__init__(context, drafter.draft_model, drafter.config.max_draft_tokens)
+        self.rule = drafter.rule(context.do_sample)
+        self.classifier = drafter.classifier.to(self.device)
+        self.lookup = drafter.config.lookup
+        self.texts: dict[int, Recurrence] = {}
+        """per row of the call, the accepted text"""
+        self.known: dict[int, int] = {}
+        """how many tokens of it are in there"""
+        self.seen: list[list[float]] = []
+        """[B] the chances C_1 … C_i of the round"""
+
+    def chances(self, step: int, logits: Tensor, sequences: Sequences, branches: list[Branch]) -> list[float]:
+        """C [B] of draft token `step` (from 0), from the draft's logits [B, V] there and the tokens before it."""
+        start = step - self.context.prompt_ids.shape[1]
+        position = torch.tensor([n + start for n in sequences.lengths], device=logits.device)
+        proposed = [branch.proposal() if self.lookup else NONE for branch in branches]
+        return self.classifier.chance(
+            logits, position, torch.tensor(proposed, device=logits.device), self.context.do_sample
+        ).tolist()
+
+    def _branches(self, sequences: Sequences) -> list[Branch]:
+        """A branch of each row's text as accepted so far."""
+        for row, tokens in zip(sequences.rows, sequences.tokens, strict=True):
+            self.texts.setdefault(row, Recurrence()).extend(tokens[self.known.get(row, 0) :])
+            self.known[row] = len(tokens)
+        return [Branch(self.texts[row]) for row in sequences.rows]
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self._follow_rows(sequences)
+        width = min(self.window(), max(budget), self.context_limit - max(sequences.lengths))
+        if width < 1:
+            return Draft.from_lists([[]] * len(self.rows), self.context.device)
+        lengths = [min(width, most) for most in budget]
+        # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
+        longest = min if self.context.lockstep else max
+        active = [b for b, most in enumerate(budget) if most > 0]
+        logits = self._catch_up(sequences)
+        ids = self._with_room(sequences, width)
+        at = torch.tensor(sequences.lengths, device=ids.device)[:, None]
+        self.q, self.seen = [], [[] for _ in lengths]
+        drafted: list[Tensor] = []
+        branches = self._branches(sequences)
+        for i in range(width):
+            tokens, q = self.context.pick(ids, [n + i for n in sequences.lengths], sequences.rows, logits)
+            drafted.append(tokens)
+            if q is not None:
+                self.q.append(q)
+            if i + 1 == width:
+                break
+            for b, chance in enumerate(self.chances(i, logits, sequences, branches)):
+                if lengths[b] > i:
+                    self.seen[b].append(chance)
+                if lengths[b] > i + 1 and not self.rule.goes_on(self.seen[b]):
+                    lengths[b] = i + 1
+            if i + 1 >= longest(lengths[b] for b in active):
+                break
+            for branch, token in zip(branches, tokens.tolist(), strict=True):
+                branch.append(token)
+            ids.scatter_(1, at + i, tokens[:, None])
+            logits = self._step(tokens[:, None])
+        tokens = torch.stack(drafted, 1)
+        probs = [q.gather(1, tokens[:, i, None]) for i, q in enumerate(self.q)]
+        lengths = [min(k, len(drafted)) for k in lengths]
+        return Draft(tokens, lengths, token_probs=torch.cat(probs, 1) if probs else None)
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Tells drafts apart: a hash of sizes and of the first values of every weight, some of which any training changes.
+
+    Rounded to bfloat16, so that it does not depend on the dtype that the model was loaded in.
+    """
+    config = model.config.get_text_config(decoder=True)
+    parts = hashlib.sha256(f"{config.model_type} {config.vocab_size} {config.hidden_size}".encode())
+    for name, weight in sorted(model.named_parameters()):
+        if weight.is_floating_point() and not weight.is_meta:
+            rounded = weight.detach().flatten()[:8].to(torch.bfloat16).view(torch.uint8).cpu()
+            parts.update(name.encode() + rounded.numpy().tobytes())
+    return parts.hexdigest()[:16]

@@ -1,0 +1,284 @@
+"""DISCO's stop rule: it decides how much is drafted, and never what is said."""
+
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_specdec import Drafter, SpeculationError
+from hf_specdec.drafters.base import Draft, DraftContext, Sequences
+from hf_specdec.drafters.disco import (
+    DiscoDrafter,
+    DiscoSession,
+    DiscoStoppingCriteria,
+    StopClassifier,
+    StopRule,
+    features,
+)
+from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
+from hf_specdec.stats import SpeculationStats
+
+STOPS = 16
+"""seed of a classifier that stops rows at different places"""
+NO_END = {"eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1}
+
+
+def tiny(seed: int, vocab: int = 97, scale: float = 1.0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab, **sizes, **NO_END, max_position_embeddings=256)).eval()
+    model.lm_head.weight.data *= scale
+    return model
+
+
+def close_to(model: LlamaForCausalLM, seed: int, noise: float) -> LlamaForCausalLM:
+    """A draft that often agrees with the model."""
+    draft = tiny(seed, model.config.vocab_size)
+    draft.load_state_dict(model.state_dict())
+    torch.manual_seed(seed)
+    for weight in draft.parameters():
+        weight.data += noise * torch.randn_like(weight) * weight.std().nan_to_num(0.1)
+    return draft
+
+
+def classifier(seed: int = 0, k: int = 4) -> StopClassifier:
+    """Random, with chances all over the place."""
+    torch.manual_seed(seed)
+    made = StopClassifier(k, 8)
+    made.outer.weight.data *= 6
+    return made
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny(0, scale=25.0)
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return close_to(target, 1, 0.05)
+
+
+def test_features_are_the_top_probabilities_entropy_and_position():
+    logits = torch.tensor([[0.0, 1.0, 3.0, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
+    x = features(logits, torch.tensor([0, 9]), torch.tensor([2, NONE]), k=3)
+    p = logits.softmax(-1)
+    assert x.shape == (2, 7)
+    assert torch.allclose(x[:, :3], p.sort(descending=True).values[:, :3])
+    assert torch.allclose(x[:, 3], torch.special.entr(p).sum(-1), atol=1e-6)
+    assert torch.allclose(x[:, 4], torch.tensor([1.0, 10.0]).log())
+    assert x[:, 5:].tolist() == [[1, 1], [0, 0]]
+
+
+def test_a_branch_looks_up_its_own_tokens_first_and_leaves_the_text_alone():
+    text = Recurrence([1, 2, 3, 4, 9, 1, 2, 3])
+    assert text.proposal() == 4
+    branch = Branch(text)
+    for token in (5, 1, 2, 3):
+        branch.append(token)
+    assert (branch.proposal(), text.proposal()) == (5, 4)
+    assert Recurrence([1, 2, 3]).proposal() == NONE
+
+
+@pytest.mark.parametrize(
+    "seen, token, draft",
+    [([0.9], True, True), ([0.9, 0.6], True, True), ([0.6, 0.6], True, False), ([0.9, 0.4], False, False)],
+)
+def test_a_rule_reads_the_last_chance_or_that_of_the_whole_draft(seen, token, draft):
+    assert StopRule(0.5, whole_draft=False).goes_on(seen) is token
+    assert StopRule(0.5, whole_draft=True).goes_on(seen) is draft
+
+
+@pytest.mark.parametrize("rule", ["token", "draft"])
+@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_greedy_text_is_plain_text(target, draft, rule, tau, rows):
+    torch.manual_seed(2)
+    ids = torch.randint(2, 97, (rows, 7))
+    mask = torch.ones_like(ids)
+    mask[:-1, :2] = 0  # left padding in all rows but the last
+    ids = ids.masked_fill(mask == 0, 0)
+    plain = target.generate(input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
+    drafter = DiscoDrafter(draft, classifier(), rule=rule, tau=tau, max_draft_tokens=6)
+    fast = target.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False, assistant_model=drafter
+    )
+    assert torch.equal(plain, fast)
+    drafted = drafter.last_stats.drafted_per_position
+    assert max(drafted) <= 5
+    if tau == 1.0:
+        assert set(drafted) == {0}, "below a chance of 1 a draft ends after its first token"
+    if tau == 0.0 and rows == 1:
+        assert drafted[5] > 0
+
+
+def context(rows: int, do_sample: bool, lockstep: bool) -> DraftContext:
+    def pick(ids, lengths, some, logits):
+        return logits.argmax(-1), logits.float().softmax(-1) if do_sample else None
+
+    prompt = torch.arange(2, 2 + 5 * rows).view(rows, 5)
+    return DraftContext(
+        prompt_ids=prompt,
+        prompt_mask=torch.ones_like(prompt),
+        max_length=200,
+        vocab_size=97,
+        eos_token_ids=frozenset(),
+        do_sample=do_sample,
+        lockstep=lockstep,
+        trees=False,
+        pick=pick,
+        device=torch.device("cpu"),
+        stats=SpeculationStats(),
+    )
+
+
+def propose(drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = False) -> tuple[Draft, DiscoSession]:
+    opened = context(rows, do_sample, lockstep)
+    ids = torch.nn.functional.pad(torch.cat([opened.prompt_ids, torch.full((rows, 1), 7)], 1), (0, 16))
+    with torch.no_grad():
+        session = drafter.start(opened)
+        return session.propose(Sequences(ids, [6] * rows, list(range(rows)), ids[:, :6].tolist()), [8] * rows), session
+
+
+def test_rows_stop_separately_and_in_lockstep_together(draft):
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, max_draft_tokens=8)
+    ragged, session = propose(drafter, 6, lockstep=False)
+    assert len(set(ragged.lengths)) > 1
+    rule = drafter.rule(False)
+    for seen, length in zip(session.seen, ragged.lengths, strict=True):
+        stops = next((i + 1 for i in range(len(seen)) if not rule.goes_on(seen[: i + 1])), 8)
+        assert length == stops
+    alone, _ = propose(drafter, 6, lockstep=True)
+    assert alone.tokens.shape[1] == min(ragged.lengths)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(planted, monkeypatch):
+    vocab, rows, calls = 6, 600, 8
+    target, other = tiny(4, vocab, scale=30.0), tiny(5, vocab, scale=30.0)
+    drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule="draft")
+    if planted:
+        honest = DiscoSession.propose
+
+        def propose_what_looks_good(self, sequences, budget):
+            draft = honest(self, sequences, budget)
+            for b, k in enumerate(draft.lengths):  # drops a token after having seen it
+                if k and int(draft.tokens[b, k - 1]) % 2:
+                    draft.lengths[b] = k - 1
+            return draft
+
+        monkeypatch.setattr(DiscoSession, "propose", propose_what_looks_good)
+    prompt = torch.tensor([[2, 3, 4]])
+    counts = torch.zeros(vocab**2)
+    torch.manual_seed(6)
+    for _ in range(calls):
+        out = target.generate(
+            input_ids=prompt.expand(rows, -1),
+            attention_mask=torch.ones(rows, 3, dtype=torch.long),
+            max_new_tokens=4,
+            do_sample=True,
+            top_k=0,
+            assistant_model=drafter,
+        )
+        counts += torch.bincount(out[:, 4] * vocab + out[:, 5], minlength=vocab**2)
+    expected = _pairs(target, prompt, vocab) * rows * calls
+    assert drafter.last_stats.drafted_per_position[1] > 0 and drafter.last_stats.rejections > 0
+    chi2 = float(((counts - expected) ** 2 / expected.clamp_min(1e-9))[expected > 5].sum())
+    freedom = int((expected > 5).sum()) - 1
+    limit = freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
+    assert (chi2 > limit) == planted, (chi2, limit)
+
+
+@torch.no_grad()
+def _pairs(target, prompt, vocab):
+    """Exact distribution of the second and third new token."""
+    pairs = torch.zeros(vocab, vocab)
+    first = target(prompt).logits[0, -1].softmax(-1)
+    for x in range(vocab):
+        second = target(torch.cat([prompt, torch.tensor([[x]])], 1)).logits[0, -1].softmax(-1)
+        ends = torch.cat([prompt.expand(vocab, -1), torch.full((vocab, 1), x), torch.arange(vocab)[:, None]], 1)
+        pairs += first[x] * second[:, None] * target(ends).logits[:, -1].softmax(-1)
+    return pairs.flatten()
+
+
+def test_a_seeded_sampled_call_repeats(target, draft):
+    drafter = DiscoDrafter(draft, classifier(), tau_sampled=0.3)
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        ids = torch.tensor([[5, 6, 7]])
+        texts.append(target.generate(ids, max_new_tokens=20, do_sample=True, assistant_model=drafter).tolist())
+    assert texts[0] == texts[1]
+
+
+def test_saved_and_loaded_it_stops_at_the_same_places(target, draft, tmp_path):
+    drafter = DiscoDrafter(draft, classifier(), tau=0.35, rule="token", max_draft_tokens=5)
+    drafter.save_pretrained(tmp_path, target=target)
+    loaded = Drafter.from_pretrained(tmp_path)
+    assert isinstance(loaded, DiscoDrafter) and loaded.config.tau == 0.35
+    ids = torch.tensor([[5, 6, 7]])
+    for either in (drafter, loaded):
+        target.generate(ids, max_new_tokens=20, do_sample=False, assistant_model=either)
+    assert drafter.last_stats.drafted_per_position == loaded.last_stats.drafted_per_position
+
+
+def test_what_does_not_fit_is_refused(target, draft, tmp_path):
+    DiscoDrafter(draft, classifier()).save_pretrained(tmp_path)
+    with pytest.raises(SpeculationError, match="another draft model"):
+        Drafter.from_pretrained(tmp_path, draft_model=target)
+    wide = load_file(tmp_path / "model.safetensors")
+    wide["inner.weight"] = torch.zeros(8, 14)
+    save_file(wide, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SpeculationError, match=r"inner\.weight"):
+        Drafter.from_pretrained(tmp_path)
+    with pytest.raises(SpeculationError, match="train disco"):
+        target.generate(torch.tensor([[5]]), assistant_model=DiscoDrafter(draft), max_new_tokens=3)
+    for options in ({"tau": 1.5}, {"max_draft_tokens": 0}, {"rule": "sometimes"}, {"nope": 1}):
+        with pytest.raises(SpeculationError):
+            DiscoDrafter(draft, **options)
+    with pytest.raises(SpeculationError, match="vocabulary"):
+        DiscoDrafter(draft, k=98)
+
+
+def test_another_dtype_is_the_same_draft(target, draft):
+    made = DiscoDrafter(draft, classifier())
+    again = close_to(target, 1, 0.05).to(torch.bfloat16)
+    DiscoDrafter(again, classifier(), draft_fingerprint=made.config.draft_fingerprint)
+
+
+SCORES = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False, "max_new_tokens": 12}
+
+
+def test_the_criterion_stops_plain_generation_where_the_session_stops(draft):
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, max_draft_tokens=8)
+    ids = torch.cat([context(6, False, False).prompt_ids, torch.full((6, 1), 7)], 1)
+    criterion = DiscoStoppingCriteria(drafter, prompt_length=5)
+    drafted, _ = propose(drafter, 6, lockstep=False)
+    for row, length in zip(ids, drafted.lengths, strict=True):
+        out = draft.generate(input_ids=row[None], stopping_criteria=[criterion], **SCORES)
+        assert out.sequences.shape[1] - 6 == length
+    together = draft.generate(input_ids=ids, stopping_criteria=[criterion], **SCORES)
+    assert together.sequences.shape[1] - 6 == max(drafted.lengths)
+    with pytest.raises(SpeculationError, match="output_scores"):
+        draft.generate(input_ids=ids, stopping_criteria=[criterion], max_new_tokens=3)
+
+
+def test_the_criterion_drives_transformers_own_loop(target, draft, monkeypatch):
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, max_draft_tokens=8)
+    ids = torch.tensor([[5, 6, 7]])
+    plain = target.generate(ids, max_new_tokens=24, do_sample=False)
+    lengths = []
+
+    def generate(own, **kwargs):
+        out = own(**kwargs, stopping_criteria=[DiscoStoppingCriteria(drafter, prompt_length=3)])
+        lengths.append(len(out.scores))
+        return out
+
+    monkeypatch.setattr(draft, "generate", partial(generate, draft.generate))
+    monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 8)
+    monkeypatch.setattr(draft.generation_config, "assistant_confidence_threshold", 0.0)
+    assisted = target.generate(ids, max_new_tokens=24, do_sample=False, assistant_model=draft)
+    assert torch.equal(plain, assisted)
+    assert len(set(lengths)) > 1 and max(lengths) <= 8
