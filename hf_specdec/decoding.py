@@ -10,68 +10,25 @@ Two ways to move a batch on:
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.generation import GenerateDecoderOnlyOutput, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from .cache import is_adoptable
+from .call import Call, choose_ragged
 from .drafters.base import Draft, DraftContext, Drafter, Sequences, Verdict
-from .errors import warn
 from .guard import GuardedSession, as_chain
 from .judging import Judge, Judgement
 from .outputs import StepOutputs
 from .picking import DraftPicker
-from .probe import Support, support
-from .processing import Processing
 from .randomness import Randomness
-from .runner import LockstepRunner, RaggedRunner, prefill, takes_ragged_inputs
+from .runner import LockstepRunner, RaggedRunner, prefill
 from .stats import SpeculationStats
-from .stopping import Stopping
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
-
-
-class PlainDecodingNeeded(Exception):
-    """Raised before any forward where this call cannot be sped up; the message says why."""
-
-
-@dataclass
-class Call:
-    """One `generate` call, prepared by transformers."""
-
-    target: PreTrainedModel
-    input_ids: Tensor
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    config: GenerationConfig
-    model_kwargs: dict[str, Any]
-    streamer: Any = None
-    new_columns: int | None = None
-    """how many of the last columns of `input_ids` the cache does not hold yet; None for all"""
-    keeps_cache: bool = False
-    """whether the cache outlives the call: the user passed it, or is given it"""
-    pad_token_id: int = 0
-    stopping: Stopping = field(init=False)
-    processing: Processing = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stopping, self.processing = Stopping(self.criteria), Processing(self.processors)
-
-    def may_be_ragged(self) -> bool:
-        """Whether no part of the call needs the whole rectangular batch at every step."""
-        return not (
-            self.processing.opaque
-            or self.stopping.opaque
-            or self.streamer is not None
-            or StepOutputs.wanted(self.config)
-            # Without an EOS, plain decoding goes on with stopped rows until all have stopped.
-            or (self.stopping.asked and not self.stopping.has_eos)
-        )
 
 
 def decode(call: Call, drafter: Drafter) -> GenerateDecoderOnlyOutput | Tensor:
@@ -80,49 +37,12 @@ def decode(call: Call, drafter: Drafter) -> GenerateDecoderOnlyOutput | Tensor:
     Raises:
         PlainDecodingNeeded: the model, its cache or the call do not allow more; nothing has been touched.
     """
-    ragged = _choose_ragged(call, drafter)
+    ragged = choose_ragged(call, drafter)
     if call.streamer is not None:
         call.streamer.put(call.input_ids.cpu())
     with torch.no_grad(), drafter.runner(call.target) or nullcontext() as wrap:
         schedule = drafter.schedule() or Decoding
         return schedule(call, drafter, ragged, wrap).run()
-
-
-def _choose_ragged(call: Call, drafter: Drafter) -> bool:
-    """Ragged or lockstep; or `PlainDecodingNeeded`."""
-    cache = call.model_kwargs.get("past_key_values")
-    name = type(call.target).__name__
-    if call.config.use_cache is False or not isinstance(cache, DynamicCache) or cache.offloading:
-        raise PlainDecodingNeeded(f"speculation needs a dynamic cache, and this call uses {type(cache).__name__}")
-    if call.config.prefill_chunk_size is not None:
-        raise PlainDecodingNeeded("prefill_chunk_size is set, and speculation does its prefill in one piece")
-    if _rope_changes(call):
-        raise PlainDecodingNeeded("the call passes the length at which this model's rotary embeddings change")
-    can = support(call.target)
-    if can is Support.PLAIN:
-        raise PlainDecodingNeeded(f"the cache of {name} cannot be rolled back")
-    rows = call.input_ids.shape[0]
-    possible = can is Support.RAGGED and call.may_be_ragged() and takes_ragged_inputs(call.target, call.model_kwargs)
-    if rows == 1:
-        return possible and drafter.proposes_trees
-    if can is Support.LOCKSTEP:
-        warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
-    return possible and drafter.takes_ragged()
-
-
-def _rope_changes(call: Call) -> bool:
-    """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
-    config: Any = call.target.config.get_text_config(decoder=True)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    for rope in kinds:
-        start = int(rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 2**31))
-        end = call.stopping.max_length or 2**31
-        if rope.get("rope_type") == "dynamic" and end > start:
-            return True
-        if rope.get("rope_type") == "longrope" and end > start >= call.input_ids.shape[1]:
-            return True
-    return False
 
 
 class Decoding:

@@ -7,14 +7,18 @@ goes to the original untouched. This is the only file that knows transformers' g
 import copy
 import functools
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from .decoding import Call, PlainDecodingNeeded, decode
+from .call import Call, PlainDecodingNeeded, plain_stats
+from .decoding import decode
 from .drafters.base import Drafter
 from .errors import SpeculationError, warn
 from .hub.flag import drafter_from_flag
@@ -104,7 +108,10 @@ def _generate(
         return original(model, **named, custom_generate=_loop(drafter, streamer, named))
     except PlainDecodingNeeded as reason:
         warn(f"plain decoding: {reason}")
-        return original(model, **plain, streamer=streamer)
+        began = time.perf_counter()
+        output = original(model, **plain, streamer=streamer)
+        drafter.last_stats = plain_stats(reason.call, output, time.perf_counter() - began)
+        return output
 
 
 def _without_speculation(model: Any, named: dict[str, Any]) -> dict[str, Any]:
@@ -133,8 +140,11 @@ def _refuse(model: Any, named: dict[str, Any]) -> None:
         )
     if (beams := setting("num_beams")) and beams > 1:
         raise SpeculationError(f"num_beams={beams} is not supported with speculation; use num_beams=1")
-    if named.get("synced_gpus"):
-        raise SpeculationError("synced_gpus=True is not supported with speculation; leave it out or drop the drafter")
+    if named.get("synced_gpus") or _is_sharded(model):
+        raise SpeculationError(
+            "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "
+            "leave the drafter out"
+        )
     for name in ("prompt_lookup_num_tokens", "num_assistant_tokens", "assistant_confidence_threshold"):
         if (value := setting(name)) is not None:
             raise SpeculationError(
@@ -152,6 +162,13 @@ def _refuse(model: Any, named: dict[str, Any]) -> None:
     ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
     if ids is not None and (ids.ndim != 2 or ids.shape[1] == 0):
         raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
+
+
+def _is_sharded(model: Any) -> bool:
+    """Whether every forward is a collective one, so that all processes must make the same number of them."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    return torch.distributed.get_world_size() > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
 def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:

@@ -1,0 +1,108 @@
+"""One `generate` call as transformers prepared it, and in which way it can be sped up, if it can."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.generation import LogitsProcessorList, StoppingCriteriaList
+
+from .drafters.base import Drafter
+from .errors import warn
+from .outputs import StepOutputs
+from .probe import Support, support
+from .processing import Processing
+from .runner import takes_ragged_inputs
+from .stats import SpeculationStats
+from .stopping import Stopping
+
+
+@dataclass
+class Call:
+    """One `generate` call, prepared by transformers."""
+
+    target: PreTrainedModel
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    streamer: Any = None
+    new_columns: int | None = None
+    """how many of the last columns of `input_ids` the cache does not hold yet; None for all"""
+    keeps_cache: bool = False
+    """whether the cache outlives the call: the user passed it, or is given it"""
+    pad_token_id: int = 0
+    stopping: Stopping = field(init=False)
+    processing: Processing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stopping, self.processing = Stopping(self.criteria), Processing(self.processors)
+
+    def may_be_ragged(self) -> bool:
+        """Whether no part of the call needs the whole rectangular batch at every step."""
+        return not (
+            self.processing.opaque
+            or self.stopping.opaque
+            or self.streamer is not None
+            or StepOutputs.wanted(self.config)
+            # Without an EOS, plain decoding goes on with stopped rows until all have stopped.
+            or (self.stopping.asked and not self.stopping.has_eos)
+        )
+
+
+class PlainDecodingNeeded(Exception):
+    """Raised before any forward where this call cannot be sped up; the message says why."""
+
+    def __init__(self, call: Call, reason: str) -> None:
+        super().__init__(reason)
+        self.call = call
+
+
+def plain_stats(call: Call, output: Any, seconds: float) -> SpeculationStats:
+    """Statistics of a call that was decoded plainly; also put on the output, if it is one that can carry them."""
+    ids = output if isinstance(output, Tensor) else output.sequences
+    stats = SpeculationStats(mode="plain", target_calls=ids.shape[1] - call.input_ids.shape[1], total_seconds=seconds)
+    for row in ids[:, call.input_ids.shape[1] :].tolist():
+        stats.emitted_tokens += next((i + 1 for i, token in enumerate(row) if token in call.stopping.eos), len(row))
+    if not isinstance(output, Tensor):
+        output.speculation = stats
+    return stats
+
+
+def choose_ragged(call: Call, drafter: Drafter) -> bool:
+    """Ragged or lockstep; or `PlainDecodingNeeded`."""
+    cache = call.model_kwargs.get("past_key_values")
+    name = type(call.target).__name__
+    if call.config.use_cache is False or not isinstance(cache, DynamicCache) or cache.offloading:
+        raise PlainDecodingNeeded(call, f"speculation needs a dynamic cache, this call uses {type(cache).__name__}")
+    if call.config.prefill_chunk_size is not None:
+        raise PlainDecodingNeeded(call, "prefill_chunk_size is set, and speculation does its prefill in one piece")
+    if _rope_changes(call):
+        raise PlainDecodingNeeded(call, "the call passes the length at which this model's rotary embeddings change")
+    can = support(call.target)
+    if can is Support.PLAIN:
+        raise PlainDecodingNeeded(call, f"the cache of {name} cannot be rolled back")
+    rows = call.input_ids.shape[0]
+    takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
+    if rows == 1:
+        return takes_ragged and call.may_be_ragged() and drafter.proposes_trees
+    if not takes_ragged:
+        warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
+    return takes_ragged and call.may_be_ragged() and drafter.takes_ragged()
+
+
+def _rope_changes(call: Call) -> bool:
+    """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
+    config: Any = call.target.config.get_text_config(decoder=True)
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    for rope in kinds:
+        limit = getattr(config, "max_position_embeddings", None)
+        start = int(rope.get("original_max_position_embeddings") or limit or 2**31)
+        end = call.stopping.max_length or 2**31
+        if rope.get("rope_type") == "dynamic" and end > start:
+            return True
+        if rope.get("rope_type") == "longrope" and end > start >= call.input_ids.shape[1]:
+            return True
+    return False
