@@ -34,6 +34,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all where not given.")]
 
 
+train = typer.Typer(help="Train a drafter for your model.", no_args_is_help=True)
+app.add_typer(train, name="train")
+
+
 @app.command()
 def bench(
     target: Target,
@@ -187,3 +191,52 @@ def push(
             results=results,
         )
     )
+
+
+@train.command("disco")
+def train_disco(
+    target: Target,
+    draft: Annotated[str, typer.Option(help="Folder or Hub repo of the draft model.")],
+    data: Annotated[list[Path], typer.Option(help="Prompts to train on; may be given several times.")],
+    output: Annotated[Path, typer.Option(help="Folder of the drafter; an interrupted run goes on from there.")],
+    validation: Annotated[
+        list[Path] | None, typer.Option(help="Prompts to choose τ and SLmax on; a quarter of the data if not given.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Prompts to take of each file, drawn at random.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes per prompt.")] = 128,
+    timed_prompts: Annotated[int, typer.Option(help="Prompts on which the clock decides among the best rules.")] = 12,
+    dtype: Dtype = "bfloat16",
+    device: Device = "cpu",
+    threads: Threads = None,
+    pad_target_mlp: Annotated[int | None, typer.Option(help="Widen the target's MLPs to cost more.")] = None,
+    pad_draft_mlp: Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling, of the split and of the classifier.")] = 0,
+) -> None:
+    """Train a classifier that decides when to stop drafting (DISCO)."""
+    from .training.disco import TrainSettings
+    from .training.disco import train_disco as run
+
+    settings = TrainSettings(
+        target=target,
+        draft=draft,
+        data=[str(path) for path in data],
+        output=str(output),
+        validation=[str(path) for path in validation or []],
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        timed_prompts=timed_prompts,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        pad_target_mlp=pad_target_mlp,
+        pad_draft_mlp=pad_draft_mlp,
+        seed=seed,
+    )
+    report = run(settings)
+    for name in ("greedy", "sampled"):
+        quality, choice = report[name]["quality"], report[name]["choices"][0]
+        typer.echo(
+            f"{name}: F1 {quality['f1']:.3f} (always accepting: {quality['f1_always']:.3f}), calibration error "
+            f"{quality['calibration_error']:.3f}, rule {choice['rule']}, τ {choice['tau']}, SLmax {choice['longest']}"
+        )
+    typer.echo(f"saved to {output}")
