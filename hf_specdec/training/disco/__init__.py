@@ -1,0 +1,7 @@
+"""Training of DISCO's stop classifier (Mamou 2024, Appendices D and E)."""
+
+from .extraction import Regime, extract
+from .fitting import Quality, fit, quality
+from .run import TrainSettings, train_disco
+
+__all__ = ["Quality", "Regime", "TrainSettings", "extract", "fit", "quality", "train_disco"]

@@ -1,0 +1,151 @@
+"""Appendix D.1: let the target write, look at every position of its text, and keep what was seen on disk.
+
+One shard per batch of prompts, written whole or not at all, with random numbers of its own: an extraction that was
+interrupted and taken up again gives the same files as one that was not.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drafters.disco.drafter import fingerprint
+from ...errors import SpeculationError
+from .records import Record, record_text
+
+SHARD_ROWS = 16
+"""prompts per shard, decoded as one batch"""
+MANIFEST = "extraction.json"
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How the target writes."""
+
+    do_sample: bool
+    max_new_tokens: int
+    k: int
+    rollout: int
+    """how far to follow the draft after a rejection; 0 where no rule will be played over the records"""
+    seed: int
+    lookup: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """For `generate`: sampling is from the model's own distribution."""
+        sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if self.do_sample else {}
+        return {"do_sample": self.do_sample, "max_new_tokens": self.max_new_tokens, "num_beams": 1} | sampling
+
+
+def extract(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    regime: Regime,
+    folder: str | Path,
+    label: str = "records",
+) -> list[Record]:
+    """Records of the target's continuation of each prompt; shards already in `folder` are taken as they are.
+
+    Raises:
+        SpeculationError: no prompt; a continuation of less than two tokens everywhere; or a folder that holds an
+            extraction of other models, prompts or settings.
+    """
+    if not prompts:
+        raise SpeculationError(f"no prompts to extract {label} from; give at least one")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_manifest(folder, _manifest(target, draft, prompts, regime))
+    starts = range(0, len(prompts), SHARD_ROWS)
+    for number, start in enumerate(tqdm(starts, desc=f"extracting {label}", unit=" shards")):
+        path = folder / f"{number:05d}.safetensors"
+        if not path.exists():
+            texts = _write(target, tokenizer, prompts[start : start + SHARD_ROWS], regime, number)
+            records = [
+                record_text(target, draft, ids, prompt, regime.k, regime.do_sample, regime.rollout, regime.lookup)
+                for ids, prompt in texts
+            ]
+            _save(records, path)
+    records = list(load(folder))
+    if not records:
+        raise SpeculationError(
+            f"the target ended every text of the {label} within two tokens, so there is nothing to learn from; "
+            "give prompts that it continues"
+        )
+    return records
+
+
+def load(folder: str | Path) -> Iterator[Record]:
+    """The records of all shards, in order."""
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        tensors = load_file(path)
+        lengths = tensors.pop("lengths").tolist()
+        tensors["accepted"] = tensors["accepted"].bool()
+        pieces = {name: tensor.split(lengths) for name, tensor in tensors.items()}
+        for i in range(len(lengths)):
+            yield Record(**{name: piece[i] for name, piece in pieces.items()})
+
+
+def _write(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], regime: Regime, number: int
+) -> Iterator[tuple[Tensor, int]]:
+    """The target's texts [L] without padding, and how much of each is prompt. Those of one token are left out."""
+    inputs = tokenizer(list(prompts), return_tensors="pt", padding=True).to(target.device)
+    torch.manual_seed(regime.seed * 100_003 + number)
+    pad = tokenizer.pad_token_id
+    output = target.generate(
+        input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, pad_token_id=pad, **regime.options()
+    )
+    columns = inputs.input_ids.shape[1]
+    ends = target.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends])
+    for row, mask in zip(output, inputs.attention_mask, strict=True):
+        prompt = int(mask.sum())
+        new = row[columns:].tolist()
+        length = next((i + 1 for i, token in enumerate(new) if token in ends), len(new))
+        if length > 1:
+            yield row[columns - prompt : columns + length], prompt
+
+
+def _save(records: list[Record], path: Path) -> None:
+    """All or nothing: a reader never sees half a shard."""
+    if not records:
+        tensors = {"lengths": torch.zeros(0, dtype=torch.long)}
+        tensors |= {f.name: torch.zeros(0) for f in fields(Record)}
+    else:
+        tensors = {f.name: torch.cat([getattr(record, f.name) for record in records]) for f in fields(Record)}
+        tensors["lengths"] = torch.tensor([len(record) for record in records])
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial)
+    os.replace(partial, path)
+
+
+def _manifest(
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[str], regime: Regime
+) -> dict[str, Any]:
+    return vars(regime) | {
+        "target": fingerprint(target),
+        "draft": fingerprint(draft),
+        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
+    }
+
+
+def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    path = folder / MANIFEST
+    if not path.exists():
+        path.write_text(json.dumps(manifest, indent=2) + "\n")
+        return
+    found = json.loads(path.read_text())
+    if different := sorted(name for name in manifest if manifest[name] != found.get(name)):
+        raise SpeculationError(
+            f"{folder} holds an extraction with other {', '.join(different)}; name another folder, or remove this one"
+        )

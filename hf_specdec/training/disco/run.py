@@ -1,0 +1,227 @@
+"""`hf-specdec train disco`: extract, train, choose τ and SLmax, write a drafter's folder."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...bench.measure import load_model, load_tokenizer
+from ...bench.prompts import load_prompts
+from ...drafters.disco.classifier import StopClassifier
+from ...drafters.disco.drafter import DiscoDrafter
+from ...errors import SpeculationError
+from .extraction import Regime, extract
+from .fitting import fit, quality
+from .records import Record
+from .simulation import Costs
+from .tuning import FINALISTS, Choice, RuleName, chances, measure_costs, measured_choice, simulated_choices
+
+REGIMES = {"greedy": False, "sampled": True}
+
+
+@dataclass
+class TrainSettings:
+    """Arguments of the command."""
+
+    target: str
+    draft: str
+    data: list[str]
+    output: str
+    validation: list[str] = field(default_factory=list)
+    """prompt files to choose τ and SLmax on; a quarter of `data` where there are none"""
+    limit: int | None = None
+    """prompts to take of each file, drawn at random; half as many of a validation file"""
+    max_new_tokens: int = 128
+    rules: list[RuleName] = field(default_factory=lambda: ["token", "draft"])
+    """stop rules to choose among"""
+    longest: int = 16
+    """largest SLmax to consider"""
+    timed_prompts: int = 12
+    """validation prompts on which the clock decides among the best choices; 0 leaves it to the simulation"""
+    k: int = 10
+    lookup: bool = True
+    """whether the classifier is told what copying from earlier text proposes"""
+    hidden: int = 32
+    epochs: int = 100
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    threads: int | None = None
+    pad_target_mlp: int | None = None
+    pad_draft_mlp: int | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: an argument out of range.
+        """
+        least = {"max_new_tokens": 2, "longest": 1, "timed_prompts": 0, "k": 1, "hidden": 1, "epochs": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise SpeculationError(f"{name} must be {bound} or more, got {getattr(self, name)}")
+        if not self.data:
+            raise SpeculationError("data must name at least one file of prompts")
+        if not self.rules or set(self.rules) - {"token", "draft"}:
+            raise SpeculationError(f"rules must be token, draft, or both, got {self.rules}")
+
+
+def train_disco(settings: TrainSettings) -> dict[str, Any]:
+    """Train a DISCO drafter and save it to `settings.output`; what was seen stays in its subfolder `extraction`.
+
+    Run again after an interruption, it goes on where it stopped.
+
+    Returns:
+        The content of `training.json`: quality of the classifier, costs, and the choices that were compared.
+
+    Raises:
+        SpeculationError: bad arguments, data or models.
+    """
+    settings.check()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    tokenizer = load_tokenizer(settings.target)
+    target = load_model(settings.target, settings.dtype, settings.device, settings.pad_target_mlp)
+    draft = load_model(settings.draft, settings.dtype, settings.device, settings.pad_draft_mlp)
+    training, validation = _prompts(settings)
+    output = Path(settings.output)
+    records = {
+        name: _extract(settings, target, draft, tokenizer, training, validation, name, output) for name in REGIMES
+    }
+    classifier = fit(
+        {REGIMES[name]: seen for name, (seen, _) in records.items()},
+        {REGIMES[name]: held_out for name, (_, held_out) in records.items()},
+        settings.hidden,
+        settings.epochs,
+        settings.seed,
+    )
+    costs = measure_costs(target, draft, classifier)
+    report: dict[str, Any] = {
+        "settings": asdict(settings),
+        "draft_seconds": costs.draft,
+        "target_seconds": costs.verify(1),
+    }
+    chosen = {}
+    for name, do_sample in REGIMES.items():
+        held_out = records[name][1]
+        report[name] = {"quality": asdict(quality(classifier, held_out, do_sample))}
+        chosen[name] = _choose(settings, target, draft, tokenizer, classifier, held_out, validation, costs, do_sample)
+        report[name]["choices"] = [asdict(choice) for choice in chosen[name]]
+    # The rule and SLmax are one for both regimes: those of greedy decoding; sampling gets the best τ for them.
+    best, sampled = chosen["greedy"][0], chosen["sampled"]
+    match = next(
+        (choice for choice in sampled if (choice.rule, choice.longest) == (best.rule, best.longest)), sampled[0]
+    )
+    drafter = DiscoDrafter(
+        draft,
+        classifier,
+        rule=best.rule,
+        tau=best.tau,
+        tau_sampled=match.tau,
+        max_draft_tokens=best.longest,
+        lookup=settings.lookup,
+    )
+    return _save(settings, drafter, target, tokenizer, report, len(training))
+
+
+def sample_prompts(path: str | Path, limit: int | None, seed: int) -> list[str]:
+    """At most `limit` prompts from all over a file: neighbours are often alike."""
+    prompts = load_prompts(path)
+    random.Random(seed).shuffle(prompts)
+    return prompts[:limit]
+
+
+def _prompts(settings: TrainSettings) -> tuple[list[str], list[str]]:
+    """For training and for validation; never the same prompt in both."""
+    training = [text for path in settings.data for text in sample_prompts(path, settings.limit, settings.seed)]
+    if settings.validation:
+        limit = None if settings.limit is None else max(1, settings.limit // 2)
+        validation = [text for path in settings.validation for text in sample_prompts(path, limit, settings.seed)]
+    else:
+        random.Random(settings.seed).shuffle(training)
+        held = max(1, len(training) // 4)
+        training, validation = training[held:], training[:held]
+    training = [text for text in dict.fromkeys(training) if text not in set(validation)]
+    if not training:
+        raise SpeculationError("data leaves no prompt to train on beside those for validation; give more prompts")
+    return training, validation
+
+
+def _extract(
+    settings: TrainSettings,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    training: Sequence[str],
+    validation: Sequence[str],
+    name: str,
+    output: Path,
+) -> tuple[list[Record], list[Record]]:
+    """Records of one regime, for training and for validation."""
+    regime = Regime(REGIMES[name], settings.max_new_tokens, settings.k, 0, settings.seed, settings.lookup)
+    wide = replace(regime, rollout=settings.longest - 1, seed=settings.seed + 1)
+    folder = output / "extraction"
+    return (
+        extract(target, draft, tokenizer, training, regime, folder / f"{name}-training", f"{name} training records"),
+        extract(
+            target, draft, tokenizer, validation, wide, folder / f"{name}-validation", f"{name} validation records"
+        ),
+    )
+
+
+def _choose(
+    settings: TrainSettings,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    classifier: StopClassifier,
+    records: Sequence[Record],
+    validation: Sequence[str],
+    costs: Costs,
+    do_sample: bool,
+) -> list[Choice]:
+    """Choices, fastest first: by simulation, and the front by the clock."""
+    ranked = simulated_choices(chances(classifier, records, do_sample), costs, settings.rules)
+    if not settings.timed_prompts:
+        return ranked
+    finalists = [c for name in settings.rules for c in [c for c in ranked if c.rule == name][:FINALISTS]]
+
+    def drafter(choice: Choice) -> DiscoDrafter:
+        taus = {"tau": choice.tau, "tau_sampled": choice.tau}
+        return DiscoDrafter(
+            draft, classifier, rule=choice.rule, max_draft_tokens=choice.longest, lookup=settings.lookup, **taus
+        )
+
+    regime = Regime(do_sample, settings.max_new_tokens, settings.k, 0, settings.seed)
+    prompts = validation[: settings.timed_prompts + 1]  # the first one warms up
+    measured = measured_choice(target, drafter, finalists, tokenizer, prompts, regime)
+    return [measured, *ranked]
+
+
+def _save(
+    settings: TrainSettings,
+    drafter: DiscoDrafter,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    report: dict[str, Any],
+    prompts: int,
+) -> dict[str, Any]:
+    names = ", ".join(Path(path).name for path in settings.data)
+    f1 = " and ".join(f"{report[name]['quality']['f1']:.2f} ({name})" for name in REGIMES)
+    error = " and ".join(f"{report[name]['quality']['calibration_error']:.3f}" for name in REGIMES)
+    trained_on = (
+        f"The target's own continuations of {prompts} prompts ({names}), up to {settings.max_new_tokens} tokens each, "
+        f"greedy and at temperature 1. On held-out prompts its F1 is {f1}, its calibration error {error}. "
+        f"`hf-specdec train disco` chose τ = {drafter.config.tau:.2f} (greedy), {drafter.config.tau_sampled:.2f} "
+        f"(sampled) and at most {drafter.config.max_draft_tokens} draft tokens, for a draft step that costs "
+        f"{report['draft_seconds'] / report['target_seconds']:.2f} of a target step."
+    )
+    for name in REGIMES:
+        report[name]["choices"] = report[name]["choices"][:10]
+    drafter.save_pretrained(settings.output, target=target, tokenizer=tokenizer, trained_on=trained_on)
+    (Path(settings.output) / "training.json").write_text(json.dumps(report, indent=2) + "\n")
+    return report
