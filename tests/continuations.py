@@ -39,7 +39,7 @@ def same_greedy_text(drafter: Drafter, lengths: list[int], eos: int | None, voca
     return drafter.last_stats
 
 
-def sampling_p_value(drafter: Drafter, settings: dict[str, Any], rows: int = 6000) -> float:
+def sampling_p_value(drafter: Drafter, settings: dict[str, Any], rows: int = 3000) -> float:
     """Chi-square test of the first `STEPS` tokens' joint distribution over many rows with one looping prompt."""
     target = llama(vocab=SMALL)
     prompt = torch.tensor([[2, 3, 4, 2, 3, 4, 5, 2, 3]])
