@@ -115,6 +115,14 @@ def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "speedup.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_report_names_the_file_where_two_measured_the_same(tmp_path: Path) -> None:
+    first = result_file(tmp_path)
+    second = first.rename(tmp_path / "other.json")
+    write_report([result_file(tmp_path), second], tmp_path / "report")
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    assert "## out: set, batch 1, T=0" in markdown and "## other: set, batch 1, T=1" in markdown
+
+
 def test_report_refuses_what_it_cannot_show(tmp_path: Path) -> None:
     with pytest.raises(SpeculationError, match="cannot read"):
         write_report([tmp_path / "absent.json"], tmp_path / "report")

@@ -185,7 +185,8 @@ class _Reader:
             line = [self._info(token, at + i, "accepted") for i, token in enumerate(r.tokens[: r.accepted])]
             if r.rejected is not None:
                 line.append(self._info(r.rejected, at + r.accepted, "rejected"))
-                line += [TokenInfo(self._text([token]), "dropped", None, None) for token in r.draft[r.accepted + 1 :]]
+            dropped = r.draft[r.accepted + (r.rejected is not None) :]
+            line += [TokenInfo(self._text([token]), "dropped", None, None) for token in dropped]
             line += [self._info(t, at + r.accepted + i, "own") for i, t in enumerate(r.tokens[r.accepted :])]
             lines.append(line)
             at += len(r.tokens)
@@ -194,7 +195,7 @@ class _Reader:
     def rejections(self, rounds: Sequence[Round]) -> list[Rejection]:
         found, at = [], len(self.new) - sum(len(r.tokens) for r in rounds)
         for number, r in enumerate(rounds):
-            if r.rejected is not None and r.accepted < len(r.tokens):
+            if r.rejected is not None:
                 position = at + r.accepted
                 found.append(
                     Rejection(

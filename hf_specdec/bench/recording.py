@@ -33,8 +33,9 @@ class Round:
 
     @property
     def rejected(self) -> int | None:
-        """The drafted token that the target put its own in place of, if one was."""
-        return self.draft[self.accepted] if self.accepted < min(self.drafted, len(self.draft)) else None
+        """The drafted token that the target put its own in place of, if one was (none where the text ended before)."""
+        replaced = self.accepted < min(self.drafted, len(self.draft), len(self.tokens))
+        return self.draft[self.accepted] if replaced else None
 
     @property
     def wasted_seconds(self) -> float:

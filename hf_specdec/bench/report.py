@@ -39,19 +39,26 @@ def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def cells_of(files: dict[Path, Results]) -> Cells:
-    """Runs by file, data set, batch size and temperature, under a title each."""
+    """Runs by data set, batch size and temperature; by file, too, where several measured the same."""
+    titled = [(path, _title(run), run) for path, results in files.items() for run in results.runs]
+    sources: dict[str, set[Path]] = {}
+    for path, title, _ in titled:
+        sources.setdefault(title, set()).add(path)
     cells: Cells = {}
-    for path, results in files.items():
-        for run in results.runs:
-            title = f"{run['dataset']}, batch {run['batch_size']}, T={run['temperature']:g}"
-            cells.setdefault(f"{path.stem}: {title}" if len(files) > 1 else title, []).append(run)
+    for path, title, run in titled:
+        cells.setdefault(f"{path.stem}: {title}" if len(sources[title]) > 1 else title, []).append(run)
     return cells
+
+
+def _title(run: dict[str, Any]) -> str:
+    return f"{run['dataset']}, batch {run['batch_size']}, T={run['temperature']:g}"
 
 
 def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
     """Tables, pictures and commands."""
-    parts = [f"# {TITLE}\n", *(f"    {results.provenance['command']}\n" for results in files.values())]
-    parts.append(f"On {_machine(next(iter(files.values())).provenance)}.\n")
+    parts = [f"# {TITLE}\n"]
+    for results in files.values():
+        parts += [f"    {results.provenance['command']}\n", f"On {_machine(results.provenance)}.\n"]
     for title, runs in cells.items():
         parts += [f"## {title}\n", markdown_table(runs), f"\n{_size(runs)}\n"]
     parts += [f"![{caption}]({path.name})\n" for caption, path in plots.items()]
