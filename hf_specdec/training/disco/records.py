@@ -80,7 +80,7 @@ def record_text(
         beta = accepted.float()
     after = read.new_zeros(len(new), rollout, k + EXTRA)
     at = (~accepted).nonzero()[:, 0]
-    for some in at.split(ROLLOUT_ROWS) if cache is not None else ():
+    for some in at.split(ROLLOUT_ROWS) if rollout and len(at) else ():
         known = [Recurrence(ids[: prompt + j].tolist()) for j in some.tolist()] if lookup else None
         after[some] = _continue(draft, cache, prompt + some, rejected[some], known, prompt, rollout, k, do_sample).to(
             after

@@ -1,0 +1,208 @@
+"""Training DISCO: records are what decoding does, extraction can be interrupted, and bad data is refused."""
+
+import json
+
+import pytest
+import torch
+from test_disco import STOPS, classifier, close_to, tiny
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_specdec import Drafter, SpeculationError
+from hf_specdec.bench.oracle import oracle_report, oracle_rounds, plot_oracle
+from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, StopRule
+from hf_specdec.training.disco import Regime, TrainSettings, extract, extraction, fit, quality, train_disco
+from hf_specdec.training.disco.extraction import load
+from hf_specdec.training.disco.records import Record, record_text
+from hf_specdec.training.disco.simulation import Costs, Round, Values, play
+from hf_specdec.training.disco.tuning import chances, simulated_choices
+
+COSTS = Costs(0.2, lambda width: 1.0 + 0.02 * width)
+WORDS = [f"w{i}" for i in range(95)]
+PROMPTS = [" ".join(WORDS[i : i + 5]) for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny(0, scale=25.0)
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return close_to(target, 1, 0.05)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<s>": 1} | {w: i + 2 for i, w in enumerate(WORDS)}, "<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<s>", padding_side="left")
+
+
+def regime(do_sample: bool = False, **changes) -> Regime:
+    return Regime(**{"do_sample": do_sample, "max_new_tokens": 24, "k": 4, "rollout": 7, "seed": 0} | changes)
+
+
+@pytest.mark.parametrize("whole_draft", [False, True])
+@pytest.mark.parametrize("tau", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("lookup", [False, True])
+def test_rounds_played_over_a_record_are_those_that_decoding_makes(target, draft, whole_draft, tau, lookup):
+    made = classifier(STOPS)
+    rule = "draft" if whole_draft else "token"
+    drafter = DiscoDrafter(draft, made, tau=tau, rule=rule, max_draft_tokens=6, lookup=lookup)
+    for first in range(3, 9):
+        prompt = torch.tensor([[first, 7, 9, 4]])
+        text = target.generate(prompt, max_new_tokens=40, do_sample=False, assistant_model=drafter)[0]
+        record = record_text(target, draft, text, 4, k=4, do_sample=False, rollout=5, lookup=lookup)
+        (values,) = chances(made, [record], do_sample=False)
+        rounds = play(values, StopRule(tau, whole_draft), longest=6)
+        stats = drafter.last_stats
+        assert stats.row_steps == len(rounds)
+        for i in range(6):
+            assert stats.drafted_per_position[i] == sum(r.drafted > i for r in rounds)
+            assert stats.accepted_per_position[i] == sum(r.accepted > i for r in rounds)
+
+
+@torch.no_grad()
+def test_sampled_records_accept_at_the_rate_beta(target, draft):
+    torch.manual_seed(1)
+    text = target.generate(torch.tensor([[5, 7, 9, 4]] * 40), max_new_tokens=40, do_sample=True, top_k=0)
+    records = [record_text(target, draft, row, 4, k=4, do_sample=True) for row in text]
+    beta = torch.cat([r.beta for r in records])
+    accepted = torch.cat([r.accepted for r in records]).float()
+    deviation = (beta * (1 - beta)).mean().sqrt() / len(beta) ** 0.5
+    assert abs(accepted.mean() - beta.mean()) < 5 * deviation
+    assert beta.min() > 0 and beta.max() <= 1
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_an_interrupted_extraction_goes_on_to_the_same_records(
+    target, draft, tokenizer, tmp_path, monkeypatch, do_sample
+):
+    whole = extract(target, draft, tokenizer, PROMPTS, regime(do_sample), tmp_path / "whole")
+    honest, calls = extraction._save, []
+
+    def dies(records, path):
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        honest(records, path)
+
+    monkeypatch.setattr(extraction, "_save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        extract(target, draft, tokenizer, PROMPTS, regime(do_sample), tmp_path / "parts")
+    assert 0 < len(list(load(tmp_path / "parts"))) < len(PROMPTS)
+    resumed = extract(target, draft, tokenizer, PROMPTS, regime(do_sample), tmp_path / "parts")
+    assert len(calls) == 4, "three shards, one of them tried twice"
+    assert len(resumed) == len(whole) == len(PROMPTS)
+    for a, b in zip(resumed, whole, strict=True):
+        assert all(
+            torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "beta", "accepted", "after")
+        )
+
+
+def test_records_of_something_else_are_not_taken(target, draft, tokenizer, tmp_path):
+    extract(target, draft, tokenizer, PROMPTS[:2], regime(), tmp_path)
+    with pytest.raises(SpeculationError, match="seed"):
+        extract(target, draft, tokenizer, PROMPTS[:2], regime(seed=1), tmp_path)
+    with pytest.raises(SpeculationError, match="draft"):
+        extract(target, target, tokenizer, PROMPTS[:2], regime(), tmp_path)
+    with pytest.raises(SpeculationError, match="no prompts"):
+        extract(target, draft, tokenizer, [], regime(), tmp_path)
+
+
+def test_texts_that_end_at_once_are_a_clear_error(target, draft, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(target.generation_config, "eos_token_id", list(range(97)))
+    with pytest.raises(SpeculationError, match="nothing to learn"):
+        extract(target, draft, tokenizer, PROMPTS[:3], regime(), tmp_path)
+
+
+def made_up(n: int, accepted: torch.Tensor | None = None, seed: int = 0) -> Record:
+    """Acceptance that follows the top probability."""
+    torch.manual_seed(seed)
+    x = torch.rand(n, 8)
+    beta = (x[:, 0] > 0.4).float() if accepted is None else accepted
+    return Record(x, beta, beta.bool(), torch.rand(n, 5, 8))
+
+
+def test_a_classifier_learns_what_can_be_learned_and_the_same_one_every_time():
+    records = {False: [made_up(2000)], True: [made_up(2000, seed=1)]}
+    first, second = (fit(records, records, hidden=8, epochs=12, seed=3) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    found = quality(first, [made_up(1000, seed=2)], do_sample=False)
+    assert found.f1 > 0.95 > found.f1_always
+    assert found.calibration_error < 0.1
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_one_class_is_refused(value):
+    records = {False: [made_up(50, torch.full((50,), value))]}
+    with pytest.raises(SpeculationError, match="only"):
+        fit(records, records)
+    with pytest.raises(SpeculationError, match="no records"):
+        fit({False: []}, {False: []})
+
+
+def test_the_chosen_rule_is_the_fastest_of_all_and_the_oracle_is_faster():
+    torch.manual_seed(0)
+    values = [Values(torch.rand(60).tolist(), torch.rand(60, 15).tolist(), (torch.rand(60) < 0.8).tolist())] * 3
+    ranked = simulated_choices(values, COSTS, ["token", "draft"])
+    assert [c.seconds for c in ranked] == sorted(c.seconds for c in ranked)
+    report = oracle_report(values, COSTS)
+    assert report.seconds < ranked[0].seconds < report.plain_seconds
+    assert all(r.drafted == r.accepted for value in values for r in oracle_rounds(value))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_texts_shorter_than_a_window(n):
+    values = Values([1.0] * n, [[1.0] * 7] * n, [True] * n)
+    for longest in (1, 8):
+        rounds = play(values, StopRule(0.0, True), longest)
+        assert sum(r.accepted + 1 for r in rounds) == max(0, n - 1)
+        assert rounds == oracle_rounds(values) or longest == 1
+
+
+def test_every_token_is_emitted_once_whatever_the_rule():
+    torch.manual_seed(1)
+    values = Values(torch.rand(50).tolist(), torch.rand(50, 7).tolist(), (torch.rand(50) < 0.7).tolist())
+    for tau in (0.0, 0.2, 0.5, 0.9, 1.0):
+        rounds = play(values, StopRule(tau, False), 8)
+        assert sum(r.accepted + 1 for r in rounds) == 49
+        assert all(0 <= r.accepted <= r.drafted <= 8 for r in rounds)
+    assert COSTS.seconds([Round(2, 1)]) == pytest.approx(2 * 0.2 + 1.06)
+
+
+def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft, tokenizer, tmp_path):
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "data.txt").write_text("\n".join(PROMPTS))
+    settings = TrainSettings(
+        target=str(tmp_path / "target"),
+        draft=str(tmp_path / "draft"),
+        data=[str(tmp_path / "data.txt")],
+        output=str(tmp_path / "out"),
+        max_new_tokens=16,
+        longest=6,
+        timed_prompts=1,
+        k=4,
+        epochs=3,
+        dtype="float32",
+    )
+    report = train_disco(settings)
+    again = train_disco(settings)
+    assert report["greedy"]["quality"] == again["greedy"]["quality"]
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["sampled"]["choices"]
+    loaded = Drafter.from_pretrained(tmp_path / "out")
+    assert isinstance(loaded, DiscoDrafter) and isinstance(loaded.classifier, StopClassifier)
+    ids = torch.tensor([[5, 6, 7]])
+    plain = target.generate(ids, max_new_tokens=16, do_sample=False)
+    assert torch.equal(plain, target.generate(ids, max_new_tokens=16, do_sample=False, assistant_model=loaded))
+    with pytest.raises(SpeculationError, match="rules"):
+        train_disco(TrainSettings(**vars(settings) | {"rules": ["never"]}))
+
+
+def test_plots_are_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    values = [Values([1.0] * 30, [[1.0]] * 30, [i % 4 > 0 for i in range(30)])] * 2
+    assert all(path.stat().st_size > 1000 for path in plot_oracle(values, "toy", 3, tmp_path))
