@@ -1,0 +1,71 @@
+"""Every Python block of the documents runs, in order, page by page, from the repository's root."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_specdec import registry
+
+ROOT = Path(__file__).parent.parent
+WHOLE = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/add-a-drafter.md"]
+"""pages that make all that they use"""
+PARTS = [
+    page
+    for page in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "drafters").glob("*.md"))
+    if "from_pretrained(" not in (ROOT / page).read_text()
+]
+"""pages whose blocks start from a loaded `model`, `draft_model`, `tokenizer` and `inputs`, and ask for no repo"""
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    """Documents speak of paths from the root; drafters that they register are forgotten."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(registry, "_drafters", dict(registry._drafters))
+
+
+@pytest.mark.parametrize("page", WHOLE)
+def test_a_page_runs_as_printed(page):
+    run(page, {})
+
+
+@pytest.mark.parametrize("page", PARTS)
+def test_a_drafters_page_runs_on_a_loaded_pair(page):
+    tokenizer = AutoTokenizer.from_pretrained("hf_specdec/demo/target", padding_side="left")
+    model, draft_model = (
+        AutoModelForCausalLM.from_pretrained(f"hf_specdec/demo/{name}", dtype=torch.float32)
+        for name in ("target", "draft")
+    )
+    model.generation_config.max_new_tokens = 16
+    inputs = tokenizer("def add(a, b):", return_tensors="pt")
+    run(page, {"model": model, "draft_model": draft_model, "tokenizer": tokenizer, "inputs": inputs})
+
+
+def run(page: str, names: dict) -> None:
+    names["__name__"] = "__main__"
+    for number, block in enumerate(blocks(page), start=1):
+        where = f"{page}, block {number}"
+        if block.startswith(">>>"):
+            test = doctest.DocTestParser().get_doctest(block, names, where, page, 0)
+            assert doctest.DocTestRunner().run(test).failed == 0, where
+            names.update(test.globs)
+        else:
+            exec(compile(block, where, "exec"), names)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))]
+)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
