@@ -46,6 +46,10 @@ class GuardedWorker(GuardedSession):
         return None if session is None else self._guard(lambda: action(session))
 
 
+def _question(session: GuardedWorker) -> Callable[[int, int, Tensor | None], Tensor | None]:
+    return lambda b, node, tokens: session.ask(lambda worker: worker.residual(b, node, tokens))
+
+
 @dataclass
 class CorrectingJudge(Judge):
     """After a rejection it asks for q of a few tokens only, not of the whole vocabulary."""
@@ -90,7 +94,6 @@ class OverlappedDecoding(Decoding):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.judge = CorrectingJudge(**{name: getattr(self.judge, name) for name in Judge.__dataclass_fields__})
-        self.judge.question = self._question
         self.carried: dict[int, list[tuple[int, float]]] = {}
         """unverified tokens, by row"""
         self.chains: list[Chain] = []
@@ -171,13 +174,14 @@ class OverlappedDecoding(Decoding):
         self, draft: Draft, logits: Tensor, outputs: Any
     ) -> tuple[list[list[int]], list[int], list[list[int]], bool]:
         """As in the serial schedule, but a row that passes all tests ends in a drafted token, not in one more."""
-        if self.round == 0:
+        if self.session is None:  # the prompt's forward
             return super()._advance(draft, logits, outputs)
         tests = draft.tokens.shape[1]
         real = logits.shape[1]
         fitted = torch.nn.functional.pad(logits, (0, 0, 0, max(0, tests + 1 - real)))[:, : tests + 1]
         self._reserve(tests + 1)
         s = self.sequences
+        self.judge.question = _question(self.session)  # not a method: a cycle would keep the caches alive
         self.judge.rows, self.judge.starts = list(s.rows), list(s.lengths)
         before = list(zip(s.rows, map(len, self.chains), self.fresh, strict=True))
         if self.call.processing.opaque:
@@ -216,10 +220,6 @@ class OverlappedDecoding(Decoding):
         elif (chains := session.ask(lambda d: d.wait(None))) is not None:
             self.carried = {row: chains[b][1:] for row, b in going.items()}
         self._waited(began)
-
-    def _question(self, b: int, node: int, tokens: Tensor | None) -> Tensor | None:
-        assert self.session is not None
-        return self.session.ask(lambda d: d.residual(b, node, tokens))
 
     def _passive(self, row: int) -> bool:
         """Whether a row of a lockstep batch is fed padding, as in plain decoding."""

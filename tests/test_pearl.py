@@ -313,7 +313,7 @@ def test_a_timeline_is_recorded_and_drawn(tmp_path):
     drafter = pearl(window=3)
     generate(drafter)
     line = drafter.last_timeline
-    assert len(line.target) == line.rounds == drafter.last_stats.target_calls - 1
+    assert len(line.target) == len(line.tests) == drafter.last_stats.target_calls - 1
     assert 0 < line.utilisation()["target"] <= 1 and line.messages > 0 and line.bytes > 0
     assert "target" in line.text() and Timeline().text()
     line.plot(tmp_path / "timeline.png")

@@ -139,12 +139,13 @@ def start_process(model: PreTrainedModel, patience: float) -> Worker:
         link.send(Kind.MODEL, encode_object(model))
         answer = link.receive(START_PATIENCE)
         if answer is None or answer[0] is not Kind.READY:
-            raise RuntimeError(f"the draft worker could not start: {answer}")
+            reason = "it said nothing" if answer is None else answer[1].decode(errors="replace")
+            raise RuntimeError(f"the draft worker could not start: {reason}")
         link.patience = patience
     except BaseException:
         close()
         raise
-    return Worker(link, close)
+    return Worker(link, close, process)
 
 
 def _close_all(workers: list[Worker]) -> None:

@@ -1,5 +1,6 @@
 """`PearlSession`: the target's side of drafting in the background."""
 
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ class Worker:
     link: Link
     close: Callable[[], None]
     """ends it, at once"""
+    process: subprocess.Popen | None = None
+    """None for a thread"""
     epoch: int = 0
     """of the last order it was given"""
 
@@ -171,7 +174,7 @@ class PearlSession(DraftSession):
         return as_draft(self.wait(None), self.context)
 
     def observe(self, verdict: Verdict) -> None:
-        self.timeline.rounds += 1
+        self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))
         self.planner.saw_tests(len(verdict.rows), verdict.drafted, verdict.accepted)
 
     def close(self) -> None:

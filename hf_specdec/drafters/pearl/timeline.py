@@ -20,7 +20,8 @@ class Timeline:
     """draft steps whose token arrived"""
     waited: float = 0.0
     """seconds that the target stood still for the draft"""
-    rounds: int = 0
+    tests: list[tuple[int, int]] = field(default_factory=list)
+    """per round, draft tokens tested and passed, summed over its rows"""
     messages: int = 0
     """on the line between target and worker, both ways"""
     bytes: int = 0
@@ -55,7 +56,7 @@ class Timeline:
         return (
             f"target {line(self.target)} {use['target']:.0%} busy\n"
             f"draft  {line(self.draft)} {use['draft']:.0%} busy\n"
-            f"{1000 * seconds:.0f} ms, {self.rounds} rounds; the target waited for the draft {use['waited']:.0%} of it"
+            f"{1000 * seconds:.0f} ms, {len(self.tests)} rounds; the target waited for the draft {use['waited']:.0%} of it"
         )
 
     def plot(self, path: str | Path, first_seconds: float | None = None) -> None:

@@ -1,0 +1,253 @@
+"""A worker that dies, hangs, raises or answers garbage costs time and one warning, and leaves nothing behind."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from models import llama
+from test_pearl import DRAFTS, TARGET, close_to, generate, pearl
+from transformers import AutoModelForCausalLM
+
+import hf_specdec.drafters.pearl.drafter as drafter_module
+from hf_specdec import PearlDrafter, SpeculationWarning
+from hf_specdec.drafters.pearl import PearlSession
+from hf_specdec.drafters.pearl.link import FRAME, STEP, Kind, Step
+from hf_specdec.drafters.pearl.worker import serve
+
+DROPPED = "PearlDrafter was dropped"
+
+
+def left_behind():
+    """Threads of ours, and open files and sockets."""
+    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("hf_specdec"))
+    return threads, len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    generate(None)
+    before = left_behind()
+    yield
+    assert left_behind() == before
+
+
+@pytest.fixture
+def short_patience(monkeypatch):
+    monkeypatch.setattr(PearlSession, "patience", 0.5)
+
+
+def answers(make):
+    """A worker that answers every message with bytes of its own."""
+
+    def serve(link, model):
+        try:
+            while True:
+                kind, body = link.receive()
+                for part in make(kind, body):
+                    link.socket.sendall(part)
+        except OSError:
+            link.close()
+
+    return serve
+
+
+def frame(kind, body, size=None):
+    return FRAME.pack(kind, len(body) if size is None else size) + body
+
+
+def epoch(body):
+    return int.from_bytes(body[:8], "little")
+
+
+def a_step(tokens, q=None):
+    return lambda kind, body: (
+        [frame(Kind.STEP, Step(epoch(body), 1, 0.0, 0.0, tokens, q).encode())] if kind is Kind.DRAFT else []
+    )
+
+
+def quits_after(messages):
+    left = [messages]
+
+    def make(kind, body):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("gone")
+        return []
+
+    return answers(make)
+
+
+noise = random.Random(0)
+FAULTS = {
+    "hangs": answers(lambda kind, body: []),
+    "noise": answers(lambda kind, body: [noise.randbytes(200)]),
+    "half a message": answers(lambda kind, body: [frame(Kind.STEP, b"abc", size=100)]),
+    "a huge message": answers(lambda kind, body: [frame(Kind.STEP, b"abc", size=2**60)]),
+    "ids out of range": answers(a_step([10**9], [0.5])),
+    "negative ids": answers(a_step([-1], [0.5])),
+    "rows that do not exist": answers(a_step([1, 2, 3], [0.5] * 3)),
+    "empty steps": answers(lambda kind, body: [frame(Kind.STEP, b"")]),
+    "short steps": answers(lambda kind, body: [frame(Kind.STEP, body[: STEP.size])]),
+    "done with nothing": answers(lambda kind, body: [frame(Kind.DONE, b"")]),
+    "an error": answers(lambda kind, body: [frame(Kind.ERROR, b"boom \xff")]),
+    "hangs up at once": quits_after(0),
+    "hangs up after the first order": quits_after(1),
+    "hangs up in the second round": quits_after(2),
+}
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
+    monkeypatch.setattr(drafter_module, "serve", FAULTS[fault])
+    began = time.perf_counter()
+    with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
+        text = generate(pearl(window=3), do_sample=do_sample)
+    assert len(warned) == 1
+    assert text.shape == (1, 7 + 24) and ((text >= 0) & (text < TARGET.config.vocab_size)).all()
+    assert do_sample or torch.equal(text, generate(None))
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize("q", [0.0, -1.0, 2.0, float("nan"), float("inf")])
+def test_probabilities_that_are_none_are_dropped(q, monkeypatch, short_patience):
+    monkeypatch.setattr(drafter_module, "serve", answers(a_step([1], [q])))
+    with pytest.warns(SpeculationWarning, match="garbage"):
+        assert generate(pearl(window=3), do_sample=True).shape == (1, 31)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+def test_a_draft_that_raises_is_dropped(after, lengths):
+    draft = close_to(TARGET, 0.01)
+    calls = []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) > after:
+            raise RuntimeError("the draft broke")
+
+    drafter = pearl(draft, window=4)
+    drafter.check_target(TARGET)  # the probe's forwards are not meant
+    draft.register_forward_pre_hook(fail)
+    with pytest.warns(SpeculationWarning, match="the draft broke") as warned:
+        assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+    assert len(warned) == 1
+
+
+class Interrupt:
+    """A streamer that does something at its n-th token."""
+
+    def __init__(self, at, action):
+        self.left, self.action = at, action
+
+    def put(self, value):
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+
+    def end(self):
+        pass
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [2, 3, 6])
+def test_ctrl_c_leaves_no_thread(at):
+    with pytest.raises(KeyboardInterrupt):
+        generate(pearl(window=4), streamer=Interrupt(at, interrupt))
+
+
+def test_two_calls_at_once_get_a_worker_each():
+    drafter, texts = pearl(DRAFTS["good"], window=3), []
+    inner = lambda: texts.append(generate(drafter))  # noqa: E731
+    outer = generate(drafter, streamer=Interrupt(5, inner))
+    assert torch.equal(outer, generate(None)) and torch.equal(texts[0], generate(None))
+
+
+def test_questions_stay_small_beside_whole_distributions():
+    vocab = 128_000
+    config = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    target = llama(vocab=vocab, seed=1, **config)
+    drafter = pearl(close_to(target, 0.1), window=4)
+    generate(drafter, target=target, do_sample=True, max_new_tokens=30, top_k=0, temperature=0.7)
+    line, stats = drafter.last_timeline, drafter.last_stats
+    assert stats.rejections > 5
+    assert line.bytes / stats.emitted_tokens < 0.01 * 4 * vocab
+
+
+def is_gone(process):
+    return process.poll() is not None
+
+
+def test_a_process_is_used_again_and_ended():
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        for lengths in ((7,), (5, 9, 1, 7)):
+            assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+            (worker,) = drafter.idle
+        torch.manual_seed(1)
+        sampled = generate(drafter, do_sample=True)
+        torch.manual_seed(1)
+        assert torch.equal(sampled, generate(pearl(DRAFTS["good"], window=3), do_sample=True))
+        assert drafter.idle == [worker]
+        with pytest.raises(KeyboardInterrupt):
+            generate(drafter, streamer=Interrupt(4, interrupt))
+        with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
+            stop = Interrupt(4, lambda: (drafter.idle or [worker])[0].process.kill())
+            assert torch.equal(generate(drafter, streamer=stop), generate(None))
+        assert len(warned) == 1 and is_gone(worker.process)
+    assert is_gone(worker.process) and drafter.idle == []
+
+
+def test_a_stopped_process_is_given_up(short_patience):
+    drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
+    generate(drafter)
+    (worker,) = drafter.idle
+    with pytest.warns(SpeculationWarning, match="said nothing") as warned:
+        stop = Interrupt(4, lambda: os.kill(worker.process.pid, signal.SIGSTOP))
+        assert torch.equal(generate(drafter, streamer=stop), generate(None))
+    assert len(warned) == 1 and is_gone(worker.process)
+    del drafter
+
+
+def test_a_drafter_that_is_forgotten_ends_its_process():
+    drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
+    generate(drafter)
+    process = drafter.idle[0].process
+    del drafter
+    assert is_gone(process)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment():
+    moments = random.Random(0)
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        for _ in range(100):
+            generate(drafter)
+            process = drafter.idle[0].process
+            timer = threading.Timer(moments.uniform(0, 0.2), process.kill)
+            timer.start()
+            assert torch.equal(generate(drafter, max_new_tokens=60), generate(None, max_new_tokens=60))
+            timer.join()
+            process.wait()
+            drafter.close()
+
+
+def test_a_saved_drafter_comes_back(tmp_path):
+    drafter = PearlDrafter(llama(seed=2), window=3, post_verify=False)
+    drafter.save_pretrained(str(tmp_path))
+    again = PearlDrafter.from_pretrained(str(tmp_path))
+    assert again.config.window == 3 and again.config.post_verify is False
+    assert isinstance(again.draft_model, type(AutoModelForCausalLM.from_config(drafter.draft_model.config)))
+
+
+def test_serve_ends_with_its_line():
+    worker = drafter_module.start_thread(TARGET, 5.0)
+    worker.close()
+    assert callable(serve)
