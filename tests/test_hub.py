@@ -232,7 +232,14 @@ def test_each_hub_config_loads_generates_and_is_ready_to_push(folder: Path) -> N
 
 
 def test_there_is_a_hub_config_for_each_family() -> None:
-    assert {folder.name for folder in HUB_CONFIGS} >= {"prompt_lookup", "draft_model", "hybrid", "ngram", "suffix"}
+    assert {folder.name for folder in HUB_CONFIGS} >= {
+        "prompt_lookup",
+        "draft_model",
+        "hybrid",
+        "pearl",
+        "ngram",
+        "suffix",
+    }
 
 
 # Cards
