@@ -285,6 +285,28 @@ def test_audit_finds_the_first_difference_and_its_gap() -> None:
     assert shorter is not None and shorter.gap is None and shorter.other_token is None
 
 
+def test_a_drafter_that_remembers_meets_each_prompt_once(tmp_path: Path) -> None:
+    bench = Bench(_settings(tmp_path, drafters=["suffix"], repeats=2))
+    unit = plan(bench.settings)[0]
+    bench._warm_up(unit)
+    first, second = [m for m in bench.measure(unit) if m.method == "suffix"]
+    assert first.accepted_per_position == second.accepted_per_position
+    stores = [methods[-1].drafter.store for methods in bench.passes]
+    assert stores[0] is not stores[1]
+
+
+def test_copies_of_a_drafter_share_its_models() -> None:
+    method = build_method("hybrid", llama(1))
+    copied = method.fresh()
+    assert copied.drafter is not method.drafter and copied.drafter.draft_model is method.draft is copied.draft
+
+
+def _settings(folder: Path, **more) -> Settings:
+    (folder / "p.txt").write_text("def add(a, b):\n")
+    small = {"dtype": "float32", "max_new_tokens": 8, "baselines": ["plain"]}
+    return Settings(str(DEMO / "target"), [str(folder / "p.txt")], draft=str(DEMO / "draft"), **small | more)
+
+
 # ------------------------------------------------------------------ runs that end early
 
 

@@ -14,7 +14,7 @@ from .audit import Difference, audit
 from .measure import load_model, load_tokenizer
 from .meter import Meter, metered
 from .recording import RecordingDrafter, Round
-from .specs import load_drafter
+from .specs import fresh_drafter, load_drafter
 
 COSTLIEST = 10
 
@@ -129,9 +129,12 @@ def explain(
     options |= {"pad_token_id": tokenizer.pad_token_id}
 
     def generate(assistant: RecordingDrafter | None) -> tuple[list[int], Meter]:
-        extra = {"assistant_model": assistant} if assistant is not None else {}
-        arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options | extra
-        target.generate(**arguments | {"max_new_tokens": min(8, settings.max_new_tokens)})
+        arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options
+        warm_up: dict[str, Any] = {"max_new_tokens": min(8, settings.max_new_tokens)}
+        if assistant is not None:
+            warm_up["assistant_model"] = fresh_drafter(assistant.inner)
+            arguments["assistant_model"] = assistant
+        target.generate(**arguments | warm_up)
         torch.manual_seed(settings.seed)
         with metered(target, draft) as meter:
             output = target.generate(**arguments)

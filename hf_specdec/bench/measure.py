@@ -62,6 +62,8 @@ class Bench:
             baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
         specs = dict.fromkeys([PLAIN, *baselines, *(settings.drafters or [])])
         self.methods = [build_method(spec, self.draft) for spec in specs]
+        # A drafter may learn from what it has written, and must meet each prompt once.
+        self.passes = [[method.fresh() for method in self.methods] for _ in range(settings.repeats)]
 
     def run(
         self, results: Results, units: list[Unit], save: Callable[[Results], None], done: Callable[[], None]
@@ -86,11 +88,11 @@ class Bench:
         inputs = self.tokenize(unit)
         if inputs is None:
             return []
-        methods = [method for method in self.methods if unit.batch_size == 1 or not method.single_row]
         reference = self._reference(unit, inputs)
         measured: list[Measurement] = []
         plain: list[list[int]] = []
-        for repeat in range(self.settings.repeats):
+        for repeat, methods in enumerate(self.passes):
+            methods = [method for method in methods if unit.batch_size == 1 or not method.single_row]
             generations = [
                 self.generate(method, unit, inputs, reference, repeat=repeat)
                 for method in _rotated(methods, rotation + repeat)
@@ -110,7 +112,7 @@ class Bench:
             return
         for method in self.methods:
             if unit.batch_size == 1 or not method.single_row:
-                self.generate(method, unit, inputs, max_new_tokens=min(32, self.settings.max_new_tokens))
+                self.generate(method.fresh(), unit, inputs, max_new_tokens=min(32, self.settings.max_new_tokens))
 
     def tokenize(self, unit: Unit) -> dict[str, Tensor] | None:
         inputs = self.tokenizer(unit.texts, return_tensors="pt", padding=len(unit.texts) > 1)
