@@ -22,8 +22,8 @@ def made_for(target: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | No
     config = target.config.get_text_config()
     found = {
         "name": _public_name(target),
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
+        "vocab_size": getattr(config, "vocab_size", None),
+        "hidden_size": getattr(config, "hidden_size", None),
         "tokenizer_hash": _vocabulary_hash(tokenizer.get_vocab()) if tokenizer is not None else _hash_near(target),
     }
     return {name: value for name, value in found.items() if value is not None}
