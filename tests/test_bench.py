@@ -295,12 +295,6 @@ def test_a_drafter_that_remembers_meets_each_prompt_once(tmp_path: Path) -> None
     assert stores[0] is not stores[1]
 
 
-def test_copies_of_a_drafter_share_its_models() -> None:
-    method = build_method("hybrid", llama(1))
-    copied = method.fresh()
-    assert copied.drafter is not method.drafter and copied.drafter.draft_model is method.draft is copied.draft
-
-
 def _settings(folder: Path, **more) -> Settings:
     (folder / "p.txt").write_text("def add(a, b):\n")
     small = {"dtype": "float32", "max_new_tokens": 8, "baselines": ["plain"]}

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..stats import SpeculationStats
 from .audit import Difference, audit
-from .measure import load_model, load_tokenizer
+from .measure import WARM_UP_TEXT, load_model, load_tokenizer
 from .meter import Meter, metered
 from .recording import RecordingDrafter, Round
-from .specs import fresh_drafter, load_drafter
+from .specs import load_drafter
 
 COSTLIEST = 10
 
@@ -129,12 +129,11 @@ def explain(
     options |= {"pad_token_id": tokenizer.pad_token_id}
 
     def generate(assistant: RecordingDrafter | None) -> tuple[list[int], Meter]:
-        arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options
-        warm_up: dict[str, Any] = {"max_new_tokens": min(8, settings.max_new_tokens)}
-        if assistant is not None:
-            warm_up["assistant_model"] = fresh_drafter(assistant.inner)
-            arguments["assistant_model"] = assistant
-        target.generate(**arguments | warm_up)
+        extra = {"assistant_model": assistant} if assistant is not None else {}
+        arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options | extra
+        warm_up = tokenizer(WARM_UP_TEXT, return_tensors="pt").to(settings.device)
+        warm_up = {name: warm_up[name] for name in ("input_ids", "attention_mask")}
+        target.generate(**arguments | warm_up | {"max_new_tokens": min(16, settings.max_new_tokens)})
         torch.manual_seed(settings.seed)
         with metered(target, draft) as meter:
             output = target.generate(**arguments)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from .summary import summarize
 from .synthetic import synthetic_acceptance
 
 T = TypeVar("T")
+WARM_UP_TEXT = "The weather of the coming days will be much like that of the days before."
 
 
 @dataclass
@@ -61,9 +62,8 @@ class Bench:
         if baselines is None:
             baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
         specs = dict.fromkeys([PLAIN, *baselines, *(settings.drafters or [])])
-        self.methods = [build_method(spec, self.draft) for spec in specs]
-        # A drafter may learn from what it has written, and must meet each prompt once.
-        self.passes = [[method.fresh() for method in self.methods] for _ in range(settings.repeats)]
+        # A drafter may learn from what it has written: each repetition has its own, which meets each prompt once.
+        self.passes = [[build_method(spec, self.draft) for spec in specs] for _ in range(settings.repeats)]
 
     def run(
         self, results: Results, units: list[Unit], save: Callable[[Results], None], done: Callable[[], None]
@@ -106,13 +106,13 @@ class Bench:
         return measured
 
     def _warm_up(self, unit: Unit) -> None:
-        """Each method once on the first prompt, so that no first call of a kernel or of a drafter is measured."""
-        inputs = self.tokenize(unit)
+        """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured."""
+        inputs = self.tokenize(replace(unit, texts=[WARM_UP_TEXT] * len(unit.texts)))
         if inputs is None:
             return
-        for method in self.methods:
+        for method in (method for methods in self.passes for method in methods):
             if unit.batch_size == 1 or not method.single_row:
-                self.generate(method.fresh(), unit, inputs, max_new_tokens=min(32, self.settings.max_new_tokens))
+                self.generate(method, unit, inputs, max_new_tokens=min(16, self.settings.max_new_tokens))
 
     def tokenize(self, unit: Unit) -> dict[str, Tensor] | None:
         inputs = self.tokenizer(unit.texts, return_tensors="pt", padding=len(unit.texts) > 1)
@@ -127,7 +127,7 @@ class Bench:
         """For synthetic acceptance: the prompt and plain decoding's continuation."""
         if self.settings.synthetic_acceptance is None:
             return None
-        return inputs["input_ids"][0].tolist() + self.generate(self.methods[0], unit, inputs).rows[0]
+        return inputs["input_ids"][0].tolist() + self.generate(self.passes[0][0], unit, inputs).rows[0]
 
     def options(self, unit: Unit) -> dict[str, Any]:
         options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens, "do_sample": unit.temperature > 0}

@@ -4,11 +4,10 @@ A SPEC is a drafter's folder, its Hub repo, `type:key=value,...` of a registered
 may have options, too: `draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
 """
 
-import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +55,6 @@ class Method:
     def prepared(self) -> AbstractContextManager[None]:
         """Sets the options that live in the draft's generation config, and takes them back."""
         return _generation_options(self.draft, self.draft_options) if self.draft is not None else nullcontext()
-
-    def fresh(self) -> "Method":
-        """The same with a drafter that keeps a memory of its own, so that it cannot copy what it is measured on."""
-        if self.drafter is None:
-            return self
-        drafter = fresh_drafter(self.drafter)
-        return replace(self, drafter=drafter, kwargs={"assistant_model": drafter})
-
-
-def fresh_drafter(drafter: Drafter) -> Drafter:
-    """A copy that shares the models and nothing else, such as a store of past outputs."""
-    models = {id(value): value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)}
-    return copy.deepcopy(drafter, models)
 
 
 def parse_options(spec: str) -> tuple[str, dict[str, Any]]:
