@@ -206,3 +206,23 @@ def test_plots_are_written(tmp_path):
     pytest.importorskip("matplotlib")
     values = [Values([1.0] * 30, [[1.0]] * 30, [i % 4 > 0 for i in range(30)])] * 2
     assert all(path.stat().st_size > 1000 for path in plot_oracle(values, "toy", 3, tmp_path))
+
+
+def test_the_table_compares_all_rules_and_none_beats_the_oracle(target, draft, tokenizer, tmp_path, capsys):
+    from hf_specdec.bench.disco_table import main
+
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "data.txt").write_text("\n".join(PROMPTS))
+    models = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft")}
+    data = {"train": tmp_path / "data.txt", "test": [tmp_path / "data.txt"], "output": tmp_path / "out"}
+    main(**models, **data, limit=12, timed=1, max_new_tokens=16, threads=1)
+    (path,) = (tmp_path / "out").glob("table-*.json")
+    results = json.loads(path.read_text())["results"]
+    assert [result["sampled"] for result in results] == [False, True]
+    for result in results:
+        lines = {line["method"]: line for line in result["lines"]}
+        assert {"plain", "static optimal", "perplexity", "DISCO, draft rule", "oracle"} <= set(lines)
+        assert all(line["of_oracle"] <= 1 + 1e-9 for line in lines.values())
+        assert lines["transformers confidence"]["measured_speedup"] > 0

@@ -1,6 +1,6 @@
 """Train the stop classifier on records, and say how good it is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +36,8 @@ class Quality:
 
 
 def fit(
-    training: dict[bool, Sequence[Record]],
-    validation: dict[bool, Sequence[Record]],
+    training: Mapping[bool, Sequence[Record]],
+    validation: Mapping[bool, Sequence[Record]],
     hidden: int = 32,
     epochs: int = 100,
     seed: int = 0,
@@ -111,7 +111,7 @@ def f1(predicted: Tensor, actual: Tensor) -> float:
     return 2 * hits / max(1, int(predicted.sum()) + int(actual.sum()))
 
 
-def _stack(records: dict[bool, Sequence[Record]]) -> tuple[Tensor, Tensor, Tensor]:
+def _stack(records: Mapping[bool, Sequence[Record]]) -> tuple[Tensor, Tensor, Tensor]:
     """Features [N, k + 2], regime [N], β [N] of all tokens."""
     if not records or any(not some for some in records.values()):
         raise SpeculationError("there are no records to train on; extract some from at least one prompt")

@@ -1,0 +1,102 @@
+"""What DISCO is compared with: stop rules to play over records, and the same ones as drafters for the clock."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..drafters.base import Draft, DraftContext, DraftSession, Sequences
+from ..drafters.disco import DiscoDrafter, StopClassifier
+from ..drafters.draft_model import DraftModelDrafter, DraftModelSession
+
+
+@dataclass
+class Static:
+    """γ tokens per round."""
+
+    gamma: int
+
+    def goes_on(self, seen: list[float]) -> bool:
+        return len(seen) < self.gamma
+
+    def observe(self, seen: list[float], accepted: int) -> None:
+        pass
+
+
+@dataclass
+class Heuristic:
+    """transformers' schedule: two more tokens after a draft that was accepted whole, else one less (Gante 2023)."""
+
+    gamma: int = 5
+
+    def goes_on(self, seen: list[float]) -> bool:
+        return len(seen) < self.gamma
+
+    def observe(self, seen: list[float], accepted: int) -> None:
+        self.gamma = self.gamma + 2 if accepted == len(seen) else max(1, self.gamma - 1)
+
+
+@dataclass
+class Perplexity:
+    """Goes on while the perplexity of the draft so far is at most `limit` (Mamou 2024, Appendix G)."""
+
+    limit: float
+
+    def goes_on(self, seen: list[float]) -> bool:
+        return math.exp(-sum(math.log(max(value, 1e-9)) for value in seen) / len(seen)) <= self.limit
+
+    def observe(self, seen: list[float], accepted: int) -> None:
+        pass
+
+
+class TopProbability(StopClassifier):
+    """In the classifier's place: the draft's own largest probability."""
+
+    def __init__(self) -> None:
+        super().__init__(k=1, hidden=1)
+
+    @torch.no_grad()
+    def chance(self, logits: Tensor, position: Tensor, proposed: Tensor, do_sample: bool) -> Tensor:
+        return logits.float().softmax(-1).amax(-1)
+
+
+class PerplexityDrafter(DiscoDrafter):
+    """Drafts until the perplexity rule says stop."""
+
+    def __init__(self, draft_model: PreTrainedModel, limit: float, longest: int) -> None:
+        super().__init__(draft_model, TopProbability(), max_draft_tokens=longest, lookup=False)
+        self.limit = limit
+
+    def rule(self, do_sample: bool) -> Any:
+        return Perplexity(self.limit)
+
+
+class OracleDrafter(DraftModelDrafter):
+    """Knows one greedy text, and drafts in each round exactly the tokens that will be accepted."""
+
+    def __init__(self, draft_model: PreTrainedModel, accepted: list[bool]) -> None:
+        """
+        Args:
+            accepted: [N] whether the draft agrees with the target at each new position.
+        """
+        super().__init__(draft_model)
+        self.accepted = accepted
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return OracleSession(context, self.draft_model, self.accepted)
+
+
+class OracleSession(DraftModelSession):
+    """One row."""
+
+    def __init__(self, context: DraftContext, model: PreTrainedModel, accepted: list[bool]) -> None:
+        super().__init__(context, model, 1)
+        self.accepted = accepted
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        start = sequences.lengths[0] - self.context.prompt_ids.shape[1]
+        self.fixed_window = next((i for i, fine in enumerate(self.accepted[start:]) if not fine), len(self.accepted))
+        return super().propose(sequences, budget)

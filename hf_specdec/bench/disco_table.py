@@ -1,0 +1,290 @@
+"""The paper's Tables 1, 2 and 4 for a pair of models: every stop rule in one run, simulated and by the clock.
+
+    python -m hf_specdec.bench.disco_table --target T --draft D --train A.jsonl --test B.jsonl --output OUT
+
+Rules are chosen on validation prompts and compared on test prompts. Records are made once and kept in the output
+folder; the simulation plays all rules over the same records, with costs measured on this machine.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from ..drafters.disco import DiscoDrafter, StopClassifier
+from ..training.disco.extraction import Regime, extract
+from ..training.disco.fitting import fit, quality
+from ..training.disco.records import Record, record_text
+from ..training.disco.run import sample_prompts
+from ..training.disco.simulation import Costs, Rule, Values, play, values_of
+from ..training.disco.tuning import WIDTHS, chances, measure_costs, rule_seconds, simulated_choices
+from .disco_baselines import Heuristic, OracleDrafter, Perplexity, PerplexityDrafter, Static
+from .measure import load_model, load_tokenizer
+from .oracle import oracle_report, plot_oracle
+from .provenance import provenance
+from .specs import Method, build_method
+
+LONGEST = 16
+"""tokens that any rule drafts at most"""
+LIMITS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)
+THRESHOLDS = tuple(0.05 * i for i in range(1, 20))
+HF_THRESHOLD = 0.4
+"""transformers' default"""
+
+
+@dataclass
+class Threshold:
+    """Stops where the last value falls below τ: transformers' confidence criterion."""
+
+    tau: float
+
+    def goes_on(self, seen: list[float]) -> bool:
+        return seen[-1] >= self.tau
+
+    def observe(self, seen: list[float], accepted: int) -> None:
+        pass
+
+
+@dataclass
+class Line:
+    """A row of the table."""
+
+    method: str
+    choice: str
+    """what validation chose"""
+    seconds: float
+    speedup: float
+    of_oracle: float
+    measured_speedup: float | None = None
+
+
+@dataclass
+class Chosen:
+    """A method with its free numbers set on validation."""
+
+    name: str
+    choice: str
+    values: list[Values]
+    make: Callable[[], Rule]
+    longest: int = LONGEST
+
+
+def seconds_of(values: Sequence[Values], make: Callable[[], Rule], costs: Costs, longest: int = LONGEST) -> float:
+    """All texts under one rule, each with a rule of its own."""
+    return sum(costs.seconds(play(value, make(), longest)) for value in values)
+
+
+def choose_all(
+    classifier: StopClassifier, validation: Sequence[Record], test: Sequence[Record], costs: Costs, do_sample: bool
+) -> list[Chosen]:
+    """Every method, tuned on validation records, with the test texts as it reads them."""
+
+    def top(records: Sequence[Record]) -> list[Values]:
+        return [values_of(record, lambda x: x[..., 0]) for record in records]
+
+    seen, held, own, own_held = (
+        top(validation),
+        top(test),
+        *(chances(classifier, r, do_sample) for r in (validation, test)),
+    )
+
+    def best(grid: Sequence[Any], rule: Callable[[Any], Rule]) -> Any:
+        return min(grid, key=lambda value: seconds_of(seen, lambda: rule(value), costs))
+
+    gamma, limit, confidence = (
+        best(range(1, LONGEST + 1), Static),
+        best(LIMITS, Perplexity),
+        best(THRESHOLDS, Threshold),
+    )
+    chosen = [
+        Chosen("static 5", "", held, lambda: Static(5)),
+        Chosen("static optimal", f"γ {gamma}", held, lambda: Static(gamma)),
+        Chosen("transformers heuristic", "", held, Heuristic, longest=LONGEST),
+        Chosen("transformers confidence", f"τ {HF_THRESHOLD}", held, lambda: Threshold(HF_THRESHOLD)),
+        Chosen("confidence, tuned", f"τ {confidence:.2f}", held, lambda: Threshold(confidence)),
+        Chosen("perplexity", f"≤ {limit}", held, lambda: Perplexity(limit)),
+    ]
+    for name in ("token", "draft"):
+        found = simulated_choices(own, costs, [name])[0]  # type: ignore[list-item]
+        drafter_rule = _disco_rule(name, found.tau)
+        label = f"τ {found.tau}, SLmax {found.longest}"
+        chosen.append(Chosen(f"DISCO, {name} rule", label, own_held, drafter_rule, found.longest))
+    return chosen
+
+
+def _disco_rule(name: str, tau: float) -> Callable[[], Rule]:
+    from ..drafters.disco import StopRule
+
+    return lambda: StopRule(tau, name == "draft")
+
+
+def simulate(chosen: Sequence[Chosen], costs: Costs) -> list[Line]:
+    """The table by simulation; the oracle is its last line."""
+    oracle = oracle_report(chosen[0].values, costs)
+    lines = [Line("plain", "", oracle.plain_seconds, 1.0, 1 / oracle.speedup)]
+    for one in chosen:
+        seconds = seconds_of(one.values, one.make, costs, one.longest)
+        lines.append(Line(one.name, one.choice, seconds, oracle.plain_seconds / seconds, oracle.seconds / seconds))
+    spread = f"lookahead {oracle.mean:.1f} ± {oracle.deviation:.1f}"
+    return [*lines, Line("oracle", spread, oracle.seconds, oracle.speedup, 1.0)]
+
+
+def clock_methods(chosen: Sequence[Chosen], draft: PreTrainedModel, classifier: StopClassifier) -> dict[str, Method]:
+    """The methods of the table as `generate` runs them."""
+    by_name = {one.name: one.make() for one in chosen}
+    longest = {one.name: one.longest for one in chosen}
+    methods = {
+        "plain": build_method("plain", draft),
+        "static 5": build_method("draft_model:num_draft_tokens=5", draft),
+        "static optimal": build_method(f"draft_model:num_draft_tokens={by_name['static optimal'].gamma}", draft),  # type: ignore[attr-defined]
+        "transformers heuristic": build_method("hf-assisted:num_assistant_tokens_schedule=heuristic", draft),
+        "transformers confidence": build_method("hf-confidence", draft),
+    }
+    drafters: dict[str, Any] = {
+        "perplexity": PerplexityDrafter(draft, by_name["perplexity"].limit, LONGEST)  # type: ignore[attr-defined]
+    }
+    for rule in ("token", "draft"):
+        name = f"DISCO, {rule} rule"
+        tau = by_name[name].tau  # type: ignore[attr-defined]
+        drafters[name] = DiscoDrafter(
+            draft, classifier, rule=rule, tau=tau, tau_sampled=tau, max_draft_tokens=longest[name]
+        )
+    return methods | {n: Method(n, {"assistant_model": d}, draft, d) for n, d in drafters.items()}
+
+
+def clock(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: Any,
+    methods: dict[str, Method],
+    prompts: Sequence[str],
+    regime: Regime,
+) -> dict[str, float]:
+    """Seconds per new token of each method; methods take turns, in rotated order, at each prompt.
+
+    In greedy decoding the oracle runs, too: it is told the text.
+    """
+    seconds: dict[str, list[float]] = {}
+    for number, prompt in enumerate(tqdm(prompts, desc="by the clock", unit=" prompts")):
+        inputs = tokenizer(prompt, return_tensors="pt").to(target.device)
+        ids, columns = inputs.input_ids, inputs.input_ids.shape[1]
+        turn = dict(methods)
+        if not regime.do_sample:
+            text = target.generate(input_ids=ids, pad_token_id=tokenizer.pad_token_id, **regime.options())[0]
+            accepted = record_text(target, draft, text, columns, 1, False, lookup=False).accepted.tolist()
+            turn["oracle"] = Method("oracle", {"assistant_model": OracleDrafter(draft, accepted)}, draft)
+        names = list(turn)
+        names = names[number % len(names) :] + names[: number % len(names)]
+        for name in names:
+            torch.manual_seed(number)
+            with turn[name].prepared():
+                began = time.perf_counter()
+                output = target.generate(
+                    input_ids=ids,
+                    attention_mask=inputs.attention_mask,
+                    pad_token_id=tokenizer.pad_token_id,
+                    **regime.options(),
+                    **turn[name].kwargs,
+                )
+                elapsed = time.perf_counter() - began
+            if number:  # the first prompt warms up
+                seconds.setdefault(name, []).append(elapsed / (output.shape[1] - columns))
+    return {name: sum(each) / len(each) for name, each in seconds.items()}
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Markdown."""
+    head = [
+        "| method | chosen on validation | simulated speed-up | of the oracle's | by the clock |",
+        "|---|---|---|---|---|",
+    ]
+    for line in lines:
+        measured = "-" if line.measured_speedup is None else f"{line.measured_speedup:.2f}x"
+        head.append(f"| {line.method} | {line.choice} | {line.speedup:.2f}x | {line.of_oracle:.0%} | {measured} |")
+    return "\n".join(head)
+
+
+def main(
+    target: Annotated[str, typer.Option(help="Folder or repo of the target.")],
+    draft: Annotated[str, typer.Option(help="Folder or repo of the draft.")],
+    train: Annotated[Path, typer.Option(help="Prompts to train the classifier on.")],
+    test: Annotated[list[Path], typer.Option(help="Prompts to compare on; a further one shows transfer.")],
+    output: Annotated[Path, typer.Option(help="Folder for records, tables and plots.")],
+    validation: Annotated[Path | None, typer.Option(help="Prompts to choose rules on; from --train if none.")] = None,
+    limit: Annotated[int, typer.Option(help="Training prompts; half as many to validate and to test.")] = 128,
+    timed: Annotated[int, typer.Option(help="Test prompts to decode by the clock; 0 leaves it at simulation.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
+    pad_target_mlp: Annotated[int | None, typer.Option(help="Widen the target's MLPs to cost more.")] = None,
+    pad_draft_mlp: Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of sampling, splits and the classifier.")] = 0,
+) -> None:
+    """Compare all stop rules."""
+    torch.set_num_threads(threads)
+    tokenizer, plain_target, plain_draft = (
+        load_tokenizer(target),
+        load_model(target, "bfloat16", "cpu"),
+        load_model(draft, "bfloat16", "cpu"),
+    )
+    training = sample_prompts(train, limit, seed)
+    held = sample_prompts(validation or train, None, seed)
+    held = [text for text in held if text not in set(training)][: limit // 2]
+    tests = {path.stem: sample_prompts(path, limit // 2, seed) for path in test}
+
+    def records(prompts: Sequence[str], do_sample: bool, split: str, rollout: int, number: int) -> list[Record]:
+        regime = Regime(do_sample, max_new_tokens, 10, rollout, seed + number)
+        name = f"{split}-{'sampled' if do_sample else 'greedy'}"
+        return extract(plain_target, plain_draft, tokenizer, prompts, regime, output / "records" / name, name)
+
+    seen = {s: records(training, s, "train", 0, 0) for s in (False, True)}
+    valid = {s: records(held, s, "validation", LONGEST - 1, 1) for s in (False, True)}
+    tested = {(n, s): records(p, s, n, LONGEST - 1, 2) for n, p in tests.items() for s in (False, True)}
+    classifier = fit(seen, valid, seed=seed)
+    padded_target = load_model(target, "bfloat16", "cpu", pad_target_mlp)
+    padded_draft = load_model(draft, "bfloat16", "cpu", pad_draft_mlp)
+    costs = measure_costs(padded_target, padded_draft, classifier)
+    c = costs.draft / costs.verify(1)
+    name_c = f"table-{c:.2f}"
+    text = [f"# Stop rules at c = {c:.2f}, trained on {train.stem}"]
+    results: list[dict[str, Any]] = []
+    for (name, do_sample), recorded in tested.items():
+        chosen = choose_all(classifier, valid[do_sample], recorded, costs, do_sample)
+        lines = simulate(chosen, costs)
+        if timed:
+            methods = clock_methods(chosen, padded_draft, classifier)
+            regime = Regime(do_sample, max_new_tokens, 10, 0, seed)
+            measured = clock(padded_target, padded_draft, tokenizer, methods, tests[name][: timed + 1], regime)
+            for line in lines:
+                if line.method in measured:
+                    line.measured_speedup = measured["plain"] / measured[line.method]
+        found = quality(classifier, recorded, do_sample)
+        f1 = f"F1 {found.f1:.2f}, {found.f1_always:.2f} if all were accepted; calibration error"
+        kind = "sampled" if do_sample else "greedy"
+        text += [f"## {name}, {kind}", f"{f1} {found.calibration_error:.3f}.", table(lines)]
+        results.append(
+            {"set": name, "sampled": do_sample, "quality": asdict(found), "lines": [asdict(line) for line in lines]}
+        )
+        (output / f"{name_c}.md").write_text("\n\n".join(text) + "\n")
+        typer.echo("\n".join(text[-3:]))
+        gamma = next(one for one in chosen if one.name == "static optimal").make().gamma  # type: ignore[attr-defined]
+        plot_oracle(chosen[0].values, f"{name}-{kind}", gamma, output / "plots")
+    summary = {
+        "c": c,
+        "draft_seconds": costs.draft,
+        "target_seconds": {width: costs.verify(width) for width in WIDTHS},
+        "rule_seconds": rule_seconds(padded_draft, classifier),
+        "provenance": provenance(torch.device("cpu")),
+        "results": results,
+    }
+    (output / f"{name_c}.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
