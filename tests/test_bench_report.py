@@ -108,7 +108,7 @@ def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(result_file(tmp_path)), "--output", str(tmp_path / "report")])
     assert result.exit_code == 0, result.output
     markdown = (tmp_path / "report" / "report.md").read_text()
-    assert "| fast | 20.0 | 2.00 (2.00-2.00) | 2.00 | 50% | 0.80 | 0.10 |" in markdown
+    assert "| fast | 20.0 | 2.00 (2.00-2.00) | - | 2.00 | 50% | 0.80 | 0.10 |" in markdown
     assert "## set, batch 1, T=1" in markdown
     page = (tmp_path / "report" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 4 and "http" not in page.replace("data:", "")

@@ -14,7 +14,7 @@ from .measure import Bench
 from .plan import Settings, plan
 from .provenance import provenance
 from .results import Results
-from .tables import COLUMNS, figures
+from .tables import NARROW, figures
 
 INTERRUPTED = 130
 
@@ -53,10 +53,10 @@ def summary_tables(runs: list[dict[str, Any]]) -> Iterator[Table]:
     """The figures that matter most, a table per data set, batch size and temperature, for the terminal."""
     for cell in dict.fromkeys((run["dataset"], run["batch_size"], run["temperature"]) for run in runs):
         dataset, batch_size, temperature = cell
-        table = Table(*COLUMNS, title=f"{dataset}, batch {batch_size}, T={temperature:g}", title_justify="left")
+        table = Table(*NARROW, title=f"{dataset}, batch {batch_size}, T={temperature:g}", title_justify="left")
         for run in runs:
             if (run["dataset"], run["batch_size"], run["temperature"]) == cell:
-                table.add_row(*figures(run).values())
+                table.add_row(*(figures(run)[name] for name in NARROW))
         yield table
 
 

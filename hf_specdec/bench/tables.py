@@ -2,33 +2,52 @@
 
 from typing import Any
 
-COLUMNS = ("method", "tok/s", "speed-up", "tokens/call", "accepted", "α", "c", "theory", "bound", "same text")
+COLUMNS = (
+    "method",
+    "tok/s",
+    "speed-up",
+    "over hf-assisted",
+    "tokens/call",
+    "accepted",
+    "α",
+    "c",
+    "theory",
+    "bound",
+    "draft / verify / other",
+    "same text",
+)
+NARROW = ("method", "tok/s", "speed-up", "tokens/call", "α", "c", "theory", "bound")
+"""what a terminal has room for"""
 COLUMN_HELP = {
     "tok/s": "new tokens per second of the whole call, prefill included",
     "speed-up": "tok/s over plain decoding's, with the 95% bootstrap interval over prompts",
+    "over hf-assisted": "the same over transformers' own assisted generation",
     "tokens/call": "mean acceptance length: tokens per verification, the target's own included",
     "accepted": "accepted over drafted tokens",
     "α": "acceptance rate, the mean of β = Σ min(p, q)",
     "c": "time of a draft step over that of a target step, as bare forwards",
     "theory": "speed-up by Theorem 3.8 from α, c and the mean window",
     "bound": "share of the decoding time that the forwards take by themselves",
+    "draft / verify / other": "where the decoding time goes, in percent: forwards of the draft, of the target, the rest",
     "same text": "prompts with plain decoding's very tokens; in brackets, those that part from it at a near-tie",
 }
 
 
 def figures(run: dict[str, Any]) -> dict[str, str]:
     """One row, by `COLUMNS`."""
-    interval = run["speedup_interval"]
+    rival = run["ratios"].get("hf-assisted")
     return {
         "method": run["name"],
         "tok/s": f"{run['tokens_per_second']:.1f}",
-        "speed-up": f"{run['speedup']:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""),
+        "speed-up": _ratio(run["speedup"], run["speedup_interval"]),
+        "over hf-assisted": _ratio(rival["ratio"], rival["interval"]) if rival else "-",
         "tokens/call": f"{run['mean_acceptance_length']:.2f}",
         "accepted": _percent(run["draft_acceptance_rate"]),
         "α": _number(run["alpha"]),
         "c": _number(run["c"]) if run["draft_calls"] else "-",
         "theory": _number(run["predicted_speedup"]),
         "bound": _percent(run["bound_share"]),
+        "draft / verify / other": _time_split(run),
         "same text": _same_text(run),
     }
 
@@ -43,6 +62,17 @@ def _same_text(run: dict[str, Any]) -> str:
     ties = sum(difference["near_tie"] for difference in run["differences"])
     same = run["prompts"] - len(run["differences"])
     return f"{same}/{run['prompts']}" + (f" ({ties} tie{'s' * (ties != 1)})" if ties else "")
+
+
+def _ratio(value: float, interval: list[float] | None) -> str:
+    return f"{value:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")
+
+
+def _time_split(run: dict[str, Any]) -> str:
+    if not run["decode_seconds"] > 0:
+        return "-"
+    parts = (run[f"{part}_seconds"] / run["decode_seconds"] for part in ("draft", "verify", "overhead"))
+    return " / ".join(f"{100 * part:.0f}" for part in parts)
 
 
 def _number(value: float | None) -> str:
