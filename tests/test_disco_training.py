@@ -151,6 +151,9 @@ def test_the_chosen_rule_is_the_fastest_of_all_and_the_oracle_is_faster():
     report = oracle_report(values, COSTS)
     assert report.seconds < ranked[0].seconds < report.plain_seconds
     assert all(r.drafted == r.accepted for value in values for r in oracle_rounds(value))
+    assert report.seconds <= sum(COSTS.seconds(oracle_rounds(value)) for value in values) + 1e-9
+    dear = Costs(2.0, lambda width: 1.0)
+    assert oracle_report(values, dear).seconds == pytest.approx(oracle_report(values, dear).plain_seconds)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
