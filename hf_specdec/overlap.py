@@ -47,7 +47,7 @@ class GuardedWorker(GuardedSession):
 
 
 def _question(session: GuardedWorker) -> Callable[[int, int, Tensor | None], Tensor | None]:
-    return lambda b, node, tokens: session.ask(lambda worker: worker.residual(b, node, tokens))
+    return lambda row, column, tokens: session.ask(lambda worker: worker.question(row, column, tokens))
 
 
 @dataclass
@@ -57,30 +57,30 @@ class CorrectingJudge(Judge):
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     """[B] index in the call's batch and accepted columns of the rows that are judged"""
-    question: Callable[[int, int, Tensor | None], Tensor | None] = lambda b, node, tokens: None
-    """q of these tokens (all where None) at a row's node; None where nobody can say"""
+    question: Callable[[int, int, Tensor | None], Tensor | None] = lambda row, column, tokens: None
+    """q of these tokens (all where None) at a drafted column; None where nobody can say"""
 
     def corrected(self, p: Tensor, b: int, node: int, ask: Residual) -> Tensor:
         """All mass on a draw from norm(max(0, p − q)): y from p, taken with probability max(0, 1 − q(y)/p(y))."""
-        place = [self.rows[b]], [self.starts[b] + node]
+        row, column = self.rows[b], self.starts[b] + node
         mass = p.double().cumsum(-1)
         last = int(p.gt(0).nonzero()[-1])
         attempt = 1  # 0 are the test itself and the draw of the target's own token
         for size in DRAWS:
             attempts = np.arange(attempt, attempt + size)
             u, v = (
-                torch.from_numpy(self.randomness.uniform(*place, purpose, attempts))
+                torch.from_numpy(self.randomness.uniform([row], [column], purpose, attempts))
                 for purpose in (Purpose.CHOOSE, Purpose.ACCEPT)
             )
             y = torch.searchsorted(mass, u.to(mass.device) * mass[-1], right=True).clamp(max=last)
-            q = self.question(b, node, y)
+            q = self.question(row, column, y)
             if q is None:
                 return p
             taken = v.to(p.device) * p[y] < p[y] - q.to(p)
             if taken.any():
                 return torch.nn.functional.one_hot(y[taken.int().argmax()], len(p)).to(p)
             attempt += size
-        q = self.question(b, node, None)
+        q = self.question(row, column, None)
         return p if q is None else residual(p[None], q.to(p)[None])[0]
 
 

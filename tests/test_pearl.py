@@ -138,13 +138,13 @@ def test_a_kept_cache_and_scores_are_plain_decodings():
     assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
 
 
-def test_a_seeded_call_repeats_itself():
-    drafter = pearl(window=4)
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+def test_a_seeded_text_depends_on_no_window_and_no_timing(lengths):
     texts = []
-    for _ in range(2):
+    for window in (1, 2, 4, 8, "auto"):
         torch.manual_seed(5)
-        texts.append(generate(drafter, (5, 9, 1), do_sample=True))
-    assert torch.equal(*texts)
+        texts.append(generate(pearl(DRAFTS["good"], window=window), lengths, do_sample=True))
+    assert all(torch.equal(text, texts[0]) for text in texts)
 
 
 # ---------------------------------------------------------------------- the distribution
@@ -160,7 +160,7 @@ def _tiny(seed, scale):
     return model
 
 
-P, Q = _tiny(2, 0.2), _tiny(5, 0.2)
+P, Q = _tiny(2, 0.4), _tiny(5, 0.4)
 PROMPT = torch.tensor([[1, 2, 0]])
 
 
@@ -261,6 +261,35 @@ def test_a_correction_is_a_draw_from_the_residual(draws, monkeypatch):
         judge.question = lambda b, node, tokens: q if tokens is None else q[tokens]
         counts += torch.distributions.utils.broadcast_all(judge.corrected(p, 0, 0, None))[0] * 1.0
     torch.testing.assert_close(counts / 4000, torch.tensor([0.6, 0.0, 0.4, 0.0]), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("new", [6, 24])
+@pytest.mark.parametrize("options", [{}, {"pre_verify": False}, {"post_verify": False}], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_corrections_ask_for_the_q_that_was_sampled_from(window, rows, options, new, monkeypatch):
+    draft, checked = DRAFTS["middling"], []
+
+    def block(self, proposal, logits, sequences, ask):
+        self.now = proposal, sequences
+        return block_of(self, proposal, logits, sequences, ask)
+
+    def corrected(self, p, b, node, ask):
+        proposal, sequences = self.now
+        prefix = torch.cat([sequences.ids[b, : sequences.lengths[b]], proposal.tokens[b, :node]])[None]
+        q = draft(prefix).logits[0, -1].softmax(-1)
+        told = self.question(self.rows[b], self.starts[b] + node, None)
+        torch.testing.assert_close(told, q, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(proposal.token_probs[b, node], q[proposal.tokens[b, node]], atol=1e-4, rtol=1e-3)
+        checked.append(b)
+        return corrected_of(self, p, b, node, ask)
+
+    block_of, corrected_of = CorrectingJudge.block, CorrectingJudge.corrected
+    monkeypatch.setattr(CorrectingJudge, "block", block)
+    monkeypatch.setattr(CorrectingJudge, "corrected", corrected)
+    torch.manual_seed(0)
+    generate(pearl(window=window, **options), (7,) * rows, do_sample=True, top_k=0, max_new_tokens=new)
+    assert checked
 
 
 # ---------------------------------------------------------------------- the schedule, the window, the timeline

@@ -107,8 +107,6 @@ class Order:
 
     epoch: int
     """names the order; later ones have higher numbers, whichever session gives them"""
-    attempt: int
-    """counts the orders of a session"""
     width: int
     """draft steps"""
     rows: list[int]
@@ -119,19 +117,19 @@ class Order:
     tails: list[list[int]]
 
     def encode(self) -> bytes:
-        numbers = [self.epoch, self.attempt, self.width, len(self.rows), *self.rows, *self.keeps, *self.budgets]
+        numbers = [self.epoch, self.width, len(self.rows), *self.rows, *self.keeps, *self.budgets]
         for tail in self.tails:
             numbers += [len(tail), *tail]
         return np.array(numbers, np.int64).tobytes()
 
     @classmethod
     def decode(cls, body: bytes) -> "Order":
-        epoch, attempt, width, b, *rest = np.frombuffer(body, np.int64).tolist()
+        epoch, width, b, *rest = np.frombuffer(body, np.int64).tolist()
         tails, i = [], 3 * b
         for _ in range(b):
             tails.append(rest[i + 1 : i + 1 + rest[i]])
             i += 1 + rest[i]
-        return cls(epoch, attempt, width, rest[:b], rest[b : 2 * b], rest[2 * b : 3 * b], tails)
+        return cls(epoch, width, rest[:b], rest[b : 2 * b], rest[2 * b : 3 * b], tails)
 
 
 @dataclass

@@ -47,7 +47,6 @@ class PearlSession(DraftSession):
         """
         super().__init__(context)
         self.worker, self.planner, self.timeline, self.release = worker, planner, timeline, release
-        self.first_epoch = worker.epoch
         self.columns = context.prompt_ids.shape[1]
         self.told: dict[int, list[int]] = {row: [] for row in range(context.prompt_ids.shape[0])}
         """per row, the new tokens that the worker knows: accepted ones and its own drafts"""
@@ -90,8 +89,7 @@ class PearlSession(DraftSession):
         self.worker.epoch += 1
         self.steps, self.total = [], None
         self.rows, self.budget, self.base = list(sequences.rows), list(budget), list(sequences.lengths)
-        attempt = self.worker.epoch - self.first_epoch
-        order = Order(self.worker.epoch, attempt, max(budget), self.rows, keeps, self.budget, tails)
+        order = Order(self.worker.epoch, max(budget), self.rows, keeps, self.budget, tails)
         self.worker.link.send(Kind.DRAFT, order.encode())
 
     def wait(self, steps: int | None) -> list[Chain]:
@@ -115,10 +113,13 @@ class PearlSession(DraftSession):
             self.total = len(self.steps)
 
     def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        """q of some tokens, or all; nodes are counted from the accepted tokens at the time of the order."""
+        """q of some tokens, or all; nodes are counted from the accepted tokens at the time of the last order."""
+        return self.question(self.rows[row], self.base[row] + node, tokens)
+
+    def question(self, row: int, column: int, tokens: Tensor | None = None) -> Tensor:
+        """q of some tokens, or all, at a drafted column of a row of the call's batch."""
         wanted = [] if tokens is None else tokens.tolist()
-        place = (self.rows[row], self.base[row] + node)
-        self.worker.link.send(Kind.ASK, encode_numbers(*place, *wanted))
+        self.worker.link.send(Kind.ASK, encode_numbers(row, column, *wanted))
         q = np.frombuffer(self._hear(Kind.ANSWER), "<f4")
         if len(q) != (len(wanted) or self.context.vocab_size):
             raise ConnectionError(f"the draft worker answered garbage: {len(q)} probabilities")

@@ -56,7 +56,7 @@ class Timeline:
         return (
             f"target {line(self.target)} {use['target']:.0%} busy\n"
             f"draft  {line(self.draft)} {use['draft']:.0%} busy\n"
-            f"{1000 * seconds:.0f} ms, {len(self.tests)} rounds; the target waited for the draft {use['waited']:.0%} of it"
+            f"{1000 * seconds:.0f} ms, {len(self.tests)} rounds; the target waited for {use['waited']:.0%} of it"
         )
 
     def plot(self, path: str | Path, first_seconds: float | None = None) -> None:

@@ -38,6 +38,8 @@ class Setup:
     eos_token_ids: frozenset[int]
     lockstep: bool
     picker: DraftPicker
+    """It draws each position's draft with one number, however often it is drafted: only the last draft of a position
+    is ever tested, and nothing else depends on the others. So a seeded text depends on no window and no timing."""
 
 
 class CancelledError(Exception):
@@ -48,7 +50,7 @@ class BackgroundDraft(DraftModelSession):
     """The draft model's session, told what to draft behind and telling every token as soon as it is drawn."""
 
     def __init__(self, setup: Setup, model: PreTrainedModel, link: Link, desk: "Desk") -> None:
-        self.link, self.desk, self.order = link, desk, Order(-1, 0, 0, [], [], [], [])
+        self.link, self.desk, self.order = link, desk, Order(-1, 0, [], [], [], [])
         self.began, self.sent = 0.0, 0
         self.q_at: dict[tuple[int, int], Tensor] = {}
         self.picker = setup.picker
@@ -76,7 +78,6 @@ class BackgroundDraft(DraftModelSession):
     def follow(self, order: Order) -> None:
         """Draft `order.width` tokens behind each row, or fewer where the draft's context ends."""
         self.order, self.sent, self.began = order, 0, time.perf_counter()
-        self.picker.attempt = order.attempt
         if order.rows != self.rows:
             self.ids = self.ids[[self.rows.index(row) for row in order.rows]]
         lengths = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
