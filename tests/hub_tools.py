@@ -38,7 +38,8 @@ def drafter_of(name: str) -> Drafter:
     cls = drafter_class(name)
     if cls is NGramDrafter:
         return tiny_ngram()
-    drafter = cls(tiny_model(seed=1)) if cls.needs_draft_model else cls()  # type: ignore[call-arg]
+    options = {"worker": "thread"} if "worker" in cls.config_class.options() else {}  # a process takes long to start
+    drafter = cls(*[tiny_model(seed=1)] * cls.needs_draft_model, **options)
     drafter.load_weights(drafter.weights())  # random weights will do: the text does not depend on the draft
     return drafter
 
