@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ..errors import SpeculationError
 from .page import cards, html_page, write_page
 from .plots import Cells, save_plots
 from .results import Results
-from .tables import COLUMN_HELP, COLUMNS, figures
+from .tables import COLUMN_HELP, COLUMNS, figures, overview
 
 TITLE = "What speculation gains"
 
@@ -59,17 +59,21 @@ def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, P
     parts = [f"# {TITLE}\n"]
     for results in files.values():
         parts += [f"    {results.provenance['command']}\n", f"On {_machine(results.provenance)}.\n"]
+    if len(cells) > 1:
+        header, *rows = overview(cells)
+        parts += ["## At a glance\n", markdown_table(header, rows) + "\n"]
     for title, runs in cells.items():
-        parts += [f"## {title}\n", markdown_table(runs), f"\n{_size(runs)}\n"]
+        table = markdown_table(COLUMNS, (figures(run).values() for run in runs))
+        parts += [f"## {title}\n", table, f"\n{_size(runs)}\n"]
     parts += [f"![{caption}]({path.name})\n" for caption, path in plots.items()]
     parts += ["| column | meaning |\n|---|---|", *(f"| {name} | {text} |" for name, text in COLUMN_HELP.items())]
     return "\n".join(parts) + "\n"
 
 
-def markdown_table(runs: list[dict[str, Any]]) -> str:
-    """The figures of one cell."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(figures(run).values()) + " |" for run in runs])
+def markdown_table(header: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Text to the left in the first column, figures to the right in the others."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
@@ -79,6 +83,12 @@ def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]
         f'<h2>{escape(title)}</h2><div class="wide">{_html_table(runs)}</div><p class="soft">{_size(runs)}</p>'
         for title, runs in cells.items()
     )
+    glance = ""
+    if len(cells) > 1:
+        lines = ["".join(f"<td>{escape(value)}</td>" for value in line) for line in overview(cells)]
+        head, rows = lines[0].replace("td>", "th>"), "".join(f"<tr>{line}</tr>" for line in lines[1:])
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        glance = f'<h2>At a glance</h2><div class="wide">{table}</div>'
     pictures = "".join(
         f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
@@ -99,7 +109,8 @@ def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]
     )
     body = (
         f'<h1>{TITLE}</h1><p class="soft">{escape(_machine(next(iter(files.values())).provenance))}</p>'
-        f"{headline}{sections}<h2>Pictures</h2>{pictures}<h2>What the columns say</h2><dl>{meanings}</dl>{sources}"
+        f"{headline}{glance}{sections}<h2>Pictures</h2>{pictures}"
+        f"<h2>What the columns say</h2><dl>{meanings}</dl>{sources}"
     )
     return html_page(TITLE, body)
 
@@ -124,9 +135,10 @@ def _size(runs: list[dict[str, Any]]) -> str:
 
 
 def _machine(provenance: dict[str, Any]) -> str:
-    settings, versions = provenance["settings"], provenance["versions"]
+    settings, versions, threads = provenance["settings"], provenance["versions"], provenance["threads"]
     padding = f", MLPs cost-padded to {settings['pad_target_mlp']:,}" if settings.get("pad_target_mlp") else ""
     return (
-        f"{provenance['device']}, {provenance['threads']} threads, {settings['dtype']}, target {settings['target']}"
-        f"{padding}, torch {versions['torch']}, transformers {versions['transformers']}, {provenance['time']}"
+        f"{provenance['device']}, {threads} thread{'s' * (threads != 1)}, {settings['dtype']}, "
+        f"target {settings['target']}{padding}, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}, {provenance['time']}"
     )

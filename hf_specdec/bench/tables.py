@@ -28,7 +28,7 @@ COLUMN_HELP = {
     "c": "time of a draft step over that of a target step, as bare forwards",
     "theory": "speed-up by Theorem 3.8 from α, c and the mean window",
     "bound": "share of the decoding time that the forwards take by themselves",
-    "draft / verify / other": "where the decoding time goes, in percent: forwards of the draft, of the target, the rest",
+    "draft / verify / other": "decoding time in percent: forwards of the draft, of the target, the rest",
     "same text": "prompts with plain decoding's very tokens; in brackets, those that part from it at a near-tie",
 }
 
@@ -50,6 +50,13 @@ def figures(run: dict[str, Any]) -> dict[str, str]:
         "draft / verify / other": _time_split(run),
         "same text": _same_text(run),
     }
+
+
+def overview(cells: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    """Speed-ups of all methods (rows, after a header) on all data (columns)."""
+    names = dict.fromkeys(run["name"] for runs in cells.values() for run in runs)
+    speedups = {(title, run["name"]): f"{run['speedup']:.2f}" for title, runs in cells.items() for run in runs}
+    return [["speed-up", *cells], *([name, *(speedups.get((title, name), "-") for title in cells)] for name in names)]
 
 
 def _same_text(run: dict[str, Any]) -> str:
