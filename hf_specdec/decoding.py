@@ -20,7 +20,7 @@ from .cache import is_adoptable
 from .call import Call, choose_ragged
 from .drafters.base import Draft, DraftContext, Drafter, Sequences, Verdict
 from .guard import GuardedSession, as_chain
-from .judging import Judge, Judgement
+from .judging import Judge, Judgement, is_sound
 from .outputs import StepOutputs
 from .picking import DraftPicker
 from .randomness import Randomness
@@ -214,7 +214,8 @@ class Decoding:
         ask = self.session.residual if self.session is not None else lambda row, node: None
         if self.call.processing.opaque:
             steps = self.judge.stepwise(draft, logits, self.sequences, ask)
-            return *self._advance_lockstep(steps, logits, outputs), [], True
+            sound = bool(is_sound(draft, self.vocab))
+            return *self._advance_lockstep(steps, logits, outputs), [], sound
         judged, scores, sound = self.judge.block(draft, logits, self.sequences, ask)
         paths = [judgement.path for judgement in judged]
         if self.ragged:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from .drafters.base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
@@ -44,7 +45,12 @@ class GuardedSession:
         session = self.session
         if session is None:
             return None
-        return self._guard(lambda: session.residual(row, node).to(self.context.device))
+        return self._guard(lambda: self._whole_row(session.residual(row, node)))
+
+    def _whole_row(self, q: Tensor) -> Tensor:
+        if q.shape != (self.context.vocab_size,):
+            raise ValueError(f"q has shape {tuple(q.shape)}, the target has {self.context.vocab_size} tokens")
+        return q.to(self.context.device, torch.float32)
 
     def observe(self, verdict: Verdict) -> None:
         session = self.session
@@ -57,15 +63,18 @@ class GuardedSession:
             warn(f"{self.name} was dropped: {reason}. The target finishes the text alone.")
         session, self.session = self.session, None
         if session is not None:
-            try:
-                session.close()
-            except Exception as error:
-                warn(f"{self.name} could not be closed: {error!r}")
+            self._close(session)
 
     def close(self) -> None:
         session, self.session = self.session, None
         if session is not None:
+            self._close(session)
+
+    def _close(self, session: DraftSession) -> None:
+        try:
             session.close()
+        except Exception as error:
+            warn(f"{self.name} could not be closed: {error!r}")
 
     def _guard(self, action: Callable[[], T]) -> T | None:
         try:
@@ -86,11 +95,16 @@ def _checked(draft: Draft, sequences: Sequences, budget: list[int]) -> Draft:
     rows = len(sequences.rows)
     if draft.tokens.ndim != 2 or draft.tokens.shape[0] != rows or len(draft.lengths) != rows:
         raise ValueError(f"a draft for {rows} rows came with tokens of shape {tuple(draft.tokens.shape)}")
+    if draft.sources and len(draft.sources) != rows:
+        raise ValueError(f"a draft for {rows} rows came with {len(draft.sources)} sources")
     width = draft.tokens.shape[1]
     device = sequences.ids.device
     for name, values in (("parents", draft.parents), ("token_probs", draft.token_probs)):
         if values is not None and values.shape != draft.tokens.shape:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, tokens {tuple(draft.tokens.shape)}")
+    for name, values in (("tokens", draft.tokens), ("parents", draft.parents)):
+        if values is not None and values.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"{name} must be integers, got {values.dtype}")
     if not all(0 <= length <= width for length in draft.lengths):
         raise ValueError(f"lengths {draft.lengths} do not fit {width} drafted tokens")
     lengths = list(draft.lengths)
@@ -102,13 +116,13 @@ def _checked(draft: Draft, sequences: Sequences, budget: list[int]) -> Draft:
         for b, depths in enumerate(draft.depths()):
             within = [depth <= budget[b] for depth in depths[: lengths[b]]]
             lengths[b] = within.index(False) if False in within else lengths[b]
-        parents = parents.to(device)
+        parents = parents.to(device, torch.long)
     else:
         lengths = [min(length, most) for length, most in zip(lengths, budget, strict=True)]
     probs = None if draft.token_probs is None else draft.token_probs.to(device)
     width = max(lengths)
     return Draft(
-        draft.tokens[:, :width].to(device),
+        draft.tokens[:, :width].to(device, torch.long),
         lengths,
         None if parents is None else parents[:, :width],
         None if probs is None else probs[:, :width],

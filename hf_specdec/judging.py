@@ -66,7 +66,8 @@ class Judge:
         lengths = [sequences.lengths[b] + d for b in range(rows) for d in depth[b]]
         scores = logits.float().reshape(-1, vocab)
         if self.processing.processors:
-            ids, index = self._prefixes(draft, sequences, depth)
+            # Bad ids are found out below; until then processors must not meet them.
+            ids, index = self._prefixes(draft.tokens.clamp(0, vocab - 1), draft.parents, sequences, depth)
             scores = self.processing(ids, index, lengths, scores.clone() if logits.dtype == torch.float32 else scores)
         scores = scores.view(rows, nodes, vocab)
         sound = is_sound(draft, vocab)
@@ -206,23 +207,25 @@ class Judge:
             self.stats.acceptance_sum += sum(beta[b * width : b * width + tested])
             self.stats.acceptance_count += tested
 
-    def _prefixes(self, draft: Draft, sequences: Sequences, depth: list[list[int]]) -> tuple[Tensor, list[int]]:
+    def _prefixes(
+        self, drafted: Tensor, tree: Tensor | None, sequences: Sequences, depth: list[list[int]]
+    ) -> tuple[Tensor, list[int]]:
         """ids [R, capacity] and, per position, the row in it whose first columns come before the position."""
         rows, nodes = len(depth), len(depth[0])
         ids, k = sequences.ids, nodes - 1
         if not self.processing.reads_prefix:
             return ids, [0] * (rows * nodes)
-        if draft.parents is None:
+        if tree is None:
             for b, length in enumerate(sequences.lengths):  # columns past the length are free to write to
-                ids[b, length : length + k] = draft.tokens[b, : ids.shape[1] - length]
+                ids[b, length : length + k] = drafted[b, : ids.shape[1] - length]
             return ids, [b for b in range(rows) for _ in range(nodes)]
         expanded = ids.repeat_interleave(nodes, dim=0)
-        parents = draft.parents.tolist()
+        parents = tree.tolist()
         for b, length in enumerate(sequences.lengths):
             for node in range(k):
                 mine, above = b * nodes + node + 1, b * nodes + parents[b][node] + 1
                 expanded[mine] = expanded[above]
-                expanded[mine, length + depth[b][node + 1] - 1] = draft.tokens[b, node]
+                expanded[mine, length + depth[b][node + 1] - 1] = drafted[b, node]
         return expanded, list(range(rows * nodes))
 
 
