@@ -21,10 +21,12 @@ from .call import Call, PlainDecodingNeeded, plain_stats
 from .decoding import decode
 from .drafters.base import Drafter
 from .errors import SpeculationError, warn
+from .hub import check_made_for
 from .hub.flag import drafter_from_flag
 from .registry import drafter_types
 
-_original: Callable[..., Any] | None = None
+_originals: dict[str, Callable[..., Any]] = {}
+"""what `register` has replaced: `generate`, and the constructor of its config"""
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
@@ -32,18 +34,29 @@ UPSTREAM_TYPES = ("dflash",)
 
 def register() -> None:
     """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
-    global _original
-    if _original is None:
-        _original = GenerationMixin.generate
-        GenerationMixin.generate = _wrapped(_original)
+    if not _originals:
+        _originals.update(generate=GenerationMixin.generate, config=GenerationConfig.__init__)
+        GenerationMixin.generate = _wrapped(GenerationMixin.generate)
+        GenerationConfig.__init__ = _with_options(GenerationConfig.__init__)
 
 
 def unregister() -> None:
-    """Put transformers' own `generate` back."""
-    global _original
-    if _original is not None:
-        GenerationMixin.generate = _original
-        _original = None
+    """Put transformers' own functions back."""
+    if _originals:
+        GenerationMixin.generate, GenerationConfig.__init__ = _originals["generate"], _originals["config"]
+        _originals.clear()
+
+
+def _with_options(original: Callable[..., None]) -> Callable[..., None]:
+    """Keep `speculation` in a config made from a model's: transformers drops unknown fields of those on load."""
+
+    @functools.wraps(original)
+    def __init__(self: GenerationConfig, **kwargs: Any) -> None:
+        original(self, **kwargs)
+        if kwargs.get("speculation") is not None:
+            self.speculation = kwargs["speculation"]
+
+    return __init__
 
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,6 +65,8 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         named = dict(zip(parameters[1:], args, strict=False)) | kwargs
+        if isinstance(named.get("custom_generate"), str):  # a recipe from the Hub, ours among them, comes back here
+            return original(self, *args, **kwargs)
         speculation_type, options = _speculation(self, named)
         if not isinstance(named.get("assistant_model"), Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
             return original(self, *args, **kwargs)
@@ -100,6 +115,7 @@ def _generate(
     else:
         drafter = drafter_from_flag(model, str(speculation_type), options, assistant)
     _refuse(model, named)
+    check_made_for(drafter.config.target, model)
     drafter.check_target(model)
     streamer = named.pop("streamer", None)
     plain = dict(named)
