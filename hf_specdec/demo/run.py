@@ -25,8 +25,9 @@ MLP = 24_000
 """hidden units per MLP of the cost-padded target"""
 GAMMA = 5
 """tokens drafted per round, by us and by transformers"""
-TURNS = 3
-NEW_TOKENS = 64
+TURNS = 2
+NEW_TOKENS = 48
+PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
 HF, OURS = "transformers assisted", "hf_specdec"
 
 
@@ -36,7 +37,7 @@ def run_demo(svg: Path | str | None = None) -> None:
     Args:
         svg: where to save what was printed as a picture.
     """
-    console = Console(highlight=False, record=svg is not None, width=100 if svg else None)
+    console = Console(highlight=False, **(PICTURE if svg is not None else {}))
     with _quiet():
         tokenizer = load_tokenizer(str(PAIR / "target"))
         target = load_model(str(PAIR / "target"), "bfloat16", "cpu")
@@ -49,7 +50,7 @@ def run_demo(svg: Path | str | None = None) -> None:
             f"costs like a model of {padded:.0f} M and says what it said. Draft: {sizes[1]:.1f} M. Both are small and "
             f"were trained for minutes: look at the tokens, not at the answers.\n"
             f"bfloat16, {torch.get_num_threads()} CPU threads, greedy, {NEW_TOKENS} new tokens at most, "
-            f"{GAMMA} drafted per round; each method decodes each prompt {TURNS} times in turn, medians count.\n"
+            f"{GAMMA} drafted per round; each method decodes each prompt {TURNS} times, in turn.\n"
         )
         console.print(legend(console), "\n")
         recorder = RecordingDrafter(load_drafter(f"draft_model:num_draft_tokens={GAMMA}", draft))
