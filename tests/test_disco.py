@@ -62,8 +62,8 @@ def draft(target):
 
 
 def test_features_are_the_top_probabilities_entropy_and_position():
-    logits = torch.tensor([[0.0, 1.0, 3.0, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
-    x = features(logits, torch.tensor([0, 9]), torch.tensor([2, NONE]), k=3)
+    logits = torch.tensor([[0.0, 1.0, 3.0, -1e4], [0.0, 0.0, 0.0, 0.0]])
+    x = features(logits, [0, 9], [2, NONE], k=3)
     p = logits.softmax(-1)
     assert x.shape == (2, 7)
     assert torch.allclose(x[:, :3], p.sort(descending=True).values[:, :3])

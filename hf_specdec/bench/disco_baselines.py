@@ -1,10 +1,10 @@
 """What DISCO is compared with: stop rules to play over records, and the same ones as drafters for the clock."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -58,9 +58,8 @@ class TopProbability(StopClassifier):
     def __init__(self) -> None:
         super().__init__(k=1, hidden=1)
 
-    @torch.no_grad()
-    def chance(self, logits: Tensor, position: Tensor, proposed: Tensor, do_sample: bool) -> Tensor:
-        return logits.float().softmax(-1).amax(-1)
+    def chance(self, logits: Tensor, position: Sequence[int], proposed: Sequence[int], do_sample: bool) -> list[float]:
+        return logits.float().softmax(-1).amax(-1).tolist()
 
 
 class PerplexityDrafter(DiscoDrafter):
@@ -100,3 +99,26 @@ class OracleSession(DraftModelSession):
         start = sequences.lengths[0] - self.context.prompt_ids.shape[1]
         self.fixed_window = next((i for i, fine in enumerate(self.accepted[start:]) if not fine), len(self.accepted))
         return super().propose(sequences, budget)
+
+
+@dataclass
+class Recalibrated:
+    """DISCO's whole-draft rule with log-odds that shift with what the target accepted so far in this text.
+
+    Lossless, as it learns from earlier rounds only; the saved weights stay as they are.
+    """
+
+    tau: float
+    rate: float
+    shift: float = 0.0
+
+    def goes_on(self, seen: list[float]) -> bool:
+        return math.prod(map(self._chance, seen)) >= self.tau
+
+    def observe(self, seen: list[float], accepted: int) -> None:
+        for i, chance in enumerate(seen[: accepted + 1]):
+            self.shift += self.rate * ((i < accepted) - self._chance(chance))
+
+    def _chance(self, chance: float) -> float:
+        odds = chance / max(1 - chance, 1e-9)
+        return 1 / (1 + math.exp(-self.shift) / max(odds, 1e-9))

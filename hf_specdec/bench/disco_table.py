@@ -9,7 +9,7 @@ folder; the simulation plays all rules over the same records, with costs measure
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from ..training.disco.records import Record, record_text
 from ..training.disco.run import sample_prompts
 from ..training.disco.simulation import Costs, Rule, Values, play, values_of
 from ..training.disco.tuning import WIDTHS, chances, measure_costs, rule_seconds, simulated_choices
-from .disco_baselines import Heuristic, OracleDrafter, Perplexity, PerplexityDrafter, Static
+from .disco_baselines import Heuristic, OracleDrafter, Perplexity, PerplexityDrafter, Recalibrated, Static
 from .measure import load_model, load_tokenizer
 from .oracle import oracle_report, plot_oracle
 from .provenance import provenance
@@ -35,6 +35,8 @@ LONGEST = 16
 """tokens that any rule drafts at most"""
 LIMITS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)
 THRESHOLDS = tuple(0.05 * i for i in range(1, 20))
+RATES = (0.03, 0.1, 0.3)
+"""of recalibration, in log-odds per token"""
 HF_THRESHOLD = 0.4
 """transformers' default"""
 
@@ -82,9 +84,18 @@ def seconds_of(values: Sequence[Values], make: Callable[[], Rule], costs: Costs,
 
 
 def choose_all(
-    classifier: StopClassifier, validation: Sequence[Record], test: Sequence[Record], costs: Costs, do_sample: bool
+    classifier: StopClassifier,
+    plainer: StopClassifier,
+    validation: Sequence[Record],
+    test: Sequence[Record],
+    costs: Costs,
+    do_sample: bool,
 ) -> list[Chosen]:
-    """Every method, tuned on validation records, with the test texts as it reads them."""
+    """Every method, tuned on validation records, with the test texts as it reads them.
+
+    Args:
+        plainer: a classifier that is told nothing of the lookup.
+    """
 
     def top(records: Sequence[Record]) -> list[Values]:
         return [values_of(record, lambda x: x[..., 0]) for record in records]
@@ -116,7 +127,23 @@ def choose_all(
         drafter_rule = _disco_rule(name, found.tau)
         label = f"τ {found.tau}, SLmax {found.longest}"
         chosen.append(Chosen(f"DISCO, {name} rule", label, own_held, drafter_rule, found.longest))
+    blind, blind_held = (chances(plainer, [blinded(r) for r in some], do_sample) for some in (validation, test))
+    found = simulated_choices(blind, costs, ["draft"])[0]
+    label = f"τ {found.tau}, SLmax {found.longest}"
+    chosen.append(Chosen("draft rule, no lookup", label, blind_held, _disco_rule("draft", found.tau), found.longest))
+    grid = [(tau, rate) for tau in THRESHOLDS for rate in RATES]
+    tau, rate = min(grid, key=lambda pair: seconds_of(own, lambda: Recalibrated(*pair), costs))
+    label = f"τ {tau:.2f}, rate {rate}"
+    chosen.append(Chosen("draft rule, recalibrated", label, own_held, lambda: Recalibrated(tau, rate)))
     return chosen
+
+
+def blinded(record: Record) -> Record:
+    """The record with nothing known of the lookup."""
+    features, after = record.features.clone(), record.after.clone()
+    features[..., -2:] = 0
+    after[..., -2:] = 0
+    return replace(record, features=features, after=after)
 
 
 def _disco_rule(name: str, tau: float) -> Callable[[], Rule]:
@@ -247,6 +274,8 @@ def main(
     valid = {s: records(held, s, "validation", LONGEST - 1, 1) for s in (False, True)}
     tested = {(n, s): records(p, s, n, LONGEST - 1, 2) for n, p in tests.items() for s in (False, True)}
     classifier = fit(seen, valid, seed=seed)
+    seen_blind, valid_blind = ({s: [blinded(r) for r in some] for s, some in each.items()} for each in (seen, valid))
+    plainer = fit(seen_blind, valid_blind, seed=seed)
     padded_target = load_model(target, "bfloat16", "cpu", pad_target_mlp)
     padded_draft = load_model(draft, "bfloat16", "cpu", pad_draft_mlp)
     costs = measure_costs(padded_target, padded_draft, classifier)
@@ -255,7 +284,7 @@ def main(
     text = [f"# Stop rules at c = {c:.2f}, trained on {train.stem}"]
     results: list[dict[str, Any]] = []
     for (name, do_sample), recorded in tested.items():
-        chosen = choose_all(classifier, valid[do_sample], recorded, costs, do_sample)
+        chosen = choose_all(classifier, plainer, valid[do_sample], recorded, costs, do_sample)
         lines = simulate(chosen, costs)
         if timed:
             methods = clock_methods(chosen, padded_draft, classifier)

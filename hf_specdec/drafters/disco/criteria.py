@@ -44,10 +44,9 @@ class DiscoStoppingCriteria(StoppingCriteria):
             self.texts = [Recurrence(row[:-1]) for row in input_ids.tolist()]
         proposed = [text.proposal() if self.drafter.config.lookup else NONE for text in self.texts]
         generated = step if self.prompt_length is None else input_ids.shape[1] - 1 - self.prompt_length
-        position = torch.full((rows,), generated, device=scores[-1].device)
         classifier = self.drafter.classifier.to(scores[-1].device)
-        wanted = torch.tensor(proposed, device=scores[-1].device)
-        chances = classifier.chance(scores[-1], position, wanted, self.do_sample).tolist()
+        logits = scores[-1].clamp_min(-1e4)  # processors forbid tokens with -inf
+        chances = classifier.chance(logits, [generated] * rows, proposed, self.do_sample)
         for text, token in zip(self.texts, input_ids[:, -1].tolist(), strict=True):
             text.extend([token])
         for seen, chance in zip(self.seen, chances, strict=True):

@@ -98,11 +98,9 @@ class DiscoSession(DraftModelSession):
     def chances(self, step: int, logits: Tensor, sequences: Sequences, branches: list[Branch]) -> list[float]:
         """C [B] of draft token `step` (from 0), from the draft's logits [B, V] there and the tokens before it."""
         start = step - self.context.prompt_ids.shape[1]
-        position = torch.tensor([n + start for n in sequences.lengths], device=logits.device)
+        position = [n + start for n in sequences.lengths]
         proposed = [branch.proposal() if self.lookup else NONE for branch in branches]
-        return self.classifier.chance(
-            logits, position, torch.tensor(proposed, device=logits.device), self.context.do_sample
-        ).tolist()
+        return self.classifier.chance(logits, position, proposed, self.context.do_sample)
 
     def _branches(self, sequences: Sequences) -> list[Branch]:
         """A branch of each row's text as accepted so far."""

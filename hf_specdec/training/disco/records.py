@@ -66,7 +66,7 @@ def record_text(
     for token in new.tolist():
         proposed.append(text.proposal() if lookup else NONE)
         text.extend([token])
-    read = features(q_logits, torch.arange(len(new), device=ids.device), torch.tensor(proposed, device=ids.device), k)
+    read = features(q_logits, range(len(new)), proposed, k)
     if do_sample:
         p, q = distribution(p_logits), distribution(q_logits)
         beta = torch.minimum(p, q).sum(-1).clamp(max=1.0)
@@ -112,7 +112,7 @@ def _continue(
     columns, tokens = columns.to(device), tokens.to(device)
     mask = (torch.arange(own.get_seq_length(), device=device) < columns[:, None]).long()
     branches = None if texts is None else [Branch(text) for text in texts]
-    proposed = torch.full_like(columns, NONE)
+    proposed = [NONE] * len(columns)
     read = []
     for step in range(steps):
         mask = torch.cat([mask, mask.new_ones(len(columns), 1)], dim=1)
@@ -122,7 +122,7 @@ def _continue(
         if branches is not None:
             for branch, token in zip(branches, tokens.tolist(), strict=True):
                 branch.append(token)
-            proposed = torch.tensor([branch.proposal() for branch in branches], device=device)
-        read.append(features(logits, position + 1 - prompt, proposed, k))
+            proposed = [branch.proposal() for branch in branches]
+        read.append(features(logits, (position + 1 - prompt).tolist(), proposed, k))
         tokens = draw(distribution(logits), torch.rand(len(columns), device=device)) if do_sample else logits.argmax(-1)
     return torch.stack(read, 1).cpu()

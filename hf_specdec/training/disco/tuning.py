@@ -58,8 +58,7 @@ def rule_seconds(draft: PreTrainedModel, classifier: StopClassifier, repeats: in
     seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
-        position, proposed = torch.tensor([5], device=draft.device), torch.tensor([7], device=draft.device)
-        classifier.chance(logits, position, proposed, do_sample=False).tolist()
+        classifier.chance(logits, [5], [7], do_sample=False)
         seconds.append(time.perf_counter() - began)
     return sorted(seconds)[repeats // 2]
 
