@@ -51,7 +51,7 @@ class DraftModelDrafter(Drafter):
             SpeculationError: a bad option, or a model that cannot draft.
         """
         super().__init__(**options)
-        if not isinstance(draft_model, PreTrainedModel) and not hasattr(draft_model, "forward"):
+        if not hasattr(draft_model, "forward") or not hasattr(draft_model, "config"):
             raise SpeculationError(f"draft_model must be a transformers model, got {type(draft_model).__name__}")
         if draft_model.config.is_encoder_decoder:
             raise SpeculationError(
@@ -184,6 +184,10 @@ class DraftModelSession(DraftSession):
 
     def _catch_up(self, sequences: Sequences) -> Tensor:
         """Feed the accepted tokens that the cache does not hold; logits [B, V] after the last one."""
+        if any(good >= length for good, length in zip(self.good, sequences.lengths, strict=True)):
+            # transformers' own loop asks for a draft right after the prompt: its last token is fed again.
+            self.good = [length - 1 for length in sequences.lengths]
+            self.runner.truncate(self.good)
         missing = [length - good for length, good in zip(sequences.lengths, self.good, strict=True)]
         index = torch.tensor(self.good, device=sequences.ids.device)[:, None]
         index = index + torch.arange(max(missing), device=index.device)
