@@ -1,5 +1,6 @@
 """Plain decoding and ours, side by side."""
 
+from inspect import isfunction
 from typing import Any
 
 import drafters
@@ -19,7 +20,7 @@ class Sides:
     def __init__(self, model: Any, lengths: list[int] | None = None, gamma: int = 5, **settings: Any) -> None:
         """
         Args:
-            settings: of both `generate` calls; a callable is called for a fresh value each time.
+            settings: of both `generate` calls; a function is called for a fresh value each time.
         """
         self.model, self.prompts = model, models.prompts(lengths or PROMPTS)
         self.settings = {"max_new_tokens": NEW, "do_sample": False} | settings
@@ -29,7 +30,7 @@ class Sides:
 
     def run(self, **more: Any) -> Any:
         settings = {
-            name: value() if callable(value) and name != "prefix_allowed_tokens_fn" else value
+            name: value() if isfunction(value) and name != "prefix_allowed_tokens_fn" else value
             for name, value in self.settings.items()
         }
         return self.model.generate(**self.prompts | settings | more)

@@ -200,3 +200,9 @@ def tokenizer() -> Any:
     backend = Tokenizer(BPE({name: i for i, name in enumerate(names)}, pairs))
     backend.decoder = decoders.Fuse()
     return tf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", padding_side="left")
+
+
+def build_gpt2(positions: int) -> Any:
+    """A draft that knows so many positions and fails at the next."""
+    config = tf.GPT2Config(**GPT2 | {"n_layer": 1, "n_positions": positions}, **ENDS, tie_word_embeddings=False)
+    return from_config(config)

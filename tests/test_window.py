@@ -1,0 +1,67 @@
+"""γ chosen while running: the best window by measured figures, and no text changes with it."""
+
+import random
+from typing import Any
+
+import models
+import pytest
+import torch
+from compare import PROMPTS, Sides
+
+from hf_specdec import DraftModelDrafter, theory
+from hf_specdec.drafters.draft_model.window import WindowTuner
+
+
+def told(
+    alpha: float, verify: Any, draft: float, widths: tuple[int, ...] = (1, 4, 9), rounds: int = 400
+) -> WindowTuner:
+    """A tuner that has seen this acceptance and these times."""
+    tuner, dice, drafted = WindowTuner(memory=0.998), random.Random(0), 10
+    for _ in range(rounds):
+        accepted = next((k for k in range(drafted) if dice.random() >= alpha), drafted)
+        tuner.observe_acceptance([drafted], [accepted])
+        tuner.observe_draft(draft)
+        for width in widths:
+            tuner.observe_verify(width, verify(width))
+    return tuner
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("c", [0.02, 0.2, 0.5, 1.5])
+def test_with_a_constant_verification_time_it_is_theorem_3_8s(alpha: float, c: float) -> None:
+    tuner = told(alpha, lambda width: 1.0, c)
+    measured = tuner.accepted / tuner.tested
+    assert measured == pytest.approx(alpha, abs=0.08)
+    best = theory.optimal_gamma(measured, c, max_gamma=tuner.largest)
+    chosen = [tuner.choose() for _ in range(31)]
+    assert max(chosen) == best or (best == 0 and set(chosen) <= {0, 1})
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1, 0.5, 2.0])
+def test_a_verification_that_grows_with_its_width_makes_for_shorter_windows(slope: float) -> None:
+    windows = [told(0.8, lambda width, s=s: 1.0 + s * width, 0.05).choose() for s in (slope, slope + 0.5)]
+    assert windows[0] >= windows[1]
+
+
+def test_verification_times_of_unseen_widths_lie_on_the_line() -> None:
+    time = told(0.5, lambda width: 2.0 + 0.25 * width, 0.1).verify_time()
+    assert all(time(width) == pytest.approx(2.0 + 0.25 * width) for width in range(1, 17))
+    assert told(0.5, lambda width: 3.0, 0.1, widths=(6,)).verify_time()(1) == 3.0
+
+
+def test_it_looks_again_after_giving_up() -> None:
+    tuner = told(0.0, lambda width: 1.0, 1.0)
+    assert 0 < sum(tuner.choose() for _ in range(100)) < 10
+
+
+def test_before_anything_was_measured_it_starts_at_its_prior() -> None:
+    assert WindowTuner(start=4).choose() == 4
+
+
+@pytest.mark.parametrize("lengths", [[7], PROMPTS])
+def test_auto_gives_plains_text(lengths: list[int]) -> None:
+    model, draft = models.llama(), models.llama(num_hidden_layers=1)
+    sides = Sides(model, lengths, max_new_tokens=60)
+    drafter = DraftModelDrafter(draft)
+    assert drafter.config.num_draft_tokens == "auto"
+    assert all(torch.equal(sides.ours(drafter), sides.plain) for _ in range(2))
