@@ -3,6 +3,8 @@
 import errno
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from hf_specdec.bench.plan import Settings, plan
 from hf_specdec.bench.prompts import MAX_LINE_BYTES, load_prompts
 from hf_specdec.bench.results import Results
 from hf_specdec.bench.specs import BASELINES, build_method, parse_options
+from hf_specdec.bench.summary import summarize
 from hf_specdec.bench.synthetic import synthetic_acceptance
 from hf_specdec.cli import app
 from hf_specdec.errors import SpeculationError
@@ -401,3 +404,20 @@ def test_plan_goes_through_all_cells(tmp_path: Path) -> None:
     ]
     with pytest.raises(SpeculationError, match="different names"):
         plan(Settings("t", [str(path), str(path)]))
+
+
+def test_a_killed_run_leaves_a_whole_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-c", "from hf_specdec.cli import app; app()", *bench_arguments(tmp_path)]
+    process = subprocess.Popen(command, cwd=DEMO.parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if out.exists() and Results.load(out).measurements:  # never half a file, whenever it is read
+            break
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    held = Results.load(out)
+    assert held.measurements and held.runs == json.loads(json.dumps(summarize(held.measurements)))
+    assert CliRunner().invoke(app, bench_arguments(tmp_path, "--resume")).exit_code == 0
+    assert {m.prompt for m in Results.load(out).measurements} == {0, 1, 2}
