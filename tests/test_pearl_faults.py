@@ -3,8 +3,11 @@
 import os
 import random
 import signal
+import socket
 import threading
 import time
+import warnings
+from contextlib import suppress
 
 import pytest
 import torch
@@ -180,6 +183,32 @@ def test_questions_stay_small_beside_whole_distributions():
     line, stats = drafter.last_timeline, drafter.last_stats
     assert stats.rejections > 5
     assert line.bytes / stats.emitted_tokens < 0.01 * 4 * vocab
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):
+    moments, broken = random.Random(0), []
+
+    def serve_for_a_while(link, model):
+        def cut():
+            with suppress(OSError):
+                link.socket.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(moments.uniform(0.0, 0.08), cut)
+        timer.start()
+        serve(link, model)
+        timer.join()
+
+    monkeypatch.setattr(drafter_module, "serve", serve_for_a_while)
+    drafter, plain = pearl(DRAFTS["good"], window=3), generate(None, lengths, max_new_tokens=40)
+    for _ in range(25):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            text = generate(drafter, lengths, max_new_tokens=40, do_sample=do_sample)
+        assert text.shape == plain.shape and (do_sample or torch.equal(text, plain))
+        broken.append(sum(DROPPED in str(w.message) for w in caught))
+    assert set(broken) <= {0, 1} and sum(broken) > 5
 
 
 def is_gone(process):

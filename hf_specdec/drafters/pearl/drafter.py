@@ -64,7 +64,19 @@ class PearlDrafter(DraftModelDrafter):
     def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
         super().__init__(draft_model, **options)
         self.idle: list[Worker] = []
+        self._measure_anew()
         weakref.finalize(self, _close_all, self.idle)
+
+    def _measure_anew(self) -> None:
+        window = None if self.config.window == "auto" else int(self.config.window)
+        self.planner = Planner(window, self.config.pre_verify, self.config.post_verify)
+        self.target: weakref.ref[PreTrainedModel] | None = None
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        super().check_target(target)
+        if self.target is None or self.target() is not target:
+            self._measure_anew()  # times and acceptance are kept from call to call, as long as the models are the same
+            self.target = weakref.ref(target)
 
     def schedule(self) -> type[Any]:
         from ...overlap import OverlappedDecoding
@@ -80,12 +92,10 @@ class PearlDrafter(DraftModelDrafter):
             worker = start_thread(self.draft_model, PearlSession.patience)
         else:
             worker = self.idle.pop() if self.idle else start_process(self.draft_model, PearlSession.patience)
-        window = None if self.config.window == "auto" else int(self.config.window)
-        planner = Planner(window, self.config.pre_verify, self.config.post_verify)
         self.last_timeline = Timeline()
         try:
             release = worker.close if in_thread else lambda: self.idle.append(worker)
-            return PearlSession(context, worker, planner, self.last_timeline, release)
+            return PearlSession(context, worker, self.planner, self.last_timeline, release)
         except BaseException:
             worker.close()
             raise
@@ -125,7 +135,7 @@ def start_process(model: PreTrainedModel, patience: float) -> Worker:
         [sys.executable, "-c", f"from {serve.__module__} import main; {call}"],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is the caller's to handle
+        process_group=0,  # Ctrl-C is the caller's to handle
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
     )
     theirs.close()
