@@ -119,8 +119,10 @@ class Table:
     """seconds of a draft step"""
     new_tokens: int
 
-    def run(self, prompts: str, texts: list[str], ratio: float, temperature: float, windows: list[int]) -> list[Row]:
-        """All methods on one file."""
+    def run(
+        self, prompts: str, texts: list[str], ratio: float, temperature: float, windows: list[int], only: str
+    ) -> Iterator[Row]:
+        """The methods whose name contains `only`, on one file."""
         inputs = [self.tokenizer(text, return_tensors="pt") for text in texts]
         plain = [self._generate(None, x, temperature, i) for i, x in enumerate(inputs)]
         records = [
@@ -139,8 +141,9 @@ class Table:
         }
         if windows:
             methods = {f"PEARL, window {w}": (PearlDrafter, {"window": w}) for w in windows}
-        rows = []
         for name, (kind, options) in methods.items():
+            if only not in name:
+                continue
             row = Row(prompts, temperature, ratio, name, 0, 0.0, None, None, None)
             bound, alphas, same = 0.0, [], []
             with self._paced(kind, options, ratio) as drafter:
@@ -165,9 +168,7 @@ class Table:
                 row.bound = bounds[best] * row.tokens / sum(map(len, records))
             elif name.startswith("PEARL, window"):
                 row.bound = bound
-            rows.append(row)
-            typer.echo(line_of(row))
-        return rows
+            yield row
 
     @contextmanager
     def _paced(self, kind: type[Drafter], options: dict[str, Any], ratio: float) -> Iterator[Drafter]:
@@ -212,6 +213,7 @@ def main(
     ratio: Annotated[list[float], typer.Option(help="T_target / T_draft; repeat for several.")] = [3, 5, 10],  # noqa: B006
     temperature: Annotated[list[float], typer.Option(help="Repeat for several.")] = [0, 1],  # noqa: B006
     window: Annotated[list[int], typer.Option(help="Compare these windows of PEARL instead of the methods.")] = [],  # noqa: B006
+    only: Annotated[str, typer.Option(help="Run the methods whose name contains this.")] = "",
     limit: Annotated[int, typer.Option(help="Prompts per file.")] = 2,
     max_new_tokens: Annotated[int, typer.Option()] = 64,
     draft_milliseconds: Annotated[float, typer.Option(help="Pace of a draft step.")] = 30.0,
@@ -226,15 +228,17 @@ def main(
         max_new_tokens,
     )
     held: list[dict[str, Any]] = json.loads(json_file.read_text()) if json_file.exists() else []
-    done = {(row["prompts"], row["temperature"], row["ratio"], bool(row["windows"])) for row in held}
+    done = {(row["prompts"], row["temperature"], row["ratio"], row["windows"], row["only"]) for row in held}
     typer.echo("| prompts | T | ratio | method | tokens/s | of its bound | α | greedy text |\n|-|-|-|-|-|-|-|-|")
     for path in prompts:
         for t in temperature:
             for c in ratio:
-                if (path.stem, t, c, bool(window)) not in done:
-                    rows = table.run(path.stem, load_prompts(path, limit), c, t, window)
-                    held += [asdict(row) | {"windows": window} for row in rows]
-                    json_file.write_text(json.dumps(held, indent=1))
+                if (path.stem, t, c, bool(window), only) in done:
+                    continue
+                for row in table.run(path.stem, load_prompts(path, limit), c, t, window, only):
+                    typer.echo(line_of(row))
+                    held.append(asdict(row) | {"windows": bool(window), "only": only})
+                json_file.write_text(json.dumps(held, indent=1))
 
 
 if __name__ == "__main__":
