@@ -92,9 +92,10 @@ def main(
     warm: Annotated[int, typer.Option(help="further prompts whose outputs the suffix store has seen")] = 40,
     pad_target_mlp: Annotated[int, typer.Option(help="cost-padding: width of the target's MLPs; 0 leaves them")] = 0,
     temperature: float = 0.0,
+    threads: Annotated[int, typer.Option(help="CPU threads")] = 2,
 ) -> None:
     """Print mean acceptance length and tokens per second of each method."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     tokenizer = AutoTokenizer.from_pretrained(target)
     model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     small: Any = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16)
