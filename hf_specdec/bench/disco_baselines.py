@@ -22,9 +22,6 @@ class Static:
     def goes_on(self, seen: list[float]) -> bool:
         return len(seen) < self.gamma
 
-    def observe(self, seen: list[float], accepted: int) -> None:
-        pass
-
 
 @dataclass
 class Heuristic:
@@ -47,9 +44,6 @@ class Perplexity:
 
     def goes_on(self, seen: list[float]) -> bool:
         return math.exp(-sum(math.log(max(value, 1e-9)) for value in seen) / len(seen)) <= self.limit
-
-    def observe(self, seen: list[float], accepted: int) -> None:
-        pass
 
 
 class TopProbability(StopClassifier):

@@ -50,9 +50,6 @@ class Threshold:
     def goes_on(self, seen: list[float]) -> bool:
         return seen[-1] >= self.tau
 
-    def observe(self, seen: list[float], accepted: int) -> None:
-        pass
-
 
 @dataclass
 class Line:

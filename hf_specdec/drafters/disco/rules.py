@@ -25,6 +25,3 @@ class StopRule:
             seen: C_1 … C_i, the chance that each token drafted so far is accepted if those before it are.
         """
         return (math.prod(seen) if self.whole_draft else seen[-1]) >= self.tau
-
-    def observe(self, seen: list[float], accepted: int) -> None:
-        """How the round ended; this rule does not learn from it."""

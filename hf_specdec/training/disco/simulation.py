@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -36,6 +36,11 @@ class Rule(Protocol):
     def goes_on(self, seen: list[float]) -> bool:
         """Asked after each drafted token, with a value for each token drafted in this round."""
 
+
+@runtime_checkable
+class Learner(Protocol):
+    """A rule that changes with what it sees."""
+
     def observe(self, seen: list[float], accepted: int) -> None:
         """How the round ended."""
 
@@ -65,6 +70,7 @@ def play(values: Values, rule: Rule, longest: int) -> list[Round]:
     """
     end, start = len(values.there), 1
     rounds = []
+    learner = rule if isinstance(rule, Learner) else None
     while start < end:
         room = min(longest, end - start - 1)  # the round's last token is the target's own
         seen: list[float] = []
@@ -81,7 +87,8 @@ def play(values: Values, rule: Rule, longest: int) -> list[Round]:
                     rejected = at
             if len(seen) < room and not rule.goes_on(seen):
                 break
-        rule.observe(seen, accepted)
+        if learner is not None:
+            learner.observe(seen, accepted)
         rounds.append(Round(len(seen), accepted))
         start += accepted + 1
     return rounds
