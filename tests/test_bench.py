@@ -2,6 +2,7 @@
 
 import errno
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -225,6 +226,14 @@ def test_meter_sees_every_forward_and_what_was_accepted() -> None:
         assert all(0 <= accepted <= drafted <= 3 for drafted, accepted in rounds)
         stats = method.drafter.last_stats if method.drafter else None
         assert stats is None or stats.accepted_tokens == sum(accepted for _, accepted in rounds)
+
+
+def test_a_metered_model_can_be_sent_to_another_process() -> None:
+    model = llama(0)
+    with metered(model):
+        copied = pickle.loads(pickle.dumps(model))
+    assert "forward" not in vars(model)
+    torch.testing.assert_close(copied(PROMPT).logits, model(PROMPT).logits)
 
 
 def test_bare_forwards_cover_every_kind_that_was_made() -> None:

@@ -42,15 +42,15 @@ def time_bare_forwards(
         ids: [B, columns] what was decoded. Its values do not matter for time.
 
     Returns:
-        Medians of `REPEATS` runs. The kinds take turns, so that each finds the caches as the others left them. One row
-        and one token per row are always among them, for the target and for a draft that was called.
+        Medians of `REPEATS` runs. The kinds take turns, so that each finds the caches as the others left them. One
+        token per row is always among them, for a draft, too, that was called where no meter could see it.
     """
     made = decode_forwards(forwards)
     kinds: dict[Kind, list[float]] = {(f.role, f.rows, f.width): [] for f in made}
     if not kinds:
         return {}
     context = round(statistics.mean(f.context for f in made))
-    for role in {role for role, _, _ in kinds}:
+    for role in models:
         kinds.setdefault((role, ids.shape[0], 1), [])
     caches = {(role, rows): _prefilled(models[role], ids, rows, context) for role, rows, _ in kinds}
     for repeat in range(REPEATS + 1):

@@ -2,10 +2,24 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import update_wrapper
 from typing import Any
 
 from torch import nn
+
+
+class WrappedForward:
+    """Stands in for a model's `forward`, with its signature; a pickled model gets its own forward back."""
+
+    def __init__(self, model: nn.Module, around: Callable[..., Any]) -> None:
+        update_wrapper(self, model.forward)
+        self.model, self.inner, self.around = model, model.forward, around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.around(self.inner, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.model, "forward")  # looked up before the copy has any attributes: its class's own
 
 
 @contextmanager
@@ -14,13 +28,8 @@ def wrapped_forward(model: nn.Module, around: Callable[..., Any]) -> Iterator[No
 
     Wrappers nest; the signature that transformers inspects stays the model's own.
     """
-    inner, own = model.forward, vars(model).get("forward")
-
-    @wraps(inner)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return around(inner, *args, **kwargs)
-
-    model.forward = forward
+    own = vars(model).get("forward")
+    model.forward = WrappedForward(model, around)
     try:
         yield
     finally:

@@ -178,7 +178,7 @@ class Bench:
         self, unit: Unit, ids: Tensor, generation: Generation, table: dict[Kind, float], plain: list[list[int]]
     ) -> Measurement:
         meter, greedy = generation.meter, unit.temperature == 0
-        drafts, rows = meter.of("draft"), ids.shape[0]
+        rows = ids.shape[0]
         return Measurement(
             dataset=unit.dataset,
             prompt=unit.index,
@@ -193,9 +193,8 @@ class Bench:
             verify_seconds=meter.total("target"),
             bare_seconds=bare_seconds(meter.forwards, table),
             target_step_seconds=table.get(("target", rows, 1)),
-            draft_step_seconds=table.get(("draft", rows, 1)) if drafts else None,
+            draft_step_seconds=table.get(("draft", rows, 1)) if generation.acceptance["draft_calls"] else None,
             target_calls=len(meter.of("target")),
-            draft_calls=len(drafts),
             **generation.acceptance,
             same_text=generation.rows == plain if greedy else None,
             difference=self._difference(unit, ids, generation, plain) if greedy else None,
@@ -219,6 +218,7 @@ def _acceptance(method: Method, meter: Meter, prompt: int, rows: list[list[int]]
         tested = stats.accepted_tokens + stats.rejections
         known = stats.acceptance_count > 0
         return {
+            "draft_calls": stats.draft_calls,
             "row_steps": stats.row_steps,
             "drafted_per_position": _by_position(stats.drafted_per_position),
             "accepted_per_position": _by_position(stats.accepted_per_position),
@@ -228,6 +228,7 @@ def _acceptance(method: Method, meter: Meter, prompt: int, rows: list[list[int]]
     rounds = meter.accepted_per_round(prompt, len(rows[0])) if len(rows) == 1 else []
     longest = max((drafted for drafted, _ in rounds), default=0)
     return {
+        "draft_calls": len(meter.of("draft")),
         "row_steps": len(rounds) or sum(map(len, rows)),  # in a batch only plain decoding gets here
         "drafted_per_position": [sum(drafted > i for drafted, _ in rounds) for i in range(longest)],
         "accepted_per_position": [sum(accepted > i for _, accepted in rounds) for i in range(longest)],
