@@ -240,3 +240,20 @@ def train_disco(
             f"{quality['calibration_error']:.3f}, rule {choice['rule']}, τ {choice['tau']}, SLmax {choice['longest']}"
         )
     typer.echo(f"saved to {output}")
+
+
+@train.command("ngram")
+def train_ngram(
+    tokenizer: Annotated[str, typer.Option(help="Folder or Hub repo with the target's tokenizer.")],
+    data: Annotated[
+        list[Path], typer.Option(help="Text, a document per line, or JSON lines; may be given several times.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder to write the drafter to.")],
+    order: Annotated[int, typer.Option(help="2 is a bigram model.")] = 3,
+    min_count: Annotated[int, typer.Option(help="Leave out n-grams that occur less often.")] = 1,
+) -> None:
+    """Count an n-gram drafter from text."""
+    from .training.ngram import train_ngram_drafter
+
+    train_ngram_drafter(tokenizer, data, order, min_count).save_pretrained(str(output))
+    typer.echo(output)

@@ -430,3 +430,13 @@ def test_a_killed_run_leaves_a_whole_file(tmp_path: Path) -> None:
     assert held.measurements and held.runs == json.loads(json.dumps(summarize(held.measurements)))
     assert CliRunner().invoke(app, bench_arguments(tmp_path, "--resume")).exit_code == 0
     assert {m.prompt for m in Results.load(out).measurements} == {0, 1, 2}
+
+
+def test_an_ngram_drafter_is_trained_and_measured_by_commands(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("def add(a, b):\n    return a + b\n")
+    arguments = ["train", "ngram", "--tokenizer", str(DEMO / "target"), "--data", str(tmp_path / "text.txt")]
+    result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "drafter"), "--order", "2"])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, bench_arguments(tmp_path, "--drafter", str(tmp_path / "drafter"), "--limit", "1"))
+    assert result.exit_code == 0, result.output
+    assert Results.load(tmp_path / "out.json").runs[-1]["identical"]
