@@ -152,8 +152,8 @@ def demo(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     target: Target,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
     draft: Draft = None,
     drafter: Annotated[str | None, typer.Option(help="Folder, repo or type:key=value,...")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,

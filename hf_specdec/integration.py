@@ -31,6 +31,9 @@ _originals: dict[str, Callable[..., Any]] = {}
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
 
+UPSTREAM_DEFAULTS = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
+"""what transformers fills in by itself (its pipelines do): nobody asked for these"""
+
 
 def register() -> None:
     """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
@@ -161,8 +164,8 @@ def _refuse(model: Any, named: dict[str, Any]) -> None:
             "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "
             "leave the drafter out"
         )
-    for name in ("prompt_lookup_num_tokens", "num_assistant_tokens", "assistant_confidence_threshold"):
-        if (value := setting(name)) is not None:
+    for name, default in (("prompt_lookup_num_tokens", None), *UPSTREAM_DEFAULTS.items()):
+        if (value := setting(name)) not in (None, default):
             raise SpeculationError(
                 f"{name}={value} is transformers' own setting and does nothing here; known speculation types and "
                 f"their options go in speculation_type ({', '.join(drafter_types())}) and speculation={{...}}, "

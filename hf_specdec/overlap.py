@@ -24,7 +24,7 @@ from .decoding import Decoding, _replay
 from .drafters.base import Draft
 from .drafters.pearl.session import Chain, PearlSession, as_draft
 from .guard import GuardedSession
-from .judging import Judge, Judgement, Residual
+from .judging import Judge, Judgement, Residual, is_sound
 from .randomness import Purpose
 from .verification import residual
 
@@ -187,7 +187,7 @@ class OverlappedDecoding(Decoding):
         if self.call.processing.opaque:
             steps = itertools.islice(self.judge.stepwise(draft, fitted, s, _nobody), real)
             emitted, accepted = self._advance_lockstep(steps, logits, outputs)
-            sound = True
+            sound = bool(is_sound(draft, self.vocab))
         else:
             judged, scores, sound = self.judge.block(draft, fitted, s, _nobody)
             if self.ragged:

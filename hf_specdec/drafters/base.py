@@ -157,6 +157,8 @@ class DraftSession(CandidateGenerator):
     def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
         """Begin to draft. A serial session drafts here and now."""
         self._draft = self.propose(sequences, budget)
+        if self._draft is None:
+            raise TypeError(f"{type(self).__name__}.propose returned None instead of a Draft")
 
     def poll(self) -> bool:
         """Is the whole draft there?"""
