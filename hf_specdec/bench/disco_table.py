@@ -24,7 +24,7 @@ from ..training.disco.fitting import fit, quality
 from ..training.disco.records import Record, record_text
 from ..training.disco.run import sample_prompts
 from ..training.disco.simulation import Costs, Rule, Values, play, values_of
-from ..training.disco.tuning import WIDTHS, chances, measure_costs, rule_seconds, simulated_choices
+from ..training.disco.tuning import WIDTHS, chances, measure_costs, simulated_choices
 from .disco_baselines import Heuristic, OracleDrafter, Perplexity, PerplexityDrafter, Recalibrated, Static
 from .measure import load_model, load_tokenizer
 from .oracle import oracle_report, plot_oracle
@@ -37,6 +37,8 @@ LIMITS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)
 THRESHOLDS = tuple(0.05 * i for i in range(1, 20))
 RATES = (0.03, 0.1, 0.3)
 """of recalibration, in log-odds per token"""
+STATED_WIDTH_COST = 0.03
+"""by which each further token widens a verification, in target steps, where costs are stated"""
 HF_THRESHOLD = 0.4
 """transformers' default"""
 
@@ -247,6 +249,9 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
     pad_target_mlp: Annotated[int | None, typer.Option(help="Widen the target's MLPs to cost more.")] = None,
     pad_draft_mlp: Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")] = None,
+    c: Annotated[
+        list[float], typer.Option(help="State a draft step's cost in target steps instead of measuring; no clock then.")
+    ] = [],  # noqa: B006
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
     seed: Annotated[int, typer.Option(help="Of sampling, splits and the classifier.")] = 0,
 ) -> None:
@@ -275,41 +280,42 @@ def main(
     plainer = fit(seen_blind, valid_blind, seed=seed)
     padded_target = load_model(target, "bfloat16", "cpu", pad_target_mlp)
     padded_draft = load_model(draft, "bfloat16", "cpu", pad_draft_mlp)
-    costs = measure_costs(padded_target, padded_draft, classifier)
-    c = costs.draft / costs.verify(1)
-    name_c = f"table-{c:.2f}"
-    text = [f"# Stop rules at c = {c:.2f}, trained on {train.stem}"]
-    results: list[dict[str, Any]] = []
-    for (name, do_sample), recorded in tested.items():
-        chosen = choose_all(classifier, plainer, valid[do_sample], recorded, costs, do_sample)
-        lines = simulate(chosen, costs)
-        if timed:
-            methods = clock_methods(chosen, padded_draft, classifier)
-            regime = Regime(do_sample, max_new_tokens, 10, 0, seed)
-            measured = clock(padded_target, padded_draft, tokenizer, methods, tests[name][: timed + 1], regime)
-            for line in lines:
-                if line.method in measured:
-                    line.measured_speedup = measured["plain"] / measured[line.method]
-        found = quality(classifier, recorded, do_sample)
-        f1 = f"F1 {found.f1:.2f}, {found.f1_always:.2f} if all were accepted; calibration error"
-        kind = "sampled" if do_sample else "greedy"
-        text += [f"## {name}, {kind}", f"{f1} {found.calibration_error:.3f}.", table(lines)]
-        results.append(
-            {"set": name, "sampled": do_sample, "quality": asdict(found), "lines": [asdict(line) for line in lines]}
-        )
-        (output / f"{name_c}.md").write_text("\n\n".join(text) + "\n")
-        typer.echo("\n".join(text[-3:]))
-        gamma = next(one for one in chosen if one.name == "static optimal").make().gamma  # type: ignore[attr-defined]
-        plot_oracle(chosen[0].values, f"{name}-{kind}", gamma, output / "plots")
-    summary = {
-        "c": c,
-        "draft_seconds": costs.draft,
-        "target_seconds": {width: costs.verify(width) for width in WIDTHS},
-        "rule_seconds": rule_seconds(padded_draft, classifier),
-        "provenance": provenance(torch.device("cpu")),
-        "results": results,
-    }
-    (output / f"{name_c}.json").write_text(json.dumps(summary, indent=2) + "\n")
+    stated = [Costs(ratio, lambda width: 1.0 + STATED_WIDTH_COST * (width - 1)) for ratio in c]
+    for costs in stated or [measure_costs(padded_target, padded_draft, classifier)]:
+        ratio = costs.draft / costs.verify(1)
+        label = f"table-{'stated' if c else 'measured'}-{ratio:.2f}"
+        text = [f"# Stop rules at c = {ratio:.2f} ({'stated' if c else 'measured'}), trained on {train.stem}"]
+        results: list[dict[str, Any]] = []
+        for (name, do_sample), recorded in tested.items():
+            chosen = choose_all(classifier, plainer, valid[do_sample], recorded, costs, do_sample)
+            lines = simulate(chosen, costs)
+            if timed and not c:
+                methods = clock_methods(chosen, padded_draft, classifier)
+                regime = Regime(do_sample, max_new_tokens, 10, 0, seed)
+                measured = clock(padded_target, padded_draft, tokenizer, methods, tests[name][: timed + 1], regime)
+                for line in lines:
+                    if line.method in measured:
+                        line.measured_speedup = measured["plain"] / measured[line.method]
+            found = quality(classifier, recorded, do_sample)
+            f1 = f"F1 {found.f1:.2f}, {found.f1_always:.2f} if all were accepted; calibration error"
+            kind = "sampled" if do_sample else "greedy"
+            text += [f"## {name}, {kind}", f"{f1} {found.calibration_error:.3f}.", table(lines)]
+            results.append(
+                {"set": name, "sampled": do_sample, "quality": asdict(found), "lines": [asdict(line) for line in lines]}
+            )
+            (output / f"{label}.md").write_text("\n\n".join(text) + "\n")
+            typer.echo("\n".join(text[-3:]))
+            gamma = next(one for one in chosen if one.name == "static optimal").make().gamma  # type: ignore[attr-defined]
+            plot_oracle(chosen[0].values, f"{name}-{kind}", gamma, output / "plots")
+        summary = {
+            "c": ratio,
+            "stated": bool(c),
+            "draft_seconds": costs.draft,
+            "target_seconds": {width: costs.verify(width) for width in WIDTHS},
+            "provenance": provenance(torch.device("cpu")),
+            "results": results,
+        }
+        (output / f"{label}.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
 if __name__ == "__main__":
