@@ -59,6 +59,7 @@ class DraftModelDrafter(Drafter):
                 "decoder-only draft (AutoModelForCausalLM)"
             )
         self.draft_model = draft_model
+        self._tuners: dict[int, WindowTuner] = {}  # per batch size: more rows take longer
 
     def check_target(self, target: PreTrainedModel) -> None:
         check_same_tokenizer(target, self.draft_model)
@@ -72,7 +73,9 @@ class DraftModelDrafter(Drafter):
         return support(self.draft_model) is Support.RAGGED
 
     def start(self, context: DraftContext) -> DraftSession:
-        tuner = WindowTuner() if self.config.num_draft_tokens == "auto" else None
+        tuner = None
+        if self.config.num_draft_tokens == "auto":  # what a call has measured serves the next one
+            tuner = self._tuners.setdefault(context.prompt_ids.shape[0], WindowTuner())
         return DraftModelSession(context, self.draft_model, self.config.num_draft_tokens, tuner)
 
 
