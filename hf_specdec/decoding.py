@@ -220,7 +220,7 @@ class Decoding:
         paths = [judgement.path for judgement in judged]
         if self.ragged:
             return *self._advance_ragged(judged, draft), paths, sound
-        return *self._advance_lockstep(_replay(judged, draft, scores), logits, outputs), paths, sound
+        return *self._advance_lockstep(replay(judged, draft, scores), logits, outputs), paths, sound
 
     def _advance_ragged(self, judged: list[Judgement], draft: Draft) -> tuple[list[list[int]], list[int]]:
         """Each row by itself, cut where it stops."""
@@ -328,7 +328,7 @@ class Decoding:
         return output
 
 
-def _replay(judged: list[Judgement], draft: Draft, scores: Tensor) -> Iterator[tuple[list[int], list[bool], Tensor]]:
+def replay(judged: list[Judgement], draft: Draft, scores: Tensor) -> Iterator[tuple[list[int], list[bool], Tensor]]:
     """A block's judgement of chains, position by position, while all rows agree with their drafts."""
     drafted = draft.tokens.tolist()
     for i in range(scores.shape[1]):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .decoding import Decoding, _replay
+from .decoding import Decoding, replay
 from .drafters.base import Draft
 from .drafters.pearl.session import Chain, PearlSession, as_draft
 from .guard import GuardedSession
@@ -199,7 +199,7 @@ class OverlappedDecoding(Decoding):
                 emitted, _ = self._advance_ragged(ends, draft)
                 accepted = [min(len(j.path), len(new)) for j, new in zip(judged, emitted, strict=True)]
             else:
-                replay = itertools.islice(_replay(judged, draft, scores), real)
+                replay = itertools.islice(replay(judged, draft, scores), real)
                 emitted, accepted = self._advance_lockstep(replay, logits, outputs)
         self.passed = [
             (b, row, bool(new) and accepted[b] == carried + 1 and not self.finished[row])
