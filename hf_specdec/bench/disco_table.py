@@ -39,6 +39,8 @@ RATES = (0.03, 0.1, 0.3)
 """of recalibration, in log-odds per token"""
 STATED_WIDTH_COST = 0.03
 """by which each further token widens a verification, in target steps, where costs are stated"""
+STATED_RULE_COST = 0.05
+"""of the classifier, in draft steps, where costs are stated"""
 HF_THRESHOLD = 0.4
 """transformers' default"""
 
@@ -75,6 +77,8 @@ class Chosen:
     values: list[Values]
     make: Callable[[], Rule]
     longest: int = LONGEST
+    asks: bool = False
+    """whether it pays for asking the classifier"""
 
 
 def seconds_of(values: Sequence[Values], make: Callable[[], Rule], costs: Costs, longest: int = LONGEST) -> float:
@@ -125,15 +129,17 @@ def choose_all(
         found = simulated_choices(own, costs, [name])[0]  # type: ignore[list-item]
         drafter_rule = _disco_rule(name, found.tau)
         label = f"τ {found.tau}, SLmax {found.longest}"
-        chosen.append(Chosen(f"DISCO, {name} rule", label, own_held, drafter_rule, found.longest))
+        chosen.append(Chosen(f"DISCO, {name} rule", label, own_held, drafter_rule, found.longest, True))
     blind, blind_held = (chances(plainer, [blinded(r) for r in some], do_sample) for some in (validation, test))
     found = simulated_choices(blind, costs, ["draft"])[0]
     label = f"τ {found.tau}, SLmax {found.longest}"
-    chosen.append(Chosen("draft rule, no lookup", label, blind_held, _disco_rule("draft", found.tau), found.longest))
+    chosen.append(
+        Chosen("draft rule, no lookup", label, blind_held, _disco_rule("draft", found.tau), found.longest, True)
+    )
     grid = [(tau, rate) for tau in THRESHOLDS for rate in RATES]
-    tau, rate = min(grid, key=lambda pair: seconds_of(own, lambda: Recalibrated(*pair), costs))
+    tau, rate = min(grid, key=lambda pair: seconds_of(own, lambda: Recalibrated(*pair), costs.with_rule()))
     label = f"τ {tau:.2f}, rate {rate}"
-    chosen.append(Chosen("draft rule, recalibrated", label, own_held, lambda: Recalibrated(tau, rate)))
+    chosen.append(Chosen("draft rule, recalibrated", label, own_held, lambda: Recalibrated(tau, rate), asks=True))
     return chosen
 
 
@@ -156,7 +162,7 @@ def simulate(chosen: Sequence[Chosen], costs: Costs) -> list[Line]:
     oracle = oracle_report(chosen[0].values, costs)
     lines = [Line("plain", "", oracle.plain_seconds, 1.0, 1 / oracle.speedup)]
     for one in chosen:
-        seconds = seconds_of(one.values, one.make, costs, one.longest)
+        seconds = seconds_of(one.values, one.make, costs.with_rule() if one.asks else costs, one.longest)
         lines.append(Line(one.name, one.choice, seconds, oracle.plain_seconds / seconds, oracle.seconds / seconds))
     spread = f"lookahead {oracle.mean:.1f} ± {oracle.deviation:.1f}"
     return [*lines, Line("oracle", spread, oracle.seconds, oracle.speedup, 1.0)]
@@ -280,7 +286,7 @@ def main(
     plainer = fit(seen_blind, valid_blind, seed=seed)
     padded_target = load_model(target, "bfloat16", "cpu", pad_target_mlp)
     padded_draft = load_model(draft, "bfloat16", "cpu", pad_draft_mlp)
-    stated = [Costs(ratio, lambda width: 1.0 + STATED_WIDTH_COST * (width - 1)) for ratio in c]
+    stated = [Costs(x, lambda width: 1 + STATED_WIDTH_COST * (width - 1), STATED_RULE_COST * x) for x in c]
     for costs in stated or [measure_costs(padded_target, padded_draft, classifier)]:
         ratio = costs.draft / costs.verify(1)
         label = f"table-{'stated' if c else 'measured'}-{ratio:.2f}"
@@ -311,6 +317,7 @@ def main(
             "c": ratio,
             "stated": bool(c),
             "draft_seconds": costs.draft,
+            "rule_seconds": costs.rule,
             "target_seconds": {width: costs.verify(width) for width in WIDTHS},
             "provenance": provenance(torch.device("cpu")),
             "results": results,

@@ -21,9 +21,15 @@ class Costs:
     """What was measured of the two models."""
 
     draft: float
-    """seconds of one draft step, the stop rule included"""
+    """seconds of one draft step"""
     verify: Callable[[int], float]
     """seconds of a target forward by its width in tokens"""
+    rule: float = 0.0
+    """seconds that asking the classifier adds to a draft step"""
+
+    def with_rule(self) -> "Costs":
+        """For rules that ask the classifier."""
+        return Costs(self.draft + self.rule, self.verify)
 
     def seconds(self, rounds: Sequence[Round]) -> float:
         """What these rounds take."""

@@ -41,12 +41,12 @@ class Choice:
 
 @torch.no_grad()
 def measure_costs(target: PreTrainedModel, draft: PreTrainedModel, classifier: StopClassifier) -> Costs:
-    """Bare forwards at a cache of 128 tokens; a draft step includes the stop rule."""
+    """Bare forwards at a cache of 128 tokens, and the stop rule by itself."""
     forwards = [Forward("target", 1, width, 128, 0.0) for width in WIDTHS] + [Forward("draft", 1, 1, 128, 0.0)]
     ids = torch.ones(1, 128 + max(WIDTHS), dtype=torch.long, device=target.device)
     table = time_bare_forwards({"target": target, "draft": draft}, forwards, ids)
     verify = interpolate_widths({width: table["target", 1, width] for width in WIDTHS})
-    return Costs(table["draft", 1, 1] + rule_seconds(draft, classifier), verify)
+    return Costs(table["draft", 1, 1], verify, rule_seconds(draft, classifier))
 
 
 @torch.no_grad()
@@ -69,7 +69,8 @@ def chances(classifier: StopClassifier, records: Sequence[Record], do_sample: bo
 
 
 def simulated_choices(values: Sequence[Values], costs: Costs, rules: Sequence[RuleName]) -> list[Choice]:
-    """Every τ and SLmax of the grid, fastest first."""
+    """Every τ and SLmax of the grid, fastest first; each drafted token pays for asking the classifier."""
+    costs = costs.with_rule()
     reach = max((len(row) for value in values for row in value.after), default=0) + 1
     longest_ones = [longest for longest in LONGEST if longest <= reach] or [reach]
     found = []
