@@ -65,6 +65,7 @@ def plain_stats(call: Call, output: Any, seconds: float) -> SpeculationStats:
     stats = SpeculationStats(mode="plain", target_calls=ids.shape[1] - call.input_ids.shape[1], total_seconds=seconds)
     for row in ids[:, call.input_ids.shape[1] :].tolist():
         stats.emitted_tokens += next((i + 1 for i, token in enumerate(row) if token in call.stopping.eos), len(row))
+    stats.row_steps = stats.emitted_tokens
     if not isinstance(output, Tensor):
         output.speculation = stats
     return stats
@@ -86,7 +87,7 @@ def choose_ragged(call: Call, drafter: Drafter) -> bool:
     rows = call.input_ids.shape[0]
     takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
     if rows == 1:
-        return takes_ragged and call.may_be_ragged() and drafter.proposes_trees
+        return takes_ragged and call.may_be_ragged() and drafter.proposes_trees and drafter.takes_ragged()
     if not takes_ragged:
         warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
     return takes_ragged and call.may_be_ragged() and drafter.takes_ragged()
@@ -97,12 +98,13 @@ def _rope_changes(call: Call) -> bool:
     config: Any = call.target.config.get_text_config(decoder=True)
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    held = call.model_kwargs["past_key_values"].get_seq_length() if call.new_columns is None else 0
     for rope in kinds:
         limit = getattr(config, "max_position_embeddings", None)
         start = int(rope.get("original_max_position_embeddings") or limit or 2**31)
-        end = call.stopping.max_length or 2**31
+        end = held + (call.stopping.max_length or 2**31)
         if rope.get("rope_type") == "dynamic" and end > start:
             return True
-        if rope.get("rope_type") == "longrope" and end > start >= call.input_ids.shape[1]:
+        if rope.get("rope_type") == "longrope" and end > start >= held + call.input_ids.shape[1]:
             return True
     return False

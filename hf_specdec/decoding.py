@@ -24,7 +24,7 @@ from .judging import Judge, Judgement, is_sound
 from .outputs import StepOutputs
 from .picking import DraftPicker
 from .randomness import Randomness
-from .runner import LockstepRunner, RaggedRunner, prefill
+from .runner import LockstepRunner, RaggedRunner, position_limit, prefill
 from .stats import SpeculationStats
 
 BLOCK = 256
@@ -112,6 +112,8 @@ class Decoding:
             self.runner = LockstepRunner(call.target, cache, call.model_kwargs, call.input_ids)
         if self.wrap is not None:
             self.runner = self.wrap(self.runner)
+        self.last_column = position_limit(call.target) - (cache.get_seq_length() - self.prompt_columns)
+        self.steps.windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
         self.stats.target_calls = 1
         logits = outputs.logits[:, -1:].to(call.input_ids.device)
         self.vocab = logits.shape[-1]
@@ -179,7 +181,7 @@ class Decoding:
     def _draft(self, session: GuardedSession) -> Draft:
         s = self.sequences
         done = [self.finished[row] for row in s.rows]
-        budget = [0 if out else self._max_length() - n - 1 for n, out in zip(s.lengths, done, strict=True)]
+        budget = [0 if out else self._room(n) for n, out in zip(s.lengths, done, strict=True)]
         draft = session.draft(s, budget)
         if self.ragged:
             return draft
@@ -298,6 +300,11 @@ class Decoding:
         missing = max(s.lengths) + columns - s.ids.shape[1]
         if missing > 0:
             s.ids = torch.nn.functional.pad(s.ids, (0, -(-missing // BLOCK) * BLOCK))
+
+    def _room(self, columns: int) -> int:
+        """Tokens that may be drafted behind so many columns: the target's own one needs a place, and drafted ones
+        need positions that its embeddings have."""
+        return max(0, min(self._max_length() - 1, self.last_column) - columns)
 
     def _max_length(self) -> int:
         return self.stopping.max_length if self.stopping.max_length is not None else 2**31

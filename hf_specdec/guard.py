@@ -20,6 +20,7 @@ class GuardedSession:
         self.name = type(drafter).__name__
         self.session: DraftSession | None = None
         self.context = context
+        self.q_is_known = False
         self.session = self._guard(lambda: drafter.start(context))
 
     def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
@@ -38,7 +39,17 @@ class GuardedSession:
         if self.session is None:
             return self._empty(sequences)
         draft = self._guard(lambda: _checked(session.take(), sequences, budget))
-        return self._empty(sequences) if draft is None else draft
+        if draft is None or not self._answers_for_q(draft):
+            return self._empty(sequences)
+        return draft
+
+    def _answers_for_q(self, draft: Draft) -> bool:
+        """Asked once, before any test: a rejection without the rest of q could not be made up for."""
+        if not self.q_is_known and draft.token_probs is not None and any(draft.lengths):
+            row = next(b for b, k in enumerate(draft.lengths) if k)
+            self.q_is_known = self.residual(row, 0) is not None
+            return self.q_is_known
+        return True
 
     def residual(self, row: int, node: int) -> Tensor | None:
         """q [V] at a node, or None where the drafter cannot say."""
@@ -137,6 +148,8 @@ def as_chain(draft: Draft) -> Draft:
     """
     if draft.parents is None:
         return draft
+    if draft.tokens.shape[1] == 0:
+        return Draft(draft.tokens, draft.lengths, sources=draft.sources)
     branches = []
     for row, length in zip(draft.parents.tolist(), draft.lengths, strict=True):
         branch: list[int] = []
@@ -146,7 +159,5 @@ def as_chain(draft: Draft) -> Draft:
         branches.append(branch)
     width = max(map(len, branches), default=0)
     index = draft.tokens.new_tensor([branch + [0] * (width - len(branch)) for branch in branches]).view(-1, width)
-    if draft.tokens.shape[1] == 0:
-        return Draft(draft.tokens, draft.lengths, sources=draft.sources)
     probs = None if draft.token_probs is None else draft.token_probs.gather(1, index)
     return Draft(draft.tokens.gather(1, index), [len(branch) for branch in branches], None, probs, draft.sources)

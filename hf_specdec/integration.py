@@ -4,7 +4,6 @@ A call that names one of our drafters runs our loop through `custom_generate`, t
 goes to the original untouched. This is the only file that knows transformers' generation API.
 """
 
-import copy
 import functools
 import inspect
 import time
@@ -68,10 +67,14 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         named = dict(zip(parameters[1:], args, strict=False)) | kwargs
+        if isinstance(assistant := named.get("assistant_model"), type) and issubclass(assistant, Drafter):
+            raise SpeculationError(
+                f"assistant_model is the class {assistant.__name__}; make one: {assistant.__name__}(...)"
+            )
         if isinstance(named.get("custom_generate"), str):  # a recipe from the Hub, ours among them, comes back here
             return original(self, *args, **kwargs)
         speculation_type, options = _speculation(self, named)
-        if not isinstance(named.get("assistant_model"), Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
+        if not isinstance(assistant, Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
             return original(self, *args, **kwargs)
         return _generate(original, self, named, speculation_type, options)
 
@@ -106,14 +109,17 @@ def _generate(
     options: dict[str, Any] | None,
 ) -> Any:
     """One call that asks for speculation, or switches it off."""
-    given = named.get("speculation")
-    named = _without_speculation(model, named)
+    flag, given = named.get("speculation_type"), named.get("speculation")
+    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     assistant = named.pop("assistant_model", None)
     if speculation_type == "none":
         return original(model, **named, assistant_model=None if isinstance(assistant, Drafter) else assistant)
-    if isinstance(assistant, Drafter) and given:
-        raise SpeculationError(f"speculation={given} does not go with a drafter object; set its options there")
     if isinstance(assistant, Drafter):
+        if given or flag not in (None, assistant.config.drafter_type):
+            raise SpeculationError(
+                f"speculation_type={flag!r}, speculation={given} do not go with assistant_model={assistant}: "
+                "a drafter's type and options are set where it is made"
+            )
         drafter = assistant
     else:
         drafter = drafter_from_flag(model, str(speculation_type), options, assistant)
@@ -131,19 +137,6 @@ def _generate(
         output = original(model, **plain, streamer=streamer)
         drafter.last_stats = plain_stats(reason.call, output, time.perf_counter() - began)
         return output
-
-
-def _without_speculation(model: Any, named: dict[str, Any]) -> dict[str, Any]:
-    """The call's arguments without our two fields, also inside a config, which is copied and never written to."""
-    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
-    config: Any = named.get("generation_config")
-    if config is None:
-        config = getattr(model, "generation_config", None)
-    if getattr(config, "speculation_type", None) is not None or getattr(config, "speculation", None) is not None:
-        config = named["generation_config"] = copy.deepcopy(config)
-        config.speculation_type = None
-        config.speculation = None
-    return named
 
 
 def _refuse(model: Any, named: dict[str, Any]) -> None:
@@ -198,11 +191,7 @@ def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
         return
     if tokenizer is None:
         raise SpeculationError("stop_strings needs generate(..., tokenizer=...), the tokenizer of the target")
-    config: Any = named.get("generation_config") or getattr(model, "generation_config", None)
-    if getattr(config, "stop_strings", None) is not None:
-        config = named["generation_config"] = copy.deepcopy(config)
-        config.stop_strings = None
-    named.pop("stop_strings", None)
+    named["stop_strings"] = None  # said outright: transformers fills in what is only left out
     criteria = named.get("stopping_criteria") or []
     named["stopping_criteria"] = StoppingCriteriaList(
         [*criteria, StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)]

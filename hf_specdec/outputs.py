@@ -12,6 +12,8 @@ class StepOutputs:
 
     def __init__(self, config: GenerationConfig) -> None:
         wanted = bool(config.return_dict_in_generate)
+        self.windows: list[int | None] = []
+        """sliding windows of the cache's layers"""
 
         def collect(flag: bool | None) -> tuple[Any, ...] | None:
             return () if wanted and flag else None
@@ -38,8 +40,9 @@ class StepOutputs:
             self.hidden_states += (states if is_prefill else tuple(layer[:, i : i + 1] for layer in states),)
         if self.attentions is not None:
             later = logits.shape[1] - 1 - i  # columns that position i does not see yet
-            self.attentions += (
-                outputs.attentions
-                if is_prefill
-                else tuple(layer[:, :, i : i + 1, : layer.shape[-1] - later] for layer in outputs.attentions),
-            )
+            windows = self.windows or [None] * len(outputs.attentions)
+            step = []
+            for layer, window in zip(outputs.attentions, windows, strict=False):
+                end = layer.shape[-1] - later
+                step.append(layer[:, :, i : i + 1, max(0, end - window) if window else 0 : end])
+            self.attentions += (outputs.attentions if is_prefill else tuple(step),)

@@ -115,14 +115,14 @@ class OverlappedDecoding(Decoding):
         plan = session.ask(lambda d: d.plan())
         rows = list(s.rows)
         chains = [self.carried.get(row, []) for row in rows]
-        room = self._room(chains)
+        room = self._rooms(chains)
         if plan is not None and not plan.pre_verify and any(n > 0 and not c for n, c in zip(room, chains, strict=True)):
             budget = [0 if chain else min(plan.window, n) for n, chain in zip(room, chains, strict=True)]
             began = [list(chain) for chain in chains]
             session.ask(lambda d: d.start_draft(s, budget, began))
             more = session.ask(lambda d: d.wait(None)) or [[]] * len(rows)
             chains = [chain + new for chain, new in zip(chains, more, strict=True)]
-            room = self._room(chains)
+            room = self._rooms(chains)
         budget = [0] * len(rows)
         if plan is not None:
             ahead = [plan.post_verify or not chain for chain in chains]
@@ -142,11 +142,11 @@ class OverlappedDecoding(Decoding):
         self.fed_at = time.perf_counter()
         return self._as_draft(self.chains)
 
-    def _room(self, chains: list[Chain]) -> list[int]:
+    def _rooms(self, chains: list[Chain]) -> list[int]:
         """Tokens that may still be drafted behind each chain: the target's own one needs a place, too."""
         s = self.sequences
         done = [self.finished[row] for row in s.rows]
-        left = [self._max_length() - n - len(chain) - 1 for n, chain in zip(s.lengths, chains, strict=True)]
+        left = [self._room(n + len(chain)) for n, chain in zip(s.lengths, chains, strict=True)]
         return [0 if out else n for n, out in zip(left, done, strict=True)]
 
     def _tested(self, draft: Draft, session: Any) -> Draft:
@@ -199,8 +199,8 @@ class OverlappedDecoding(Decoding):
                 emitted, _ = self._advance_ragged(ends, draft)
                 accepted = [min(len(j.path), len(new)) for j, new in zip(judged, emitted, strict=True)]
             else:
-                replay = itertools.islice(replay(judged, draft, scores), real)
-                emitted, accepted = self._advance_lockstep(replay, logits, outputs)
+                steps = itertools.islice(replay(judged, draft, scores), real)
+                emitted, accepted = self._advance_lockstep(steps, logits, outputs)
         self.passed = [
             (b, row, bool(new) and accepted[b] == carried + 1 and not self.finished[row])
             for b, (row, carried, new) in enumerate(before)

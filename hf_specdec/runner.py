@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .cache import RaggedCache
@@ -144,6 +144,7 @@ class RaggedRunner:
         self.next_position = (positions[:, -1:] + 1).expand(rows, 1).to(device)
         self.windows = _windows(model, self.cache)
 
+        self.limit = position_limit(model)
         self.rows = list(range(rows))
         self.retired: dict[int, RetiredRow] = {}
 
@@ -165,7 +166,7 @@ class RaggedRunner:
         outputs = self.model(
             input_ids=tokens,
             attention_mask=self._masks(seen, depth, max(lengths) + width),
-            position_ids=self.next_position + (self.cache.lengths_tensor[:, None] - self.columns) + depth,
+            position_ids=self._positions(depth),
             past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
@@ -173,6 +174,11 @@ class RaggedRunner:
         added = counts or [width] * len(lengths)
         self.cache.set_lengths([length + n for length, n in zip(lengths, added, strict=True)])
         return outputs
+
+    def _positions(self, depth: Tensor) -> Tensor:
+        """[B, T]; columns that do not count in a short row stay below the limit of learned embeddings."""
+        first = self.next_position + (self.cache.lengths_tensor[:, None] - self.columns)
+        return torch.minimum(first + depth, first.clamp_min(self.limit - 1))
 
     def _new_tokens(self, parents: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
         """Which new tokens each new token sees [1 or B, T, T], and how far each is below the first [1 or B, T]."""
@@ -259,13 +265,20 @@ class RaggedRunner:
 
 def _windows(model: PreTrainedModel, cache: RaggedCache) -> dict[str, int | None]:
     """The attention window of each kind of layer the model's masks are keyed by (one key: the mask is a tensor)."""
-    windows = [layer.sliding_window for layer in cache.layers]
+    # Not from the cache: one that the user made without a config knows of no windows.
+    layers = DynamicCache(config=model.config).layers
+    windows = [getattr(layer, "sliding_window", None) for layer in layers] or [None] * len(cache.layers)
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ["full_attention"]
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise TypeError(f"no masks for layers of type {', '.join(sorted(unknown))}")
     if len(set(kinds)) == 1:
         return {kinds[0]: windows[0]}
     return {kind: windows[kinds.index(kind)] for kind in dict.fromkeys(kinds)}
+
+
+def position_limit(model: PreTrainedModel) -> int:
+    """Positions that a model's embeddings are made for."""
+    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 2**31
 
 
 def prepares_stock_inputs(model: PreTrainedModel) -> bool:

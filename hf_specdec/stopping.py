@@ -1,5 +1,6 @@
 """Stopping criteria, judged token by token as plain decoding judges them."""
 
+import torch
 from torch import Tensor
 from transformers.generation import StoppingCriteriaList
 from transformers.generation.stopping_criteria import (
@@ -36,7 +37,8 @@ class Stopping:
         else:
             done = [token in self.eos for token in tokens]
         for criterion in self.asked:
-            done = [a or b for a, b in zip(done, criterion(ids, scores).tolist(), strict=True)]
+            # A criterion may also answer with one value for all rows.
+            done = (torch.tensor(done, device=ids.device) | criterion(ids, scores)).tolist()
         return done
 
     def row(self, ids: Tensor, token: int) -> bool:

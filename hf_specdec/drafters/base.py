@@ -218,6 +218,10 @@ class Drafter:
         self.config = self.config_class.from_options(options)
         self.last_stats: SpeculationStats | None = None
 
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={getattr(self.config, name)!r}" for name in self.config.options())
+        return f"{type(self).__name__}({options})"
+
     @abstractmethod
     def start(self, context: DraftContext) -> DraftSession:
         """Open a session for one `generate` call."""

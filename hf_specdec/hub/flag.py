@@ -94,7 +94,8 @@ def _make(cls: type["Drafter"], options: dict[str, Any], assistant: "PreTrainedM
     if assistant is None:
         raise SpeculationError(
             f"speculation_type={cls.config_class.drafter_type!r} needs a draft model, and there is none; pass "
-            'assistant_model=<a small model>, or speculation={"drafter": <a repo or folder that names one>}'
+            'assistant_model=<a small model>, or speculation={"drafter": <a repo or folder that names one>}; '
+            "if the model's own config names one, import hf_specdec before loading the model"
         )
     return cls(assistant, **options)  # type: ignore[call-arg]  # by the contract of needs_draft_model
 

@@ -13,7 +13,7 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...probe import Support, support
 from ...registry import register_drafter
-from ...runner import LockstepRunner, RaggedRunner, prefill
+from ...runner import LockstepRunner, RaggedRunner, position_limit, prefill
 from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
 from .window import WindowTuner
 
@@ -90,7 +90,9 @@ class DraftModelSession(DraftSession):
         config = model.config.get_text_config(decoder=True)
         self.vocab = config.vocab_size
         self.device = model.device  # asked once: transformers looks for it among the parameters
-        self.context_limit = getattr(config, "max_position_embeddings", None) or 2**31
+        self.context_limit = position_limit(model)
+        if (longest := int(context.prompt_mask.sum(-1).max())) >= self.context_limit:
+            raise ValueError(f"the prompt has {longest} tokens, the draft's context {self.context_limit}")
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.runner = self._prefilled()
         self.good = list(self.runner.lengths)
@@ -231,15 +233,19 @@ def check_same_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> Non
     if abs(mine.vocab_size - theirs.vocab_size) > max(1024, largest // 50):
         reason = f"vocabularies of {mine.vocab_size} and {theirs.vocab_size} tokens"
     for name in ("bos_token_id", "eos_token_id"):
-        a, b = getattr(mine, name, None), getattr(theirs, name, None)
-        if a is not None and b is not None and a != b:
-            reason = f"{name} {a} and {b}"
+        a, b = _ids(getattr(mine, name, None)), _ids(getattr(theirs, name, None))
+        if a and b and not a & b:
+            reason = f"{name} {sorted(a)} and {sorted(b)}"
     if reason:
         raise SpeculationError(
             f"the target and the draft have different tokenizers ({reason}). Use a draft of the same family, or "
             "transformers' own route for different tokenizers: "
             "generate(assistant_model=draft, tokenizer=..., assistant_tokenizer=...) without speculation_type"
         )
+
+
+def _ids(value: int | list[int] | None) -> set[int]:
+    return set(value if isinstance(value, list) else [] if value is None else [value])
 
 
 def _positions(mask: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class Setup:
     lockstep: bool
     picker: DraftPicker
     """It draws each position's draft with one number, however often it is drafted: only the last draft of a position
-    is ever tested, and nothing else depends on the others. So a seeded text depends on no window and no timing."""
+    is ever tested, and nothing else depends on the others. So a seeded text depends on no fixed window, no timing."""
 
 
 class CancelledError(Exception):
