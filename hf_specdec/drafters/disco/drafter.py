@@ -94,6 +94,8 @@ class DiscoSession(DraftModelSession):
         """how many tokens of it are in there"""
         self.seen: list[list[float]] = []
         """[B] the chances C_1 … C_i of the round"""
+        self.branches: list[Branch] = []
+        """[B] each row's text with the round's draft"""
 
     def chances(self, step: int, logits: Tensor, sequences: Sequences, branches: list[Branch]) -> list[float]:
         """C [B] of draft token `step` (from 0), from the draft's logits [B, V] there and the tokens before it."""
@@ -110,42 +112,22 @@ class DiscoSession(DraftModelSession):
         return [Branch(self.texts[row]) for row in sequences.rows]
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self._follow_rows(sequences)
-        width = min(self.window(), max(budget), self.context_limit - max(sequences.lengths))
-        if width < 1:
-            return Draft.from_lists([[]] * len(self.rows), self.context.device)
-        lengths = [min(width, most) for most in budget]
-        # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
-        longest = min if self.context.lockstep else max
-        active = [b for b, most in enumerate(budget) if most > 0]
-        logits = self._catch_up(sequences)
-        ids = self._with_room(sequences, width)
-        at = torch.tensor(sequences.lengths, device=ids.device)[:, None]
-        self.q, self.seen = [], [[] for _ in lengths]
-        drafted: list[Tensor] = []
-        branches = self._branches(sequences)
-        for i in range(width):
-            tokens, q = self.context.pick(ids, [n + i for n in sequences.lengths], sequences.rows, logits)
-            drafted.append(tokens)
-            if q is not None:
-                self.q.append(q)
-            if i + 1 == width:
-                break
-            for b, chance in enumerate(self.chances(i, logits, sequences, branches)):
-                if lengths[b] > i:
-                    self.seen[b].append(chance)
-                if lengths[b] > i + 1 and not self.rule.goes_on(self.seen[b]):
-                    lengths[b] = i + 1
-            if i + 1 >= longest(lengths[b] for b in active):
-                break
-            for branch, token in zip(branches, tokens.tolist(), strict=True):
-                branch.append(token)
-            ids.scatter_(1, at + i, tokens[:, None])
-            logits = self._step(tokens[:, None])
-        tokens = torch.stack(drafted, 1)
-        probs = [q.gather(1, tokens[:, i, None]) for i, q in enumerate(self.q)]
-        lengths = [min(k, len(drafted)) for k in lengths]
-        return Draft(tokens, lengths, token_probs=torch.cat(probs, 1) if probs else None)
+        self.seen = [[] for _ in budget]
+        self.branches = self._branches(sequences)
+        return super().propose(sequences, budget)
+
+    def shortened(
+        self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
+    ) -> list[int]:
+        shorter = list(lengths)
+        for b, chance in enumerate(self.chances(step, logits, sequences, self.branches)):
+            if lengths[b] > step:
+                self.seen[b].append(chance)
+            if lengths[b] > step + 1 and not self.rule.goes_on(self.seen[b]):
+                shorter[b] = step + 1
+        for branch, token in zip(self.branches, tokens.tolist(), strict=True):
+            branch.append(token)
+        return shorter
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -103,13 +103,14 @@ class DraftModelSession(DraftSession):
         """γ of the next round."""
         return self.tuner.choose() if self.tuner is not None else int(self.fixed_window)
 
-    def keeps_drafting(self, step: int, logits: Tensor, sequences: Sequences) -> Tensor | None:
-        """A stop rule's hook: [B] whether to draft token `step` (from 0), or None for yes.
+    def shortened(
+        self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
+    ) -> list[int]:
+        """A stop rule's hook, asked once token `step` (from 0) is drawn: how many tokens each row drafts in all.
 
-        It may look at the draft's distribution at this position and at tokens drafted before, and is therefore asked
-        before the token is drawn: a rule that saw the token would change the output's distribution.
+        Token `step` itself stays: a rule that dropped a token after seeing it would change the output's distribution.
         """
-        return None
+        return lengths
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self._follow_rows(sequences)
@@ -119,31 +120,31 @@ class DraftModelSession(DraftSession):
             return Draft.from_lists([[]] * len(self.rows), self.context.device)
         began = time.perf_counter()
         lengths = [min(width, most) for most in budget]
+        # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
+        longest = min if self.context.lockstep else max
+        active = [b for b, most in enumerate(budget) if most > 0]
         logits = self._catch_up(sequences)
         self.q = []
         drafted: list[Tensor] = []
-        probs: list[Tensor] = []
         ids = self._with_room(sequences, width)
         at = torch.tensor(sequences.lengths, device=ids.device)[:, None]
         for i in range(width):
-            go_on = self.keeps_drafting(i, logits, sequences)
-            if go_on is not None:
-                lengths = [k if go else min(k, i) for k, go in zip(lengths, go_on.tolist(), strict=True)]
-                if max(lengths) <= i:
-                    break
             tokens, q = self.context.pick(ids, [n + i for n in sequences.lengths], sequences.rows, logits)
             drafted.append(tokens)
             if q is not None:
                 self.q.append(q)
-                probs.append(q.gather(1, tokens[:, None])[:, 0])
-            if i + 1 < min(width, max(lengths)):
-                ids.scatter_(1, at + i, tokens[:, None])
-                logits = self._step(tokens[:, None])
+            if i + 1 < width:
+                lengths = self.shortened(i, logits, tokens, sequences, lengths)
+            if i + 1 >= longest(lengths[b] for b in active):
+                break
+            ids.scatter_(1, at + i, tokens[:, None])
+            logits = self._step(tokens[:, None])
         if self.tuner is not None:
-            self.tuner.observe_draft((time.perf_counter() - began) / max(1, len(drafted)))
-        if not drafted:
-            return Draft.from_lists([[]] * len(self.rows), self.context.device)
-        return Draft(torch.stack(drafted, 1), lengths, token_probs=torch.stack(probs, 1) if probs else None)
+            self.tuner.observe_draft((time.perf_counter() - began) / len(drafted))
+        chain = torch.stack(drafted, 1)
+        probs = [q.gather(1, chain[:, i, None]) for i, q in enumerate(self.q)]
+        lengths = [min(k, len(drafted)) for k in lengths]
+        return Draft(chain, lengths, token_probs=torch.cat(probs, 1) if probs else None)
 
     def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
         return self.q[node][row] if tokens is None else self.q[node][row, tokens]
