@@ -23,6 +23,7 @@ from .guard import GuardedSession, as_chain
 from .judging import Judge, Judgement, is_sound
 from .outputs import StepOutputs
 from .picking import DraftPicker
+from .processing import Bans
 from .randomness import Randomness
 from .runner import LockstepRunner, RaggedRunner, position_limit, prefill
 from .stats import SpeculationStats
@@ -137,6 +138,7 @@ class Decoding:
             pick=self.picker,
             device=call.input_ids.device,
             stats=self.stats,
+            forbids=Bans(call.processing, self.vocab) or None,
         )
         self.session = self.guard(self.drafter, context)
 

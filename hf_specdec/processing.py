@@ -41,6 +41,19 @@ PREFIX = {
     lp.SuppressTokensAtBeginLogitsProcessor,
 }
 
+FORBIDDING = {
+    lp.MinLengthLogitsProcessor,
+    lp.MinNewTokensLengthLogitsProcessor,
+    lp.NoRepeatNGramLogitsProcessor,
+    lp.SequenceBiasLogitsProcessor,
+    lp.NoBadWordsLogitsProcessor,
+    lp.ForcedBOSTokenLogitsProcessor,
+    lp.ForcedEOSTokenLogitsProcessor,
+    lp.SuppressTokensAtBeginLogitsProcessor,
+    lp.SuppressTokensLogitsProcessor,
+}
+"""Known processors that give some tokens -inf whatever the scores are. Warpers such as top-k depend on the scores."""
+
 
 def is_opaque(processor: object) -> bool:
     """Exact types only: a subclass may do anything."""
@@ -81,3 +94,30 @@ class Processing:
                     index = torch.tensor(group, device=scores.device)
                     scores = scores.index_copy(0, index, processor(prefix, scores[index]))
         return scores
+
+
+class Bans:
+    """What the known processors of a call forbid outright, so that a draft need not hold it."""
+
+    def __init__(self, processing: Processing, vocab: int) -> None:
+        self.processing = Processing([p for p in processing.processors if _forbids(p)])
+        self.vocab = vocab
+
+    def __bool__(self) -> bool:
+        return bool(self.processing.processors)
+
+    def __call__(self, ids: Tensor, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+        """Whether each of N tokens is forbidden at its position.
+
+        Args:
+            ids, rows, lengths: the N positions, as `Processing` takes them.
+            tokens: [N] ids below the target's vocabulary.
+        """
+        scores = self.processing(ids, rows, lengths, torch.zeros(len(tokens), self.vocab, device=ids.device))
+        return scores.gather(1, torch.tensor(tokens, device=ids.device)[:, None]).isneginf()[:, 0].tolist()
+
+
+def _forbids(processor: lp.LogitsProcessor) -> bool:
+    if isinstance(processor, lp.SequenceBiasLogitsProcessor):
+        return -float("inf") in processor.sequence_bias.values()
+    return type(processor) in FORBIDDING

@@ -1,5 +1,6 @@
 """What every drafter owes: plain decoding's greedy tokens, and the target's own distribution when sampling."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from transformers.generation import (
 )
 
 from hf_specdec import Drafter, SpeculationStats
+from hf_specdec.call import Call
+from hf_specdec.decoding import Decoding
+from hf_specdec.drafters.base import Draft, Sequences
+from hf_specdec.guard import GuardedSession
 
 BATCHES = {"one row": [9], "equal rows": [9, 9, 9, 9], "uneven rows": [3, 14, 1, 9]}
 SMALL = 6
@@ -26,6 +31,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "penalty": {"repetition_penalty": 1.3},
 }
 
+FORBIDDING: dict[str, dict[str, Any]] = {
+    "suppressed": {"suppress_tokens": [3, 5]},
+    "bad words": {"bad_words_ids": [[2], [4, 5], [6, 7, 3]]},
+    "bias": {"sequence_bias": [[[2, 4], -torch.inf], [[3], -torch.inf], [[5], 1.0]]},
+    "no repeated n-grams": {"no_repeat_ngram_size": 4},
+    "least new tokens": {"eos_token_id": [4, 5], "min_new_tokens": 24},
+    "least length": {"eos_token_id": [4, 5], "min_length": 24},
+    "several": {"bad_words_ids": [[2, 3]], "suppress_tokens": [6], "no_repeat_ngram_size": 6},
+}
+"""Settings of `generate` whose processors give some tokens no chance."""
+
 
 def same_greedy_text(drafter: Drafter, lengths: list[int], eos: int | None, vocab: int = 8) -> SpeculationStats:
     """Asserts that a greedy call gives plain decoding's tokens, twice; returns the second call's statistics."""
@@ -37,6 +53,53 @@ def same_greedy_text(drafter: Drafter, lengths: list[int], eos: int | None, voca
         torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
     assert drafter.last_stats is not None
     return drafter.last_stats
+
+
+def proposes_nothing_forbidden(drafter: Drafter, lengths: list[int], settings: dict[str, Any], vocab: int = 8) -> None:
+    """Asserts that no drafted token is ruled out by transformers' own processors, and that the text is plain's."""
+    target = llama(vocab=vocab)
+    inputs = prompts(lengths, vocab)
+    inputs["input_ids"][:, 3::3] = inputs["input_ids"][:, :1]  # repeats, so that there is something to copy
+    inputs["input_ids"] *= inputs["attention_mask"]
+    options: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options |= settings
+    plain = target.generate(**inputs, **options)
+    allowed: list[bool] = []
+
+    class Watched(GuardedSession):
+        """Sees every draft before the engine does."""
+
+        processors: LogitsProcessorList
+
+        def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
+            draft = super().draft(sequences, budget)
+            for b in range(len(sequences.rows)):
+                for token, text in _nodes(draft, sequences, b):
+                    scores = self.processors(text[None], torch.zeros(1, vocab))
+                    allowed.append(bool(scores[0, token] > -torch.inf))
+            return draft
+
+    class Watching(Decoding):
+        guard = Watched
+
+        def __init__(self, call: Call, *args: Any) -> None:
+            super().__init__(call, *args)
+            Watched.processors = call.processors
+
+    drafter.schedule = lambda: Watching  # type: ignore[method-assign]
+    torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
+    assert Watched.processors and allowed and all(allowed)
+
+
+def _nodes(draft: Draft, sequences: Sequences, b: int) -> Iterator[tuple[int, Tensor]]:
+    """Each drafted token of a row, and the text before it."""
+    tokens = draft.tokens[b].tolist()
+    parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents[b].tolist()
+    texts = [sequences.ids[b, : sequences.lengths[b]]]
+    for node in range(draft.lengths[b]):
+        before = texts[parents[node] + 1]
+        yield tokens[node], before
+        texts.append(torch.cat([before, draft.tokens[b, node : node + 1]]))
 
 
 def sampling_p_value(drafter: Drafter, settings: dict[str, Any], rows: int = 3000) -> float:

@@ -5,14 +5,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from continuations import BATCHES, SETTINGS, same_greedy_text, sampling_p_value
+from continuations import BATCHES, FORBIDDING, SETTINGS, proposes_nothing_forbidden, same_greedy_text, sampling_p_value
 from models import llama
+from transformers.generation import (
+    LogitsProcessor,
+    MinLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TopKLogitsWarper,
+)
 
 from hf_specdec import SpeculationError
 from hf_specdec.bench.lookup_speed import synthetic_text
 from hf_specdec.drafters.base import Sequences
 from hf_specdec.drafters.prompt_lookup import LookupIndex, PromptLookupDrafter
 from hf_specdec.drafters.prompt_lookup.branches import cut, draft_from_branches, join_branches
+from hf_specdec.processing import Bans, Processing
 
 
 def searched(tokens, max_match):
@@ -27,7 +37,7 @@ def searched(tokens, max_match):
 
 
 def context(**changes):
-    host = {"eos_token_ids": frozenset(), "vocab_size": 1 << 30, "trees": False, "device": "cpu", "do_sample": False}
+    host = {"eos_token_ids": frozenset(), "vocab_size": 1 << 30, "trees": False, "device": "cpu", "forbids": None}
     return SimpleNamespace(**host | changes)
 
 
@@ -102,9 +112,25 @@ def test_the_work_per_token_does_not_grow_with_the_context():
 
 def test_drafts_end_at_an_eos_and_before_ids_the_target_lacks():
     host = context(eos_token_ids=frozenset({7}), vocab_size=50)
-    assert cut([1, 2, 7, 3], host) == [1, 2, 7]
-    assert cut([1, 50, 3], host) == [1]
-    assert cut([-1], host) == []
+    rows = [[[1, 2, 7, 3], [1, 50, 3], [-1]], [], [[-1, 4]]]
+    assert cut(rows, sequences([1], [2], [3]), host) == [[[1, 2, 7], [1]], [], []]
+
+
+def test_every_branch_ends_before_its_first_forbidden_token():
+    """What is forbidden depends on the text before it, the branch's own tokens and padding columns included."""
+    asked = []
+
+    def forbids(ids, rows, lengths, tokens):
+        texts = [ids[row, :length].tolist() for row, length in zip(rows, lengths, strict=True)]
+        asked.extend(texts)
+        return [token == sum(text) for text, token in zip(texts, tokens, strict=True)]
+
+    ids = torch.tensor([[0, 1, 2], [0, 0, 5]])
+    texts = Sequences(ids, [3, 3], [0, 1], [[1, 2], [5]])
+    rows = [[[4, 1, 8], [3, 9], [4, 7, 1]], [[6, 11]]]
+    assert cut(rows, texts, context(forbids=forbids)) == [[[4, 1], [4]], [[6]]]
+    assert asked[:3] == [[0, 1, 2], [0, 1, 2, 4], [0, 1, 2, 4, 1]] and asked[-1] == [0, 0, 5, 6]
+    assert ids.tolist() == [[0, 1, 2], [0, 0, 5]]
 
 
 def test_branches_are_joined_where_they_begin_alike():
@@ -113,6 +139,33 @@ def test_branches_are_joined_where_they_begin_alike():
     draft = draft_from_branches([[[1, 2]], [], [[1], [2]]], context())
     assert draft.lengths == [2, 0, 2] and draft.parents.tolist() == [[-1, 0], [-1, -1], [-1, -1]]
     assert draft_from_branches([[[1, 2]], []], context()).parents is None
+
+
+class Own(LogitsProcessor):
+    """A user's: it may not be called once more than plain decoding calls it."""
+
+    def __call__(self, input_ids, scores):
+        raise AssertionError("asked")
+
+
+@pytest.mark.parametrize(
+    "processors, proposed",
+    [
+        ([SuppressTokensLogitsProcessor([1])], [3]),
+        ([Own(), NoBadWordsLogitsProcessor([[9], [3, 1, 2]])], [3, 1]),
+        ([NoRepeatNGramLogitsProcessor(3), TopKLogitsWarper(1)], []),
+        ([MinLengthLogitsProcessor(7, 1)], [3]),
+        ([MinLengthLogitsProcessor(6, 1)], [3, 1, 2, 3]),
+        ([SequenceBiasLogitsProcessor([[[3], -100.0]]), TopKLogitsWarper(1), Own()], [3, 1, 2, 3]),
+    ],
+)
+def test_a_copy_ends_before_what_the_processors_forbid(processors, proposed):
+    """Bad words here end at the token before the forbidden one; a low score or a rank forbids nothing."""
+    ids = torch.tensor([[1, 2, 3, 1, 2]])
+    rows = Sequences(ids, [5], [0], ids.tolist())
+    bans = Bans(Processing(processors), vocab=10)
+    draft = PromptLookupDrafter().start(context(forbids=bans or None)).propose(rows, [9])
+    assert draft.tokens[0, : draft.lengths[0]].tolist() == proposed
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3, 50])
@@ -147,6 +200,13 @@ def test_bad_options_are_refused(options):
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_greedy_text_is_plain_decodings(lengths, eos, branches):
     same_greedy_text(PromptLookupDrafter(num_branches=branches), lengths, eos)
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
+@pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
+def test_nothing_forbidden_is_proposed(lengths, settings, branches):
+    proposes_nothing_forbidden(PromptLookupDrafter(num_branches=branches), lengths, settings)
 
 
 @pytest.mark.parametrize("branches", [1, 3])

@@ -7,7 +7,15 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from continuations import BATCHES, SETTINGS, SMALL, same_greedy_text, sampling_p_value
+from continuations import (
+    BATCHES,
+    FORBIDDING,
+    SETTINGS,
+    SMALL,
+    proposes_nothing_forbidden,
+    same_greedy_text,
+    sampling_p_value,
+)
 from models import llama, prompts
 
 from hf_specdec import SpeculationError
@@ -178,6 +186,17 @@ def test_greedy_text_is_plain_decodings_and_is_remembered(lengths, eos, branches
     assert len(drafter.store) > 0
     if eos is None:  # the second call saw this text before
         assert again.mean_acceptance_length > 5
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
+@pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
+def test_nothing_forbidden_is_proposed(lengths, settings, branches):
+    drafter = SuffixDrafter(num_branches=branches, memory_mb=1)
+    dice = np.random.default_rng(0)
+    for _ in range(20):
+        drafter.store.add(dice.integers(0, 8, 30))
+    proposes_nothing_forbidden(drafter, lengths, settings)
 
 
 @pytest.mark.parametrize("branches", [1, 3])

@@ -43,7 +43,9 @@ class OurRounds:
 
     def __init__(self, context: list[int], future: list[int]) -> None:
         self.tokens, self.future = list(context), future
-        host: Any = SimpleNamespace(eos_token_ids=frozenset(), vocab_size=1 << 30, trees=False, device="cpu")
+        host: Any = SimpleNamespace(
+            eos_token_ids=frozenset(), vocab_size=1 << 30, trees=False, device="cpu", forbids=None
+        )
         self.session = PromptLookupDrafter().start(host)
         self.session.propose(self._sequences(), [1])  # indexes the context
 

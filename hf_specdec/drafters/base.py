@@ -111,6 +111,23 @@ class Picker(Protocol):
         """
 
 
+class Forbids(Protocol):
+    """Tells the tokens that the call's processors give no chance, whatever the target's scores."""
+
+    def __call__(self, ids: Tensor, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+        """
+        Args:
+            ids: [R, capacity] accepted and drafted tokens.
+            rows: [N] the row of `ids` that each token would continue.
+            lengths: [N] columns of it that come before the token.
+            tokens: [N] ids below the target's vocabulary.
+
+        Returns:
+            whether each is forbidden. Processors of the user's own are not asked (a second call of theirs could change
+            what they do).
+        """
+
+
 @dataclass
 class DraftContext:
     """What a session knows of its `generate` call."""
@@ -134,6 +151,8 @@ class DraftContext:
     """of the target's logits and ids"""
     stats: SpeculationStats
     """of this call; a session adds to `draft_calls`"""
+    forbids: Forbids | None = None
+    """for drafts that do not go through `pick`; None where no processor of the call forbids anything"""
 
 
 class DraftSession(CandidateGenerator):

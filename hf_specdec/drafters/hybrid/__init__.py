@@ -51,15 +51,12 @@ class HybridSession(DraftSession):
         self._used_model = False
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        matches, branches = [], []
-        self._copies = {}
-        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            match = self.lookup.match(row, tokens)
-            copies = self.lookup.branches(row, match, room)
-            matches.append(match.length)
-            branches.append(copies)
-            if copies:
-                self._copies[row] = match.length, copies[0]
+        matches, branches = self.lookup.copies(sequences, budget)
+        self._copies = {
+            row: (match, copies[0])
+            for row, match, copies in zip(sequences.rows, matches, branches, strict=True)
+            if copies
+        }
         lengths = [len(copies[0]) if copies else 0 for copies in branches]
         self._used_model = not self.meter.lookup_pays(matches, lengths, self.context.lockstep)
         if self._used_model:

@@ -11,7 +11,7 @@ from huggingface_hub.dataclasses import strict
 from ...config import DrafterConfig
 from ...registry import register_drafter
 from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences
-from .branches import cut, draft_from_branches
+from .branches import Branches, cut, draft_from_branches
 from .index import LookupIndex, Match
 
 __all__ = ["LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", "PromptLookupSession"]
@@ -59,25 +59,21 @@ class PromptLookupSession(DraftSession):
         index.extend(tokens[len(index) :])
         return index
 
-    def match(self, row: int, tokens: list[int]) -> Match:
-        """The row's longest match, with as many continuations as may be drafted."""
-        branches = self.config.num_branches if self.context.trees else 1
-        return self.index(row, tokens).longest_match(self.config.min_match, branches)
-
-    def branches(self, row: int, match: Match, budget: int) -> list[list[int]]:
-        """What to draft after a match: the likeliest continuation at full length, the i-th at 1/i of it."""
-        length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, budget)
-        copies = [
-            cut(self._indexes[row].copy_from(position, length // (i + 1)), self.context)
-            for i, position in enumerate(match.positions)
-        ]
-        return [copy for copy in copies if copy]
+    def copies(self, sequences: Sequences, budget: list[int]) -> tuple[list[int], list[Branches]]:
+        """Per row: the length of its longest match, and what to draft after it, the likeliest continuation first."""
+        wanted = self.config.num_branches if self.context.trees else 1
+        matches, branches = [], []
+        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
+            index = self.index(row, tokens)
+            match = index.longest_match(self.config.min_match, wanted)
+            length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, room)
+            # The likeliest at full length, the i-th at 1/i of it.
+            branches.append([index.copy_from(place, length // (i + 1)) for i, place in enumerate(match.positions)])
+            matches.append(match.length)
+        return matches, cut(branches, sequences, self.context)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        drafts = []
-        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            drafts.append(self.branches(row, self.match(row, tokens), room))
-        return draft_from_branches(drafts, self.context)
+        return draft_from_branches(self.copies(sequences, budget)[1], self.context)
 
 
 @register_drafter

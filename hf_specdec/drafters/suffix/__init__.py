@@ -68,7 +68,7 @@ class SuffixSession(DraftSession):
                 self._starts[row] = len(tokens)
             self._indexes[row].extend(tokens[len(self._indexes[row]) :])
             drafts.append(self._branches(self._indexes[row], room))
-        return draft_from_branches(drafts, self.context)
+        return draft_from_branches(cut(drafts, sequences, self.context), self.context)
 
     def _branches(self, index: LookupIndex, budget: int) -> list[list[int]]:
         config = self.config
@@ -81,8 +81,7 @@ class SuffixSession(DraftSession):
         else:
             length, texts = own.length, [index.copy_from(place, most) for place in own.positions]
         depth = min(most, config.tokens_per_match * length)
-        found = likely_branches(texts, depth, depth, branches, config.min_probability)
-        return [kept for branch in found if (kept := cut(branch, self.context))]
+        return likely_branches(texts, depth, depth, branches, config.min_probability)
 
     def observe(self, verdict: Verdict) -> None:
         for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):
