@@ -56,14 +56,13 @@ def same_greedy_text(drafter: Drafter, lengths: list[int], eos: int | None, voca
 
 
 def proposes_nothing_forbidden(drafter: Drafter, lengths: list[int], settings: dict[str, Any], vocab: int = 8) -> None:
-    """Asserts that no drafted token is ruled out by transformers' own processors, and that the text is plain's."""
+    """Asserts that no drafted token is ruled out by transformers' own processors, and that greedy text is plain's."""
     target = llama(vocab=vocab)
     inputs = prompts(lengths, vocab)
     inputs["input_ids"][:, 3::3] = inputs["input_ids"][:, :1]  # repeats, so that there is something to copy
     inputs["input_ids"] *= inputs["attention_mask"]
     options: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     options |= settings
-    plain = target.generate(**inputs, **options)
     allowed: list[bool] = []
 
     class Watched(GuardedSession):
@@ -87,7 +86,9 @@ def proposes_nothing_forbidden(drafter: Drafter, lengths: list[int], settings: d
             Watched.processors = call.processors
 
     drafter.schedule = lambda: Watching  # type: ignore[method-assign]
-    torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
+    out = target.generate(**inputs, **options, assistant_model=drafter)
+    if not options["do_sample"]:
+        torch.testing.assert_close(out, target.generate(**inputs, **options))
     assert Watched.processors and allowed and all(allowed)
 
 

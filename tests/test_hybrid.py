@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from continuations import BATCHES, SETTINGS, SMALL, same_greedy_text, sampling_p_value
+from continuations import (
+    BATCHES,
+    FORBIDDING,
+    SETTINGS,
+    SMALL,
+    proposes_nothing_forbidden,
+    same_greedy_text,
+    sampling_p_value,
+)
 from models import llama, prompts
 
 from hf_specdec import Drafter, SpeculationError
@@ -75,6 +83,17 @@ def test_greedy_text_is_plain_decodings(lengths, eos, options):
     stats = same_greedy_text(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, eos)
     # The last round may have no room for a draft.
     assert stats.row_steps - 4 <= sum(stats.sources.values()) <= stats.row_steps
+
+
+@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 2, "num_branches": 3}], ids=["chain", "tree"])
+@pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
+@pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
+def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, monkeypatch):
+    turn = iter(range(10**6))
+    monkeypatch.setattr(
+        Meter, "lookup_pays", lambda self, matches, lengths, lockstep: next(turn) % 3 > 0 and any(lengths)
+    )
+    proposes_nothing_forbidden(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, settings)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 2, "num_branches": 3}], ids=["chain", "tree"])

@@ -5,7 +5,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from continuations import BATCHES, SETTINGS, SMALL, same_greedy_text, sampling_p_value
+from continuations import (
+    BATCHES,
+    FORBIDDING,
+    SETTINGS,
+    SMALL,
+    proposes_nothing_forbidden,
+    same_greedy_text,
+    sampling_p_value,
+)
 from models import llama
 from safetensors.torch import load_file, save_file
 
@@ -155,6 +163,14 @@ def test_no_model_or_a_larger_vocabulary_is_refused_before_any_forward():
 def test_greedy_text_is_plain_decodings(lengths, eos, order):
     model = train_ngram(documents(8), 8, order)
     same_greedy_text(NGramDrafter(model, num_draft_tokens=4), lengths, eos)
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
+@pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
+def test_nothing_forbidden_is_proposed(lengths, settings, sampled):
+    drafter = NGramDrafter(train_ngram(documents(8), 8, 3), num_draft_tokens=4)
+    proposes_nothing_forbidden(drafter, lengths, settings | {"do_sample": sampled})
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
