@@ -27,11 +27,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 Target = Annotated[str, typer.Option(help="Folder or Hub repo of the model to speed up.")]
 Draft = Annotated[str | None, typer.Option(help="Folder or Hub repo of a draft model.")]
 Dtype = Annotated[str, typer.Option(help="Of the weights: bfloat16, float16 or float32.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.", callback=_device)]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all where not given.")]
+Prompt = Annotated[str, typer.Option(help="The text to continue.")]
+OneDrafter = Annotated[
+    str | None,
+    typer.Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
+]
+NewTokens = Annotated[int, typer.Option(help="Tokens to generate, per prompt.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Seed = Annotated[int, typer.Option(help="Of sampling.")]
+PadTarget = Annotated[int | None, typer.Option(help="Widen the target's MLPs to cost more, outputs the same.")]
+PadDraft = Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")]
 
 
 train = typer.Typer(help="Train a drafter for your model.", no_args_is_help=True)
@@ -55,15 +74,13 @@ def bench(
     dtype: Dtype = "bfloat16",
     device: Device = "cpu",
     threads: Threads = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 128,
+    max_new_tokens: NewTokens = 128,
     limit: Annotated[int | None, typer.Option(help="Prompts to take of each file.")] = None,
     batch_size: Annotated[list[int], typer.Option(help="Prompts per generate call; may be given several times.")] = [1],  # noqa: B006
     temperature: Annotated[list[float], typer.Option(help="0 is greedy; may be given several times.")] = [0.0],  # noqa: B006
     repeats: Annotated[int, typer.Option(help="Times each prompt is decoded by each method; medians count.")] = 3,
-    pad_target_mlp: Annotated[
-        int | None, typer.Option(help="Widen the target's MLPs to cost more, outputs the same.")
-    ] = None,
-    pad_draft_mlp: Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")] = None,
+    pad_target_mlp: PadTarget = None,
+    pad_draft_mlp: PadDraft = None,
     pace_target: Annotated[
         float | None, typer.Option(help="Milliseconds that each forward of the target takes.")
     ] = None,
@@ -117,25 +134,38 @@ def report(
 @app.command()
 def explain(
     target: Target,
-    drafter: Annotated[str, typer.Option(help="Folder, repo or type:key=value,...")],
-    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    prompt: Prompt,
     draft: Draft = None,
+    drafter: OneDrafter = None,
     html: Annotated[Path | None, typer.Option(help="Page to write, beside the picture in the terminal.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    timeline: Annotated[
+        Path | None, typer.Option(help="PNG to draw of when each model was busy; the terminal shows it, too.")
+    ] = None,
+    max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 0.0,
     dtype: Dtype = "bfloat16",
     device: Device = "cpu",
     threads: Threads = None,
-    pad_target_mlp: Annotated[
-        int | None, typer.Option(help="Widen the target's MLPs to cost more, outputs the same.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    pad_target_mlp: PadTarget = None,
+    seed: Seed = 0,
 ) -> None:
     """Show round by round what was drafted, what was kept, and where the time went."""
     from .bench.explain import ExplainSettings, run_explain
+    from .bench.specs import default_drafter
 
     settings = ExplainSettings(
-        target, drafter, prompt, draft, max_new_tokens, temperature, dtype, device, threads, pad_target_mlp, seed
+        target=target,
+        drafter=drafter or default_drafter(draft),
+        prompt=prompt,
+        draft=draft,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        pad_target_mlp=pad_target_mlp,
+        seed=seed,
+        timeline=str(timeline) if timeline else None,
     )
     run_explain(settings, html)
 
@@ -153,16 +183,31 @@ def demo(
 @app.command()
 def generate(
     target: Target,
-    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    prompt: Prompt,
     draft: Draft = None,
-    drafter: Annotated[str | None, typer.Option(help="Folder, repo or type:key=value,...")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    drafter: OneDrafter = None,
+    max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 0.0,
+    dtype: Dtype = "bfloat16",
+    device: Device = "auto",
+    threads: Threads = None,
+    seed: Seed = 0,
 ) -> None:
     """Continue a text with speculation, and say what it gained."""
     from .demo import run_generate
 
-    run_generate(prompt, target, draft=draft, drafter=drafter, max_new_tokens=max_new_tokens, temperature=temperature)
+    run_generate(
+        prompt,
+        target,
+        draft=draft,
+        drafter=drafter,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        seed=seed,
+    )
 
 
 @app.command()
@@ -208,8 +253,8 @@ def train_disco(
     dtype: Dtype = "bfloat16",
     device: Device = "cpu",
     threads: Threads = None,
-    pad_target_mlp: Annotated[int | None, typer.Option(help="Widen the target's MLPs to cost more.")] = None,
-    pad_draft_mlp: Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")] = None,
+    pad_target_mlp: PadTarget = None,
+    pad_draft_mlp: PadDraft = None,
     seed: Annotated[int, typer.Option(help="Of sampling, of the split and of the classifier.")] = 0,
 ) -> None:
     """Train a classifier that decides when to stop drafting (DISCO)."""

@@ -169,7 +169,7 @@ class Decoding:
         width = logits.shape[1]
         self.stats.verify_seconds += seconds
         drafted = [max(depths[:k], default=0) for depths, k in zip(draft.depths(), draft.lengths, strict=True)]
-        verdict = Verdict(rows, drafted, accepted, emitted, stopped, width, seconds)
+        verdict = Verdict(rows, drafted, accepted, emitted, stopped, width, seconds, draft)
         self._count(draft, verdict, active)
         self._drop_finished()
         if not sound:

@@ -1,24 +1,30 @@
 """What is shown is what was measured: figures by hand count, and pages that a browser opens without complaint."""
 
+import io
 import json
 import shutil
 import subprocess
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-import hf_specdec.drafters.prompt_lookup  # noqa: F401  registers it
 from hf_specdec import theory
 from hf_specdec.bench.explain import ExplainSettings, explain
-from hf_specdec.bench.explain_page import audit_text, explain_page
+from hf_specdec.bench.explain_page import audit_text, explain_page, print_explanation
+from hf_specdec.bench.explain_timeline import save_timeline
 from hf_specdec.bench.report import write_report
 from hf_specdec.bench.results import Measurement, Results
+from hf_specdec.bench.run import summary_tables
 from hf_specdec.bench.summary import median_repeats, ratio_interval, summarize
+from hf_specdec.bench.tables import figures
 from hf_specdec.cli import app
+from hf_specdec.drafters.prompt_lookup import PromptLookupSession
 from hf_specdec.errors import SpeculationError
 
 DEMO = Path(__file__).parents[1] / "hf_specdec" / "demo"
@@ -104,6 +110,26 @@ def result_file(folder: Path) -> Path:
     return path
 
 
+def test_the_terminals_table_holds_whole_names_and_figures_in_80_columns() -> None:
+    names = ["draft_model:num_draft_tokens=5", "hf-prompt-lookup", "ngram-drafters/of-mine/trained-on-code-and-text"]
+    measurements = [
+        measurement(name, prompt, repeat, 10, 0.5 + 0.01 * prompt)
+        for name in ("plain", *names)
+        for prompt in range(3)
+        for repeat in range(3)
+    ]
+    runs = summarize(measurements)
+    (table,) = summary_tables(runs)
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    printed = console.file.getvalue()
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
+    letters = "".join(line[:20].strip() for line in printed.splitlines())
+    assert all(name in letters for name in names)
+    for name, run in zip(names, runs[1:], strict=True):
+        assert figures(run)["speed-up"] in printed and figures(run)["method"] == name
+
+
 def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(result_file(tmp_path)), "--output", str(tmp_path / "report")])
     assert result.exit_code == 0, result.output
@@ -171,6 +197,79 @@ def test_explain_on_the_command_line_without_a_draft_model(tmp_path: Path) -> No
     result = CliRunner().invoke(app, arguments + more)
     assert result.exit_code == 0, result.output
     assert "target calls" in result.output and page.exists()
+
+
+DRAFTERS = ["draft_model:num_draft_tokens=4", "draft_model", "prompt_lookup", "pearl:window=3,worker=thread"]
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_explain_shows_the_whole_text_wherever_it_ends(pair, spec: str, max_new_tokens: int) -> None:
+    target, draft, tokenizer = pair
+    settings = ExplainSettings("t", spec, "1 2 3 1 2 3 1 2", "d", max_new_tokens, 0.0, "float32")
+    found = explain(settings, target, draft, tokenizer)
+    kept = [token.text for line in found.lines for token in line if token.kind in ("first", "accepted", "own")]
+    ids = tokenizer(settings.prompt, return_tensors="pt")
+    plain = target.generate(**ids, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0)
+    assert kept == [tokenizer.decode([token]) for token in plain[0, ids["input_ids"].shape[1] :]]
+    assert len(found.lines) == 1 + len(found.rounds) == found.stats.target_calls
+    assert [len(line) for line in found.lines][:1] == [1]
+
+
+def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair, monkeypatch) -> None:
+    target, _, tokenizer = pair
+
+    def propose(*_):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(PromptLookupSession, "propose", propose)
+    with pytest.warns(UserWarning, match="planted"):
+        found = explain(ExplainSettings("t", "prompt_lookup", "a b a b", None, 5), target, None, tokenizer)
+    assert found.rounds == [] and [[token.kind for token in line] for line in found.lines] == [["first"], ["own"] * 4]
+    assert found.same_text
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
+    target, draft, tokenizer = pair
+    found = explain(ExplainSettings("t", spec, "1 2 3 1 2 3 1 2", "d", 12, 0.0, "float32"), target, draft, tokenizer)
+    spans, use = found.timeline.target + found.timeline.draft, found.timeline.utilisation()
+    assert len(found.timeline.target) == len(found.rounds) == len(found.timeline.tests)
+    assert found.timeline.draft and all(began < ended for began, ended in spans)
+    assert all(0 <= share <= 1 for share in use.values())
+    if not spec.startswith("pearl"):  # one after the other
+        spans.sort()
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        assert use["target"] + use["draft"] <= 1
+    save_timeline(found.timeline, tmp_path / "new" / "timeline.png")
+    assert (tmp_path / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpeculationError, match="cannot write"):
+        save_timeline(found.timeline, tmp_path / "file" / "timeline.png")
+
+
+@pytest.mark.parametrize("terminal", [{"color_system": None}, {"color_system": "truecolor", "no_color": True}], ids=str)
+def test_explain_without_colour_marks_what_was_rejected(pair, terminal: dict) -> None:
+    target, draft, tokenizer = pair
+    settings = ExplainSettings("t", "draft_model:num_draft_tokens=4", "def add(a, b):", "d", 24, 0.0, "float32")
+    found = explain(settings, target, draft, tokenizer)
+    console = Console(record=True, width=200, force_terminal=True, file=io.StringIO(), **terminal)
+    print_explanation(found, console)
+    printed = console.export_text()
+    kinds = [token.kind for line in found.lines for token in line]
+    rounds = "".join(printed.splitlines()[: len(found.lines)])
+    for kind, (opening, closing) in {"rejected": ("[-", "-]"), "own": ("{+", "+}"), "dropped": ("(-", "-)")}.items():
+        assert rounds.count(opening) == rounds.count(closing) == kinds.count(kind) > 0
+        assert printed.count(opening) == kinds.count(kind) + 1  # and the legend
+
+
+def test_explain_takes_a_draft_for_a_draft_model_and_draws_its_timeline(tmp_path: Path) -> None:
+    arguments = ["explain", "--target", str(DEMO / "target"), "--draft", str(DEMO / "draft"), "--prompt", "import os"]
+    more = ["--max-new-tokens", "6", "--dtype", "float32", "--timeline", str(tmp_path / "timeline.png")]
+    result = CliRunner().invoke(app, arguments + more)
+    assert result.exit_code == 0, result.output
+    assert "% busy" in result.output and "the target waited for" in result.output
+    assert (tmp_path / "timeline.png").exists()
 
 
 # ------------------------------------------------------------------ in the browser

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from hf_specdec.bench.audit import first_difference
 from hf_specdec.bench.measure import load_model, load_tokenizer
 from hf_specdec.bench.recording import RecordingDrafter
 from hf_specdec.bench.specs import PLAIN, Method, load_drafter
+from hf_specdec.cli import app
 from hf_specdec.demo.colour import _pieces, painted
 from hf_specdec.demo.compare import compare
 from hf_specdec.demo.prompts import PROMPTS
@@ -55,6 +57,19 @@ def test_generate_continues_a_prompt_with_any_pair(capsys):
     printed = capsys.readouterr().out
     assert "def add(a, b):" in printed
     assert "mean acceptance length" in printed
+
+
+def test_generate_takes_what_bench_takes():
+    arguments = ["generate", "--target", str(PAIR / "target"), "--prompt", "def add(a, b):", "--max-new-tokens", "8"]
+    more = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--temperature", "1"]
+    said = {}
+    for seed in ("1", "2", "1 "):
+        result = CliRunner().invoke(app, [*arguments, *more, "--seed", seed.strip()])
+        assert result.exit_code == 0, result.output
+        said[seed] = result.output.partition("tokens/s")[0]
+    assert said["1"] == said["1 "] != said["2"]
+    result = CliRunner().invoke(app, [*arguments, "--dtype", "float33"])
+    assert result.exit_code == 2 and "dtype must be" in result.output
 
 
 def test_generate_samples_without_a_draft_model(capsys):

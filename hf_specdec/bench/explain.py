@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafters.pearl import Timeline
 from ..stats import SpeculationStats
 from .audit import Difference, audit
+from .explain_timeline import save_timeline, see_worker, timeline_of
 from .measure import WARM_UP_TEXT, load_model, load_tokenizer
 from .meter import Meter, metered
 from .recording import RecordingDrafter, Round
@@ -34,6 +36,8 @@ class ExplainSettings:
     threads: int | None = None
     pad_target_mlp: int | None = None
     seed: int = 0
+    timeline: str | None = None
+    """PNG to draw into; the terminal shows it, too"""
 
 
 @dataclass
@@ -80,13 +84,14 @@ class Explanation:
 
     settings: ExplainSettings
     lines: list[list[TokenInfo]]
-    """the prefill's token, then a line per round"""
+    """the prefill's token, a line per round, and what the target wrote alone where the drafter was given up"""
     rounds: list[Round]
     rejections: list[Rejection]
     """the costliest first"""
     stats: SpeculationStats | None
     meter: Meter
     plain_meter: Meter
+    timeline: Timeline
     new_tokens: int
     plain_tokens: int
     same_text: bool | None
@@ -107,6 +112,8 @@ def run_explain(settings: ExplainSettings, html: Path | None = None) -> Explanat
     draft = load_model(settings.draft, settings.dtype, settings.device) if settings.draft else None
     explanation = explain(settings, target, draft, tokenizer)
     print_explanation(explanation)
+    if settings.timeline is not None:
+        save_timeline(explanation.timeline, Path(settings.timeline))
     if html is not None:
         write_page(html, explain_page(explanation))
     return explanation
@@ -141,6 +148,8 @@ def explain(
 
     plain, plain_meter = generate(None)
     new, meter = generate(recorder)
+    timeline = timeline_of(recorder.inner, meter, recorder.rounds)
+    see_worker(meter, timeline)
     greedy = settings.temperature == 0
     difference = audit(target, prompt, plain, new, **options) if greedy else None
     ids = torch.cat([prompt, torch.tensor([new], device=prompt.device)], dim=1)
@@ -155,6 +164,7 @@ def explain(
         stats=recorder.last_stats,
         meter=meter,
         plain_meter=plain_meter,
+        timeline=timeline,
         new_tokens=len(new),
         plain_tokens=len(plain),
         same_text=plain == new if greedy else None,
@@ -181,8 +191,8 @@ class _Reader:
     q: Tensor | None
 
     def lines(self, rounds: Sequence[Round]) -> list[list[TokenInfo]]:
-        at = len(self.new) - sum(len(r.tokens) for r in rounds)  # tokens of the prefill, before any round
-        lines = [[self._info(token, i, "first") for i, token in enumerate(self.new[:at])]] if at else []
+        at = 1  # the prefill's token comes before any round
+        lines = [[self._info(self.new[0], 0, "first")]]
         for r in rounds:
             line = [self._info(token, at + i, "accepted") for i, token in enumerate(r.tokens[: r.accepted])]
             if r.rejected is not None:
@@ -192,10 +202,11 @@ class _Reader:
             line += [self._info(t, at + r.accepted + i, "own") for i, t in enumerate(r.tokens[r.accepted :])]
             lines.append(line)
             at += len(r.tokens)
-        return lines
+        alone = [self._info(token, at + i, "own") for i, token in enumerate(self.new[at:])]
+        return [*lines, alone] if alone else lines
 
     def rejections(self, rounds: Sequence[Round]) -> list[Rejection]:
-        found, at = [], len(self.new) - sum(len(r.tokens) for r in rounds)
+        found, at = [], 1
         for number, r in enumerate(rounds):
             if r.rejected is not None:
                 position = at + r.accepted

@@ -6,17 +6,18 @@ from rich.console import Console
 from rich.text import Text
 
 from .explain import Candidate, Explanation, TokenInfo
+from .marks import marked
 from .meter import Meter
 from .page import cards, html_page
 
 KINDS = {
-    "first": ("", "the target's first token, from the prefill"),
-    "accepted": ("green", "drafted and accepted"),
-    "rejected": ("red strike", "drafted and rejected"),
-    "own": ("blue", "the target's own: a correction, or the bonus token"),
-    "dropped": ("bright_black strike", "drafted after a rejection, thrown away"),
+    "first": ("", ("", ""), "the target's first token, from the prefill"),
+    "accepted": ("green", ("", ""), "drafted and accepted"),
+    "rejected": ("red strike", ("[-", "-]"), "drafted and rejected"),
+    "own": ("blue", ("{+", "+}"), "the target's own: a correction, or the bonus token"),
+    "dropped": ("bright_black strike", ("(-", "-)"), "drafted after a rejection, thrown away"),
 }
-"""Kind of token → terminal style, meaning. The colours are those of the paper's Figure 1."""
+"""Kind of token → terminal style, signs in its place, meaning. The colours are those of the paper's Figure 1."""
 
 STYLE = """
 .round { display: flex; gap: .8rem; padding: .28rem 0; border-bottom: 1px solid var(--line); }
@@ -42,11 +43,10 @@ def print_explanation(explanation: Explanation, console: Console | None = None) 
     for number, line in enumerate(explanation.lines):
         row = Text(f"{number:>3}  ", style="bright_black")
         for token in line:
-            row.append(_visible(token.text), style=KINDS[token.kind][0])
+            row.append(marked(console, _visible(token.text), *KINDS[token.kind][:2]))
         console.print(row)
-    console.print(
-        Text.assemble("\n", *((f"{meaning}   ", style) for kind, (style, meaning) in KINDS.items() if kind != "first"))
-    )
+    legend = (marked(console, meaning, style, signs) for style, signs, meaning in list(KINDS.values())[1:])
+    console.print(Text("\n").append(Text("   ").join(legend)))
     for label, value in headline(explanation).items():
         console.print(f"{label:<28} {value}", highlight=False)
     if explanation.rejections:
@@ -55,6 +55,8 @@ def print_explanation(explanation: Explanation, console: Console | None = None) 
         tops = f"target {_tops(r.target_top)}" + (f"; draft {_tops(r.draft_top)}" if r.draft_top else "")
         text = f"round {r.round:>3}: {r.drafted!r} → {r.replaced_by!r}, {r.wasted_tokens} tokens"
         console.print(Text(f"{text}, {1000 * r.wasted_seconds:.1f} ms; {tops}"))
+    if explanation.settings.timeline is not None:
+        console.print(Text("\n" + explanation.timeline.text(console.width - len("target  100% busy"))))
     console.print(Text("\n" + audit_text(explanation)))
 
 
@@ -67,7 +69,7 @@ def headline(explanation: Explanation) -> dict[str, str]:
         "tokens per second": f"{speed:.1f}",
         "tokens": str(e.new_tokens),
         "target calls": str(len(e.meter.of("target"))),
-        "draft calls": str(len(e.meter.of("draft"))),
+        "draft calls": str(len(e.meter.of("draft")) if e.stats is None else e.stats.draft_calls),
     }
     if e.stats is not None:
         figures["tokens per verification"] = f"{e.stats.mean_acceptance_length:.2f}"
@@ -102,7 +104,7 @@ def explain_page(explanation: Explanation) -> str:
     )
     legend = "".join(
         f'<span><b class="{kind}">token</b> {escape(meaning)}</span>'
-        for kind, (_, meaning) in KINDS.items()
+        for kind, (*_, meaning) in KINDS.items()
         if kind != "first"
     )
     body = f"""
@@ -126,12 +128,15 @@ def timeline(explanation: Explanation) -> str:
     rows = [("speculative", e.meter), ("plain", e.plain_meter)]
     drawn = "".join(_timeline_row(label, meter, 8 + 62 * i, total) for i, (label, meter) in enumerate(rows))
     milliseconds = [(label, 1000 * meter.seconds) for label, meter in rows]
+    use = e.timeline.utilisation()
     said = ", ".join(f"{label} {ms:.0f} ms" for label, ms in milliseconds)
     return (
         f'<div class="wide"><svg class="timeline" viewBox="0 0 1000 132" role="img" aria-label="{said}">{drawn}</svg>'
         "</div>"
         f'<p class="soft">Draft steps in <b style="color:var(--draft)">blue</b>, target calls in '
-        f'<b style="color:var(--target)">purple</b>, everything else is gap. {said}.</p>'
+        f'<b style="color:var(--target)">purple</b>, everything else is gap. {said}. While decoding, the target was '
+        f"busy {use['target']:.0%} of the time and waited for the draft {use['waited']:.0%} of it, the draft was busy "
+        f"{use['draft']:.0%}.</p>"
     )
 
 
@@ -147,7 +152,7 @@ def _timeline_row(label: str, meter: Meter, top: int, total: float) -> str:
 
 
 def _token_html(token: TokenInfo) -> str:
-    tip = [KINDS[token.kind][1]]
+    tip = [KINDS[token.kind][-1]]
     if token.p is not None:
         tip.append(f"target p = {token.p:.3f}")
     if token.q is not None:

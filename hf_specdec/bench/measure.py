@@ -15,7 +15,7 @@ from .bare import Kind, bare_seconds, time_bare_forwards
 from .meter import Meter, Role, metered
 from .pacing import paced
 from .padding import pad_mlps
-from .plan import Settings, Unit
+from .plan import Settings, Unit, torch_dtype
 from .provenance import peak_memory_bytes, reset_peak_memory
 from .results import Measurement, Results
 from .specs import BASELINES, PLAIN, Method, build_method
@@ -271,7 +271,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def load_model(name: str, dtype: str, device: str, pad_mlp: int | None = None) -> PreTrainedModel:
     """A decoder-only model, cost-padded where asked for."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch_dtype(dtype))
     except (OSError, ValueError) as error:
         raise SpeculationError(f"cannot load a model from {name!r}: {_first_line(error)}") from error
     if pad_mlp:

@@ -36,6 +36,8 @@ class Forward:
 class Meter:
     """The forwards of one generation, and how long it took."""
 
+    began: float = 0.0
+    """by `time.perf_counter`"""
     forwards: list[Forward] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -74,13 +76,13 @@ class Meter:
 @contextmanager
 def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> Iterator[Meter]:
     """Record the forwards inside the block. On a GPU, forwards are timed by events and stay asynchronous."""
-    meter, began = Meter(), 0.0
+    meter = Meter()
     cuda = target.device.type == "cuda"
     events: list[tuple[Forward, torch.cuda.Event, torch.cuda.Event]] = []
 
     def recorder(role: Role) -> Callable[..., Any]:
         def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            record = Forward(role, *input_shape(args, kwargs), cached_tokens(kwargs), time.perf_counter() - began)
+            record = Forward(role, *input_shape(args, kwargs), cached_tokens(kwargs), time.perf_counter() - meter.began)
             meter.forwards.append(record)
             if cuda:
                 first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -90,7 +92,7 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
                 last.record()
             else:
                 output = forward(*args, **kwargs)
-                record.seconds = time.perf_counter() - began - record.start
+                record.seconds = time.perf_counter() - meter.began - record.start
             return output
 
         return around
@@ -101,10 +103,10 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
             stack.enter_context(wrapped_forward(draft, recorder("draft")))
         if cuda:
             torch.cuda.synchronize()
-        began = time.perf_counter()
+        meter.began = time.perf_counter()
         yield meter
         if cuda:
             torch.cuda.synchronize()
-        meter.seconds = time.perf_counter() - began
+        meter.seconds = time.perf_counter() - meter.began
     for record, first, last in events:
         record.seconds = first.elapsed_time(last) / 1000

@@ -44,14 +44,25 @@ class Settings:
             raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
         if min(self.temperatures) < 0:
             raise SpeculationError(f"temperature must be 0 (greedy) or more, got {min(self.temperatures)}")
-        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise SpeculationError(f"dtype must be a torch dtype such as bfloat16 or float32, got {self.dtype!r}")
+        torch_dtype(self.dtype)
         if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
             raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
         if self.synthetic_acceptance is not None and (
             self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
         ):
             raise SpeculationError("synthetic_acceptance needs --draft, temperature 0 and batch size 1")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name.
+
+    Raises:
+        SpeculationError: there is none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SpeculationError(f"dtype must be a torch dtype such as bfloat16 or float32, got {name!r}")
+    return dtype
 
 
 @dataclass

@@ -1,14 +1,14 @@
 """Record what a drafter proposes and what becomes of it, by wrapping it; the engine sees an ordinary drafter."""
 
-import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..drafters.base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from ..drafters.base import Draft, DraftContext, Drafter, DraftSession, Verdict
+from ..stats import SpeculationStats
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Round:
     width: int
     """tokens per row in the verification"""
     draft_seconds: float
+    """for which the target stood still"""
     verify_seconds: float
     source: str | None
     """where the draft came from, for drafters that choose"""
@@ -54,8 +55,11 @@ class RecordingDrafter(Drafter):
         self.rounds: list[Round] = []
 
     def start(self, context: DraftContext) -> DraftSession:
+        """The inner drafter's own session, so that any schedule finds what it asks for; only its verdicts are read."""
         self.rounds.clear()
-        return RecordingSession(self.inner.start(context), self.rounds)
+        session = self.inner.start(context)
+        session.observe = _Recorder(session.observe, context.stats, self.rounds)  # type: ignore[method-assign]
+        return session
 
     def check_target(self, target: PreTrainedModel) -> None:
         self.inner.check_target(target)
@@ -63,48 +67,28 @@ class RecordingDrafter(Drafter):
     def takes_ragged(self) -> bool:
         return self.inner.takes_ragged()
 
+    def schedule(self) -> type[Any] | None:
+        return self.inner.schedule()
+
     def runner(self, target: PreTrainedModel) -> AbstractContextManager[Any] | None:
         return self.inner.runner(target)
 
 
-class RecordingSession(DraftSession):
-    """Delegates to `inner`; a round is complete when its verdict comes."""
+@dataclass
+class _Recorder:
+    """Stands in for a session's `observe`: a round is complete when its verdict comes."""
 
-    def __init__(self, inner: DraftSession, rounds: list[Round]) -> None:
-        super().__init__(inner.context)
-        self.inner, self.rounds, self.patience = inner, rounds, inner.patience
-        self._began = self._draft_seconds = 0.0
-        self._taken: Draft | None = None
+    observe: Callable[[Verdict], None]
+    stats: SpeculationStats
+    rounds: list[Round]
+    drafting: float = 0.0
+    """seconds spent in the rounds before"""
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        return self.inner.propose(sequences, budget)
-
-    def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
-        self._began = time.perf_counter()
-        self.inner.start_draft(sequences, budget)
-
-    def poll(self) -> bool:
-        return self.inner.poll()
-
-    def take(self) -> Draft:
-        self._taken = self.inner.take()
-        self._draft_seconds = time.perf_counter() - self._began
-        return self._taken
-
-    def cancel(self, rows: list[int]) -> None:
-        self.inner.cancel(rows)
-
-    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        return self.inner.residual(row, node, tokens)
-
-    def observe(self, verdict: Verdict) -> None:
-        draft, self._taken = self._taken, None
-        if draft is not None and 0 in verdict.rows:
-            self.rounds.append(_round(draft, verdict, verdict.rows.index(0), self._draft_seconds))
-        self.inner.observe(verdict)
-
-    def close(self) -> None:
-        self.inner.close()
+    def __call__(self, verdict: Verdict) -> None:
+        seconds, self.drafting = self.stats.draft_seconds - self.drafting, self.stats.draft_seconds
+        if 0 in verdict.rows and verdict.draft is not None:
+            self.rounds.append(_round(verdict.draft, verdict, verdict.rows.index(0), seconds))
+        self.observe(verdict)
 
 
 def _round(draft: Draft, verdict: Verdict, row: int, draft_seconds: float) -> Round:

@@ -17,6 +17,8 @@ from .results import Results
 from .tables import NARROW, figures
 
 INTERRUPTED = 130
+METHOD_WIDTH = 20
+"""letters for which a terminal of 80 columns has room"""
 
 
 def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
@@ -53,11 +55,21 @@ def summary_tables(runs: list[dict[str, Any]]) -> Iterator[Table]:
     """The figures that matter most, a table per data set, batch size and temperature, for the terminal."""
     for cell in dict.fromkeys((run["dataset"], run["batch_size"], run["temperature"]) for run in runs):
         dataset, batch_size, temperature = cell
-        table = Table(*NARROW, title=f"{dataset}, batch {batch_size}, T={temperature:g}", title_justify="left")
+        title = f"{dataset}, batch {batch_size}, T={temperature:g}"
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(NARROW[0], overflow="fold")  # the only one that gives way
+        for name in NARROW[1:]:
+            table.add_column(name.replace("/call", "\n/call"), justify="right", no_wrap=True)
         for run in runs:
             if (run["dataset"], run["batch_size"], run["temperature"]) == cell:
-                table.add_row(*(figures(run)[name] for name in NARROW))
+                method, *numbers = (figures(run)[name] for name in NARROW)
+                table.add_row(_broken(method), *numbers)
         yield table
+
+
+def _broken(method: str) -> str:
+    """A long method's name in lines, an option each."""
+    return method if len(method) <= METHOD_WIDTH else method.replace(":", ":\n  ", 1).replace(",", ",\n  ")
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

@@ -89,6 +89,11 @@ def build_method(spec: str, draft: PreTrainedModel | None) -> Method:
     return Method(spec, {"assistant_model": drafter}, models[0] if models else None, drafter)
 
 
+def default_drafter(draft: str | None) -> str:
+    """The SPEC where none is given: a draft model drafts if there is one, else the prompt is looked up."""
+    return "prompt_lookup" if draft is None else "draft_model"
+
+
 def load_drafter(spec: str, draft: PreTrainedModel | None) -> Drafter:
     """The drafter that a SPEC describes."""
     import hf_specdec  # noqa: F401  registers the drafters

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from ..bench.marks import marked
 from ..bench.recording import Round
 
 STYLES = {"prompt": "dim", "accepted": "green", "rejected": "red strike", "own": "bold blue"}
@@ -66,7 +67,4 @@ def _text(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], tokens: Seq
 
 
 def _styled(console: Console, kind: str, text: str) -> Text:
-    if console.color_system is None:
-        opening, closing = MARKS[kind]
-        return Text(f"{opening}{text}{closing}" if text else "")
-    return Text(text, style=STYLES[kind])
+    return marked(console, text, STYLES[kind], MARKS[kind])

@@ -30,23 +30,29 @@ class Outcome:
 
 
 def compare(
-    target: PreTrainedModel, methods: Sequence[Method], inputs: dict[str, Any], turns: int, **options: Any
+    target: PreTrainedModel,
+    methods: Sequence[Method],
+    inputs: dict[str, Any],
+    turns: int,
+    seed: int = 0,
+    **options: Any,
 ) -> list[Outcome]:
     """One outcome per method. A short call of each comes first and is not counted.
 
     Args:
         inputs: `input_ids` [1, P] and `attention_mask`.
         turns: how often each method decodes the prompt.
+        seed: of every call.
         options: of all `generate` calls.
     """
     tokens: dict[str, list[int]] = {}
     meters: dict[str, list[Meter]] = {method.name: [] for method in methods}
     for method in methods:
-        _generate(target, method, inputs, options | {"max_new_tokens": min(8, options["max_new_tokens"])})
+        _generate(target, method, inputs, seed, options | {"max_new_tokens": min(8, options["max_new_tokens"])})
     for turn in range(turns):
         first = turn % len(methods)
         for method in [*methods[first:], *methods[:first]]:
-            tokens[method.name], meter = _generate(target, method, inputs, options)
+            tokens[method.name], meter = _generate(target, method, inputs, seed, options)
             meters[method.name].append(meter)
     columns = inputs["input_ids"].shape[1]
     return [
@@ -61,9 +67,9 @@ def compare(
 
 
 def _generate(
-    target: PreTrainedModel, method: Method, inputs: dict[str, Any], options: dict[str, Any]
+    target: PreTrainedModel, method: Method, inputs: dict[str, Any], seed: int, options: dict[str, Any]
 ) -> tuple[list[int], Meter]:
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with method.prepared(), metered(target, method.draft) as meter:
         output = target.generate(**inputs, **options, **method.kwargs)
     return output[0, inputs["input_ids"].shape[1] :].tolist(), meter

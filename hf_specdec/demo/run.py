@@ -15,7 +15,7 @@ from ..bench.audit import audit
 from ..bench.measure import load_model, load_tokenizer
 from ..bench.padding import pad_mlps
 from ..bench.recording import RecordingDrafter
-from ..bench.specs import PLAIN, Method, build_method, load_drafter
+from ..bench.specs import PLAIN, Method, build_method, default_drafter, load_drafter
 from .colour import legend, painted
 from .compare import Outcome, compare
 from .prompts import PROMPTS
@@ -79,6 +79,10 @@ def run_generate(
     drafter: str | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    threads: int | None = None,
+    seed: int = 0,
 ) -> None:
     """Continue a prompt with any two models, or any drafter, beside plain decoding.
 
@@ -87,21 +91,25 @@ def run_generate(
         draft: one of a draft model, for drafters that need one.
         drafter: a folder, Hub repo or `type:key=value,...`; a draft model drafts if there is one, else prompt lookup.
         temperature: 0 is greedy.
+        dtype: of the weights, a torch dtype's name.
+        threads: of the CPU; all where None.
+        seed: of sampling.
 
     Raises:
         SpeculationError: a model, a drafter or a combination of them that does not work.
     """
     console = Console(highlight=False)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if threads:
+        torch.set_num_threads(threads)
     with _quiet():
         tokenizer = load_tokenizer(target)
-        model = load_model(target, "bfloat16", device)
-        draft_model = load_model(draft, "bfloat16", device) if draft else None
-        spec = drafter or ("draft_model" if draft_model is not None else "prompt_lookup")
+        model = load_model(target, dtype, device)
+        draft_model = load_model(draft, dtype, device) if draft else None
+        spec = drafter or default_drafter(draft)
         recorder = RecordingDrafter(load_drafter(spec, draft_model))
         methods = [Method(PLAIN), Method(spec, {"assistant_model": recorder}, draft_model, recorder)]
         sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-        found, inputs = _decode(model, tokenizer, methods, prompt, turns=1, max_new_tokens=max_new_tokens, **sampling)
+        found, inputs = _decode(model, tokenizer, methods, prompt, 1, seed, max_new_tokens=max_new_tokens, **sampling)
         lines = _differences(model, tokenizer, inputs, found) if temperature == 0 else []
     console.print(legend(console), "\n")
     console.print(painted(console, tokenizer, prompt, found[-1].tokens, recorder.rounds), "\n")
@@ -117,12 +125,13 @@ def _decode(
     methods: Sequence[Method],
     prompt: str,
     turns: int,
+    seed: int = 0,
     **options: Any,
 ) -> tuple[list[Outcome], dict[str, Any]]:
     encoded = tokenizer(prompt, return_tensors="pt").to(target.device)
     inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
     options = {"do_sample": False, "pad_token_id": tokenizer.pad_token_id} | options
-    return compare(target, methods, inputs, turns, **options), inputs
+    return compare(target, methods, inputs, turns, seed, **options), inputs
 
 
 def _differences(

@@ -90,6 +90,8 @@ class Verdict:
     """tokens per row in the verification forward"""
     seconds: float
     """duration of the verification forward"""
+    draft: Draft | None = None
+    """what was judged, which may be more than the session's last draft; None in transformers' own loop"""
 
 
 class Picker(Protocol):
