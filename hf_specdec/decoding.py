@@ -25,6 +25,7 @@ from .outputs import StepOutputs
 from .picking import DraftPicker
 from .processing import Bans
 from .randomness import Randomness
+from .ranks import SharedSession, ranks_of
 from .runner import LockstepRunner, RaggedRunner, position_limit, prefill
 from .stats import SpeculationStats
 
@@ -60,6 +61,9 @@ class Decoding:
         self.device = call.target.device
         self.stats = SpeculationStats(mode="ragged" if ragged else "lockstep")
         self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
+        self.ranks = ranks_of(call.target)
+        if self.ranks is not None:
+            self.randomness.seed = self.ranks.share(self.randomness.seed)
         self.judge = Judge(call.processing, call.processors, bool(call.config.do_sample), self.randomness, self.stats)
         self.steps = StepOutputs(call.config)
         self.rows, self.prompt_columns = call.input_ids.shape
@@ -140,7 +144,10 @@ class Decoding:
             stats=self.stats,
             forbids=Bans(call.processing, self.vocab) or None,
         )
-        self.session = self.guard(self.drafter, context)
+        if self.ranks is None:
+            self.session = self.guard(self.drafter, context)
+        else:
+            self.session = SharedSession(self.ranks, self.guard, self.drafter, context)
 
     def play_round(self) -> None:
         """Draft, verify in one forward, keep what the judge accepts, roll the rest back."""
