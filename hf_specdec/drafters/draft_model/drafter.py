@@ -63,14 +63,18 @@ class DraftModelDrafter(Drafter):
 
     def check_target(self, target: PreTrainedModel) -> None:
         check_same_tokenizer(target, self.draft_model)
-        if support(self.draft_model) is Support.PLAIN:
+        if self.draft_support() is Support.PLAIN:
             raise SpeculationError(
                 f"draft_model {type(self.draft_model).__name__} keeps a state that cannot be rolled back; "
                 "choose a draft with attention layers only"
             )
 
+    def draft_support(self) -> Support:
+        """How the draft model can be run; where it lies elsewhere, as it was found out there."""
+        return support(self.draft_model)
+
     def takes_ragged(self) -> bool:
-        return support(self.draft_model) is Support.RAGGED
+        return self.draft_support() is Support.RAGGED
 
     def start(self, context: DraftContext) -> DraftSession:
         tuner = None

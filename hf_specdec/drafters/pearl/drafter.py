@@ -15,10 +15,14 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedModel
 
 from ...config import DrafterConfig
+from ...errors import SpeculationError
+from ...probe import Support
+from ...ranks import ranks_of
 from ...registry import register_drafter
 from ..base import DraftContext, DraftSession
 from ..draft_model import DraftModelDrafter
 from .link import LARGEST_ANSWER, Kind, Link, encode_object
+from .ranks import join
 from .session import PearlSession, Worker
 from .timeline import Timeline
 from .window import Planner
@@ -37,8 +41,9 @@ class PearlConfig(DrafterConfig):
 
     window: int | Literal["auto"] = "auto"
     """γ: tokens drafted per target forward, or "auto" to follow the measured speed ratio (Theorem 1)"""
-    worker: Literal["auto", "thread", "process"] = "auto"
-    """where the draft model runs: a thread (its own CUDA stream), a process, or the thread for drafts on a GPU"""
+    worker: Literal["auto", "thread", "process", "rank"] = "auto"
+    """where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch; "auto" is the
+    thread for drafts on a GPU, the process for others"""
     pre_verify: bool = True
     """verify the first draft token while drafting goes on (§3.2)"""
     post_verify: bool = True
@@ -66,13 +71,36 @@ class PearlDrafter(DraftModelDrafter):
         self.idle: list[Worker] = []
         self._measure_anew()
         weakref.finalize(self, _close_all, self.idle)
+        self.seat = join(self.draft_model, PearlSession.patience) if self.config.worker == "rank" else None
+        if self.seat is not None and self.seat.worker is not None:
+            self.idle.append(self.seat.worker)
 
     def _measure_anew(self) -> None:
         window = None if self.config.window == "auto" else int(self.config.window)
         self.planner = Planner(window, self.config.pre_verify, self.config.post_verify)
         self.target: weakref.ref[PreTrainedModel] | None = None
 
+    @property
+    def drafts(self) -> bool:
+        """With `worker="rank"`, whether this process is the drafting rank, whose part is `serve()`."""
+        return self.seat is not None and self.seat.drafts
+
+    def serve(self) -> None:
+        """On the drafting rank: draft until the target's ranks have closed their drafter.
+
+        Raises:
+            SpeculationError: this is no drafting rank, or it has served.
+        """
+        if self.seat is None:
+            raise SpeculationError(f'serve() is for worker="rank"; worker={self.config.worker!r} serves itself')
+        self.seat.serve(self.draft_model)
+
+    def draft_support(self) -> Support:
+        return super().draft_support() if self.seat is None else self.seat.support
+
     def check_target(self, target: PreTrainedModel) -> None:
+        if self.seat is not None:
+            self.seat.check(ranks_of(target))
         super().check_target(target)
         if self.target is None or self.target() is not target:
             self._measure_anew()  # times and acceptance are kept from call to call, as long as the models are the same
@@ -90,8 +118,12 @@ class PearlDrafter(DraftModelDrafter):
         )
         if in_thread:
             worker = start_thread(self.draft_model, PearlSession.patience)
+        elif self.idle:
+            worker = self.idle.pop()
+        elif self.seat is not None:
+            raise ConnectionError("the drafting rank is gone, or busy with another call")
         else:
-            worker = self.idle.pop() if self.idle else start_process(self.draft_model, PearlSession.patience)
+            worker = start_process(self.draft_model, PearlSession.patience)
         self.last_timeline = Timeline()
         try:
             release = worker.close if in_thread else lambda: self.idle.append(worker)
@@ -101,7 +133,10 @@ class PearlDrafter(DraftModelDrafter):
             raise
 
     def close(self) -> None:
-        """End the worker processes; the next call starts a new one."""
+        """End the worker processes; the next call starts a new one. With `worker="rank"`, end the drafting rank's
+        `serve()`, for good."""
+        if self.seat is not None:
+            self.seat.close()
         _close_all(self.idle)
 
     def __enter__(self) -> "PearlDrafter":
