@@ -1,0 +1,59 @@
+"""The table of copying drafters, on a tiny target: which prompts it measures, what it counts."""
+
+import re
+
+import pytest
+import torch
+from models import llama, tokenizer
+
+from hf_specdec.bench.lookup_table import Tally, encode, main, play, suffix_after
+
+TEXTS = ["ab cd" * 3, "abcdefghi" * 9, "ihgfed", "aabbcc", "cdcdcd"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    llama(max_position_embeddings=48).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("\n".join(TEXTS))
+    return tmp_path
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_prompts_are_cut_at_the_front_or_left_out_where_they_do_not_fit(most, capsys):
+    encoded = encode(TEXTS, tokenizer(), most, room=20)
+    whole = [tokenizer()(text)["input_ids"] for text in TEXTS]
+    fitting = [ids[-most:] for ids in whole if most or len(ids) <= 20]
+    assert [ids[0].tolist() for ids in encoded] == fitting
+    assert len(fitting) == (5 if most else 4)
+    assert ("left out: 1" in capsys.readouterr().out) is (most == 0)
+
+
+def test_a_tally_counts_what_follows_the_prefill():
+    tally, target = Tally(), llama()
+    for _ in range(2):
+        play(target, torch.tensor([[2, 3, 4]]), {"max_new_tokens": 7, "do_sample": False}, tally)
+    assert (tally.tokens, tally.decoded, tally.rounds, tally.mean_acceptance_length) == (14, 12, 12, 1.0)
+    assert 0 < tally.prefill_seconds < tally.seconds
+
+
+def test_a_suffix_drafter_starts_from_the_given_outputs_only():
+    texts = [[5, 6, 7, 8, 9]]
+    first, second = suffix_after(texts), suffix_after(texts, num_branches=3)
+    first.store.add([1, 2, 3, 4])
+    assert second.store.continuations([6, 7], 2).tokens == [[8, 9]]
+    assert len(second.store) == 6 and second.proposes_trees
+
+
+def test_the_table_says_what_was_measured_and_seen(folder, capsys):
+    model = str(folder / "model")
+    settings = {"max_new_tokens": 12, "limit": 2, "branches": 2, "dtype": "float32"}
+    main(model, model, folder / "prompts.txt", **settings, pace_target=2, pace_draft=1, threads=torch.get_num_threads())
+    out = capsys.readouterr().out
+    assert "left out: 1" in out and "2 prompts, T=0, float32, a forward paced at 2 ms, the draft's at 1 ms" in out
+    rows = dict(re.findall(r"^│ (\S.*?) +│ (\d\.\d\d)", out, re.MULTILINE))
+    assert float(rows.pop("plain")) == 1 and all(float(length) >= 1 for length in rows.values())
+    assert float(rows.pop("draft_model")) > 2  # the target drafts for itself
+    names = {"transformers, 10 tokens", "prompt_lookup, 10 tokens", "hybrid"}
+    names |= {name + end for name in ("prompt_lookup", "suffix after 2 outputs") for end in ("", ", 2 branches")}
+    assert set(rows) == names
