@@ -101,8 +101,10 @@ class OverlappedDecoding(Decoding):
         self.fresh: list[Chain] = []
         """[B] what has been drafted behind them"""
         self.drafting = False
-        self.passed: list[tuple[int, int, bool]] = []
-        """[B] place in the round, index in the call's batch, whether all tests were passed"""
+        self.passed: list[int] = []
+        """rows (by index in the call's batch) that passed all tests of the round"""
+        self.corrected: list[tuple[int, int, int]] = []
+        """(row, column, token) of the others' corrections"""
 
     def play_round(self) -> None:
         """One round of Figure 3, for every row in its own mode."""
@@ -137,7 +139,7 @@ class OverlappedDecoding(Decoding):
             chains = [chain[:width] if b in active else self._padding(width) for b, chain in enumerate(chains)]
         self.drafting = any(budget)
         if self.drafting:
-            session.ask(lambda d: d.start_draft(s, budget, chains))
+            session.ask(lambda d: d.start_draft(s, budget, chains, forks=True))
         self.chains = chains if session.session is not None else [[]] * len(rows)
         self.fed_at = time.perf_counter()
         return self._as_draft(self.chains)
@@ -201,24 +203,24 @@ class OverlappedDecoding(Decoding):
             else:
                 steps = itertools.islice(replay(judged, draft, scores), real)
                 emitted, accepted = self._advance_lockstep(steps, logits, outputs)
-        self.passed = [
-            (b, row, bool(new) and accepted[b] == carried + 1 and not self.finished[row])
-            for b, (row, carried, new) in enumerate(before)
-        ]
+        self.passed, self.corrected = [], []
+        for (row, carried, new), n, tokens, start in zip(before, accepted, emitted, self.judge.starts, strict=True):
+            tests = carried + bool(new)
+            if self.finished[row]:
+                continue
+            if new and n == tests:
+                self.passed.append(row)
+            elif n < tests:
+                self.corrected.append((row, start + len(tokens) - 1, tokens[-1]))
         return emitted, accepted, [], sound
 
     def _carry_on(self) -> None:
-        """Rows that passed wait for the whole of what is being drafted behind them; for the others it is useless."""
+        """Rows that passed, and those whose correction was foreseen, wait for what is being drafted behind them."""
         assert self.session is not None
         session, began = self.session, time.perf_counter()
-        going = {row: b for b, row, passed in self.passed if passed}
-        if not self.ragged and not all(p or self._passive(row) for _, row, p in self.passed):
-            going = {}
-        self.carried = {}
-        if not going:
-            session.ask(lambda d: d.cancel([row for _, row, _ in self.passed]))
-        elif (chains := session.ask(lambda d: d.wait(None))) is not None:
-            self.carried = {row: chains[b][1:] for row, b in going.items()}
+        if not self.ragged and self.corrected and self.passed:  # rows in lockstep go on together or not at all
+            self.passed = []
+        self.carried = session.ask(lambda d: d.settle(self.passed, self.corrected)) or {}
         self._waited(began)
 
     def _passive(self, row: int) -> bool:

@@ -28,12 +28,19 @@ class DraftPicker:
         self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """The target's vocabulary, the call's processors, and a draw of the draft's own."""
+        return self.pick(lengths, rows, self.scores(ids, lengths, logits))
+
+    def scores(self, ids: Tensor, lengths: Sequence[int], logits: Tensor) -> Tensor:
+        """Processed scores [B, target vocabulary]."""
         logits = logits.to(self.device, torch.float32)
         if logits.shape[-1] > self.vocab:
             logits = logits[:, : self.vocab]
         elif logits.shape[-1] < self.vocab:
             logits = torch.nn.functional.pad(logits, (0, self.vocab - logits.shape[-1]), value=-torch.inf)
-        scores = self.processing(ids, list(range(len(rows))), lengths, logits)
+        return self.processing(ids, list(range(len(lengths))), lengths, logits)
+
+    def pick(self, lengths: Sequence[int], rows: Sequence[int], scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens [B] and, where they are drawn, q [B, target vocabulary]."""
         if not self.do_sample:
             return scores.argmax(-1), None
         q = distribution(scores)

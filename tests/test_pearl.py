@@ -53,6 +53,15 @@ def test_greedy_text_is_plain_decodings(window, lengths, draft):
     assert torch.equal(generate(pearl(DRAFTS[draft], window=window), lengths), generate(None, lengths))
 
 
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("window", [1, 2, 5])
+@pytest.mark.parametrize("corrections", [0, 3])
+def test_drafting_for_corrections_changes_no_greedy_text(corrections, window, lengths, draft):
+    drafter = pearl(DRAFTS[draft], window=window, corrections=corrections)
+    assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+
+
 @pytest.mark.parametrize("pre_verify", [True, False])
 @pytest.mark.parametrize("post_verify", [True, False])
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
@@ -139,11 +148,14 @@ def test_a_kept_cache_and_scores_are_plain_decodings():
 
 
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
-def test_a_seeded_text_depends_on_no_fixed_window_and_no_timing(lengths):
+@pytest.mark.parametrize("draft", ["good", "middling"])
+def test_a_seeded_text_depends_on_no_fixed_window_no_timing_and_no_correction_foreseen(draft, lengths):
     texts = []
     for window in (1, 2, 4, 8):  # "auto" may run serially for a while, where bonus tokens are drawn from p itself
-        torch.manual_seed(5)
-        texts.append(generate(pearl(DRAFTS["good"], window=window), lengths, do_sample=True))
+        for corrections in (0, 1, 3):
+            torch.manual_seed(5)
+            drafter = pearl(DRAFTS[draft], window=window, corrections=corrections)
+            texts.append(generate(drafter, lengths, do_sample=True))
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
@@ -210,9 +222,9 @@ def chi_square(options, rows=1000, calls=4, top_k=None):
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 8])
-def test_the_joint_distribution_is_the_targets(window):
-    assert chi_square({"window": window}) < 4
+@pytest.mark.parametrize(("window", "corrections"), [(1, 1), (2, 0), (2, 1), (3, 2), (8, 1)])
+def test_the_joint_distribution_is_the_targets(window, corrections):
+    assert chi_square({"window": window, "corrections": corrections}) < 4
 
 
 @pytest.mark.parametrize("options", [{"pre_verify": False}, {"post_verify": False}], ids=str)
@@ -303,6 +315,40 @@ def test_a_perfect_draft_is_never_rejected_and_saves_target_calls():
     assert drafter.last_stats.rejections == 0
 
 
+def second_best(model):
+    """A draft whose likeliest token is never the model's, its second one always."""
+
+    def disturb(module, inputs, outputs):
+        best = outputs.logits.argmax(-1, keepdim=True)
+        worse = (best + 1) % VOCAB
+        outputs.logits = outputs.logits.scatter(-1, worse, outputs.logits.gather(-1, best) + 1)
+
+    draft = copy.deepcopy(model)
+    draft.register_forward_hook(disturb)
+    return draft
+
+
+@pytest.mark.parametrize("window", [2, 4])
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+def test_every_correction_may_be_foreseen(lengths, window):
+    """Every test fails, and its correction has been drafted for. Only the last token's has no room for a draft."""
+    drafter = pearl(second_best(TARGET), window=window)
+    options = {"max_new_tokens": 12}
+    assert torch.equal(generate(drafter, lengths, **options), generate(None, lengths, **options))
+    made, foreseen = map(sum, zip(*drafter.last_timeline.corrections, strict=True))
+    assert made >= 9 * len(lengths) and foreseen >= made - len(lengths)
+
+
+def test_a_correction_foreseen_saves_target_calls():
+    calls = []
+    for corrections in (0, 1):
+        drafter = pearl(window=4, corrections=corrections)
+        generate(drafter, max_new_tokens=96)
+        calls.append(drafter.last_stats.target_calls)
+        assert bool(sum(hits for _, hits in drafter.last_timeline.corrections)) == bool(corrections)
+    assert calls[1] < calls[0]
+
+
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])
 def test_the_window_follows_the_speed_ratio(ratio):
     planner = Planner(None, True, True)
@@ -326,16 +372,18 @@ def test_low_acceptance_with_a_fast_draft_is_run_serially():
 
 def test_the_formula_is_the_chains_long_run():
     generator = torch.Generator().manual_seed(0)
-    for alpha, gamma, target, draft in [(0.5, 3, 3.0, 1.0), (0.8, 5, 3.0, 1.0), (0.7, 2, 5.0, 1.0), (0.9, 1, 1.0, 1.0)]:
+    cases = [(0.5, 3, 3.0, 1.0), (0.8, 5, 3.0, 1.0), (0.7, 2, 5.0, 1.0), (0.9, 1, 1.0, 1.0)]
+    for alpha, gamma, target, draft, foreseen in [(*case, share) for case in cases for share in (0.0, 0.4)]:
         tokens, seconds, carried = 0, 0.0, 0
         for _ in range(20000):
             tests = carried + 1
             passed = int((torch.rand(tests, generator=generator) < alpha).long().cumprod(0).sum())
-            whole = passed == tests
-            tokens += tests if whole else passed + 1
+            tokens += passed + (passed < tests)
+            whole = passed == tests or bool(torch.rand((), generator=generator) < foreseen)
             seconds += max(target, gamma * draft) if whole else max(target, draft)
             carried = gamma - 1 if whole else 0
-        assert pearl_tokens_per_second(alpha, gamma, target, draft) == pytest.approx(tokens / seconds, rel=0.03)
+        speed = pearl_tokens_per_second(alpha, gamma, target, draft, foreseen)
+        assert speed == pytest.approx(tokens / seconds, rel=0.03)
 
 
 def test_a_timeline_is_recorded_and_drawn(tmp_path):
@@ -349,7 +397,9 @@ def test_a_timeline_is_recorded_and_drawn(tmp_path):
     assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("options", [{"window": 0}, {"window": "big"}, {"worker": "gpu"}, {"gamma": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"window": 0}, {"window": "big"}, {"worker": "gpu"}, {"gamma": 3}, {"corrections": 9}], ids=str
+)
 def test_bad_options_are_refused(options):
     with pytest.raises(SpeculationError, match=next(iter(options))):
         PearlDrafter(TARGET, **options)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..drafters.base import Drafter
 from ..drafters.draft_model import DraftModelDrafter
-from ..drafters.pearl import PearlDrafter
+from ..drafters.pearl import PearlDrafter, Timeline
 from .measure import load_model, load_tokenizer
 from .pacing import paced, sleep_until
 from .prompts import load_prompts
@@ -62,6 +62,9 @@ class Row:
     alpha: float | None
     same_text: bool | None
     """whether greedy text was plain decoding's"""
+    corrections: int = 0
+    foreseen: int = 0
+    """how many of them were drafted for"""
     messages: int = 0
     bytes: int = 0
 
@@ -92,10 +95,12 @@ def serial_seconds(accepts: list[list[float]], window: int, ratio: float, step: 
     return total
 
 
-def pearl_seconds(rounds: list[tuple[int, int]], window: int, ratio: float, step: float) -> float:
-    """Figure 3's schedule without overhead: a round that passes all tests waits for γ draft steps, others for one."""
+def pearl_seconds(line: Timeline, window: int, ratio: float, step: float) -> float:
+    """Figure 3's schedule of one row without overhead: a round that passes all tests waits for γ draft steps, as does
+    one whose correction was foreseen; others wait for one."""
     whole, short = max(ratio, window) * step, max(ratio, 1.0) * step
-    return step + sum(whole if tested == accepted else short for tested, accepted in rounds)
+    rounds = zip(line.tests, line.corrections, strict=True)
+    return step + sum(whole if tested == accepted or hits else short for (tested, accepted), (_, hits) in rounds)
 
 
 @torch.no_grad()
@@ -134,13 +139,14 @@ class Table:
         best = min(bounds, key=bounds.__getitem__)
         methods: dict[str, tuple[type[Drafter], dict[str, Any]]] = {
             f"serial, best window {best}": (DraftModelDrafter, {"num_draft_tokens": best}),
+            f"PEARL, window {gamma}, as published": (PearlDrafter, {"window": gamma, "corrections": 0}),
             f"PEARL, window {gamma}": (PearlDrafter, {"window": gamma}),
             "PEARL, auto": (PearlDrafter, {"window": "auto"}),
-            "w/o pre-verify": (PearlDrafter, {"window": gamma, "pre_verify": False}),
-            "w/o post-verify": (PearlDrafter, {"window": gamma, "post_verify": False}),
+            "w/o pre-verify": (PearlDrafter, {"window": gamma, "corrections": 0, "pre_verify": False}),
+            "w/o post-verify": (PearlDrafter, {"window": gamma, "corrections": 0, "post_verify": False}),
         }
         if windows:
-            methods = {f"PEARL, window {w}": (PearlDrafter, {"window": w}) for w in windows}
+            methods = {f"PEARL, window {w}": (PearlDrafter, {"window": w, "corrections": 0}) for w in windows}
         for name, (kind, options) in methods.items():
             if only not in name:
                 continue
@@ -159,7 +165,9 @@ class Table:
                     if isinstance(drafter, PearlDrafter) and drafter.last_timeline is not None:
                         line = drafter.last_timeline
                         fixed = gamma if options["window"] == "auto" else options["window"]
-                        bound += pearl_seconds(line.tests, fixed, ratio, self.step)
+                        bound += pearl_seconds(line, fixed, ratio, self.step)
+                        row.foreseen += sum(hits for _, hits in line.corrections)
+                        row.corrections += sum(made for made, _ in line.corrections)
                         row.messages += line.messages
                         row.bytes += line.bytes
             row.alpha = sum(alphas) / len(alphas)
@@ -198,10 +206,11 @@ def line_of(row: Row) -> str:
     """One line of the table."""
     share = "" if row.bound is None else f"{row.bound / row.seconds:.0%}"
     text = {None: "", True: "same", False: "differs"}[row.same_text]
+    foreseen = f"{row.foreseen} of {row.corrections}" if row.corrections else ""
     alpha = "" if row.alpha is None else f"{row.alpha:.2f}"
     return (
         f"| {row.prompts} | {row.temperature:g} | {row.ratio:g} | {row.method} | {row.speed:.2f} | {share} | {alpha} | "
-        f"{text} |"
+        f"{foreseen} | {text} |"
     )
 
 
@@ -229,7 +238,9 @@ def main(
     )
     held: list[dict[str, Any]] = json.loads(json_file.read_text()) if json_file.exists() else []
     done = {(row["prompts"], row["temperature"], row["ratio"], row["windows"], row["only"]) for row in held}
-    typer.echo("| prompts | T | ratio | method | tokens/s | of its bound | α | greedy text |\n|-|-|-|-|-|-|-|-|")
+    typer.echo(
+        "| prompts | T | ratio | method | tokens/s | of its bound | α | foreseen | greedy text |\n" + "|-" * 9 + "|"
+    )
     for path in prompts:
         for t in temperature:
             for c in ratio:

@@ -48,10 +48,16 @@ class PearlConfig(DrafterConfig):
     """verify the first draft token while drafting goes on (§3.2)"""
     post_verify: bool = True
     """go on drafting while the target verifies (§3.3)"""
+    corrections: int = 1
+    """for each token that the target is verifying, draft behind so many tokens that may come in its place"""
 
     def validate_window(self) -> None:
         if self.window != "auto" and self.window < 1:
             raise ValueError(f'window must be 1 or more, or "auto", got {self.window}')
+
+    def validate_corrections(self) -> None:
+        if not 0 <= self.corrections <= 8:
+            raise ValueError(f"corrections must be from 0 (none) to 8, got {self.corrections}")
 
 
 @register_drafter
@@ -77,7 +83,7 @@ class PearlDrafter(DraftModelDrafter):
 
     def _measure_anew(self) -> None:
         window = None if self.config.window == "auto" else int(self.config.window)
-        self.planner = Planner(window, self.config.pre_verify, self.config.post_verify)
+        self.planner = Planner(window, self.config.pre_verify, self.config.post_verify, self.config.corrections > 0)
         self.target: weakref.ref[PreTrainedModel] | None = None
 
     @property
@@ -127,7 +133,8 @@ class PearlDrafter(DraftModelDrafter):
         self.last_timeline = Timeline()
         try:
             release = worker.close if in_thread else lambda: self.idle.append(worker)
-            return PearlSession(context, worker, self.planner, self.last_timeline, release)
+            corrections = self.config.corrections if self.takes_ragged() else 0
+            return PearlSession(context, worker, self.planner, self.last_timeline, release, corrections)
         except BaseException:
             worker.close()
             raise

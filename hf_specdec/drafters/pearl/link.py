@@ -30,6 +30,7 @@ class Kind(IntEnum):
     DONE = 12
     ANSWER = 13
     ERROR = 14
+    FORKS = 15
 
 
 FRAME = struct.Struct("<BQ")
@@ -103,38 +104,59 @@ class Link:
 
 @dataclass
 class Order:
-    """Draft behind these rows. A row's text is its first `keep` columns as they were, then `tail`."""
+    """Draft behind these rows. A row goes on from a line of the last order: its first `keep` columns, then `tail`."""
 
     epoch: int
     """names the order; later ones have higher numbers, whichever session gives them"""
     width: int
     """draft steps"""
+    forks: int
+    """likely corrections of each unverified token to draft behind as well"""
     rows: list[int]
     """[B] each row's index in the call's batch"""
+    lines: list[int]
+    """[B] lines of the last order: its rows come first, then its forks"""
     keeps: list[int]
     budgets: list[int]
     """[B] tokens wanted; others of the same step are thrown away"""
+    unverified: list[int]
+    """[B] how many of the row's last tokens the target has not seen"""
     tails: list[list[int]]
 
     def encode(self) -> bytes:
-        numbers = [self.epoch, self.width, len(self.rows), *self.rows, *self.keeps, *self.budgets]
+        numbers = [self.epoch, self.width, self.forks, len(self.rows)]
+        for values in (self.rows, self.lines, self.keeps, self.budgets, self.unverified):
+            numbers += values
         for tail in self.tails:
             numbers += [len(tail), *tail]
         return np.array(numbers, np.int64).tobytes()
 
     @classmethod
     def decode(cls, body: bytes) -> "Order":
-        epoch, width, b, *rest = np.frombuffer(body, np.int64).tolist()
-        tails, i = [], 3 * b
+        epoch, width, forks, b, *rest = np.frombuffer(body, np.int64).tolist()
+        rows, lines, keeps, budgets, unverified = (rest[j * b : (j + 1) * b] for j in range(5))
+        tails, i = [], 5 * b
         for _ in range(b):
             tails.append(rest[i + 1 : i + 1 + rest[i]])
             i += 1 + rest[i]
-        return cls(epoch, width, rest[:b], rest[b : 2 * b], rest[2 * b : 3 * b], tails)
+        return cls(epoch, width, forks, rows, lines, keeps, budgets, unverified, tails)
+
+
+@dataclass
+class Fork:
+    """A row's text with a correction in it that the target may make. What is drafted behind it is a line of its own."""
+
+    row: int
+    column: int
+    """of the correction"""
+    token: int
+    first: int
+    """the draft step of the order that gives the first token behind it"""
 
 
 @dataclass
 class Step:
-    """One draft step: a token per row."""
+    """One draft step: a token per line."""
 
     epoch: int
     draft_calls: int
@@ -151,14 +173,26 @@ class Step:
         return body if self.token_probs is None else body + np.array(self.token_probs, "<f4").tobytes()
 
     @classmethod
-    def decode(cls, body: bytes, rows: int) -> "Step":
-        size = STEP.size + 8 * rows
-        if len(body) not in (size, size + 4 * rows):
-            raise ConnectionError(f"the draft worker answered garbage: a step of {len(body)} bytes for {rows} rows")
+    def decode(cls, body: bytes, lines: int) -> "Step":
+        size = STEP.size + 8 * lines
+        if len(body) not in (size, size + 4 * lines):
+            raise ConnectionError(f"the draft worker answered garbage: a step of {len(body)} bytes for {lines} lines")
         probs = np.frombuffer(body, "<f4", offset=size).tolist() if len(body) > size else None
-        tokens = np.frombuffer(body, "<i8", rows, STEP.size).tolist()
+        tokens = np.frombuffer(body, "<i8", lines, STEP.size).tolist()
         epoch, calls, began, ended = STEP.unpack_from(body)
         return cls(epoch, calls, began, ended, tokens, probs)
+
+
+def encode_forks(epoch: int, forks: list[Fork]) -> bytes:
+    numbers = [epoch]
+    for fork in forks:
+        numbers += [fork.row, fork.column, fork.token, fork.first]
+    return encode_numbers(*numbers)
+
+
+def decode_forks(body: bytes) -> list[Fork]:
+    numbers = decode_numbers(body)[1:]
+    return [Fork(*numbers[i : i + 4]) for i in range(0, len(numbers) - 3, 4)]
 
 
 def encode_numbers(*numbers: int) -> bytes:

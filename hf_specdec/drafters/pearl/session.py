@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...picking import DraftPicker
 from ..base import Draft, DraftContext, DraftSession, Sequences, Verdict
-from .link import Kind, Link, Order, Step, decode_numbers, encode_numbers, encode_object
+from .link import Fork, Kind, Link, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
 from .timeline import Timeline
 from .window import Plan, Planner
 from .worker import Setup
@@ -39,22 +39,35 @@ class PearlSession(DraftSession):
     patience = 30.0
 
     def __init__(
-        self, context: DraftContext, worker: Worker, planner: Planner, timeline: Timeline, release: Callable[[], None]
+        self,
+        context: DraftContext,
+        worker: Worker,
+        planner: Planner,
+        timeline: Timeline,
+        release: Callable[[], None],
+        corrections: int = 0,
     ) -> None:
         """
         Args:
+            corrections: how many for each unverified token to draft for; needs a draft that takes uneven rows.
             release: called once at the end, when the worker is free and sound; otherwise it is closed.
         """
         super().__init__(context)
+        rows = context.prompt_ids.shape[0]
+        self.corrections = corrections if rows == 1 or not context.lockstep else 0
         self.worker, self.planner, self.timeline, self.release = worker, planner, timeline, release
         self.columns = context.prompt_ids.shape[1]
-        self.told: dict[int, list[int]] = {row: [] for row in range(context.prompt_ids.shape[0])}
+        self.told: dict[int, list[int]] = {row: [] for row in range(rows)}
         """per row, the new tokens that the worker knows: accepted ones and its own drafts"""
         self.accepted: dict[int, int] = dict.fromkeys(self.told, 0)
         """per row, how many of them were accepted when they were last told: these never change"""
         self.sound = True
         self.steps: list[Step] = []
-        self.rows: list[int] = []
+        self.forks: list[Fork] = []
+        self.rows: list[int] = list(self.told)
+        self.next_lines = {row: line for line, row in enumerate(self.told)}
+        """per row, the line of the present order that the next one goes on from"""
+        self.forking = False
         self.budget: list[int] = []
         self.total: int | None = 0
         """draft steps of the present order, once it is known that no more will come"""
@@ -65,15 +78,21 @@ class PearlSession(DraftSession):
             context.prompt_mask.cpu(),
             context.max_length,
             context.eos_token_ids,
-            context.lockstep,
+            context.lockstep and not self.corrections,
             context.pick,
         )
         worker.link.send(Kind.OPEN, encode_object(setup))
 
     # ------------------------------------------------------------------ orders
 
-    def start_draft(self, sequences: Sequences, budget: list[int], pending: list[Chain] | None = None) -> None:
-        """Have the worker draft `budget[b]` tokens behind each row's accepted tokens and `pending`, unverified ones."""
+    def start_draft(
+        self, sequences: Sequences, budget: list[int], pending: list[Chain] | None = None, forks: bool = False
+    ) -> None:
+        """Have the worker draft `budget[b]` tokens behind each row's accepted tokens and `pending`, unverified ones.
+
+        Args:
+            forks: draft behind the likely corrections, too.
+        """
         ahead = pending or [[] for _ in sequences.rows]
         keeps, tails = [], []
         for b, row in enumerate(sequences.rows):
@@ -87,9 +106,21 @@ class PearlSession(DraftSession):
             told[sure + same :] = text[same:]
             self.accepted[row] = new
         self.worker.epoch += 1
-        self.steps, self.total = [], None
+        self.steps, self.forks, self.total = [], [], None
         self.rows, self.budget, self.base = list(sequences.rows), list(budget), list(sequences.lengths)
-        order = Order(self.worker.epoch, max(budget), self.rows, keeps, self.budget, tails)
+        self.forking = forks and self.corrections > 0
+        order = Order(
+            epoch=self.worker.epoch,
+            width=max(budget),
+            forks=self.corrections if forks else 0,
+            rows=self.rows,
+            lines=[self.next_lines[row] for row in self.rows],
+            keeps=keeps,
+            budgets=self.budget,
+            unverified=[len(chain) for chain in ahead],
+            tails=tails,
+        )
+        self.next_lines = {row: line for line, row in enumerate(self.rows)}
         self.worker.link.send(Kind.DRAFT, order.encode())
 
     def wait(self, steps: int | None) -> list[Chain]:
@@ -101,10 +132,37 @@ class PearlSession(DraftSession):
         """
         while self.total is None and (steps is None or len(self.steps) < steps):
             self._hear(Kind.STEP)
-        return [
-            [(s.tokens[b], s.token_probs[b] if s.token_probs else 1.0) for s in self.steps[:most]]
-            for b, most in enumerate(self.budget)
-        ]
+        return [self._line(b, most=most) for b, most in enumerate(self.budget)]
+
+    def settle(self, passed: list[int], corrected: list[tuple[int, int, int]]) -> dict[int, Chain]:
+        """What each row carries into the next round, once it is there. Drafting that is of no use to any is cancelled.
+
+        Args:
+            passed: rows that passed all their tests; they carry their new tokens but the first, which was tested.
+            corrected: (row, column, token) of the others' corrections, which may have been drafted for.
+        """
+        forks = {(fork.row, fork.column, fork.token): i for i, fork in enumerate(self.forks)}
+        hits = {place[0]: forks[place] for place in corrected if place in forks}
+        self.timeline.corrections.append((len(corrected), len(hits)))
+        if self.forking:
+            self.planner.saw_corrections(len(self.rows), len(corrected), len(hits))
+        if not passed and not hits:
+            self.cancel(self.rows)
+            return {}
+        chains = dict(zip(self.rows, self.wait(None), strict=True))
+        return {row: chains[row][1:] for row in passed} | {row: self._go_on_from(i) for row, i in hits.items()}
+
+    def _go_on_from(self, index: int) -> Chain:
+        """What was drafted behind a correction, which the target has made."""
+        fork, line = self.forks[index], len(self.rows) + index
+        chain = self._line(line, fork.first)
+        self.told[fork.row][fork.column - self.columns :] = [fork.token, *(token for token, _ in chain)]
+        self.next_lines[fork.row] = line
+        return chain[: self.budget[self.rows.index(fork.row)] - fork.first]  # it ends where the row's own line does
+
+    def _line(self, line: int, first: int = 0, most: int | None = None) -> Chain:
+        steps = self.steps[first:most]
+        return [(s.tokens[line], s.token_probs[line] if s.token_probs else 1.0) for s in steps]
 
     def cancel(self, rows: list[int]) -> None:
         """Stop drafting, between two steps, when it has become useless for all rows."""
@@ -119,7 +177,7 @@ class PearlSession(DraftSession):
     def question(self, row: int, column: int, tokens: Tensor | None = None) -> Tensor:
         """q of some tokens, or all, at a drafted column of a row of the call's batch."""
         wanted = [] if tokens is None else tokens.tolist()
-        self.worker.link.send(Kind.ASK, encode_numbers(row, column, *wanted))
+        self.worker.link.send(Kind.ASK, encode_numbers(self.next_lines[row], column, *wanted))
         q = np.frombuffer(self._hear(Kind.ANSWER), "<f4")
         if len(q) != (len(wanted) or self.context.vocab_size):
             raise ConnectionError(f"the draft worker answered garbage: {len(q)} probabilities")
@@ -135,6 +193,8 @@ class PearlSession(DraftSession):
                 raise RuntimeError(f"the draft worker raised {body[:1000].decode(errors='replace')}")
             if kind is Kind.STEP:
                 self._take_step(body)
+            elif kind is Kind.FORKS:
+                self._take_forks(body)
             elif kind is Kind.DONE:
                 epoch, steps = [*decode_numbers(body), 0, 0][:2]
                 if epoch == self.worker.epoch and self.total is None:
@@ -144,8 +204,15 @@ class PearlSession(DraftSession):
                 return body
         raise TimeoutError(f"the draft worker said nothing for {self.patience} seconds")
 
+    def _take_forks(self, body: bytes) -> None:
+        if _epoch(body) == self.worker.epoch:
+            self.forks += decode_forks(body)
+            if not self.forking or any(fork.first not in (0, 1) for fork in self.forks):
+                raise ConnectionError("the draft worker answered garbage: forks that nobody asked for")
+
     def _take_step(self, body: bytes) -> None:
-        step = Step.decode(body, len(self.rows)) if _epoch(body) == self.worker.epoch else None
+        lines = len(self.rows) + sum(fork.first <= len(self.steps) for fork in self.forks)
+        step = Step.decode(body, lines) if _epoch(body) == self.worker.epoch else None
         if step is None or self.total is not None:
             return
         vocab = self.context.vocab_size

@@ -22,6 +22,8 @@ class Timeline:
     """seconds that the target stood still for the draft"""
     tests: list[tuple[int, int]] = field(default_factory=list)
     """per round, draft tokens tested and passed, summed over its rows"""
+    corrections: list[tuple[int, int]] = field(default_factory=list)
+    """per round, rows that failed a test, and those of them whose correction had been drafted for"""
     messages: int = 0
     """on the line between target and worker, both ways"""
     bytes: int = 0

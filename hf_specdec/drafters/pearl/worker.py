@@ -8,9 +8,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from ...picking import DraftPicker
 from ...stats import SpeculationStats
 from ..base import DraftContext, Sequences
 from ..draft_model import DraftModelSession
-from .link import Kind, Link, Order, Step, decode_numbers, decode_object, encode_numbers
+from .link import Fork, Kind, Link, Order, Step, decode_numbers, decode_object, encode_forks, encode_numbers
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
@@ -46,13 +45,28 @@ class CancelledError(Exception):
     """The present order has become useless."""
 
 
+@dataclass
+class Line:
+    """A text that is drafted behind: a row's own, or one with a correction in it."""
+
+    row: int
+    q: dict[int, Tensor] = field(default_factory=dict)
+    """[V] by drafted column"""
+    others: dict[int, list[int]] = field(default_factory=dict)
+    """by drafted column, the likeliest tokens besides the drafted one"""
+
+
 class BackgroundDraft(DraftModelSession):
-    """The draft model's session, told what to draft behind and telling every token as soon as it is drawn."""
+    """The draft model's session, told what to draft behind and telling every token as soon as it is drawn.
+
+    Besides each row's own text it drafts behind *forks* of it, the corrections that the target is likely to make: at
+    each place that has not been verified, what the draft thinks likeliest next to what it drafted. All lines, the
+    rows' own first, share the draft's steps.
+    """
 
     def __init__(self, setup: Setup, model: PreTrainedModel, link: Link, desk: "Desk") -> None:
-        self.link, self.desk, self.order = link, desk, Order(-1, 0, [], [], [], [])
+        self.link, self.desk, self.epoch = link, desk, -1
         self.began, self.sent = 0.0, 0
-        self.q_at: dict[tuple[int, int], Tensor] = {}
         self.picker = setup.picker
         self.picker.device = model.device
         for processor in self.picker.processing.processors:
@@ -68,65 +82,111 @@ class BackgroundDraft(DraftModelSession):
             do_sample=self.picker.do_sample,
             lockstep=setup.lockstep,
             trees=False,
-            pick=self._pick,
+            pick=self.picker,
             device=model.device,
             stats=SpeculationStats(),
         )
         super().__init__(context, model, window=1)
         self.ids = torch.nn.functional.pad(context.prompt_ids, (0, BLOCK))
+        self.lines = [Line(row) for row in self.rows]
+        self.ends: list[int] = []
+        """[L] columns of each line"""
 
     def follow(self, order: Order) -> None:
         """Draft `order.width` tokens behind each row, or fewer where the draft's context ends."""
-        self.order, self.sent, self.began = order, 0, time.perf_counter()
-        if order.rows != self.rows:
-            self.ids = self.ids[[self.rows.index(row) for row in order.rows]]
-        lengths = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
-        missing = max(lengths) + order.width - self.ids.shape[1]
+        self.epoch, self.sent, self.began = order.epoch, 0, time.perf_counter()
+        self._take_up(order)
+        width = min(order.width, self.context_limit - max(self.ends))
+        if width < 1:
+            return
+        self._fork(order, order.unverified, 0)
+        logits = self._catch_up(Sequences(self.ids, self.ends, self.rows, []))
+        for step in range(width):
+            tokens, probs = self._draw(logits, order.forks)
+            if step == 0 and width > 1:
+                self._fork(order, [1] * len(order.rows), 1)
+            self._tell(tokens, probs)
+            if step + 1 < width:
+                logits = self._step(self.ids.gather(1, torch.tensor(self.ends, device=self.ids.device)[:, None] - 1))
+
+    def _take_up(self, order: Order) -> None:
+        """Each row goes on from a line of the last order, which may be a fork; the other lines are forgotten."""
+        self._select(order.lines)
+        self.ends = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
+        missing = max(self.ends) + order.width - self.ids.shape[1]
         if missing > 0:
             self.ids = torch.nn.functional.pad(self.ids, (0, -(-missing // BLOCK) * BLOCK))
-        for b, (keep, tail) in enumerate(zip(order.keeps, order.tails, strict=True)):
+        for b, (line, keep, tail) in enumerate(zip(self.lines, order.keeps, order.tails, strict=True)):
             self.ids[b, keep : keep + len(tail)] = torch.tensor(tail, dtype=torch.long)
-        self._trust(order, lengths)
-        ends = dict(zip(order.rows, lengths, strict=True))
-        self.q_at = {(row, column): q for (row, column), q in self.q_at.items() if column < ends.get(row, 0)}
-        self.propose(Sequences(self.ids, lengths, order.rows, []), order.budgets)
-
-    def _trust(self, order: Order, lengths: list[int]) -> None:
-        """What the cache holds of each row's new text; the last token is fed again where it holds all."""
-        good = dict(zip(self.rows, self.runner.lengths, strict=True))
-        for row, keep, length in zip(order.rows, order.keeps, lengths, strict=True):
-            good[row] = min(good[row], keep, length - 1)
-        self.good = [good[row] for row in self.rows]
+            line.q = {column: q for column, q in line.q.items() if column < self.ends[b]}
+        # The last token is fed again where the cache holds all.
+        held = zip(self.runner.lengths, order.keeps, self.ends, strict=True)
+        self.good = [min(length, keep, end - 1) for length, keep, end in held]
         if self.context.lockstep:
             self.good = [min(self.good)] * len(self.good)
+        self._roll_back()
 
-    def window(self) -> int:
-        return self.order.width
+    def _fork(self, order: Order, unverified: list[int], first: int) -> None:
+        """Open lines for the likely corrections of each row's last, unverified tokens."""
+        parents, forks = [], []
+        for b, (line, most, budget) in enumerate(zip(self.lines, unverified, order.budgets, strict=False)):
+            for column in range(self.ends[b] - most, self.ends[b]) if budget and order.forks else ():
+                for token in line.others.get(column, []):
+                    if token not in self.context.eos_token_ids:
+                        parents.append(b)
+                        forks.append(Fork(line.row, column, token, first))
+        if not forks:
+            return
+        self.link.send(Kind.FORKS, encode_forks(order.epoch, forks))
+        lines = len(self.lines)
+        self._select([*range(lines), *parents])
+        self.ends += [fork.column + 1 for fork in forks]
+        rows, columns, tokens = zip(*((lines + i, f.column, f.token) for i, f in enumerate(forks)), strict=True)
+        self.ids[list(rows), list(columns)] = torch.tensor(tokens, device=self.ids.device)
+        self.good = [min(length, end - 1) for length, end in zip(self.runner.lengths, self.ends, strict=True)]
+        self._roll_back()
+
+    def _select(self, lines: list[int]) -> None:
+        """Go on with these lines; one that is there a second time is a fork."""
+        if lines == list(range(len(self.lines))):
+            return
+        self.runner.select(lines)
+        self.ids = self.ids[lines]
+        self.rows = [self.rows[i] for i in lines]
+        self.lines = [Line(self.lines[i].row) if i in lines[:n] else self.lines[i] for n, i in enumerate(lines)]
+
+    def _roll_back(self) -> None:
+        if self.runner.lengths != self.good:
+            self.runner.truncate(self.good)
 
     def _step(self, tokens: Tensor, counts: list[int] | None = None) -> Tensor:
-        if self.desk.cancelled >= self.order.epoch:
+        if self.desk.cancelled >= self.epoch:
             raise CancelledError
         return super()._step(tokens, counts)
 
-    def _pick(
-        self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        tokens, q = self.picker(ids, lengths, rows, logits)
-        ids.scatter_(1, torch.tensor(lengths, device=ids.device)[:, None], tokens[:, None])
-        probs = None
-        if q is not None:
-            self.q_at.update({(row, n): q[b] for b, (row, n) in enumerate(zip(rows, lengths, strict=True))})
-            probs = q.gather(1, tokens[:, None])[:, 0].tolist()
-        drawn = tokens.tolist()
+    def _draw(self, logits: Tensor, others: int) -> tuple[list[int], list[float] | None]:
+        """The next token of every line, and its q where it was drawn at random."""
+        scores = self.picker.scores(self.ids, self.ends, logits)
+        drawn, q = self.picker.pick(self.ends, self.rows, scores)
+        self.ids.scatter_(1, torch.tensor(self.ends, device=self.ids.device)[:, None], drawn[:, None])
+        tokens = drawn.tolist()
+        best = scores.topk(min(others + 1, scores.shape[1])).indices.tolist() if others else [[]] * len(tokens)
+        for b, (line, column) in enumerate(zip(self.lines, self.ends, strict=True)):
+            line.others[column] = [token for token in best[b] if token != tokens[b]][:others]
+            if q is not None:
+                line.q[column] = q[b]
+        self.ends = [end + 1 for end in self.ends]
+        return tokens, None if q is None else q.gather(1, drawn[:, None])[:, 0].tolist()
+
+    def _tell(self, tokens: list[int], probs: list[float] | None) -> None:
         now = time.perf_counter()
-        step = Step(self.order.epoch, self.context.stats.draft_calls, self.began, now, drawn, probs)
+        step = Step(self.epoch, self.context.stats.draft_calls, self.began, now, tokens, probs)
         self.link.send(Kind.STEP, step.encode())
         self.began, self.sent = now, self.sent + 1
-        return tokens, q
 
-    def answer(self, row: int, column: int, tokens: list[int]) -> bytes:
-        """float32 q of these tokens (all, where none are named) at a drafted position."""
-        q = self.q_at[row, column]
+    def answer(self, line: int, column: int, tokens: list[int]) -> bytes:
+        """float32 q of these tokens (all, where none are named) at a drafted position of a line."""
+        q = self.lines[line].q[column]
         return (q[tokens] if tokens else q).float().cpu().numpy().astype("<f4").tobytes()
 
 
@@ -161,10 +221,10 @@ def serve(link: Link, model: PreTrainedModel | None = None) -> None:
             elif kind is Kind.CANCEL:
                 desk.cancelled = max(desk.cancelled, *decode_numbers(body))
             elif kind is Kind.ASK:
-                row, column, *tokens = decode_numbers(body)
+                line, column, *tokens = decode_numbers(body)
                 assert desk.session is not None
                 with torch.no_grad():
-                    link.send(Kind.ANSWER, desk.session.answer(row, column, tokens))
+                    link.send(Kind.ANSWER, desk.session.answer(line, column, tokens))
             else:
                 orders.put((kind, body))
     except OSError:
