@@ -10,10 +10,11 @@ from hf_specdec.bench.measure import load_model, load_tokenizer
 from hf_specdec.bench.recording import RecordingDrafter
 from hf_specdec.bench.specs import PLAIN, Method, load_drafter
 from hf_specdec.cli import app
+from hf_specdec.demo import run
 from hf_specdec.demo.colour import _pieces, painted
 from hf_specdec.demo.compare import compare
 from hf_specdec.demo.prompts import PROMPTS
-from hf_specdec.demo.run import PAIR, run_generate
+from hf_specdec.demo.run import PAIR, demo_dtype, run_generate
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,24 @@ def test_generate_continues_a_prompt_with_any_pair(capsys):
     printed = capsys.readouterr().out
     assert "def add(a, b):" in printed
     assert "mean acceptance length" in printed
+
+
+@pytest.mark.parametrize(
+    ("cpu", "dtype"),
+    [("AVX2", "float32"), ("DEFAULT", "float32"), ("NO AVX", "float32"), ("AVX512", "bfloat16"), ("AMX", "bfloat16")],
+)
+def test_the_demo_takes_bfloat16_only_where_the_cpu_computes_in_it(cpu, dtype):
+    assert demo_dtype(cpu) == dtype
+
+
+@pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])
+def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(monkeypatch, capsys, worthwhile, said):
+    for name, value in {"WORTHWHILE": worthwhile, "MLP": 800, "TURNS": 1, "NEW_TOKENS": 8}.items():
+        monkeypatch.setattr(run, name, value)
+    run.run_demo()
+    printed = capsys.readouterr().out
+    assert ("On this machine a verification of 6 tokens" in printed) == said
+    assert demo_dtype(torch.backends.cpu.get_cpu_capability()) in printed and "speed-up" in printed
 
 
 def test_generate_takes_what_bench_takes():

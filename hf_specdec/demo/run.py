@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..bench.audit import audit
+from ..bench.bare import time_bare_forwards
 from ..bench.measure import load_model, load_tokenizer
+from ..bench.meter import Forward
 from ..bench.padding import pad_mlps
 from ..bench.recording import RecordingDrafter
 from ..bench.specs import PLAIN, Method, build_method, default_drafter, load_drafter
@@ -26,6 +29,8 @@ MLP = 24_000
 GAMMA = 5
 """tokens drafted per round, by us and by transformers"""
 TURNS = 2
+WORTHWHILE = 1.2
+"""speed-up below which the demo says what stands in the way"""
 NEW_TOKENS = 48
 PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
 HF, OURS = "transformers assisted", "hf_specdec"
@@ -40,8 +45,8 @@ def run_demo(svg: Path | str | None = None) -> None:
     console = Console(highlight=False, **(PICTURE if svg is not None else {}))
     with _quiet():
         tokenizer = load_tokenizer(str(PAIR / "target"))
-        target = load_model(str(PAIR / "target"), "bfloat16", "cpu")
-        draft = load_model(str(PAIR / "draft"), "bfloat16", "cpu")
+        dtype = demo_dtype(torch.backends.cpu.get_cpu_capability())
+        target, draft = (load_model(str(PAIR / name), dtype, "cpu") for name in ("target", "draft"))
         sizes = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (target, draft)]
         pad_mlps(target, MLP)
         padded = sum(p.numel() for p in target.parameters()) / 1e6
@@ -49,7 +54,7 @@ def run_demo(svg: Path | str | None = None) -> None:
             f"Target: {sizes[0]:.1f} M parameters, cost-padded: its MLPs got units that add exactly zero, so that it "
             f"costs like a model of {padded:.0f} M and says what it said. Draft: {sizes[1]:.1f} M. Both are small and "
             f"were trained for minutes: look at the tokens, not at the answers.\n"
-            f"bfloat16, {torch.get_num_threads()} CPU threads, greedy, {NEW_TOKENS} new tokens at most, "
+            f"{dtype}, {torch.get_num_threads()} CPU threads, greedy, {NEW_TOKENS} new tokens at most, "
             f"{GAMMA} drafted per round; each method decodes each prompt {TURNS} times, in turn.\n"
         )
         console.print(legend(console), "\n")
@@ -68,8 +73,35 @@ def run_demo(svg: Path | str | None = None) -> None:
     console.print(_table(outcomes))
     for line in differences:
         console.print(line)
+    plain, *_, ours = map(_speed, zip(*outcomes, strict=True))
+    if ours / plain < WORTHWHILE:
+        console.print(cost_of_width(target, draft, inputs["input_ids"]))
     if svg is not None:
         console.save_svg(str(svg), title="hf-specdec demo")
+
+
+def demo_dtype(cpu: str) -> str:
+    """bfloat16 where the CPU computes in it, else float32: where bfloat16 is emulated, a forward costs in proportion to
+    its width, and a draft cannot pay.
+
+    Args:
+        cpu: as `torch.backends.cpu.get_cpu_capability()` says.
+    """
+    return "bfloat16" if "AVX512" in cpu or "AMX" in cpu else "float32"
+
+
+def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel, ids: Tensor) -> str:
+    """A sentence with the costs that decide what a draft of `GAMMA` tokens can gain on this machine."""
+    widths = [Forward("target", 1, width, ids.shape[1], 0.0) for width in (1, GAMMA + 1)]
+    table = time_bare_forwards({"target": target, "draft": draft}, widths, ids)
+    step, wide, drafted = (table[kind] for kind in (("target", 1, 1), ("target", 1, GAMMA + 1), ("draft", 1, 1)))
+    round_cost = (wide + GAMMA * drafted) / step
+    return (
+        f"On this machine a verification of {GAMMA + 1} tokens takes {1000 * wide:.0f} ms, a single step of the target "
+        f"{1000 * step:.0f} ms. With {GAMMA} draft steps before it, a round costs {round_cost:.1f} single steps, "
+        "and has to bring as many tokens to be even. Where a forward mostly waits for the weights to come from memory, as on a "
+        "GPU, a verification costs little more than a step."
+    )
 
 
 def run_generate(
@@ -167,7 +199,7 @@ def _table(outcomes: Sequence[Sequence[Outcome]], compared: bool = True) -> Tabl
     table = Table("", "tokens/s", "tokens/call", "speed-up", "text", box=None)
     speeds: list[float] = []
     for rows in zip(*outcomes, strict=True):
-        speeds.append(sum(len(row.tokens) for row in rows) / sum(row.seconds for row in rows))
+        speeds.append(_speed(rows))
         same = sum(row.tokens == prompt[0].tokens for row, prompt in zip(rows, outcomes, strict=True))
         text = f"plain's own in {same} of {len(rows)}" if compared else "sampled"
         table.add_row(
@@ -178,6 +210,11 @@ def _table(outcomes: Sequence[Sequence[Outcome]], compared: bool = True) -> Tabl
             "" if len(speeds) == 1 else text,
         )
     return table
+
+
+def _speed(rows: Sequence[Outcome]) -> float:
+    """Tokens per second of one method over all prompts."""
+    return sum(len(row.tokens) for row in rows) / sum(row.seconds for row in rows)
 
 
 @contextmanager
