@@ -98,9 +98,9 @@ def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel, ids: Tensor) 
     round_cost = (wide + GAMMA * drafted) / step
     return (
         f"On this machine a verification of {GAMMA + 1} tokens takes {1000 * wide:.0f} ms, a single step of the target "
-        f"{1000 * step:.0f} ms. With {GAMMA} draft steps before it, a round costs {round_cost:.1f} single steps, "
-        "and has to bring as many tokens to be even. Where a forward mostly waits for the weights to come from memory, as on a "
-        "GPU, a verification costs little more than a step."
+        f"{1000 * step:.0f} ms. With {GAMMA} draft steps before it, a round costs {round_cost:.1f} steps, and has to "
+        "bring as many tokens to be even. Where a forward mostly waits for the weights to come from memory, as "
+        "on a GPU, a verification costs little more than a step."
     )
 
 
