@@ -1,8 +1,10 @@
 """The suffix store against a plain search, its bound, its files, and the engine's promises."""
 
+import math
 import random
 import threading
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from continuations import (
 from models import llama, prompts
 
 from hf_specdec import SpeculationError
+from hf_specdec.drafters.base import Sequences
 from hf_specdec.drafters.suffix import SuffixDrafter, SuffixStore
 from hf_specdec.drafters.suffix.likely import likely_branches
 
@@ -159,6 +162,28 @@ def test_the_likeliest_branches_grow_first():
     assert likely_branches(texts, 9, 2, 1, 0.0) == [[1, 2]]
     assert sorted(likely_branches(texts, 9, 9, 4, 0.0)) == [[1, 2, 3], [1, 2, 4], [1, 5], [6]]
     assert likely_branches([], 9, 9, 4, 0.0) == likely_branches([[]], 9, 9, 4, 0.0) == []
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 7])
+def test_of_equally_likely_texts_the_newest_is_copied_to_its_end_first(nodes):
+    newest, older = [1, 2, 3, 4], [5, 6, 7, 8]
+    found = likely_branches([newest, older], nodes, 4, 2, 0.0)
+    assert found[0] == newest[: nodes - 1] and sum(map(len, found)) == nodes
+    assert all(branch in (newest[: len(branch)], older[: len(branch)]) for branch in found)
+
+
+@pytest.mark.parametrize("branches", [1, 2, 4])
+@pytest.mark.parametrize("length", [2, 5, 16])
+def test_a_tree_has_a_chains_depth_and_room_for_its_branches(branches, length):
+    drafter = SuffixDrafter(max_draft_tokens=length, num_branches=branches, memory_mb=1)
+    for first in range(10, 14):
+        drafter.store.add([1, 2, 3, 4, 5, 6, 7, 8, first, *range(20 * first, 20 * first + 20)])
+    host = SimpleNamespace(eos_token_ids=frozenset(), vocab_size=1000, trees=True, device="cpu", forbids=None)
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    draft = drafter.start(host).propose(Sequences(torch.tensor([text]), [8], [0], [text]), [99])
+    depths = draft.depths()[0][: draft.lengths[0]]
+    assert depths.count(1) == branches and max(depths) == length
+    assert draft.lengths[0] == sum(math.ceil(length / i) for i in range(1, branches + 1))
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 20])

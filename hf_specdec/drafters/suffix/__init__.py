@@ -5,6 +5,7 @@ serves similar requests drafts better the longer it is used.
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -28,7 +29,7 @@ class SuffixConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "suffix"
 
     max_draft_tokens: int = 16
-    """The longest draft; also the most nodes of a tree."""
+    """The longest draft, or branch of a tree."""
     tokens_per_match: int = 2
     """Draft tokens per matched token: a short match drafts little, a long one much."""
     max_match: int = 32
@@ -36,7 +37,8 @@ class SuffixConfig(DrafterConfig):
     min_probability: float = 0.2
     """Tokens that fewer of the matched occurrences went through are not drafted."""
     num_branches: int = 1
-    """Competing continuations of a token drafted at once as a tree; 1 drafts a chain."""
+    """Competing continuations of a token drafted at once as a tree, of 1 + 1/2 + ... times a chain's tokens; 1 drafts a
+    chain."""
     memory_mb: int = 64
     """Bound of the store's memory in 2^20 bytes; the oldest tokens make room."""
 
@@ -81,7 +83,10 @@ class SuffixSession(DraftSession):
         else:
             length, texts = own.length, [index.copy_from(place, most) for place in own.positions]
         depth = min(most, config.tokens_per_match * length)
-        return likely_branches(texts, depth, depth, branches, config.min_probability)
+        nodes = sum(
+            ceil(depth / (i + 1)) for i in range(branches)
+        )  # a chain's, and a token or more for each other branch
+        return likely_branches(texts, nodes, depth, branches, config.min_probability)
 
     def observe(self, verdict: Verdict) -> None:
         for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):

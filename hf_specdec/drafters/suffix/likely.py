@@ -8,7 +8,9 @@ from collections.abc import Sequence
 def likely_branches(
     texts: Sequence[Sequence[int]], nodes: int, depth: int, branches: int, min_probability: float
 ) -> list[list[int]]:
-    """Grow a tree from the root, always by the node that most of `texts` pass through.
+    """Grow a tree from the root, always below the node that most of `texts` pass through, the deepest of equals.
+
+    A text seen once can thus be copied to its end before another one is begun.
 
     Args:
         texts: continuations seen, the newest first: among equally frequent tokens the newest wins.
@@ -21,11 +23,11 @@ def likely_branches(
         The tree's branches from the root to each leaf, the likeliest first.
     """
     leaves: list[list[int]] = []
-    # The heap's order: likeliest first, then the one found first.
-    heap: list[tuple[int, int, list[int], list[Sequence[int]]]] = [(-len(texts), 0, [], list(texts))]
+    # The heap's order: likeliest first, then the deepest, then the one found first.
+    heap: list[tuple[int, int, int, list[int], list[Sequence[int]]]] = [(-len(texts), 0, 0, [], list(texts))]
     found = 0
     while heap and found < nodes:
-        _, _, branch, through = heapq.heappop(heap)
+        *_, branch, through = heapq.heappop(heap)
         counts = Counter(text[len(branch)] for text in through if len(text) > len(branch))
         likely = [
             (token, count)
@@ -37,6 +39,6 @@ def likely_branches(
         for token, count in likely:
             found += 1
             child = [text for text in through if len(text) > len(branch) and text[len(branch)] == token]
-            heapq.heappush(heap, (-count, found, [*branch, token], child))
-    leaves += [branch for _, _, branch, _ in sorted(heap)]
+            heapq.heappush(heap, (-count, -len(branch) - 1, found, [*branch, token], child))
+    leaves += [branch for *_, branch, _ in sorted(heap)]
     return [leaf for leaf in leaves if leaf]
