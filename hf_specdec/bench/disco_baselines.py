@@ -1,15 +1,14 @@
 """What DISCO is compared with: stop rules to play over records, and the same ones as drafters for the clock."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..drafters.base import Draft, DraftContext, DraftSession, Sequences
 from ..drafters.disco import DiscoDrafter, StopClassifier
+from ..drafters.disco.classifier import Chance
 from ..drafters.draft_model import DraftModelDrafter, DraftModelSession
 
 
@@ -52,8 +51,8 @@ class TopProbability(StopClassifier):
     def __init__(self) -> None:
         super().__init__(k=1, hidden=1)
 
-    def chance(self, logits: Tensor, position: Sequence[int], proposed: Sequence[int], do_sample: bool) -> list[float]:
-        return logits.float().softmax(-1).amax(-1).tolist()
+    def reader(self, do_sample: bool) -> Chance:
+        return lambda logits, position, proposed: logits.float().softmax(-1).amax(-1).tolist()
 
 
 class PerplexityDrafter(DiscoDrafter):

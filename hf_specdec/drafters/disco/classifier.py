@@ -1,8 +1,9 @@
 """What the stop rule looks at, and the classifier over it (Mamou 2024, Equation 2)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -20,17 +21,42 @@ def features(logits: Tensor, position: Sequence[int], proposed: Sequence[int], k
         proposed: [B] the token that followed when the last ones occurred before, or -1 (`lookup.Recurrence`).
 
     Returns:
-        [B, k + 4] float32: probabilities in falling order; entropy in nats; log(1 + position); whether there is a
-        proposal; whether it is the draft's best token. All are known before a token is drawn.
+        [B, k + 4] float32 on the host: probabilities in falling order; entropy in nats; log(1 + position); whether
+        there is a proposal; whether it is the draft's best token. All are known before a token is drawn.
     """
-    # Every operation counts: the whole must cost little beside a forward of a small draft.
+    top, best, entropy = _on_host(logits, k) if logits.device.type == "cpu" else _on_device(logits, k)
+    x = np.empty((len(top), k + EXTRA), np.float32)
+    x[:, :k], x[:, k] = top, entropy
+    for row, token, n, copied in zip(x, best.tolist(), position, proposed, strict=True):
+        row[k + 1 :] = math.log1p(n), copied >= 0, copied == token
+    return torch.from_numpy(x)
+
+
+def _on_host(logits: Tensor, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Top probabilities [B, k], best token [B], entropy [B].
+
+    In numpy, whose calls cost less than torch's: the whole must cost little beside a forward of a small draft.
+    """
+    logits = logits.float()
+    x, q = logits.numpy(), logits.softmax(-1).numpy()
+    best = q.argmax(-1)
+    top = np.sort(np.partition(q, q.shape[1] - k)[:, -k:])[:, ::-1]
+    # With logits counted from the best token's: log q = logit + log q(best).
+    entropy = -np.log(top[:, 0]) - np.einsum("bv,bv->b", q, x - x[np.arange(len(x)), best, None])
+    return top, best, entropy
+
+
+def _on_device(logits: Tensor, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same by torch, where the vocabulary lies on an accelerator."""
     logits = logits.float()
     q = logits.softmax(-1)
+    top, tokens = q.topk(k)
     entropy = -torch.linalg.vecdot(q, logits.log_softmax(-1))
-    values, tokens = q.topk(k)
-    agrees = tokens[:, :1] == torch.tensor(proposed, device=logits.device)[:, None]
-    known = [(math.log1p(n), token >= 0) for n, token in zip(position, proposed, strict=True)]
-    return torch.cat([values, entropy[:, None], torch.tensor(known, device=logits.device), agrees], dim=-1)
+    return top.cpu().numpy(), tokens[:, 0].cpu().numpy(), entropy.cpu().numpy()
+
+
+Chance = Callable[[Tensor, Sequence[int], Sequence[int]], list[float]]
+"""C [B] from what `features` takes: logits, positions, proposed tokens"""
 
 
 class StopClassifier(nn.Module):
@@ -49,6 +75,16 @@ class StopClassifier(nn.Module):
         """Features [..., k + 4] → log-odds [..., 2] of acceptance, greedy and sampled."""
         return linear(linear(x, self.inner.weight, self.inner.bias).relu(), self.outer.weight, self.outer.bias)
 
-    def chance(self, logits: Tensor, position: Sequence[int], proposed: Sequence[int], do_sample: bool) -> list[float]:
-        """C [B] from what `features` takes. Runs inside `torch.no_grad`."""
-        return self.forward(features(logits, position, proposed, self.k))[:, int(do_sample)].sigmoid().tolist()
+    def reader(self, do_sample: bool) -> Chance:
+        """`forward` for one generation, in numpy: a few hundred weights are not worth a call of torch each."""
+        (w1, b1), (w2, b2) = (
+            (layer.weight.numpy(force=True), layer.bias.numpy(force=True)) for layer in (self.inner, self.outer)
+        )
+        w1, w2, last = w1.T, w2[int(do_sample)], float(b2[int(do_sample)])
+
+        def chance(logits: Tensor, position: Sequence[int], proposed: Sequence[int]) -> list[float]:
+            x = features(logits, position, proposed, self.k).numpy()
+            odds = np.maximum(x @ w1 + b1, 0.0) @ w2
+            return [0.5 + 0.5 * math.tanh(0.5 * (z + last)) for z in odds.tolist()]
+
+        return chance

@@ -40,13 +40,13 @@ class DiscoStoppingCriteria(StoppingCriteria):
             )
         rows, step = input_ids.shape[0], len(scores) - 1
         if step == 0:  # a new call of generate
+            self.chance = self.drafter.classifier.reader(self.do_sample)
             self.seen = [[] for _ in range(rows)]
             self.texts = [Recurrence(row[:-1]) for row in input_ids.tolist()]
         proposed = [text.proposal() if self.drafter.config.lookup else NONE for text in self.texts]
         generated = step if self.prompt_length is None else input_ids.shape[1] - 1 - self.prompt_length
-        classifier = self.drafter.classifier.to(scores[-1].device)
         logits = scores[-1].clamp_min(-1e4)  # processors forbid tokens with -inf
-        chances = classifier.chance(logits, [generated] * rows, proposed, self.do_sample)
+        chances = self.chance(logits, [generated] * rows, proposed)
         for text, token in zip(self.texts, input_ids[:, -1].tolist(), strict=True):
             text.extend([token])
         for seen, chance in zip(self.seen, chances, strict=True):

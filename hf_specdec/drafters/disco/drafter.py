@@ -86,7 +86,7 @@ class DiscoSession(DraftModelSession):
     def __init__(self, context: DraftContext, drafter: DiscoDrafter) -> None:
         super().__init__(context, drafter.draft_model, drafter.config.max_draft_tokens)
         self.rule = drafter.rule(context.do_sample)
-        self.classifier = drafter.classifier.to(self.device)
+        self.chance = drafter.classifier.reader(context.do_sample)
         self.lookup = drafter.config.lookup
         self.texts: dict[int, Recurrence] = {}
         """per row of the call, the accepted text"""
@@ -102,7 +102,7 @@ class DiscoSession(DraftModelSession):
         start = step - self.context.prompt_ids.shape[1]
         position = [n + start for n in sequences.lengths]
         proposed = [branch.proposal() if self.lookup else NONE for branch in branches]
-        return self.classifier.chance(logits, position, proposed, self.context.do_sample)
+        return self.chance(logits, position, proposed)
 
     def _branches(self, sequences: Sequences) -> list[Branch]:
         """A branch of each row's text as accepted so far."""

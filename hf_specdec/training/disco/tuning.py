@@ -53,12 +53,12 @@ def measure_costs(target: PreTrainedModel, draft: PreTrainedModel, classifier: S
 def rule_seconds(draft: PreTrainedModel, classifier: StopClassifier, repeats: int = 200) -> float:
     """What the stop rule adds to a draft step: features, classifier, and the way to the host."""
     vocab = draft.config.get_text_config(decoder=True).vocab_size
-    classifier = classifier.to(draft.device)
+    chance = classifier.reader(do_sample=False)
     logits = torch.randn(1, vocab, device=draft.device, dtype=draft.dtype)
     seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
-        classifier.chance(logits, [5], [7], do_sample=False)
+        chance(logits, [5], [7])
         seconds.append(time.perf_counter() - began)
     return sorted(seconds)[repeats // 2]
 
