@@ -211,7 +211,8 @@ def test_plots_are_written(tmp_path):
     assert all(path.stat().st_size > 1000 for path in plot_oracle(values, "toy", 3, tmp_path))
 
 
-def test_the_table_compares_all_rules_and_none_beats_the_oracle(target, draft, tokenizer, tmp_path, capsys):
+@pytest.mark.parametrize(("costs", "paces"), [("measured", {}), ("paced", {"pace_target": 16.0, "pace_draft": 8.0})])
+def test_the_table_compares_all_rules_and_none_beats_the_oracle(target, draft, tokenizer, tmp_path, costs, paces):
     from hf_specdec.bench.disco_table import main
 
     for name, model in (("target", target), ("draft", draft)):
@@ -220,12 +221,22 @@ def test_the_table_compares_all_rules_and_none_beats_the_oracle(target, draft, t
     (tmp_path / "data.txt").write_text("\n".join(PROMPTS))
     models = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft")}
     data = {"train": tmp_path / "data.txt", "test": [tmp_path / "data.txt"], "output": tmp_path / "out"}
-    main(**models, **data, limit=12, timed=1, max_new_tokens=16, threads=1)
+    main(**models, **data, **paces, limit=8, timed=1, max_new_tokens=8, dtype="float32", threads=1)
     (path,) = (tmp_path / "out").glob("table-*.json")
-    results = json.loads(path.read_text())["results"]
+    summary = json.loads(path.read_text())
+    assert summary["costs"] == costs and path.name.startswith(f"table-{costs}-")
+    if paces:
+        assert summary["c"] == pytest.approx(0.5, rel=0.05)
+    results = summary["results"]
     assert [result["sampled"] for result in results] == [False, True]
     for result in results:
         lines = {line["method"]: line for line in result["lines"]}
         assert {"plain", "static optimal", "perplexity", "DISCO, draft rule", "oracle"} <= set(lines)
         assert all(line["of_oracle"] <= 1 + 1e-9 for line in lines.values())
         assert lines["transformers confidence"]["measured_speedup"] > 0
+        static = [line for line in lines.values() if line["method"].startswith("static")]
+        assert len(static) == 3 and max(line["of_static"] for line in static) == 1
+        best = max(line["measured_speedup"] for line in static)
+        for line in lines.values():
+            if line["measured_speedup"] is not None:
+                assert line["of_static"] == pytest.approx(line["measured_speedup"] / best)
