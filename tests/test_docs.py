@@ -11,18 +11,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdec import registry
 
 ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: str) -> list[str]:
+    """Scripts for a launcher are marked ```py; tests/test_pearl_ranks.py runs them."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
 WHOLE = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/add-a-drafter.md"]
 """pages that make all that they use"""
 PARTS = [
     page
     for page in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "drafters").glob("*.md"))
-    if "from_pretrained(" not in (ROOT / page).read_text()
+    if "from_pretrained(" not in "".join(blocks(page))
 ]
 """pages whose blocks start from a loaded `model`, `draft_model`, `tokenizer` and `inputs`, and ask for no repo"""
-
-
-def blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)

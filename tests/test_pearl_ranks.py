@@ -1,9 +1,14 @@
 """PEARL over the ranks of a launch, and any drafter before a target that is spread over several."""
 
+import os
+import re
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -17,6 +22,8 @@ from hf_specdec.drafters.pearl.link import Kind, Link, Step
 from hf_specdec.drafters.pearl.ranks import DraftersLine, LeadersLine, Seat
 from hf_specdec.drafters.pearl.session import Worker
 from hf_specdec.probe import Support
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +66,94 @@ def test_any_drafter_serves_a_target_over_two_ranks(folder):
     assert all(code == 0 and "all texts agree" in output for code, output in ends), ends
 
 
+# ---------------------------------------------------------------------- the script of the documents, by launchers
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    (text,) = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs/drafters/pearl.md").read_text(), re.MULTILINE | re.DOTALL)
+    path = tmp_path_factory.mktemp("script") / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def started(command, **environment):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        [*TORCHRUN, "--nproc_per_node=3", "--master_port=PORT"],
+        [*TORCHRUN, "--nproc_per_node=2", "--master_port=PORT"],
+        [*ACCELERATE, "--multi_gpu", "--num_processes=3", "--main_process_port=PORT"],
+    ],
+    ids=["torchrun, 3 ranks", "torchrun, 2 ranks", "accelerate launch, 3 ranks"],
+)
+def test_the_printed_script_runs(launcher, script):
+    process = started([part.replace("PORT", free_port()) for part in launcher] + [script])
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and "def add(a, b):" in output and "% busy" in output, output
+
+
+@pytest.fixture
+def hosts():
+    """Three network namespaces on a bridge in a fourth: hosts with loopback and eth0, 10.77.0.1 to 3."""
+    name, made = f"hf{os.getpid()}", []
+
+    def ip(*arguments):
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    def host(suffix):
+        ip("netns", "add", name + suffix)
+        made.append(name + suffix)
+        ip("-n", name + suffix, "link", "set", "lo", "up")
+        return name + suffix
+
+    try:
+        try:
+            switch = host("s")
+            ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+            ip("-n", switch, "link", "set", "bridge", "up")
+            for i in "123":
+                one = host(i)
+                ip("link", "add", "eth0", "netns", one, "type", "veth", "peer", "name", f"port{i}", "netns", switch)
+                ip("-n", switch, "link", "set", f"port{i}", "master", "bridge", "up")
+                ip("-n", one, "addr", "add", f"10.77.0.{i}/24", "dev", "eth0")
+                ip("-n", one, "link", "set", "eth0", "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield made[1:]
+    finally:
+        for one in made:
+            ip("netns", "del", one)
+
+
+@pytest.mark.slow
+def test_three_hosts_with_a_rank_each(hosts, script):
+    meeting = ["--nnodes=3", "--nproc_per_node=1", "--master_addr=10.77.0.1", "--master_port=29500"]
+    processes = [
+        started(
+            ["ip", "netns", "exec", host, *TORCHRUN, *meeting, f"--node_rank={rank}", script],
+            GLOO_SOCKET_IFNAME="eth0",
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert "def add(a, b):" in outputs[0] and "% busy" in outputs[0]
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
@@ -69,7 +164,7 @@ def no_launch(monkeypatch):
 
 
 def test_a_script_that_was_not_launched_is_told_how(no_launch, monkeypatch):
-    with pytest.raises(SpeculationError, match=r"RANK is not set; start the script .*accelerate launch.*torchrun"):
+    with pytest.raises(SpeculationError, match=r"RANK is not set; start the script .*torchrun.*accelerate launch"):
         PearlDrafter(TARGET, worker="rank")
     for name, value in zip(ranks.LAUNCH, ("0", "1", "0", "1", "127.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)

@@ -38,8 +38,8 @@ TIME = struct.Struct("<d")
 LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """what launchers tell a rank"""
 HOW = (
-    "start the script on every host with a launcher, for example `accelerate launch --num_processes 2 script.py` or "
-    "`torchrun --nproc_per_node 2 script.py`"
+    "start the script on every host with a launcher, for example `torchrun --nproc_per_node 2 script.py` or "
+    "`accelerate launch --multi_gpu --num_processes 2 script.py`"
 )
 
 _joined = False
