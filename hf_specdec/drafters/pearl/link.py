@@ -3,6 +3,7 @@
 What the worker answers is never unpickled: a frame is a kind, a length and plain numbers, all checked.
 """
 
+import io
 import pickle
 import socket
 import struct
@@ -13,6 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 
 class Kind(IntEnum):
@@ -203,9 +205,22 @@ def decode_numbers(body: bytes) -> list[int]:
     return np.frombuffer(body, "<i8").tolist()
 
 
-def encode_object(value: Any) -> bytes:
-    """For what the drafter itself tells its own worker (the model, the call's options), never the other way."""
-    return pickle.dumps(value, protocol=5)
+def encode_object(value: Any, on_host: bool = False) -> bytes:
+    """For what the drafter itself tells its own worker (the model, the call's options), never the other way.
+
+    Args:
+        on_host: let tensors arrive on the CPU, for a worker that may not have the device on which they lie.
+    """
+    pickler = OnHost if on_host else pickle.Pickler
+    pickler(file := io.BytesIO(), protocol=5).dump(value)
+    return file.getvalue()
+
+
+class OnHost(pickle.Pickler):
+    """See `encode_object`."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return value.cpu().__reduce_ex__(5) if isinstance(value, Tensor) else NotImplemented
 
 
 def decode_object(body: bytes) -> Any:

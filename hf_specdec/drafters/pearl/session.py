@@ -81,7 +81,7 @@ class PearlSession(DraftSession):
             context.lockstep and not self.corrections,
             context.pick,
         )
-        worker.link.send(Kind.OPEN, encode_object(setup))
+        worker.link.send(Kind.OPEN, encode_object(setup, on_host=True))
 
     # ------------------------------------------------------------------ orders
 
