@@ -95,56 +95,70 @@ class BackgroundDraft(DraftModelSession):
     def follow(self, order: Order) -> None:
         """Draft `order.width` tokens behind each row, or fewer where the draft's context ends."""
         self.epoch, self.sent, self.began = order.epoch, 0, time.perf_counter()
-        self._take_up(order)
-        width = min(order.width, self.context_limit - max(self.ends))
+        ends = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
+        width = min(order.width, self.context_limit - max(ends))
+        lines = [self.lines[i] for i in order.lines]
+        self._take_up(order, ends, self._foreseen(order, lines, ends, order.unverified, 0) if width > 0 else [])
         if width < 1:
             return
-        self._fork(order, order.unverified, 0)
         logits = self._catch_up(Sequences(self.ids, self.ends, self.rows, []))
         for step in range(width):
             tokens, probs = self._draw(logits, order.forks)
             if step == 0 and width > 1:
-                self._fork(order, [1] * len(order.rows), 1)
+                self._fork(self._foreseen(order, self.lines[: len(ends)], self.ends, [1] * len(ends), 1))
             self._tell(tokens, probs)
             if step + 1 < width:
                 logits = self._step(self.ids.gather(1, torch.tensor(self.ends, device=self.ids.device)[:, None] - 1))
 
-    def _take_up(self, order: Order) -> None:
-        """Each row goes on from a line of the last order, which may be a fork; the other lines are forgotten."""
-        self._select(order.lines)
-        self.ends = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
-        missing = max(self.ends) + order.width - self.ids.shape[1]
-        if missing > 0:
-            self.ids = torch.nn.functional.pad(self.ids, (0, -(-missing // BLOCK) * BLOCK))
-        for b, (line, keep, tail) in enumerate(zip(self.lines, order.keeps, order.tails, strict=True)):
-            self.ids[b, keep : keep + len(tail)] = torch.tensor(tail, dtype=torch.long)
-            line.q = {column: q for column, q in line.q.items() if column < self.ends[b]}
-        # The last token is fed again where the cache holds all.
-        held = zip(self.runner.lengths, order.keeps, self.ends, strict=True)
-        self.good = [min(length, keep, end - 1) for length, keep, end in held]
-        if self.context.lockstep:
-            self.good = [min(self.good)] * len(self.good)
-        self._roll_back()
-
-    def _fork(self, order: Order, unverified: list[int], first: int) -> None:
-        """Open lines for the likely corrections of each row's last, unverified tokens."""
-        parents, forks = [], []
-        for b, (line, most, budget) in enumerate(zip(self.lines, unverified, order.budgets, strict=False)):
-            for column in range(self.ends[b] - most, self.ends[b]) if budget and order.forks else ():
+    def _foreseen(
+        self, order: Order, lines: list[Line], ends: list[int], unverified: list[int], first: int
+    ) -> list[tuple[int, Fork]]:
+        """The likely corrections of each row's last, unverified tokens, each with the row's line; they are told."""
+        forks = []
+        for b, (line, end, most, budget) in enumerate(zip(lines, ends, unverified, order.budgets, strict=False)):
+            for column in range(end - most, end) if budget and order.forks else ():
                 for token in line.others.get(column, []):
                     if token not in self.context.eos_token_ids:
-                        parents.append(b)
-                        forks.append(Fork(line.row, column, token, first))
-        if not forks:
-            return
-        self.link.send(Kind.FORKS, encode_forks(order.epoch, forks))
-        lines = len(self.lines)
-        self._select([*range(lines), *parents])
+                        forks.append((b, Fork(line.row, column, token, first)))
+        if forks:
+            self.link.send(Kind.FORKS, encode_forks(order.epoch, [fork for _, fork in forks]))
+        return forks
+
+    def _take_up(self, order: Order, ends: list[int], forks: list[tuple[int, Fork]]) -> None:
+        """Each row goes on from a line of the last order, and forks from there; the other lines are forgotten."""
+        came_from = [*range(len(ends)), *(b for b, _ in forks)]
+        self._select([order.lines[b] for b in came_from])
+        missing = max(ends) + order.width + 1 - self.ids.shape[1]
+        if missing > 0:
+            self.ids = torch.nn.functional.pad(self.ids, (0, -(-missing // BLOCK) * BLOCK))
+        for i, b in enumerate(came_from):
+            if order.tails[b]:
+                self.ids[i, order.keeps[b] : ends[b]] = torch.tensor(order.tails[b], device=self.ids.device)
+        for line, end in zip(self.lines, ends, strict=False):
+            line.q = {column: q for column, q in line.q.items() if column < end}
+        self.ends = list(ends)
+        self._correct([fork for _, fork in forks], [order.keeps[b] for b in came_from])
+
+    def _fork(self, forks: list[tuple[int, Fork]]) -> None:
+        """Open lines for corrections in the lines that there are."""
+        if forks:
+            self._select([*range(len(self.lines)), *(b for b, _ in forks)])
+            self._correct([fork for _, fork in forks], self.runner.lengths)
+
+    def _correct(self, forks: list[Fork], held: list[int]) -> None:
+        """Write the forks' corrections into the last lines. Of each line's text the cache holds at most `held`, and
+        the last token is always fed."""
+        first = len(self.lines) - len(forks)
         self.ends += [fork.column + 1 for fork in forks]
-        rows, columns, tokens = zip(*((lines + i, f.column, f.token) for i, f in enumerate(forks)), strict=True)
-        self.ids[list(rows), list(columns)] = torch.tensor(tokens, device=self.ids.device)
-        self.good = [min(length, end - 1) for length, end in zip(self.runner.lengths, self.ends, strict=True)]
-        self._roll_back()
+        if forks:
+            lines, columns = list(range(first, len(self.lines))), [fork.column for fork in forks]
+            self.ids[lines, columns] = torch.tensor([fork.token for fork in forks], device=self.ids.device)
+        lengths = zip(self.runner.lengths, held, self.ends, strict=True)
+        self.good = [min(length, most, end - 1) for length, most, end in lengths]
+        if self.context.lockstep:
+            self.good = [min(self.good)] * len(self.good)
+        if self.runner.lengths != self.good:
+            self.runner.truncate(self.good)
 
     def _select(self, lines: list[int]) -> None:
         """Go on with these lines; one that is there a second time is a fork."""
@@ -154,10 +168,6 @@ class BackgroundDraft(DraftModelSession):
         self.ids = self.ids[lines]
         self.rows = [self.rows[i] for i in lines]
         self.lines = [Line(self.lines[i].row) if i in lines[:n] else self.lines[i] for n, i in enumerate(lines)]
-
-    def _roll_back(self) -> None:
-        if self.runner.lengths != self.good:
-            self.runner.truncate(self.good)
 
     def _step(self, tokens: Tensor, counts: list[int] | None = None) -> Tensor:
         if self.desk.cancelled >= self.epoch:
