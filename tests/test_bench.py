@@ -249,7 +249,7 @@ def test_bare_forwards_cover_every_kind_that_was_made() -> None:
 def test_rounds_of_a_loop_that_drafts_before_the_prefill() -> None:
     made = [Forward("target", 1, 8, 0, 0.0), Forward("target", 1, 3, 7, 0.0), Forward("target", 1, 3, 10, 0.0)]
     # A prompt of 6 with 2 drafted tokens, of which 1 was right; then 2 of 2; then 0 of 2.
-    assert Meter(made).accepted_per_round(6, 6) == [(2, 1), (2, 2), (2, 0)]
+    assert Meter(forwards=made).accepted_per_round(6, 6) == [(2, 1), (2, 2), (2, 0)]
 
 
 # ------------------------------------------------------------------ methods
