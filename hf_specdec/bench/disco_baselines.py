@@ -1,6 +1,7 @@
 """What DISCO is compared with: stop rules to play over records, and the same ones as drafters for the clock."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,10 @@ from ..drafters.base import Draft, DraftContext, DraftSession, Sequences
 from ..drafters.disco import DiscoDrafter, StopClassifier
 from ..drafters.disco.classifier import Chance
 from ..drafters.draft_model import DraftModelDrafter, DraftModelSession
+from ..training.disco.simulation import Rule, Values
+
+LONGEST = 16
+"""tokens that any rule drafts at most"""
 
 
 @dataclass
@@ -43,6 +48,16 @@ class Perplexity:
 
     def goes_on(self, seen: list[float]) -> bool:
         return math.exp(-sum(math.log(max(value, 1e-9)) for value in seen) / len(seen)) <= self.limit
+
+
+@dataclass
+class Threshold:
+    """Stops where the last value falls below τ: transformers' confidence criterion."""
+
+    tau: float
+
+    def goes_on(self, seen: list[float]) -> bool:
+        return seen[-1] >= self.tau
 
 
 class TopProbability(StopClassifier):
@@ -115,3 +130,16 @@ class Recalibrated:
     def _chance(self, chance: float) -> float:
         odds = chance / max(1 - chance, 1e-9)
         return 1 / (1 + math.exp(-self.shift) / max(odds, 1e-9))
+
+
+@dataclass
+class Chosen:
+    """A method with its free numbers set on validation."""
+
+    name: str
+    choice: str
+    values: list[Values]
+    make: Callable[[], Rule]
+    longest: int = LONGEST
+    asks: bool = False
+    """whether it pays for asking the classifier"""

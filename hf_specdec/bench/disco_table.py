@@ -7,7 +7,6 @@ folder; the simulation plays all rules over the same records, with costs measure
 """
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -16,25 +15,21 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from tqdm import tqdm
-from transformers import PreTrainedModel
 
-from ..drafters.disco import DiscoDrafter, StopClassifier
+from ..drafters.disco import StopClassifier
 from ..training.disco.extraction import Regime, extract
 from ..training.disco.fitting import fit, quality
-from ..training.disco.records import Record, record_text
+from ..training.disco.records import Record
 from ..training.disco.run import sample_prompts
 from ..training.disco.simulation import Costs, Rule, Values, play, values_of
 from ..training.disco.tuning import WIDTHS, chances, measure_costs, simulated_choices
-from .disco_baselines import Heuristic, OracleDrafter, Perplexity, PerplexityDrafter, Recalibrated, Static
+from .disco_baselines import LONGEST, Chosen, Heuristic, Perplexity, Recalibrated, Static, Threshold
+from .disco_clock import clock, clock_methods
 from .measure import load_model, load_tokenizer
 from .oracle import oracle_report, plot_oracle
 from .pacing import paced
 from .provenance import provenance
-from .specs import Method, build_method
 
-LONGEST = 16
-"""tokens that any rule drafts at most"""
 LIMITS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)
 THRESHOLDS = tuple(0.05 * i for i in range(1, 20))
 RATES = (0.03, 0.1, 0.3)
@@ -45,16 +40,6 @@ STATED_RULE_COST = 0.05
 """of the classifier, in draft steps, where costs are stated"""
 HF_THRESHOLD = 0.4
 """transformers' default"""
-
-
-@dataclass
-class Threshold:
-    """Stops where the last value falls below τ: transformers' confidence criterion."""
-
-    tau: float
-
-    def goes_on(self, seen: list[float]) -> bool:
-        return seen[-1] >= self.tau
 
 
 @dataclass
@@ -70,19 +55,6 @@ class Line:
     measured_speedup: float | None = None
     of_static: float | None = None
     """speed over the best static window's, by the clock where there is one, else simulated"""
-
-
-@dataclass
-class Chosen:
-    """A method with its free numbers set on validation."""
-
-    name: str
-    choice: str
-    values: list[Values]
-    make: Callable[[], Rule]
-    longest: int = LONGEST
-    asks: bool = False
-    """whether it pays for asking the classifier"""
 
 
 def seconds_of(values: Sequence[Values], make: Callable[[], Rule], costs: Costs, longest: int = LONGEST) -> float:
@@ -174,73 +146,6 @@ def simulate(chosen: Sequence[Chosen], costs: Costs) -> list[Line]:
     return [*lines, Line("oracle", spread, oracle.seconds, oracle.speedup, 1.0)]
 
 
-def clock_methods(chosen: Sequence[Chosen], draft: PreTrainedModel, classifier: StopClassifier) -> dict[str, Method]:
-    """The methods of the table as `generate` runs them."""
-    by_name = {one.name: one.make() for one in chosen}
-    longest = {one.name: one.longest for one in chosen}
-    methods = {
-        "plain": build_method("plain", draft),
-        "static 5": build_method("draft_model:num_draft_tokens=5", draft),
-        "static optimal": build_method(f"draft_model:num_draft_tokens={by_name['static optimal'].gamma}", draft),  # type: ignore[attr-defined]
-        "static, best on test": build_method(
-            f"draft_model:num_draft_tokens={by_name['static, best on test'].gamma}",  # type: ignore[attr-defined]
-            draft,
-        ),
-        "transformers heuristic": build_method("hf-assisted:num_assistant_tokens_schedule=heuristic", draft),
-        "transformers confidence": build_method("hf-confidence", draft),
-    }
-    drafters: dict[str, Any] = {
-        "perplexity": PerplexityDrafter(draft, by_name["perplexity"].limit, LONGEST)  # type: ignore[attr-defined]
-    }
-    for rule in ("token", "draft"):
-        name = f"DISCO, {rule} rule"
-        tau = by_name[name].tau  # type: ignore[attr-defined]
-        drafters[name] = DiscoDrafter(
-            draft, classifier, rule=rule, tau=tau, tau_sampled=tau, max_draft_tokens=longest[name]
-        )
-    return methods | {n: Method(n, {"assistant_model": d}, draft, d) for n, d in drafters.items()}
-
-
-def clock(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: Any,
-    methods: dict[str, Method],
-    prompts: Sequence[str],
-    regime: Regime,
-) -> dict[str, float]:
-    """Seconds per new token of each method; methods take turns, in rotated order, at each prompt.
-
-    In greedy decoding the oracle runs, too: it is told the text.
-    """
-    seconds: dict[str, list[float]] = {}
-    for number, prompt in enumerate(tqdm(prompts, desc="by the clock", unit=" prompts")):
-        inputs = tokenizer(prompt, return_tensors="pt").to(target.device)
-        ids, columns = inputs.input_ids, inputs.input_ids.shape[1]
-        turn = dict(methods)
-        if not regime.do_sample:
-            text = target.generate(input_ids=ids, pad_token_id=tokenizer.pad_token_id, **regime.options())[0]
-            accepted = record_text(target, draft, text, columns, 1, False, lookup=False).accepted.tolist()
-            turn["oracle"] = Method("oracle", {"assistant_model": OracleDrafter(draft, accepted)}, draft)
-        names = list(turn)
-        names = names[number % len(names) :] + names[: number % len(names)]
-        for name in names:
-            torch.manual_seed(number)
-            with turn[name].prepared():
-                began = time.perf_counter()
-                output = target.generate(
-                    input_ids=ids,
-                    attention_mask=inputs.attention_mask,
-                    pad_token_id=tokenizer.pad_token_id,
-                    **regime.options(),
-                    **turn[name].kwargs,
-                )
-                elapsed = time.perf_counter() - began
-            if number:  # the first prompt warms up
-                seconds.setdefault(name, []).append(elapsed / (output.shape[1] - columns))
-    return {name: sum(each) / len(each) for name, each in seconds.items()}
-
-
 def compare_with_static(lines: Sequence[Line]) -> None:
     """Set `of_static`: against the best of the static windows, the one chosen on the test texts included."""
     static = [line for line in lines if line.method.startswith("static")]
@@ -263,6 +168,20 @@ def table(lines: Sequence[Line]) -> str:
         share = f"{line.of_oracle:.0%}"
         head.append(f"| {line.method} | {line.choice} | {line.speedup:.2f}x | {share} | {measured} | {static} |")
     return "\n".join(head)
+
+
+def overview(results: Sequence[dict[str, Any]]) -> str:
+    """Speed-ups of all methods on all sets, simulated, and below each line those by the clock, where there are any."""
+    names = [line["method"] for line in results[0]["lines"]]
+    rows = ["| set | | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for result in results:
+        kind = "T = 1" if result["sampled"] else "greedy"
+        for field, label in (("speedup", kind), ("measured_speedup", f"{kind}, by the clock")):
+            values = [line[field] for line in result["lines"]]
+            if any(values):
+                cells = ["-" if value is None else f"{value:.2f}" for value in values]
+                rows.append(f"| {result['set']} | {label} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def main(
@@ -342,10 +261,12 @@ def main(
             results.append(
                 {"set": name, "sampled": do_sample, "quality": asdict(found), "lines": [asdict(line) for line in lines]}
             )
-            (output / f"{label}.md").write_text("\n\n".join(text) + "\n")
+            whole = [*text, "## Speed-ups", overview(results)]
+            (output / f"{label}.md").write_text("\n\n".join(whole) + "\n")
             typer.echo("\n".join(text[-3:]))
             gamma = next(one for one in chosen if one.name == "static optimal").make().gamma  # type: ignore[attr-defined]
             plot_oracle(chosen[0].values, f"{name}-{kind}", gamma, output / "plots")
+        typer.echo(overview(results))
         summary = {
             "c": ratio,
             "costs": kind_of_costs,
