@@ -7,6 +7,7 @@ import subprocess
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from hf_specdec import theory
 from hf_specdec.bench.explain import ExplainSettings, explain
-from hf_specdec.bench.explain_page import audit_text, explain_page, print_explanation
+from hf_specdec.bench.explain_page import audit_text, explain_page, print_explanation, timeline
 from hf_specdec.bench.explain_timeline import save_timeline
 from hf_specdec.bench.report import write_report
 from hf_specdec.bench.results import Measurement, Results
@@ -199,7 +200,8 @@ def test_explain_on_the_command_line_without_a_draft_model(tmp_path: Path) -> No
     assert "target calls" in result.output and page.exists()
 
 
-DRAFTERS = ["draft_model:num_draft_tokens=4", "draft_model", "prompt_lookup", "pearl:window=3,worker=thread"]
+DRAFTING = ["draft_model:num_draft_tokens=4", "prompt_lookup", "pearl:window=3,worker=thread"]
+DRAFTERS = [*DRAFTING, "draft_model"]  # the last may find that no draft pays
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 4, 7])
@@ -229,7 +231,7 @@ def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair
     assert found.same_text
 
 
-@pytest.mark.parametrize("spec", DRAFTERS)
+@pytest.mark.parametrize("spec", DRAFTING)
 def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
     target, draft, tokenizer = pair
     found = explain(ExplainSettings("t", spec, "1 2 3 1 2 3 1 2", "d", 12, 0.0, "float32"), target, draft, tokenizer)
@@ -246,6 +248,16 @@ def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpeculationError, match="cannot write"):
         save_timeline(found.timeline, tmp_path / "file" / "timeline.png")
+
+
+@pytest.mark.parametrize("spec", DRAFTING)
+def test_every_bar_of_the_page_lies_within_its_plot(pair, spec: str) -> None:
+    target, draft, tokenizer = pair
+    found = explain(ExplainSettings("t", spec, "1 2 3 1 2 3 1 2", "d", 12, 0.0, "float32"), target, draft, tokenizer)
+    svg = ElementTree.fromstring(timeline(found).partition('<div class="wide">')[2].partition("</div>")[0])
+    bars = [(float(bar.get("x")), float(bar.get("width")), bar.get("fill")) for bar in svg.iter("rect")]
+    assert sum(fill == "var(--draft)" for *_, fill in bars) >= len(found.timeline.draft) > 0
+    assert all(0 <= left <= left + width <= 1000.2 for left, width, _ in bars)  # a bar is at least 0.15 wide
 
 
 @pytest.mark.parametrize("terminal", [{"color_system": None}, {"color_system": "truecolor", "no_color": True}], ids=str)

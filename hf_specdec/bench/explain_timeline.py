@@ -5,9 +5,10 @@ from pathlib import Path
 
 from ..drafters.base import Drafter
 from ..drafters.pearl import Timeline
+from ..drafters.pearl.timeline import Spans
 from ..errors import SpeculationError
 from .bare import decode_forwards
-from .meter import Forward, Meter
+from .meter import Forward, Meter, Role
 from .recording import Round
 
 
@@ -19,20 +20,24 @@ def timeline_of(drafter: Drafter, meter: Meter, rounds: Sequence[Round]) -> Time
     recorded = getattr(drafter, "last_timeline", None)
     if isinstance(recorded, Timeline):
         return recorded
-    target = decode_forwards(meter.of("target"))
-    draft = [(f.start, f.start + f.seconds) for f in decode_forwards(meter.of("draft"))]
+    target, draft = (_spans(meter, role) for role in ("target", "draft"))
     if not meter.of("draft"):
-        draft = [(f.start - r.draft_seconds, f.start) for f, r in zip(target, rounds, strict=False) if r.draft]
+        draft = [(began - r.draft_seconds, began) for (began, _), r in zip(target, rounds, strict=False) if r.drafted]
     return Timeline(
-        target=[(f.start, f.start + f.seconds) for f in target],
+        target=target,
         draft=draft,
         waited=sum(r.draft_seconds for r in rounds),
         tests=[(r.drafted, r.accepted) for r in rounds],
     )
 
 
+def _spans(meter: Meter, role: Role) -> Spans:
+    """By `time.perf_counter`, as a worker records its own."""
+    return [(meter.began + f.start, meter.began + f.start + f.seconds) for f in decode_forwards(meter.of(role))]
+
+
 def see_worker(meter: Meter, timeline: Timeline) -> None:
-    """Put the draft steps into the meter that were made in another process, where it cannot look."""
+    """Put the draft steps into the meter that it could not see: made in another process, or without a model."""
     if not meter.of("draft"):
         meter.forwards += [Forward("draft", 1, 1, 1, a - meter.began, b - a) for a, b in timeline.draft]
 
