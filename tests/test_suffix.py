@@ -243,6 +243,36 @@ def test_outputs_are_kept_and_prompts_only_as_far_as_matches_reach():
     assert drafter.store.continuations(out[5:13].tolist(), 3).length < 8
 
 
+class Listed(SuffixStore):
+    """Keeps each text that is added."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.texts = []
+
+    def add(self, tokens):
+        super().add(tokens)
+        self.texts.append(list(tokens))
+
+
+@pytest.mark.parametrize("room", [3, 4, 5, 16])  # often the last round has no room for a draft
+@pytest.mark.parametrize("eos", [None, 4])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("branches", [1, 3])
+def test_the_store_is_given_exactly_the_output_after_its_prompts_tail(lengths, eos, room, branches):
+    target, inputs = llama(vocab=8), prompts(lengths, 8)
+    drafter = SuffixDrafter(store=Listed(), max_match=4, num_branches=branches)
+    options = {"max_new_tokens": room, "do_sample": False, "eos_token_id": eos, "pad_token_id": 0}
+    out = target.generate(**inputs, **options, assistant_model=drafter)
+    wanted = []
+    for text, length in zip(out.tolist(), lengths, strict=True):
+        prompt, new = text[max(lengths) - length : max(lengths)], text[max(lengths) :]
+        new = new[: new.index(eos) + 1] if eos in new else new
+        if len(new) > 1:  # of a row that ends with the prefill no drafter is told
+            wanted.append([*prompt[-3:], *new])  # a match before the first draft: its four tokens end with new[0]
+    assert sorted(drafter.store.texts) == sorted(wanted)
+
+
 def test_two_threads_may_generate_with_one_drafter():
     target, drafter = llama(vocab=40), SuffixDrafter(memory_mb=1)
     inputs = [prompts([9], 40, seed=seed) for seed in range(2)]

@@ -65,6 +65,9 @@ class SuffixSession(DraftSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         drafts = []
         for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
+            if room < 1:  # also of rows that have ended: what follows there is padding
+                drafts.append([])
+                continue
             if row not in self._indexes:
                 self._indexes[row] = LookupIndex(self.config.max_match)
                 self._starts[row] = len(tokens)
@@ -90,17 +93,19 @@ class SuffixSession(DraftSession):
 
     def observe(self, verdict: Verdict) -> None:
         for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):
-            if stopped and row in self._starts:
-                self._remember(row, tokens)
+            if row in self._starts:
+                self._indexes[row].extend(tokens)  # here, since rounds without room for a draft never ask for one
+                if stopped:
+                    self._remember(row)
 
-    def _remember(self, row: int, last: list[int]) -> None:
+    def _remember(self, row: int) -> None:
         """Add a row's output to the store, with as much of its prompt as a match needs to find its beginning."""
         start = max(0, self._starts.pop(row) - self.config.max_match)
-        self.store.add([*self._indexes[row].tokens[start:], *last])
+        self.store.add(self._indexes[row].tokens[start:])
 
     def close(self) -> None:
         for row in list(self._starts):  # a call that ended early
-            self._remember(row, [])
+            self._remember(row)
 
 
 @register_drafter
