@@ -17,20 +17,13 @@ class Round:
 
     draft: list[int]
     """drafted tokens; of a tree, the accepted path only"""
-    probs: list[float] | None
-    """q of each drafted token; None for a point mass"""
     drafted: int
     """tokens that were tested"""
     accepted: int
     tokens: list[int]
     """what the round added to the text"""
-    width: int
-    """tokens per row in the verification"""
     draft_seconds: float
     """for which the target stood still"""
-    verify_seconds: float
-    source: str | None
-    """where the draft came from, for drafters that choose"""
 
     @property
     def rejected(self) -> int | None:
@@ -93,16 +86,11 @@ class _Recorder:
 
 def _round(draft: Draft, verdict: Verdict, row: int, draft_seconds: float) -> Round:
     accepted, tokens = verdict.accepted[row], verdict.tokens[row]
-    length = draft.lengths[row]
-    chain = draft.parents is None
+    drafted = draft.tokens[row, : draft.lengths[row]].tolist()
     return Round(
-        draft=draft.tokens[row, :length].tolist() if chain else tokens[:accepted],
-        probs=draft.token_probs[row, :length].tolist() if chain and draft.token_probs is not None else None,
+        draft=drafted if draft.parents is None else tokens[:accepted],
         drafted=verdict.drafted[row],
         accepted=accepted,
         tokens=tokens,
-        width=verdict.width,
         draft_seconds=draft_seconds,
-        verify_seconds=verdict.seconds,
-        source=draft.sources[row] if draft.sources else None,
     )
