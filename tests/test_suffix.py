@@ -186,6 +186,19 @@ def test_a_tree_has_a_chains_depth_and_room_for_its_branches(branches, length):
     assert draft.lengths[0] == sum(math.ceil(length / i) for i in range(1, branches + 1))
 
 
+@pytest.mark.parametrize("min_probability", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("branches", [1, 2, 6, 8])
+def test_the_rows_own_continuations_are_drafted_however_many_there_are(branches, min_probability):
+    end, text = [8, 7, 6, 5, 4, 3, 2, 1], []
+    for k in range(1, 9):  # the last k tokens go on with 10 + k, the more often the fewer they are
+        text += [0, *end[-k:], 10 + k] * (9 - k)
+    text += end
+    drafter = SuffixDrafter(num_branches=branches, min_probability=min_probability, memory_mb=1)
+    host = SimpleNamespace(eos_token_ids=frozenset(), vocab_size=1000, trees=True, device="cpu", forbids=None)
+    draft = drafter.start(host).propose(Sequences(torch.tensor([text]), [len(text)], [0], [text]), [99])
+    assert draft.depths()[0][: draft.lengths[0]].count(1) == branches
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 5, 20])
 @pytest.mark.parametrize("branches", [1, 2, 5])
 def test_a_tree_keeps_its_bounds(nodes, branches):

@@ -35,7 +35,7 @@ class SuffixConfig(DrafterConfig):
     max_match: int = 32
     """Longer matches count as this long."""
     min_probability: float = 0.2
-    """Tokens that fewer of the matched occurrences went through are not drafted."""
+    """Tokens that fewer of the matched occurrences in past outputs went through are not drafted."""
     num_branches: int = 1
     """Competing continuations of a token drafted at once as a tree, of 1 + 1/2 + ... times a chain's tokens; 1 drafts a
     chain."""
@@ -82,14 +82,14 @@ class SuffixSession(DraftSession):
         own = index.longest_match(branches=branches)
         past = self.store.continuations(index.tokens[-config.max_match :], most, config.max_match)
         if past.length > own.length:
-            length, texts = past.length, past.tokens
-        else:
-            length, texts = own.length, [index.copy_from(place, most) for place in own.positions]
+            length, texts, least = past.length, past.tokens, config.min_probability
+        else:  # one text per continuation, however often it was seen: their number is no vote
+            length, texts, least = own.length, [index.copy_from(place, most) for place in own.positions], 0.0
         depth = min(most, config.tokens_per_match * length)
         nodes = sum(
             ceil(depth / (i + 1)) for i in range(branches)
         )  # a chain's, and a token or more for each other branch
-        return likely_branches(texts, nodes, depth, branches, config.min_probability)
+        return likely_branches(texts, nodes, depth, branches, least)
 
     def observe(self, verdict: Verdict) -> None:
         for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):
