@@ -13,7 +13,7 @@ from continuations import (
 )
 from models import llama, prompts
 
-from hf_specdec import Drafter, SpeculationError
+from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.hybrid import HybridDrafter, Meter
 
 
@@ -119,6 +119,22 @@ def test_sources_may_change_at_every_round(lengths, monkeypatch):
     stats = drafter.last_stats
     assert set(stats.sources) == {"draft_model", "prompt_lookup"}
     assert stats.accepted_tokens >= 2 * stats.sources["draft_model"]
+
+
+@pytest.mark.parametrize("positions", [8, 24], ids=["shorter than the prompts", "ends in the text"])
+@pytest.mark.parametrize("lengths", [[12], [12, 12], [9, 12, 3]], ids=["one row", "equal rows", "uneven rows"])
+def test_past_the_draft_models_context_the_lookup_goes_on_alone(lengths, positions, monkeypatch, recwarn):
+    monkeypatch.setattr(Meter, "lookup_pays", lambda self, matches, lengths, lockstep: False)
+    target, inputs = llama(vocab=8), prompts(lengths, 8)
+    drafter = HybridDrafter(llama(vocab=8, max_position_embeddings=positions), num_draft_tokens=3)
+    options = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    plain = target.generate(**inputs, **options)
+    torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
+    stats = drafter.last_stats
+    assert set(stats.sources) == {"prompt_lookup"} | ({"draft_model"} if positions > 12 else set())
+    # More than the draft model's windows of three can have given: copies were accepted, too.
+    assert stats.accepted_tokens > 3 * stats.sources["draft_model"]
+    assert not [w for w in recwarn if issubclass(w.category, SpeculationWarning)]
 
 
 def test_it_comes_back_from_its_folder(tmp_path):

@@ -11,6 +11,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
 from ...registry import register_drafter
+from ...runner import position_limit
 from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
 from ..draft_model import DraftModelDrafter
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
@@ -47,6 +48,7 @@ class HybridSession(DraftSession):
         self.meter = meter
         self._model_drafter = model
         self._model: DraftSession | None = None
+        self._model_limit = position_limit(model.draft_model)  # columns; text that fills them is left to the lookup
         self._copies: dict[int, tuple[int, list[int]]] = {}  # row → match length, and what a lookup would draft
         self._used_model = False
 
@@ -58,7 +60,8 @@ class HybridSession(DraftSession):
             if copies
         }
         lengths = [len(copies[0]) if copies else 0 for copies in branches]
-        self._used_model = not self.meter.lookup_pays(matches, lengths, self.context.lockstep)
+        pays = self.meter.lookup_pays(matches, lengths, self.context.lockstep)
+        self._used_model = not pays and max(sequences.lengths) < self._model_limit
         if self._used_model:
             draft, source = self._ask_model(sequences, budget), self._model_drafter.config.drafter_type
         else:
