@@ -200,7 +200,7 @@ def test_explain_on_the_command_line_without_a_draft_model(tmp_path: Path) -> No
     assert "target calls" in result.output and page.exists()
 
 
-DRAFTING = ["draft_model:num_draft_tokens=4", "prompt_lookup", "pearl:window=3,worker=thread"]
+DRAFTING = ["draft_model:num_draft_tokens=4", "prompt_lookup", "suffix:num_branches=3", "pearl:window=3,worker=thread"]
 DRAFTERS = [*DRAFTING, "draft_model"]  # the last may find that no draft pays
 
 
@@ -216,6 +216,15 @@ def test_explain_shows_the_whole_text_wherever_it_ends(pair, spec: str, max_new_
     assert kept == [tokenizer.decode([token]) for token in plain[0, ids["input_ids"].shape[1] :]]
     assert len(found.lines) == 1 + len(found.rounds) == found.stats.target_calls
     assert [len(line) for line in found.lines][:1] == [1]
+
+
+def test_explain_shows_what_was_rejected_of_trees(pair) -> None:
+    target, _, tokenizer = pair
+    settings = ExplainSettings("t", "suffix:num_branches=3", "a b a c a b a d a b a", None, 16, 0.0, "float32")
+    found = explain(settings, target, None, tokenizer)
+    assert found.rejections and "<td>" in explain_page(found)
+    drafting = [r for r in found.rounds if r.drafted]
+    assert any(r.accepted == 0 for r in drafting) and len(found.timeline.draft) == len(drafting)
 
 
 def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair, monkeypatch) -> None:

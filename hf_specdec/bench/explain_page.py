@@ -165,7 +165,7 @@ def _token_html(token: TokenInfo) -> str:
 
 def _rejections_html(explanation: Explanation) -> str:
     if not explanation.rejections:
-        return "<p>No drafted token was rejected.</p>"
+        return "<p>The target put no token of its own in a drafted one's place.</p>"
     rows = "".join(
         f'<tr><td>{r.round}</td><td class="text">{escape(repr(r.drafted))}</td>'
         f'<td class="text">{escape(repr(r.replaced_by))}</td><td>{r.wasted_tokens}</td>'

@@ -16,7 +16,7 @@ class Round:
     """One draft and its verification, of one row."""
 
     draft: list[int]
-    """drafted tokens; of a tree, the accepted path only"""
+    """drafted tokens; of a tree, the accepted path and the first branch below its end"""
     drafted: int
     """tokens that were tested"""
     accepted: int
@@ -86,11 +86,23 @@ class _Recorder:
 
 def _round(draft: Draft, verdict: Verdict, row: int, draft_seconds: float) -> Round:
     accepted, tokens = verdict.accepted[row], verdict.tokens[row]
-    drafted = draft.tokens[row, : draft.lengths[row]].tolist()
     return Round(
-        draft=drafted if draft.parents is None else tokens[:accepted],
+        draft=_one_below_the_other(draft, row, tokens[:accepted]),
         drafted=verdict.drafted[row],
         accepted=accepted,
         tokens=tokens,
         draft_seconds=draft_seconds,
     )
+
+
+def _one_below_the_other(draft: Draft, row: int, kept: list[int]) -> list[int]:
+    tokens = draft.tokens[row, : draft.lengths[row]].tolist()
+    if draft.parents is None:
+        return tokens
+    parents = draft.parents[row].tolist()
+    line, ends = list(kept), {-1}
+    for token in kept:
+        ends = {i for i, other in enumerate(tokens) if other == token and parents[i] in ends}
+    while (first := next((i for i in range(len(tokens)) if parents[i] in ends), None)) is not None:
+        line, ends = [*line, tokens[first]], {first}
+    return line
