@@ -60,12 +60,13 @@ class HybridSession(DraftSession):
             if copies
         }
         lengths = [len(copies[0]) if copies else 0 for copies in branches]
-        pays = self.meter.lookup_pays(matches, lengths, self.context.lockstep)
+        copied = draft_from_branches(branches, self.context)
+        pays = self.meter.lookup_pays(matches, lengths, copied.lengths, self.context.lockstep)
         self._used_model = not pays and max(sequences.lengths) < self._model_limit
         if self._used_model:
             draft, source = self._ask_model(sequences, budget), self._model_drafter.config.drafter_type
         else:
-            draft, source = draft_from_branches(branches, self.context), PromptLookupConfig.drafter_type
+            draft, source = copied, PromptLookupConfig.drafter_type
         draft.sources = [source] * len(sequences.rows)
         return draft
 

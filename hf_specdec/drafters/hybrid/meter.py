@@ -37,12 +37,13 @@ class Meter:
         self.window = max(1, window)
         self.model.observe_draft(seconds / self.window)
 
-    def lookup_pays(self, matches: list[int], lengths: list[int], lockstep: bool) -> bool:
+    def lookup_pays(self, matches: list[int], lengths: list[int], nodes: list[int], lockstep: bool) -> bool:
         """Whether copying promises more tokens per second than the draft model.
 
         Args:
             matches: [B] length of each row's match.
-            lengths: [B] tokens to copy after it.
+            lengths: [B] tokens to copy after it, in the likeliest branch.
+            nodes: [B] tokens in all branches, which the verification is charged for.
             lockstep: all rows advance by the shortest acceptance.
         """
         if not any(lengths):
@@ -52,12 +53,12 @@ class Meter:
         alpha = self.model.accepted / self.model.tested
         verify_seconds = self.model.verify_time()
 
-        def rate(alphas: list[float], gammas: list[int], draft_seconds: float) -> float:
+        def rate(alphas: list[float], gammas: list[int], widths: list[int], draft_seconds: float) -> float:
             if lockstep:
-                alphas, gammas = [prod(alphas)], [min(gammas)]
+                alphas, gammas, widths = [prod(alphas)], [min(gammas)], [min(widths)]
             tokens = sum(expected_tokens(a, g) for a, g in zip(alphas, gammas, strict=True))
-            return tokens / (verify_seconds(max(gammas) + 1) + draft_seconds)
+            return tokens / (verify_seconds(max(widths) + 1) + draft_seconds)
 
-        copying = rate([self.alpha(match) for match in matches], lengths, 0.0)
+        copying = rate([self.alpha(match) for match in matches], lengths, nodes, 0.0)
         gammas = [self.window] * len(matches)
-        return copying > rate([alpha] * len(matches), gammas, self.window * self.model.draft_seconds)
+        return copying > rate([alpha] * len(matches), gammas, gammas, self.window * self.model.draft_seconds)
