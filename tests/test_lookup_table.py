@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import llama, tokenizer
 
+from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SuffixDrafter
 from hf_specdec.bench.lookup_table import Tally, encode, main, play, suffix_after
 
 TEXTS = ["ab cd" * 3, "abcdefghi" * 9, "ihgfed", "aabbcc", "cdcdcd"]
@@ -33,8 +34,35 @@ def test_a_tally_counts_what_follows_the_prefill():
     tally, target = Tally(), llama()
     for _ in range(2):
         play(target, torch.tensor([[2, 3, 4]]), {"max_new_tokens": 7, "do_sample": False}, tally)
-    assert (tally.tokens, tally.decoded, tally.rounds, tally.mean_acceptance_length) == (14, 12, 12, 1.0)
-    assert 0 < tally.prefill_seconds < tally.seconds
+    assert (tally.tokens, tally.decoded, tally.calls, tally.mean_acceptance_length) == (14, 12, 12, 1.0)
+    assert 0 < tally.decode_seconds < tally.seconds
+
+
+def looping():
+    """A target to which only the last token matters, so that its text is a loop, and a prompt that is in it."""
+    target = llama(vocab=8)
+    for layer in target.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    return target, target.generate(torch.tensor([[2]]), max_new_tokens=40, do_sample=False)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_all_methods_are_counted_alike(rounds):
+    """Every draft of ten is right; that of transformers' first call, its prefill, is left out."""
+    target, prompt = looping()
+    ours = {"max_draft_tokens": 10, "tokens_per_match": 10}
+    for options, prefill in (
+        ({"prompt_lookup_num_tokens": 10}, 11),
+        ({"assistant_model": PromptLookupDrafter(**ours)}, 1),
+        ({"assistant_model": PromptLookupDrafter(**ours, num_branches=3)}, 1),
+        ({"assistant_model": SuffixDrafter(max_draft_tokens=10, num_branches=3)}, 1),
+        ({"assistant_model": DraftModelDrafter(looping()[0], num_draft_tokens=10)}, 1),
+    ):
+        for _ in range(2):  # the first call of a model may try out what it can do
+            tally = Tally()
+            play(target, prompt, options | {"max_new_tokens": prefill + 11 * rounds, "do_sample": False}, tally)
+        assert (tally.tokens, tally.decoded, tally.calls) == (prefill + 11 * rounds, 11 * rounds, rounds)
+        assert tally.mean_acceptance_length == 11
 
 
 def test_a_suffix_drafter_starts_from_the_given_outputs_only():
