@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from models import llama
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from hf_specdec.bench import results as results_module
 from hf_specdec.bench.measure import Bench
 from hf_specdec.bench.plan import Settings, plan
 from hf_specdec.bench.prompts import MAX_LINE_BYTES, load_prompts
+from hf_specdec.bench.provenance import provenance
 from hf_specdec.bench.results import Results
 from hf_specdec.bench.specs import BASELINES, build_method, parse_options
 from hf_specdec.bench.summary import summarize
@@ -164,6 +166,20 @@ def test_bench_writes_measurements_and_runs(tmp_path: Path) -> None:
     assert again.exit_code == 2 and "--resume" in again.output
 
 
+@pytest.mark.parametrize(
+    ("typed", "script", "command"),
+    [
+        (["/a/python3.11", "/a/hf-specdec", "bench", "--limit", "2"], "/a/hf-specdec", "hf-specdec bench --limit 2"),
+        (["python", "-m", "some.table", "--c", "1"], "/b/some/table.py", "python -m some.table --c 1"),
+        (["/a/python", "-u", "/b/my_bench.py", "x"], "/b/my_bench.py", "python -u my_bench.py x"),
+    ],
+)
+def test_a_measurement_names_the_command_that_made_it(monkeypatch, typed: list[str], script: str, command: str) -> None:
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    monkeypatch.setattr(sys, "argv", [script, *typed[3:]])
+    assert provenance(torch.device("cpu"))["command"] == command
+
+
 def test_a_stopped_run_keeps_what_it_measured_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure, calls = Bench.measure, []
 
@@ -253,6 +269,7 @@ def test_a_killed_run_leaves_a_whole_file(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     held = Results.load(out)
+    assert held.provenance["command"].startswith("python -c from hf_specdec.cli import app; app() bench ")
     assert held.measurements and held.runs == json.loads(json.dumps(summarize(held.measurements)))
     assert CliRunner().invoke(app, bench_arguments(tmp_path, "--resume")).exit_code == 0
     assert {m.prompt for m in Results.load(out).measurements} == {0, 1, 2}

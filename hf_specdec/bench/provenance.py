@@ -18,7 +18,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
     """Versions, git revision, command line, device and threads, as plain JSON values."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["hf-specdec", *sys.argv[1:]]),
+        "command": _command(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "git_revision": _git_revision(),
         "platform": platform.platform(),
@@ -49,6 +49,12 @@ def reset_peak_memory(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
+
+
+def _command() -> str:
+    """As it was typed, but for the folders in which the interpreter and its script lie."""
+    words = [Path(word).name if word == sys.argv[0] else word for word in sys.orig_argv[1:]]
+    return " ".join(words if words[:1] == ["hf-specdec"] else ["python", *words])
 
 
 def _version(name: str) -> str | None:
