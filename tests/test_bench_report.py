@@ -222,9 +222,10 @@ def test_explain_shows_what_was_rejected_of_trees(pair) -> None:
     target, _, tokenizer = pair
     settings = ExplainSettings("t", "suffix:num_branches=3", "a b a c a b a d a b a", None, 16, 0.0, "float32")
     found = explain(settings, target, None, tokenizer)
-    assert found.rejections and "<td>" in explain_page(found)
     drafting = [r for r in found.rounds if r.drafted]
-    assert any(r.accepted == 0 for r in drafting) and len(found.timeline.draft) == len(drafting)
+    wrong = [r for r in drafting if r.accepted == 0]
+    assert wrong and len(found.rejections) >= len(wrong)  # each has replaced a token
+    assert len(found.timeline.draft) == len(drafting)
 
 
 def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair, monkeypatch) -> None:
