@@ -45,6 +45,9 @@ class GuardedWorker(GuardedSession):
         session: Any = self.session
         return None if session is None else self._guard(lambda: action(session))
 
+    tell = ask
+    """the same, for what has no answer"""
+
 
 def _question(session: GuardedWorker) -> Callable[[int, int, Tensor | None], Tensor | None]:
     return lambda row, column, tokens: session.ask(lambda worker: worker.question(row, column, tokens))
@@ -121,7 +124,7 @@ class OverlappedDecoding(Decoding):
         if plan is not None and not plan.pre_verify and any(n > 0 and not c for n, c in zip(room, chains, strict=True)):
             budget = [0 if chain else min(plan.window, n) for n, chain in zip(room, chains, strict=True)]
             began = [list(chain) for chain in chains]
-            session.ask(lambda d: d.start_draft(s, budget, began))
+            session.ask(lambda d: d.start_draft(s, budget, began, plan.corrections))
             more = session.ask(lambda d: d.wait(None)) or [[]] * len(rows)
             chains = [chain + new for chain, new in zip(chains, more, strict=True)]
             room = self._rooms(chains)
@@ -139,7 +142,7 @@ class OverlappedDecoding(Decoding):
             chains = [chain[:width] if b in active else self._padding(width) for b, chain in enumerate(chains)]
         self.drafting = any(budget)
         if self.drafting:
-            session.ask(lambda d: d.start_draft(s, budget, chains, forks=True))
+            session.ask(lambda d: d.start_draft(s, budget, chains, plan.corrections, forking=True))
         self.chains = chains if session.session is not None else [[]] * len(rows)
         self.fed_at = time.perf_counter()
         return self._as_draft(self.chains)
@@ -154,7 +157,7 @@ class OverlappedDecoding(Decoding):
     def _tested(self, draft: Draft, session: Any) -> Draft:
         """The carried tokens and the first one drafted behind each row's, waited for if need be."""
         if self.call.target.device.type == "cuda":
-            torch.cuda.synchronize(self.call.target.device)
+            torch.cuda.current_stream(self.call.target.device).synchronize()  # the draft may be at work on another
         over = time.perf_counter()
         rows = len(self.chains)
         self.fresh = [[]] * rows
@@ -162,8 +165,7 @@ class OverlappedDecoding(Decoding):
             self.fresh = session.ask(lambda d: d.wait(1)) or self.fresh
         if session.session is None:  # nobody is left to ask for q: as if nothing had been drafted
             self.fresh = self.chains = [[]] * rows
-        session.ask(lambda d: d.planner.saw_target(rows, draft.tokens.shape[1] + 1, over - self.fed_at))
-        session.ask(lambda d: d.timeline.target.append((self.fed_at, over)))
+        session.tell(lambda d: d.saw_target(rows, draft.tokens.shape[1] + 1, (self.fed_at, over)))
         self._waited(over)
         if not self.ragged:
             self.fresh = [
@@ -242,8 +244,4 @@ class OverlappedDecoding(Decoding):
         assert self.session is not None
         seconds = time.perf_counter() - since
         self.stats.draft_seconds += seconds
-
-        def note(session: PearlSession) -> None:
-            session.timeline.waited += seconds
-
-        self.session.ask(note)
+        self.session.tell(lambda d: d.timeline.add_wait(seconds))

@@ -105,6 +105,12 @@ class SharedSession(GuardedSession):
         """For schedules whose guard has more to ask."""
         return self._answer(lambda own: own.ask(action))
 
+    def tell(self, action: Callable[[Any], object]) -> None:
+        """What has no answer concerns the leader alone."""
+        own: Any = self.own
+        if own is not None:
+            own.tell(action)
+
     def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
         draft = self._answer(lambda own: own.draft(sequences, budget))
         return self._empty(sequences) if draft is None else draft

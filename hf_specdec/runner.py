@@ -180,33 +180,32 @@ class RaggedRunner:
         first = self.next_position + (self.cache.lengths_tensor[:, None] - self.columns)
         return torch.minimum(first + depth, first.clamp_min(self.limit - 1))
 
-    def _new_tokens(self, parents: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
-        """Which new tokens each new token sees [1 or B, T, T], and how far each is below the first [1 or B, T]."""
+    def _new_tokens(self, parents: Tensor | None, width: int) -> tuple[Tensor | None, Tensor]:
+        """Which new tokens each new token sees [B, T, T] (None in a chain: itself and all before), and how far each is
+        below the first [1 or B, T]."""
         device = self.cache.device
         if parents is None:
-            seen = torch.ones(1, width, width, dtype=torch.bool, device=device).tril()
-            return seen, torch.arange(width, device=device)[None]
+            return None, torch.arange(width, device=device)[None]
         seen = torch.eye(width, dtype=torch.bool, device=device).repeat(parents.shape[0], 1, 1)
         for node in range(1, width):  # parents come before their children
             above = parents[:, node].clamp_min(0)[:, None, None].expand(-1, 1, width)
             seen[:, node] |= seen.gather(1, above)[:, 0]
         return seen, seen.sum(-1) - 1
 
-    def _masks(self, seen: Tensor, depth: Tensor, end: int) -> Tensor | dict[str, Tensor]:
+    def _masks(self, seen: Tensor | None, depth: Tensor, end: int) -> Tensor | dict[str, Tensor]:
         """Additive 4-D masks [B, 1, T, end], one per kind of layer where a model has several."""
-        start = self.cache.lengths_tensor[:, None, None]
-        slot = torch.arange(end, device=self.cache.device)[None, None]
-        column = slot[0, 0, : self.columns]
-        allowed = (slot < start).expand(-1, seen.shape[1], -1).clone()
-        allowed[:, :, column] &= self.visible[:, None]
-        offset = (slot - start).expand(-1, seen.shape[1], -1)
-        is_new = (offset >= 0) & (offset < seen.shape[2])
-        seen = seen.expand(len(start), -1, -1)
-        allowed |= is_new & seen.gather(2, offset.clamp(0, seen.shape[2] - 1))
-        # Distance in positions from a query to each slot: new tokens count by depth, not by slot.
-        here = depth[:, :, None]
-        depths = depth.expand(len(start), -1)[:, None].expand(-1, seen.shape[1], -1)
-        distance = torch.where(is_new, here - depths.gather(2, offset.clamp(0, seen.shape[2] - 1)), here - offset)
+        # Distance in positions from a query [B, T] to each slot [end]: negative for what comes after it.
+        offset = torch.arange(end, device=self.cache.device) - self.cache.lengths_tensor[:, None, None]
+        distance = depth[:, :, None] - offset
+        allowed = distance >= 0
+        if seen is not None:  # a tree: new tokens count by depth, not by slot, and see what lies above them only
+            rows, width = len(self.cache.lengths), seen.shape[2]
+            new = offset.clamp(0, width - 1).expand(rows, width, -1)
+            is_new = (offset >= 0) & (offset < width)
+            depths = depth[:, None].expand(rows, width, -1).gather(2, new)
+            distance = torch.where(is_new, depth[:, :, None] - depths, distance)
+            allowed = (offset < 0) | is_new & seen.expand(rows, -1, -1).gather(2, new)
+        allowed[:, :, : self.columns] &= self.visible[:, None]
         masks = {}
         for kind, window in self.windows.items():
             inside = allowed if window is None else allowed & (distance < window)

@@ -140,7 +140,7 @@ def texts(folder, windows=range(1, 9)):
                 text = decoded(target, drafter, lengths, seed=window + 100 * rank, do_sample=True)
                 threaded = PearlDrafter(draft, worker="thread", window=window)
                 assert torch.equal(text, decoded(alone, threaded, lengths, seed=window, do_sample=True)), window
-        drafter.planner = Planner(None, True, True)
+        drafter.planner = Planner("auto", True, True)
         for _ in range(3):
             assert torch.equal(decoded(target, drafter, max_new_tokens=60), decoded(alone, None, max_new_tokens=60))
         line = drafter.last_timeline

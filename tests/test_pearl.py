@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 from hf_specdec import SpeculationError, overlap
 from hf_specdec.drafters.pearl import PearlDrafter, Timeline
 from hf_specdec.drafters.pearl.window import Planner, pearl_tokens_per_second
+from hf_specdec.drafters.pearl.worker import BackgroundDraft
 from hf_specdec.overlap import CorrectingJudge, OverlappedDecoding
 from hf_specdec.randomness import Purpose, Randomness
 
@@ -328,11 +329,24 @@ def second_best(model):
     return draft
 
 
+def test_the_worker_remembers_q_of_what_is_not_verified_only(monkeypatch):
+    held, follow = [], BackgroundDraft.follow
+
+    def spy(session, order):
+        follow(session, order)
+        held.extend(q for line in session.lines for q in line.q.values())
+        assert all(len(line.q) <= 2 * order.width + 1 for line in session.lines)
+
+    monkeypatch.setattr(BackgroundDraft, "follow", spy)
+    generate(pearl(DRAFTS["good"], window=3, corrections=2), do_sample=True, max_new_tokens=48)
+    assert held and {q.untyped_storage().nbytes() for q in held} == {4 * TARGET.config.vocab_size}
+
+
 @pytest.mark.parametrize("window", [2, 4])
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
 def test_every_correction_may_be_foreseen(lengths, window):
     """Every test fails, and its correction has been drafted for. Only the last token's has no room for a draft."""
-    drafter = pearl(second_best(TARGET), window=window)
+    drafter = pearl(second_best(TARGET), window=window, corrections=1)
     options = {"max_new_tokens": 12}
     assert torch.equal(generate(drafter, lengths, **options), generate(None, lengths, **options))
     made, foreseen = map(sum, zip(*drafter.last_timeline.corrections, strict=True))
@@ -351,7 +365,7 @@ def test_a_correction_foreseen_saves_target_calls():
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])
 def test_the_window_follows_the_speed_ratio(ratio):
-    planner = Planner(None, True, True)
+    planner = Planner("auto", True, True)
     for _ in range(20):
         planner.saw_draft(1, 0.01)
         planner.saw_target(1, 3, 0.01 * ratio)
@@ -361,7 +375,7 @@ def test_the_window_follows_the_speed_ratio(ratio):
 
 
 def test_low_acceptance_with_a_fast_draft_is_run_serially():
-    planner = Planner(None, True, True)
+    planner = Planner("auto", True, True)
     for _ in range(50):
         planner.saw_draft(1, 0.01)
         planner.saw_target(1, 3, 0.1)
@@ -386,6 +400,21 @@ def test_the_formula_is_the_chains_long_run():
         assert speed == pytest.approx(tokens / seconds, rel=0.03)
 
 
+@pytest.mark.parametrize("window", [4, "auto"])
+@pytest.mark.parametrize(("foreseen", "step", "pays"), [(1, 1.0, True), (1, 3.0, False), (0, 1.1, False)])
+def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, window):
+    planner = Planner(window, True, True, "auto")
+    assert planner.plan(1).corrections == 1
+    for _ in range(200):
+        planner.saw_draft(1, 1.0)
+        planner.saw_draft(1, step, forking=True)
+        planner.saw_target(1, 4, 4.0)
+        planner.saw_tests(1, [4], [2])
+        planner.saw_corrections(1, 1, foreseen)
+    plans = [planner.plan(1).corrections for _ in range(64)]
+    assert sum(plans) == (62 if pays else 2)  # the other one is tried now and then
+
+
 def test_a_timeline_is_recorded_and_drawn(tmp_path):
     drafter = pearl(window=3)
     generate(drafter)
@@ -398,7 +427,9 @@ def test_a_timeline_is_recorded_and_drawn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"window": 0}, {"window": "big"}, {"worker": "gpu"}, {"gamma": 3}, {"corrections": 9}], ids=str
+    "options",
+    [{"window": 0}, {"window": "big"}, {"worker": "gpu"}, {"gamma": 3}, {"corrections": 9}, {"corrections": "all"}],
+    ids=str,
 )
 def test_bad_options_are_refused(options):
     with pytest.raises(SpeculationError, match=next(iter(options))):

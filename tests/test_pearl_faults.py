@@ -1,5 +1,6 @@
 """A worker that dies, hangs, raises or answers garbage costs time and one warning, and leaves nothing behind."""
 
+import itertools
 import os
 import random
 import signal
@@ -9,17 +10,23 @@ import time
 import warnings
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 from models import llama
 from test_pearl import DRAFTS, TARGET, close_to, generate, pearl
 from transformers import AutoModelForCausalLM
 
-import hf_specdec.drafters.pearl.drafter as drafter_module
+import hf_specdec.drafters.pearl.worker as worker_module
+import hf_specdec.drafters.pearl.workers as workers_module
 from hf_specdec import PearlDrafter, SpeculationWarning
 from hf_specdec.drafters.pearl import PearlSession
-from hf_specdec.drafters.pearl.link import FRAME, STEP, Kind, Step
-from hf_specdec.drafters.pearl.worker import serve
+from hf_specdec.drafters.pearl.link import FRAME, STEP, Kind, Step, encode_numbers, encode_object
+from hf_specdec.drafters.pearl.worker import Setup, serve
+from hf_specdec.drafters.pearl.workers import Pool, Worker
+from hf_specdec.picking import DraftPicker
+from hf_specdec.processing import Processing
+from hf_specdec.randomness import Randomness
 
 DROPPED = "PearlDrafter was dropped"
 
@@ -84,6 +91,21 @@ def quits_after(messages):
     return answers(make)
 
 
+def changed(kind, change):
+    """A worker that does its work, but for the messages of one kind."""
+
+    def serve_changed(link, model):
+        send = link.send
+        link.send = lambda k, body=b"": send(k, change(body) if k is kind else body)
+        serve(link, model)
+
+    return serve_changed
+
+
+def filled(value):
+    return lambda body: np.full(len(body) // 4, value, "<f4").tobytes()
+
+
 noise = random.Random(0)
 FAULTS = {
     "hangs": answers(lambda kind, body: []),
@@ -100,13 +122,25 @@ FAULTS = {
     "hangs up at once": quits_after(0),
     "hangs up after the first order": quits_after(1),
     "hangs up in the second round": quits_after(2),
+    "one step for ever": answers(lambda kind, body: itertools.repeat(*a_step([1], [0.5])(kind, body) or [b"", 0])),
+    "old news for ever": answers(lambda kind, body: itertools.repeat(frame(Kind.DONE, encode_numbers(-5, 1)))),
+    "forks of no step": changed(Kind.FORKS, lambda body: body[:-8] + encode_numbers(7)),
+    "half a fork": changed(Kind.FORKS, lambda body: body[:-8]),
+}
+ANSWERS = {
+    "too many": lambda body: body + body,
+    "none": lambda body: b"",
+    "parts of a number": lambda body: body[:-1],
+    "no number": filled(float("nan")),
+    "negative": filled(-0.5),
+    "above one": filled(1.5),
 }
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
-    monkeypatch.setattr(drafter_module, "serve", FAULTS[fault])
+    monkeypatch.setattr(workers_module, "serve", FAULTS[fault])
     began = time.perf_counter()
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
         text = generate(pearl(window=3), do_sample=do_sample)
@@ -116,9 +150,19 @@ def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
     assert time.perf_counter() - began < 10
 
 
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_bad_answers_drop_the_worker(answer, monkeypatch):
+    monkeypatch.setattr(workers_module, "serve", changed(Kind.ANSWER, ANSWERS[answer]))
+    drafter, close, sound = pearl(DRAFTS["bad"], window=3), PearlSession.close, []
+    monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.sound), close(session)))
+    with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
+        assert generate(drafter, do_sample=True).shape == (1, 31)
+    assert len(warned) == 1 and sound == [False]
+
+
 @pytest.mark.parametrize("q", [0.0, -1.0, 2.0, float("nan"), float("inf")])
 def test_probabilities_that_are_none_are_dropped(q, monkeypatch, short_patience):
-    monkeypatch.setattr(drafter_module, "serve", answers(a_step([1], [q])))
+    monkeypatch.setattr(workers_module, "serve", answers(a_step([1], [q])))
     with pytest.warns(SpeculationWarning, match="garbage"):
         assert generate(pearl(window=3), do_sample=True).shape == (1, 31)
 
@@ -200,7 +244,7 @@ def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):
         serve(link, model)
         timer.join()
 
-    monkeypatch.setattr(drafter_module, "serve", serve_for_a_while)
+    monkeypatch.setattr(workers_module, "serve", serve_for_a_while)
     drafter, plain = pearl(DRAFTS["good"], window=3), generate(None, lengths, max_new_tokens=40)
     for _ in range(25):
         with warnings.catch_warnings(record=True) as caught:
@@ -219,25 +263,25 @@ def test_a_process_is_used_again_and_ended():
     with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
         for lengths in ((7,), (5, 9, 1, 7)):
             assert torch.equal(generate(drafter, lengths), generate(None, lengths))
-            (worker,) = drafter.idle
+            (worker,) = drafter.pool.free
         torch.manual_seed(1)
         sampled = generate(drafter, do_sample=True)
         torch.manual_seed(1)
         assert torch.equal(sampled, generate(pearl(DRAFTS["good"], window=3), do_sample=True))
-        assert drafter.idle == [worker]
+        assert drafter.pool.free == [worker]
         with pytest.raises(KeyboardInterrupt):
             generate(drafter, streamer=Interrupt(4, interrupt))
         with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
-            stop = Interrupt(4, lambda: (drafter.idle or [worker])[0].process.kill())
+            stop = Interrupt(4, lambda: (drafter.pool.free or [worker])[0].process.kill())
             assert torch.equal(generate(drafter, streamer=stop), generate(None))
         assert len(warned) == 1 and is_gone(worker.process)
-    assert is_gone(worker.process) and drafter.idle == []
+    assert is_gone(worker.process) and drafter.pool.free == []
 
 
 def test_a_stopped_process_is_given_up(short_patience):
     drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
     generate(drafter)
-    (worker,) = drafter.idle
+    (worker,) = drafter.pool.free
     with pytest.warns(SpeculationWarning, match="said nothing") as warned:
         stop = Interrupt(4, lambda: os.kill(worker.process.pid, signal.SIGSTOP))
         assert torch.equal(generate(drafter, streamer=stop), generate(None))
@@ -248,9 +292,65 @@ def test_a_stopped_process_is_given_up(short_patience):
 def test_a_drafter_that_is_forgotten_ends_its_process():
     drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
     generate(drafter)
-    process = drafter.idle[0].process
+    process = drafter.pool.free[0].process
     del drafter
     assert is_gone(process)
+
+
+def test_a_process_that_died_between_two_calls_is_replaced(recwarn):
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        generate(drafter)
+        process = drafter.pool.free[0].process
+        process.kill()
+        process.wait()
+        assert torch.equal(generate(drafter), generate(None))
+        assert drafter.last_stats.draft_calls > 0
+    assert not [w for w in recwarn if DROPPED in str(w.message)]
+
+
+def test_a_worker_in_use_when_its_drafter_is_closed_ends_after_the_call():
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        generate(drafter)
+        process = drafter.pool.free[0].process
+        assert torch.equal(generate(drafter, streamer=Interrupt(4, drafter.close)), generate(None))
+        assert is_gone(process) and drafter.pool.free == []
+
+
+def test_a_worker_is_lent_once():
+    pool, lent = Pool(), []
+    workers = [Worker(None, lambda: None) for _ in range(200)]
+    pool.free.extend(workers)
+    threads = [threading.Thread(target=lambda: lent.extend(iter(pool.take, None))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lent) == 200 and {id(worker) for worker in lent} == {id(worker) for worker in workers}
+
+
+def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
+    """As when its owner is killed: nobody is left to end it."""
+    monkeypatch.setattr(worker_module, "GRACE", 0.2)
+    drafting, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    draft = close_to(TARGET, 0.01)
+    draft.register_forward_pre_hook(lambda *_: (drafting.set(), go_on.wait(20)))
+
+    def serve_and_tell(link, model):
+        serve(link, model)
+        ended.set()
+
+    monkeypatch.setattr(workers_module, "serve", serve_and_tell)
+    worker = workers_module.start_thread(draft, 5.0)
+    picker = DraftPicker(Processing([]), TARGET.config.vocab_size, False, Randomness(0), torch.device("cpu"))
+    setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), 20, frozenset(), True, picker)
+    worker.link.send(Kind.OPEN, encode_object(setup))
+    assert drafting.wait(10)
+    worker.link.close()
+    assert ended.wait(5) and not go_on.is_set()
+    go_on.set()
+    worker.close()
+    while any(thread.name.startswith("hf_specdec") for thread in threading.enumerate()):
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -259,7 +359,7 @@ def test_killed_at_any_moment():
     with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
         for _ in range(100):
             generate(drafter)
-            process = drafter.idle[0].process
+            process = drafter.pool.free[0].process
             timer = threading.Timer(moments.uniform(0, 0.2), process.kill)
             timer.start()
             assert torch.equal(generate(drafter, max_new_tokens=60), generate(None, max_new_tokens=60))
@@ -277,6 +377,6 @@ def test_a_saved_drafter_comes_back(tmp_path):
 
 
 def test_serve_ends_with_its_line():
-    worker = drafter_module.start_thread(TARGET, 5.0)
+    worker = workers_module.start_thread(TARGET, 5.0)
     worker.close()
     assert callable(serve)

@@ -20,7 +20,7 @@ from hf_specdec import PearlDrafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.pearl import ranks
 from hf_specdec.drafters.pearl.link import Kind, Link, Step
 from hf_specdec.drafters.pearl.ranks import DraftersLine, LeadersLine, Seat
-from hf_specdec.drafters.pearl.session import Worker
+from hf_specdec.drafters.pearl.workers import Worker
 from hf_specdec.probe import Support
 
 ROOT = Path(__file__).parent.parent
@@ -254,7 +254,7 @@ def seats(draft, **options):
     link = LeadersLine(mine, 5.0)
     drafter.config.worker = "rank"
     drafter.seat = Seat(0, 1, Support.RAGGED, worker=Worker(link, link.close))
-    drafter.idle.append(drafter.seat.worker)
+    drafter.pool.free.append(drafter.seat.worker)
     return drafter, Seat(1, 1, Support.RAGGED, line=DraftersLine(theirs))
 
 
@@ -301,7 +301,7 @@ def test_a_draft_that_raises_is_reported_on_both_sides():
 def test_a_target_that_goes_in_the_middle_of_a_call_is_reported():
     drafter, seat = seats(DRAFTS["good"], window=3)
     thread, said = served(seat, DRAFTS["good"])
-    link = drafter.idle[0].link
+    link = drafter.pool.free[0].link
     link.send(Kind.OPEN, b"")  # nonsense is enough
     link.close()
     thread.join(20)

@@ -237,18 +237,19 @@ def main(
         max_new_tokens,
     )
     held: list[dict[str, Any]] = json.loads(json_file.read_text()) if json_file.exists() else []
-    done = {(row["prompts"], row["temperature"], row["ratio"], row["windows"], row["only"]) for row in held}
+    asked = {"windows": window, "only": only, "limit": limit, "new_tokens": max_new_tokens, "step": draft_milliseconds}
     typer.echo(
         "| prompts | T | ratio | method | tokens/s | of its bound | α | foreseen | greedy text |\n" + "|-" * 9 + "|"
     )
     for path in prompts:
         for t in temperature:
             for c in ratio:
-                if (path.stem, t, c, bool(window), only) in done:
+                cell = {"prompts": path.stem, "temperature": t, "ratio": c} | asked
+                if any(cell.items() <= row.items() for row in held):
                     continue
                 for row in table.run(path.stem, load_prompts(path, limit), c, t, window, only):
                     typer.echo(line_of(row))
-                    held.append(asdict(row) | {"windows": bool(window), "only": only})
+                    held.append(asdict(row) | asked)
                 json_file.write_text(json.dumps(held, indent=1))
 
 

@@ -22,11 +22,11 @@ class WindowTuner:
 
     def observe_draft(self, seconds: float) -> None:
         """One draft step took this long."""
-        self.draft_seconds = _mean(self.draft_seconds, seconds)
+        self.draft_seconds = running_mean(self.draft_seconds, seconds)
 
     def observe_verify(self, width: int, seconds: float) -> None:
         """A verification forward of `width` tokens per row took this long."""
-        self.verify_seconds[width] = _mean(self.verify_seconds.get(width), seconds)
+        self.verify_seconds[width] = running_mean(self.verify_seconds.get(width), seconds)
 
     def observe_acceptance(self, drafted: list[int], accepted: list[int]) -> None:
         """Per row, of so many drafted tokens so many leading ones were accepted."""
@@ -59,7 +59,7 @@ class WindowTuner:
         return lambda width: max(mean_t + slope * (width - mean_w), 1e-9)
 
 
-def _mean(old: float | None, new: float) -> float:
+def running_mean(old: float | None, new: float) -> float:
     """A running figure near the low end: what disturbs a machine only ever makes a forward slower."""
     if old is None:
         return new

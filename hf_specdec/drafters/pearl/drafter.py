@@ -1,16 +1,9 @@
 """`PearlDrafter`: a draft model that works while the target does (Liu et al. 2024)."""
 
-import contextlib
-import os
-import socket
-import subprocess
-import sys
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedModel
 
@@ -21,15 +14,11 @@ from ...ranks import ranks_of
 from ...registry import register_drafter
 from ..base import DraftContext, DraftSession
 from ..draft_model import DraftModelDrafter
-from .link import LARGEST_ANSWER, Kind, Link, encode_object
 from .ranks import join
-from .session import PearlSession, Worker
+from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
-from .worker import serve
-
-START_PATIENCE = 300.0
-"""seconds for a process to start, which imports torch and takes over the model"""
+from .workers import Pool, start_process, start_thread
 
 
 @strict
@@ -48,16 +37,17 @@ class PearlConfig(DrafterConfig):
     """verify the first draft token while drafting goes on (§3.2)"""
     post_verify: bool = True
     """go on drafting while the target verifies (§3.3)"""
-    corrections: int = 1
-    """for each token that the target is verifying, draft behind so many tokens that may come in its place"""
+    corrections: int | Literal["auto"] = "auto"
+    """for each token that the target is verifying, draft behind so many tokens that may come in its place; "auto" is 1
+    while that pays, by the measured times and by how many were foreseen"""
 
     def validate_window(self) -> None:
         if self.window != "auto" and self.window < 1:
             raise ValueError(f'window must be 1 or more, or "auto", got {self.window}')
 
     def validate_corrections(self) -> None:
-        if not 0 <= self.corrections <= 8:
-            raise ValueError(f"corrections must be from 0 (none) to 8, got {self.corrections}")
+        if self.corrections != "auto" and not 0 <= self.corrections <= 8:
+            raise ValueError(f'corrections must be from 0 (none) to 8, or "auto", got {self.corrections}')
 
 
 @register_drafter
@@ -74,16 +64,16 @@ class PearlDrafter(DraftModelDrafter):
 
     def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
         super().__init__(draft_model, **options)
-        self.idle: list[Worker] = []
+        self.pool = Pool()
         self._measure_anew()
-        weakref.finalize(self, _close_all, self.idle)
+        weakref.finalize(self, self.pool.close)
         self.seat = join(self.draft_model, PearlSession.patience) if self.config.worker == "rank" else None
         if self.seat is not None and self.seat.worker is not None:
-            self.idle.append(self.seat.worker)
+            self.pool.free.append(self.seat.worker)
 
     def _measure_anew(self) -> None:
-        window = None if self.config.window == "auto" else int(self.config.window)
-        self.planner = Planner(window, self.config.pre_verify, self.config.post_verify, self.config.corrections > 0)
+        config = self.config
+        self.planner = Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
         self.target: weakref.ref[PreTrainedModel] | None = None
 
     @property
@@ -122,19 +112,17 @@ class PearlDrafter(DraftModelDrafter):
         in_thread = self.config.worker == "thread" or (
             self.config.worker == "auto" and self.draft_model.device.type != "cpu"
         )
+        worker = None if in_thread else self.pool.take()
         if in_thread:
             worker = start_thread(self.draft_model, PearlSession.patience)
-        elif self.idle:
-            worker = self.idle.pop()
-        elif self.seat is not None:
+        elif worker is None and self.seat is not None:
             raise ConnectionError("the drafting rank is gone, or busy with another call")
-        else:
+        elif worker is None:
             worker = start_process(self.draft_model, PearlSession.patience)
         self.last_timeline = Timeline()
         try:
-            release = worker.close if in_thread else lambda: self.idle.append(worker)
-            corrections = self.config.corrections if self.takes_ragged() else 0
-            return PearlSession(context, worker, self.planner, self.last_timeline, release, corrections)
+            release = worker.close if in_thread else self.pool.return_of(worker)
+            return PearlSession(context, worker, self.planner, self.last_timeline, release, self.takes_ragged())
         except BaseException:
             worker.close()
             raise
@@ -144,63 +132,10 @@ class PearlDrafter(DraftModelDrafter):
         `serve()`, for good."""
         if self.seat is not None:
             self.seat.close()
-        _close_all(self.idle)
+        self.pool.close()
 
     def __enter__(self) -> "PearlDrafter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def start_thread(model: PreTrainedModel, patience: float) -> Worker:
-    """A worker in this process. One that hangs in a kernel cannot be ended: it is left behind as a daemon."""
-    mine, theirs = socket.socketpair()
-    link = Link(mine, patience, LARGEST_ANSWER)
-    thread = threading.Thread(target=serve, args=(Link(theirs), model), daemon=True, name="hf_specdec worker")
-    thread.start()
-
-    def close() -> None:
-        link.close()
-        thread.join(timeout=patience)
-
-    return Worker(link, close)
-
-
-def start_process(model: PreTrainedModel, patience: float) -> Worker:
-    """A worker in a process of its own, which gets a copy of the model over the line."""
-    mine, theirs = socket.socketpair()
-    link = Link(mine, START_PATIENCE, LARGEST_ANSWER)
-    # Not multiprocessing: that would run the caller's script a second time, and leaves a helper process behind.
-    call = f"main({theirs.fileno()}, {torch.get_num_threads()})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"from {serve.__module__} import main; {call}"],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        process_group=0,  # Ctrl-C is the caller's to handle
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-    )
-    theirs.close()
-
-    def close() -> None:
-        link.close()
-        process.kill()
-        process.wait()
-
-    try:
-        link.send(Kind.MODEL, encode_object(model))
-        answer = link.receive(START_PATIENCE)
-        if answer is None or answer[0] is not Kind.READY:
-            reason = "it said nothing" if answer is None else answer[1].decode(errors="replace")
-            raise RuntimeError(f"the draft worker could not start: {reason}")
-        link.patience = patience
-    except BaseException:
-        close()
-        raise
-    return Worker(link, close, process)
-
-
-def _close_all(workers: list[Worker]) -> None:
-    while workers:
-        with contextlib.suppress(OSError):
-            workers.pop().close()

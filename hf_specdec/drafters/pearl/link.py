@@ -112,8 +112,10 @@ class Order:
     """names the order; later ones have higher numbers, whichever session gives them"""
     width: int
     """draft steps"""
-    forks: int
-    """likely corrections of each unverified token to draft behind as well"""
+    corrections: int
+    """likely ones of each token to remember"""
+    forking: bool
+    """whether to draft behind those of unverified tokens, too"""
     rows: list[int]
     """[B] each row's index in the call's batch"""
     lines: list[int]
@@ -126,7 +128,7 @@ class Order:
     tails: list[list[int]]
 
     def encode(self) -> bytes:
-        numbers = [self.epoch, self.width, self.forks, len(self.rows)]
+        numbers = [self.epoch, self.width, self.corrections, self.forking, len(self.rows)]
         for values in (self.rows, self.lines, self.keeps, self.budgets, self.unverified):
             numbers += values
         for tail in self.tails:
@@ -135,13 +137,13 @@ class Order:
 
     @classmethod
     def decode(cls, body: bytes) -> "Order":
-        epoch, width, forks, b, *rest = np.frombuffer(body, np.int64).tolist()
+        epoch, width, corrections, forking, b, *rest = np.frombuffer(body, np.int64).tolist()
         rows, lines, keeps, budgets, unverified = (rest[j * b : (j + 1) * b] for j in range(5))
         tails, i = [], 5 * b
         for _ in range(b):
             tails.append(rest[i + 1 : i + 1 + rest[i]])
             i += 1 + rest[i]
-        return cls(epoch, width, forks, rows, lines, keeps, budgets, unverified, tails)
+        return cls(epoch, width, corrections, bool(forking), rows, lines, keeps, budgets, unverified, tails)
 
 
 @dataclass
@@ -194,7 +196,9 @@ def encode_forks(epoch: int, forks: list[Fork]) -> bytes:
 
 def decode_forks(body: bytes) -> list[Fork]:
     numbers = decode_numbers(body)[1:]
-    return [Fork(*numbers[i : i + 4]) for i in range(0, len(numbers) - 3, 4)]
+    if len(numbers) % 4:
+        raise ConnectionError(f"the draft worker answered garbage: forks of {len(numbers)} numbers")
+    return [Fork(*numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
 
 
 def encode_numbers(*numbers: int) -> bytes:

@@ -24,8 +24,8 @@ from ...errors import SpeculationError, warn
 from ...probe import Support, support
 from ...ranks import Ranks
 from .link import LARGEST_ANSWER, STEP, Kind, Link
-from .session import Worker
 from .worker import serve
+from .workers import Worker
 
 PATIENCE = 600.0
 """seconds for all ranks to get as far as making their drafter"""

@@ -1,9 +1,8 @@
 """`PearlSession`: the target's side of drafting in the background."""
 
-import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -11,26 +10,14 @@ from torch import Tensor
 
 from ...picking import DraftPicker
 from ..base import Draft, DraftContext, DraftSession, Sequences, Verdict
-from .link import Fork, Kind, Link, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
+from .link import Fork, Kind, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
 from .timeline import Timeline
 from .window import Plan, Planner
 from .worker import Setup
+from .workers import Worker
 
 Chain = list[tuple[int, float]]
 """drafted tokens one behind the other, each with its q (1 where the draft does not sample)"""
-
-
-@dataclass
-class Worker:
-    """Somebody at the other end of a line."""
-
-    link: Link
-    close: Callable[[], None]
-    """ends it, at once"""
-    process: subprocess.Popen | None = None
-    """None for a thread"""
-    epoch: int = 0
-    """of the last order it was given"""
 
 
 class PearlSession(DraftSession):
@@ -45,16 +32,16 @@ class PearlSession(DraftSession):
         planner: Planner,
         timeline: Timeline,
         release: Callable[[], None],
-        corrections: int = 0,
+        forks: bool = False,
     ) -> None:
         """
         Args:
-            corrections: how many for each unverified token to draft for; needs a draft that takes uneven rows.
+            forks: whether the draft takes rows of uneven lengths, as drafting for corrections needs.
             release: called once at the end, when the worker is free and sound; otherwise it is closed.
         """
         super().__init__(context)
         rows = context.prompt_ids.shape[0]
-        self.corrections = corrections if rows == 1 or not context.lockstep else 0
+        self.forks_can_be = forks and (rows == 1 or not context.lockstep)
         self.worker, self.planner, self.timeline, self.release = worker, planner, timeline, release
         self.columns = context.prompt_ids.shape[1]
         self.told: dict[int, list[int]] = {row: [] for row in range(rows)}
@@ -78,7 +65,7 @@ class PearlSession(DraftSession):
             context.prompt_mask.cpu(),
             context.max_length,
             context.eos_token_ids,
-            context.lockstep and not self.corrections,
+            context.lockstep and not self.forks_can_be,
             context.pick,
         )
         worker.link.send(Kind.OPEN, encode_object(setup, on_host=True))
@@ -86,13 +73,20 @@ class PearlSession(DraftSession):
     # ------------------------------------------------------------------ orders
 
     def start_draft(
-        self, sequences: Sequences, budget: list[int], pending: list[Chain] | None = None, forks: bool = False
+        self,
+        sequences: Sequences,
+        budget: list[int],
+        pending: list[Chain] | None = None,
+        corrections: int = 0,
+        forking: bool = False,
     ) -> None:
         """Have the worker draft `budget[b]` tokens behind each row's accepted tokens and `pending`, unverified ones.
 
         Args:
-            forks: draft behind the likely corrections, too.
+            corrections: how many likely ones of each token to remember.
+            forking: draft behind those of unverified tokens, too.
         """
+        corrections = corrections if self.forks_can_be else 0
         ahead = pending or [[] for _ in sequences.rows]
         keeps, tails = [], []
         for b, row in enumerate(sequences.rows):
@@ -108,11 +102,12 @@ class PearlSession(DraftSession):
         self.worker.epoch += 1
         self.steps, self.forks, self.total = [], [], None
         self.rows, self.budget, self.base = list(sequences.rows), list(budget), list(sequences.lengths)
-        self.forking = forks and self.corrections > 0
+        self.forking = forking and corrections > 0
         order = Order(
             epoch=self.worker.epoch,
             width=max(budget),
-            forks=self.corrections if forks else 0,
+            corrections=corrections,
+            forking=self.forking,
             rows=self.rows,
             lines=[self.next_lines[row] for row in self.rows],
             keeps=keeps,
@@ -130,9 +125,10 @@ class PearlSession(DraftSession):
             ConnectionError: the worker is gone or answers garbage.
             TimeoutError: it is silent.
         """
-        while self.total is None and (steps is None or len(self.steps) < steps):
-            self._hear(Kind.STEP)
-        return [self._line(b, most=most) for b, most in enumerate(self.budget)]
+        with self._listening():
+            while self.total is None and (steps is None or len(self.steps) < steps):
+                self._hear_of_draft()
+            return [self._line(b, most=most) for b, most in enumerate(self.budget)]
 
     def settle(self, passed: list[int], corrected: list[tuple[int, int, int]]) -> dict[int, Chain]:
         """What each row carries into the next round, once it is there. Drafting that is of no use to any is cancelled.
@@ -177,37 +173,55 @@ class PearlSession(DraftSession):
     def question(self, row: int, column: int, tokens: Tensor | None = None) -> Tensor:
         """q of some tokens, or all, at a drafted column of a row of the call's batch."""
         wanted = [] if tokens is None else tokens.tolist()
-        self.worker.link.send(Kind.ASK, encode_numbers(self.next_lines[row], column, *wanted))
-        q = np.frombuffer(self._hear(Kind.ANSWER), "<f4")
-        if len(q) != (len(wanted) or self.context.vocab_size):
-            raise ConnectionError(f"the draft worker answered garbage: {len(q)} probabilities")
+        with self._listening():
+            self.worker.link.send(Kind.ASK, encode_numbers(self.next_lines[row], column, *wanted))
+            q = np.frombuffer(self._hear_answer(), "<f4")
+            if len(q) != (len(wanted) or self.context.vocab_size) or not ((q >= 0) & (q <= 1.0001)).all():
+                raise ConnectionError(f"the draft worker answered garbage: {len(q)} probabilities from {q.min()} on")
         return torch.from_numpy(q.copy()).to(self.context.device)
 
-    def _hear(self, wanted: Kind) -> bytes:
-        """The next message of a kind; what was drafted for older orders is passed over."""
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Whatever ends the block early, Ctrl-C too, leaves answers behind on the line."""
+        self.sound = False
+        yield
+        self.sound = True
+
+    def _hear_of_draft(self) -> None:
+        """The present order's next step, or its end."""
+        deadline, before = time.perf_counter() + self.patience, len(self.steps)
+        while self.total is None and len(self.steps) == before:
+            self._hear(deadline)
+
+    def _hear_answer(self) -> bytes:
         deadline = time.perf_counter() + self.patience
-        self.sound = False  # whatever ends this early, Ctrl-C too, leaves answers behind on the line
-        while (message := self.worker.link.receive(max(0.0, deadline - time.perf_counter()))) is not None:
-            kind, body = message
-            if kind is Kind.ERROR:
-                raise RuntimeError(f"the draft worker raised {body[:1000].decode(errors='replace')}")
-            if kind is Kind.STEP:
-                self._take_step(body)
-            elif kind is Kind.FORKS:
-                self._take_forks(body)
-            elif kind is Kind.DONE:
-                epoch, steps = [*decode_numbers(body), 0, 0][:2]
-                if epoch == self.worker.epoch and self.total is None:
-                    self.total = steps
-            if kind is wanted or (wanted is Kind.STEP and kind is Kind.DONE):
-                self.sound = True
-                return body
-        raise TimeoutError(f"the draft worker said nothing for {self.patience} seconds")
+        while (message := self._hear(deadline))[0] is not Kind.ANSWER:
+            pass
+        return message[1]
+
+    def _hear(self, deadline: float) -> tuple[Kind, bytes]:
+        """The next message, taken in; what was drafted for older orders is passed over."""
+        left = deadline - time.perf_counter()
+        message = self.worker.link.receive(left) if left > 0 else None
+        if message is None:
+            raise TimeoutError(f"the draft worker said nothing of use for {self.patience} seconds")
+        kind, body = message
+        if kind is Kind.ERROR:
+            raise RuntimeError(f"the draft worker raised {body[:1000].decode(errors='replace')}")
+        if kind is Kind.STEP:
+            self._take_step(body)
+        elif kind is Kind.FORKS:
+            self._take_forks(body)
+        elif kind is Kind.DONE:
+            epoch, steps = [*decode_numbers(body), 0, 0][:2]
+            if epoch == self.worker.epoch and self.total is None:
+                self.total = steps
+        return message
 
     def _take_forks(self, body: bytes) -> None:
         if _epoch(body) == self.worker.epoch:
             self.forks += decode_forks(body)
-            if not self.forking or any(fork.first not in (0, 1) for fork in self.forks):
+            if self.steps or not self.forking or any(fork.first not in (0, 1) for fork in self.forks):
                 raise ConnectionError("the draft worker answered garbage: forks that nobody asked for")
 
     def _take_step(self, body: bytes) -> None:
@@ -219,12 +233,12 @@ class PearlSession(DraftSession):
         fine = all(0 <= token < vocab for token in step.tokens)
         if self.context.do_sample:
             fine = fine and step.token_probs is not None and all(0 < q <= 1.0001 for q in step.token_probs)
-        if not fine:
-            raise ConnectionError("the draft worker answered garbage: token ids or probabilities out of range")
+        if not fine or len(self.steps) == max(self.budget):
+            raise ConnectionError("the draft worker answered garbage: token ids, probabilities or steps out of range")
         self.steps.append(step)
         self.context.stats.draft_calls = step.draft_calls
         self.timeline.draft.append((step.began, step.ended))
-        self.planner.saw_draft(len(self.rows), step.ended - step.began)
+        self.planner.saw_draft(len(self.rows), step.ended - step.began, lines > len(self.rows))
         for b, row in enumerate(self.rows):
             if len(self.steps) <= self.budget[b]:
                 self.told[row].append(step.tokens[b])
@@ -240,6 +254,11 @@ class PearlSession(DraftSession):
         window = self.plan().window
         self.start_draft(sequences, [min(window, most) for most in budget])
         return as_draft(self.wait(None), self.context)
+
+    def saw_target(self, rows: int, width: int, span: tuple[float, float]) -> None:
+        """A forward of the target, of `width` tokens per row."""
+        self.planner.saw_target(rows, width, span[1] - span[0])
+        self.timeline.target.append(span)
 
     def observe(self, verdict: Verdict) -> None:
         self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))

@@ -28,6 +28,9 @@ class Timeline:
     """on the line between target and worker, both ways"""
     bytes: int = 0
 
+    def add_wait(self, seconds: float) -> None:
+        self.waited += seconds
+
     def seconds(self) -> float:
         """From the first forward to the last."""
         spans = self.target + self.draft

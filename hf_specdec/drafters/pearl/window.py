@@ -1,12 +1,15 @@
 """The window by itself, and whether rows run overlapped or one after the other."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ...theory import best_window, tokens_per_second
-from ..draft_model.window import WindowTuner
+from ..draft_model.window import WindowTuner, running_mean
 
 FORESEEN = (2.0, 4.0)
 """of so many corrections so many are taken to have been drafted for, until some were seen"""
+LOOK_AGAIN = 32
+"""rounds after which what seems slower is tried once more"""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Plan:
     """whether the target checks a row's first draft token while drafting goes on"""
     post_verify: bool
     """whether drafting goes on while the target checks a row's draft"""
+    corrections: int
+    """for each token that is being checked, how many corrections are drafted for"""
 
 
 def pearl_tokens_per_second(alpha: float, gamma: int, target: float, draft: float, foreseen: float = 0.0) -> float:
@@ -44,29 +49,39 @@ def pearl_tokens_per_second(alpha: float, gamma: int, target: float, draft: floa
 
 
 class Planner:
-    """Chooses γ = T_target / T_draft (Theorem 1) as it was measured for each batch size, following it as it drifts, and
-    the serial schedule at its best window where the measured acceptance favours that."""
+    """Chooses what is measured to be fastest for each batch size, following it as it drifts: γ = T_target / T_draft
+    (Theorem 1), whether corrections are drafted for, and the serial schedule at its best window."""
 
     def __init__(
-        self, window: int | None, pre_verify: bool, post_verify: bool, corrections: bool = False, largest: int = 24
+        self,
+        window: int | Literal["auto"],
+        pre_verify: bool,
+        post_verify: bool,
+        corrections: int | Literal["auto"] = 0,
+        largest: int = 24,
     ) -> None:
         """
         Args:
-            window: a fixed γ, with which nothing is chosen; None to choose.
-            corrections: whether likely corrections are drafted for.
+            window: a fixed γ, or "auto" to choose between it and the serial schedule.
+            corrections: how many to draft for, or "auto" for one where it pays.
         """
-        self.corrections = corrections
-        self.fixed = None if window is None else Plan(window, pre_verify, post_verify)
+        self.window, self.corrections = window, corrections
         self.pre_verify, self.post_verify, self.largest = pre_verify, post_verify, largest
         self.tuners: dict[int, WindowTuner] = {}
+        self.forking_seconds: dict[int, float] = {}
+        """of a draft step that drafts for corrections as well, per batch size"""
         self.foreseen: dict[int, tuple[float, float]] = {}
         """corrections that were drafted for, and all, per batch size"""
+        self.rounds = 0
 
     def _tuner(self, rows: int) -> WindowTuner:
         return self.tuners.setdefault(rows, WindowTuner())
 
-    def saw_draft(self, rows: int, seconds: float) -> None:
-        self._tuner(rows).observe_draft(seconds)
+    def saw_draft(self, rows: int, seconds: float, forking: bool = False) -> None:
+        if forking:
+            self.forking_seconds[rows] = running_mean(self.forking_seconds.get(rows), seconds)
+        else:
+            self._tuner(rows).observe_draft(seconds)
 
     def saw_target(self, rows: int, width: int, seconds: float) -> None:
         self._tuner(rows).observe_verify(width, seconds)
@@ -79,22 +94,32 @@ class Planner:
         self.foreseen[rows] = (0.98 * before[0] + foreseen, 0.98 * before[1] + made)
 
     def plan(self, rows: int) -> Plan:
-        if self.fixed is not None:
-            return self.fixed
+        """The fastest way to run the next round."""
+        self.rounds += 1
+        choices = [1, 0] if self.corrections == "auto" else [self.corrections]
+        best, *others = sorted((self._overlapped(rows, n) for n in choices), key=lambda choice: -choice[0])
+        if others and self.rounds % LOOK_AGAIN == 0:
+            return others[0][1]
         tuner = self._tuner(rows)
-        overlapped = Plan(tuner.window, self.pre_verify, self.post_verify)
-        if tuner.draft_seconds is None or not tuner.verify_seconds:
-            return overlapped
-        draft, verify_time = tuner.draft_seconds, tuner.verify_time()
-        window = min(self.largest, max(1, round(verify_time(1) / draft)))
-        window = min(self.largest, max(1, round(verify_time(window) / draft)))
-        overlapped = Plan(window, self.pre_verify, self.post_verify)
-        if not (self.pre_verify and self.post_verify):
-            return overlapped
-        alpha = tuner.accepted / tuner.tested
-        serial = best_window(alpha, verify_time, draft, self.largest)
-        foreseen, made = self.foreseen.get(rows, FORESEEN if self.corrections else (0.0, 1.0))
-        speed = pearl_tokens_per_second(alpha, window, verify_time(window), draft, foreseen / made)
-        if serial and tokens_per_second(alpha, serial, verify_time, draft) > speed:
-            return Plan(serial, pre_verify=False, post_verify=False)
-        return overlapped
+        if self.window == "auto" and self.pre_verify and self.post_verify and tuner.draft_seconds and best[0]:
+            alpha, verify_time = tuner.accepted / tuner.tested, tuner.verify_time()
+            serial = best_window(alpha, verify_time, tuner.draft_seconds, self.largest)
+            if serial and tokens_per_second(alpha, serial, verify_time, tuner.draft_seconds) > best[0]:
+                return Plan(serial, pre_verify=False, post_verify=False, corrections=0)
+        return best[1]
+
+    def _overlapped(self, rows: int, corrections: int) -> tuple[float, Plan]:
+        """Tokens per second of the overlapped schedule (0 where nothing was measured yet), and the plan for it."""
+        tuner, forking = self._tuner(rows), self.forking_seconds.get(rows)
+        draft = (forking or tuner.draft_seconds) if corrections else (tuner.draft_seconds or forking)
+        window, speed = tuner.window if self.window == "auto" else self.window, 0.0
+        if draft and tuner.verify_seconds:
+            verify_time = tuner.verify_time()
+            if self.window == "auto":
+                window = min(self.largest, max(1, round(verify_time(1) / draft)))
+                window = min(self.largest, max(1, round(verify_time(window) / draft)))
+            hits, made = self.foreseen.get(rows, FORESEEN)
+            share = hits / made if corrections else 0.0
+            alpha = tuner.accepted / tuner.tested
+            speed = pearl_tokens_per_second(alpha, window, verify_time(window), draft, share)
+        return speed, Plan(window, self.pre_verify, self.post_verify, corrections)

@@ -24,6 +24,8 @@ from .link import Fork, Kind, Link, Order, Step, decode_numbers, decode_object, 
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
+GRACE = 5.0
+"""seconds for a draft step that has become useless to end"""
 
 
 @dataclass
@@ -103,7 +105,7 @@ class BackgroundDraft(DraftModelSession):
             return
         logits = self._catch_up(Sequences(self.ids, self.ends, self.rows, []))
         for step in range(width):
-            tokens, probs = self._draw(logits, order.forks)
+            tokens, probs = self._draw(logits, order.corrections)
             if step == 0 and width > 1:
                 self._fork(self._foreseen(order, self.lines[: len(ends)], self.ends, [1] * len(ends), 1))
             self._tell(tokens, probs)
@@ -116,7 +118,7 @@ class BackgroundDraft(DraftModelSession):
         """The likely corrections of each row's last, unverified tokens, each with the row's line; they are told."""
         forks = []
         for b, (line, end, most, budget) in enumerate(zip(lines, ends, unverified, order.budgets, strict=False)):
-            for column in range(end - most, end) if budget and order.forks else ():
+            for column in range(end - most, end) if budget and order.forking else ():
                 for token in line.others.get(column, []):
                     if token not in self.context.eos_token_ids:
                         forks.append((b, Fork(line.row, column, token, first)))
@@ -134,8 +136,9 @@ class BackgroundDraft(DraftModelSession):
         for i, b in enumerate(came_from):
             if order.tails[b]:
                 self.ids[i, order.keeps[b] : ends[b]] = torch.tensor(order.tails[b], device=self.ids.device)
-        for line, end in zip(self.lines, ends, strict=False):
-            line.q = {column: q for column, q in line.q.items() if column < end}
+        for line, end, most in zip(self.lines, ends, order.unverified, strict=False):
+            line.q = {column: q for column, q in line.q.items() if end - most <= column < end}
+            line.others = {column: tokens for column, tokens in line.others.items() if end - most <= column < end}
         self.ends = list(ends)
         self._correct([fork for _, fork in forks], [order.keeps[b] for b in came_from])
 
@@ -184,7 +187,7 @@ class BackgroundDraft(DraftModelSession):
         for b, (line, column) in enumerate(zip(self.lines, self.ends, strict=True)):
             line.others[column] = [token for token in best[b] if token != tokens[b]][:others]
             if q is not None:
-                line.q[column] = q[b]
+                line.q[column] = q[b].clone()  # without the other lines'
         self.ends = [end + 1 for end in self.ends]
         return tokens, None if q is None else q.gather(1, drawn[:, None])[:, 0].tolist()
 
@@ -245,7 +248,7 @@ def serve(link: Link, model: PreTrainedModel | None = None) -> None:
         desk.cancelled = 2**62
         orders.put(None)
         if drafting is not None:
-            drafting.join()
+            drafting.join(GRACE)
         link.close()
 
 

@@ -1,0 +1,120 @@
+"""Starting workers, and keeping them from call to call."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from .link import LARGEST_ANSWER, Kind, Link, encode_object
+from .worker import GRACE, serve
+
+START_PATIENCE = 300.0
+"""seconds for a process to start, which imports torch and takes over the model"""
+
+
+@dataclass
+class Worker:
+    """Somebody at the other end of a line."""
+
+    link: Link
+    close: Callable[[], None]
+    """ends it, at once"""
+    process: subprocess.Popen | None = None
+    """None for a thread, and for one on another rank"""
+    epoch: int = 0
+    """of the last order it was given"""
+
+
+class Pool:
+    """Workers that are free. They outlive a call; two calls at once never get the same one."""
+
+    def __init__(self) -> None:
+        self.free: list[Worker] = []
+        self._lock = threading.Lock()
+        self._closed = 0
+        """times that it was closed"""
+
+    def take(self) -> Worker | None:
+        """A worker that is alive, as far as can be told; None where there is none."""
+        with self._lock:
+            while self.free:
+                worker = self.free.pop()
+                if worker.process is None or worker.process.poll() is None:
+                    return worker
+                worker.close()
+        return None
+
+    def return_of(self, worker: Worker) -> Callable[[], None]:
+        """What gives a taken worker back; or ends it, if the pool is closed in between."""
+        closed = self._closed
+
+        def give_back() -> None:
+            with self._lock:
+                if wanted := self._closed == closed:
+                    self.free.append(worker)
+            if not wanted:
+                worker.close()
+
+        return give_back
+
+    def close(self) -> None:
+        """End all that are free, and those in use once they are given back. The pool may be used on."""
+        with self._lock:
+            self._closed += 1
+            while self.free:
+                with suppress(OSError):
+                    self.free.pop().close()
+
+
+def start_thread(model: PreTrainedModel, patience: float) -> Worker:
+    """A worker in this process. One that hangs in a kernel cannot be ended: it is left behind as a daemon."""
+    mine, theirs = socket.socketpair()
+    link = Link(mine, patience, LARGEST_ANSWER)
+    thread = threading.Thread(target=serve, args=(Link(theirs), model), daemon=True, name="hf_specdec worker")
+    thread.start()
+
+    def close() -> None:
+        link.close()
+        thread.join(timeout=2 * GRACE)
+
+    return Worker(link, close)
+
+
+def start_process(model: PreTrainedModel, patience: float) -> Worker:
+    """A worker in a process of its own, which gets a copy of the model over the line."""
+    mine, theirs = socket.socketpair()
+    link = Link(mine, START_PATIENCE, LARGEST_ANSWER)
+    # Not multiprocessing: that would run the caller's script a second time, and leaves a helper process behind.
+    call = f"main({theirs.fileno()}, {torch.get_num_threads()})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {serve.__module__} import main; {call}"],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C is the caller's to handle
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    theirs.close()
+
+    def close() -> None:
+        link.close()
+        process.kill()
+        process.wait()
+
+    try:
+        link.send(Kind.MODEL, encode_object(model))
+        answer = link.receive(START_PATIENCE)
+        if answer is None or answer[0] is not Kind.READY:
+            reason = "it said nothing" if answer is None else answer[1].decode(errors="replace")
+            raise RuntimeError(f"the draft worker could not start: {reason}")
+        link.patience = patience
+    except BaseException:
+        close()
+        raise
+    return Worker(link, close, process)
