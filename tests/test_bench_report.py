@@ -218,14 +218,14 @@ def test_explain_shows_the_whole_text_wherever_it_ends(pair, spec: str, max_new_
     assert [len(line) for line in found.lines][:1] == [1]
 
 
-def test_explain_shows_what_was_rejected_of_trees(pair) -> None:
+@pytest.mark.parametrize("spec", ["prompt_lookup:num_branches=3", "suffix:num_branches=3"])
+def test_explain_shows_what_was_rejected_of_trees(pair, spec: str) -> None:
     target, _, tokenizer = pair
-    settings = ExplainSettings("t", "suffix:num_branches=3", "a b a c a b a d a b a", None, 16, 0.0, "float32")
+    settings = ExplainSettings("t", spec, "a b a c a b a d a b a", None, 16, 0.0, "float32")
     found = explain(settings, target, None, tokenizer)
-    drafting = [r for r in found.rounds if r.drafted]
-    wrong = [r for r in drafting if r.accepted == 0]
-    assert wrong and len(found.rejections) >= len(wrong)  # each has replaced a token
-    assert len(found.timeline.draft) == len(drafting)
+    wrong = {i for i, r in enumerate(found.rounds, start=1) if r.drafted and not r.accepted}
+    assert wrong and wrong <= {rejection.round for rejection in found.rejections}
+    assert len(found.timeline.draft) == sum(r.drafted > 0 for r in found.rounds)
 
 
 def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair, monkeypatch) -> None:
