@@ -1,13 +1,16 @@
 """The table of copying drafters, on a tiny target: which prompts it measures, what it counts."""
 
+import json
 import re
 
 import pytest
 import torch
 from models import llama, tokenizer
 
-from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SuffixDrafter
+from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError, SuffixDrafter
+from hf_specdec.bench import lookup_table
 from hf_specdec.bench.lookup_table import Tally, encode, main, play, suffix_after
+from hf_specdec.bench.measure import load_model
 
 TEXTS = ["ab cd" * 3, "abcdefghi" * 9, "ihgfed", "aabbcc", "cdcdcd"]
 
@@ -18,6 +21,11 @@ def folder(tmp_path):
     tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.txt").write_text("\n".join(TEXTS))
     return tmp_path
+
+
+def test_prompts_that_all_do_not_fit_are_an_error_that_says_what_to_change():
+    with pytest.raises(SpeculationError, match=r"max_new_tokens .* 5 tokens .* max_prompt_tokens=6"):
+        encode(["abcdefghi" * 9], tokenizer(), 6, room=5)
 
 
 @pytest.mark.parametrize("most", [0, 4])
@@ -78,9 +86,48 @@ def test_the_table_says_what_was_measured_and_seen(folder, capsys):
     settings = {"max_new_tokens": 12, "limit": 2, "branches": 2, "dtype": "float32"}
     main(model, model, folder / "prompts.txt", **settings, pace_target=2, pace_draft=1, threads=torch.get_num_threads())
     out = capsys.readouterr().out
-    assert "left out: 1" in out and "2 prompts, T=0, float32, a forward paced at 2 ms, the draft's at 1 ms" in out
+    assert "left out: 1" in out
+    assert "2 prompts, T=0, float32, the target paced at 2 ms, the draft paced at 1 ms\n" in out
     rows = dict(re.findall(r"^│ (\S.*?) +│ (\d\.\d\d)", out, re.MULTILINE))
     assert float(rows.pop("plain")) == 1 and all(float(length) >= 1 for length in rows.values())
     names = {"transformers, 10 tokens", "prompt_lookup, 10 tokens", "draft_model", "hybrid"}
     names |= {name + end for name in ("prompt_lookup", "suffix after 2 outputs") for end in ("", ", 2 branches")}
     assert set(rows) == names
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ""),
+        ({"pace_draft": 1}, ", the draft paced at 1 ms"),
+        ({"pad_target_mlp": 64}, ", the target's MLPs padded to 64"),
+        ({"pad_target_mlp": 64, "pace_target": 2}, ", the target's MLPs padded to 64, the target paced at 2 ms"),
+    ],
+)
+def test_the_title_says_how_the_models_were_slowed_down(folder, capsys, monkeypatch, settings, words):
+    loaded = []
+    monkeypatch.setattr(lookup_table, "load_model", lambda *args: loaded.append(load_model(*args)) or loaded[-1])
+    model, threads = str(folder / "model"), torch.get_num_threads()
+    main(model, model, folder / "prompts.txt", max_new_tokens=3, limit=1, warm=1, threads=threads, **settings)
+    assert f"1 prompts, T=0, bfloat16{words}\n" in capsys.readouterr().out
+    target, draft = (model.model.layers[0].mlp.up_proj.out_features for model in loaded)
+    assert (target, draft) == (settings.get("pad_target_mlp", 48), 48)
+
+
+def test_only_prompts_of_the_category_are_measured(folder, capsys):
+    path = folder / "kinds.jsonl"
+    rows = [("rag", "abab"), ("qa", "cdcd"), ("rag", "efef"), ("rag", "abab")]
+    path.write_text("\n".join(json.dumps({"category": kind, "turns": [text]}) for kind, text in rows))
+    model, threads = str(folder / "model"), torch.get_num_threads()
+    main(model, model, path, "rag", max_new_tokens=3, threads=threads)
+    assert "kinds.jsonl (rag), 2 prompts" in capsys.readouterr().out
+    with pytest.raises(SpeculationError, match=r"category 'rags': .* has qa, rag$"):
+        main(model, model, path, "rags", threads=threads)
+
+
+@pytest.mark.parametrize(("name", "text"), [("p.txt", "abab"), ("p.jsonl", json.dumps({"prompt": "abab"}))])
+def test_a_file_without_categories_says_so(folder, name, text):
+    (folder / name).write_text(text)
+    model = str(folder / "model")
+    with pytest.raises(SpeculationError, match=rf"category 'rag': .*{name} has no categories"):
+        main(model, model, folder / name, "rag", threads=torch.get_num_threads())

@@ -7,7 +7,6 @@ The mean acceptance length is counted alike for all: accepted tokens and the tar
 prefill. transformers has its first draft verified by the prefill itself; that counts neither as tokens nor as a call.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..drafters import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
 from ..drafters.suffix import SuffixConfig
+from ..errors import SpeculationError
 from ..runner import position_limit
+from .measure import load_model, load_tokenizer
 from .meter import metered
 from .pacing import paced
-from .padding import pad_mlps
 from .prompts import load_prompts
 
 FIXED = 10
@@ -62,14 +61,6 @@ class Tally:
         return self.decoded / self.decode_seconds
 
 
-def prompts_of(path: Path, category: str | None) -> list[str]:
-    """A file's distinct prompts; with `category`, the first turns of that kind in a Spec-Bench file."""
-    if category is None:
-        return load_prompts(path)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return list(dict.fromkeys(row["turns"][0] for row in rows if row["category"] == category))
-
-
 def play(target: Any, ids: torch.Tensor, options: dict[str, Any], tally: Tally) -> torch.Tensor:
     """Generate once from one prompt [1, P] and add to the tally."""
     with metered(target) as meter:
@@ -93,11 +84,20 @@ def suffix_after(texts: list[list[int]], **options: Any) -> SuffixDrafter:
 
 
 def encode(texts: list[str], tokenizer: Any, most: int, room: int) -> list[torch.Tensor]:
-    """Token ids [1, P] of each prompt, its last `most` if that is not 0; says how many are left out as too long."""
+    """Token ids [1, P] of each prompt, its last `most` if that is not 0; says how many are left out as too long.
+
+    Raises:
+        SpeculationError: all are.
+    """
     encoded = [tokenizer(text, return_tensors="pt")["input_ids"][:, -most:] for text in texts]  # -0: all of it
     fitting = [ids for ids in encoded if ids.shape[1] <= room]
     if left_out := len(encoded) - len(fitting):
         print(f"left out: {left_out} longer than {room} tokens, which with the new ones fill the target's context")
+    if not fitting:
+        raise SpeculationError(
+            f"no prompt fits: max_new_tokens leaves room for {room} tokens of the target's context, and "
+            f"max_prompt_tokens={most} (0: all) asks for more; lower one of the two"
+        )
     return fitting
 
 
@@ -122,14 +122,14 @@ def main(
 ) -> None:
     """Print mean acceptance length and tokens per second of each method."""
     torch.set_num_threads(threads)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
-    small: Any = AutoModelForCausalLM.from_pretrained(draft, dtype=dtype)
+    tokenizer = load_tokenizer(target)
+    model: Any = load_model(target, dtype, "cpu", pad_target_mlp)
+    small = load_model(draft, dtype, "cpu")
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature > 0:
         options |= {"temperature": temperature, "top_k": 0}
     room = position_limit(model) - max_new_tokens
-    encoded = encode(prompts_of(prompts, category), tokenizer, max_prompt_tokens, room)
+    encoded = encode(load_prompts(prompts, category=category), tokenizer, max_prompt_tokens, room)
     measured, earlier = encoded[:limit], encoded[limit : limit + warm]
 
     seen = []
@@ -137,8 +137,6 @@ def main(
         torch.manual_seed(seed)
         out = model.generate(ids, **options, assistant_model=PromptLookupDrafter())  # plain's text, sooner
         seen.append(out[0, max(0, ids.shape[1] - SuffixConfig.max_match) :].tolist())
-    if pad_target_mlp:
-        pad_mlps(model, pad_target_mlp)
     hybrid, alone = HybridDrafter(small), DraftModelDrafter(small)
     fixed = PromptLookupDrafter(max_draft_tokens=FIXED, tokens_per_match=FIXED)
     methods: dict[str, Callable[[], dict[str, Any]]] = {
@@ -179,9 +177,12 @@ def main(
         table.add_row(
             name, f"{tally.mean_acceptance_length:.2f}", f"{tally.speed:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
         )
-    pace = f", a forward paced at {pace_target:g} ms, the draft's at {pace_draft:g} ms" if pace_target else ""
-    title = f"{prompts.name}{f' ({category})' if category else ''}, {len(measured)} prompts, T={temperature:g}, {dtype}"
-    Console(width=120).print(f"\n{title}{pace}", table)
+    title = [prompts.name + (f" ({category})" if category else "")]
+    title += [f"{len(measured)} prompts", f"T={temperature:g}", dtype]
+    if pad_target_mlp:
+        title.append(f"the target's MLPs padded to {pad_target_mlp}")
+    title += [f"the {name} paced at {ms:g} ms" for name, ms in (("target", pace_target), ("draft", pace_draft)) if ms]
+    Console(width=120).print("\n" + ", ".join(title), table)
 
 
 if __name__ == "__main__":

@@ -38,25 +38,38 @@ TASKS = (
 """The first task whose fields a line has is taken."""
 
 
-def load_prompts(path: str | Path, limit: int | None = None) -> list[str]:
+def load_prompts(path: str | Path, limit: int | None = None, category: str | None = None) -> list[str]:
     """The distinct prompts of a file, in order.
 
     Args:
         path: `.json` or `.jsonl` for JSON lines of one of `TASKS`; anything else is plain text, a prompt per line.
         limit: how many to take at most.
+        category: take only JSON lines whose field `category` is this, as those of Spec-Bench.
 
     Raises:
-        SpeculationError: no such file, a line that is not JSON, lacks the fields, or is too long, or no prompt at all.
+        SpeculationError: no such file, a line that is not JSON, lacks the fields, or is too long, no prompt at all, or
+            none of the category.
     """
     path = Path(path)
     if limit is not None and limit < 1:
         raise SpeculationError(f"limit must be 1 or more, got {limit}")
-    read = _json_prompt if path.suffix in (".json", ".jsonl") else _plain_prompt
+    is_json = path.suffix in (".json", ".jsonl")
+    read = _json_prompt if is_json else _plain_prompt
     prompts: dict[str, None] = {}  # a set that keeps its order
+    categories: set[str] = set()
     for number, line in _lines(path):
-        prompts[read(f"{path}, line {number}", line)] = None
+        where = f"{path}, line {number}"
+        if category is not None:
+            found = _json_row(where, line).get("category") if is_json else None
+            categories |= {found} if isinstance(found, str) else set()
+            if found != category:
+                continue
+        prompts[read(where, line)] = None
         if len(prompts) == limit:
             break
+    if category is not None and not prompts:
+        known = ", ".join(sorted(categories)) or "no categories; leave it out"
+        raise SpeculationError(f"no prompt of category {category!r}: {path} has {known}")
     if not prompts:
         raise SpeculationError(f"{path} holds no prompt; give JSON lines or plain text with a prompt per line")
     return list(prompts)
@@ -86,13 +99,18 @@ def _plain_prompt(where: str, line: str) -> str:
     return line
 
 
-def _json_prompt(where: str, line: str) -> str:
+def _json_row(where: str, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
         raise SpeculationError(f"{where} is not JSON ({error}); every line must be one JSON object") from error
     if not isinstance(row, dict):
         raise SpeculationError(f"{where} must be a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _json_prompt(where: str, line: str) -> str:
+    row = _json_row(where, line)
     for task in TASKS:
         if all(isinstance(row.get(name), kind) for name, kind in task.fields.items()):
             try:
