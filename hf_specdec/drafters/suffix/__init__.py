@@ -13,7 +13,7 @@ from huggingface_hub.dataclasses import strict
 from ...config import DrafterConfig
 from ...registry import register_drafter
 from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
-from ..prompt_lookup.branches import cut, draft_from_branches
+from ..prompt_lookup.branches import Branches, cut, draft_from_branches
 from ..prompt_lookup.index import LookupIndex
 from .likely import likely_branches
 from .store import SuffixStore
@@ -63,7 +63,7 @@ class SuffixSession(DraftSession):
         self._starts: dict[int, int] = {}  # where the output of each row that is not in the store yet begins
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        drafts = []
+        drafts: list[Branches] = []
         for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
             if room < 1:  # also of rows that have ended: what follows there is padding
                 drafts.append([])
@@ -75,7 +75,7 @@ class SuffixSession(DraftSession):
             drafts.append(self._branches(self._indexes[row], room))
         return draft_from_branches(cut(drafts, sequences, self.context), self.context)
 
-    def _branches(self, index: LookupIndex, budget: int) -> list[list[int]]:
+    def _branches(self, index: LookupIndex, budget: int) -> Branches:
         config = self.config
         branches = config.num_branches if self.context.trees else 1
         most = min(config.max_draft_tokens, budget)
