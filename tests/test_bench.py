@@ -154,8 +154,10 @@ def bench_arguments(folder: Path, *more: str) -> list[str]:
 
 
 def test_bench_writes_measurements_and_runs(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, bench_arguments(tmp_path, "--drafter", "draft_model:num_draft_tokens=3"))
+    more = ["--drafter", "draft_model:num_draft_tokens=3", "--pad-draft-mlp", "600"]
+    result = CliRunner().invoke(app, bench_arguments(tmp_path, *more))
     assert result.exit_code == 0, result.output
+    assert "pretended costs: the draft's MLPs cost-padded to 600\n" in result.output
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["schema"] == 1
     assert {"versions", "git_revision", "command", "device", "threads", "settings"} <= set(content["provenance"])

@@ -4,7 +4,7 @@ import io
 import json
 import shutil
 import subprocess
-from html import escape
+from html import escape, unescape
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -141,6 +141,27 @@ def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
     page = (tmp_path / "report" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 4 and "http" not in page.replace("data:", "")
     assert (tmp_path / "report" / "speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+COSTS = {"pad_target_mlp": 6000, "pad_draft_mlp": 64, "pace_target": 20.0, "pace_draft": 2.5}
+SAID = [
+    "the target's MLPs cost-padded to 6,000",
+    "the draft's MLPs cost-padded to 64",
+    "the target paced at 20 ms",
+    "the draft paced at 2.5 ms",
+]
+
+
+@pytest.mark.parametrize("given", [[], [0], [1, 2], [3], [0, 1, 2, 3]])
+def test_report_says_which_costs_are_pretended(tmp_path: Path, given: list[int]) -> None:
+    path = result_file(tmp_path)
+    results, options = Results.load(path), list(COSTS)
+    results.provenance["settings"] |= {name: COSTS[name] if i in given else None for i, name in enumerate(options)}
+    results.save(path)
+    write_report([path], tmp_path / "report")
+    for name in ("report.md", "report.html"):
+        shown = unescape((tmp_path / "report" / name).read_text())
+        assert [i for i, phrase in enumerate(SAID) if phrase in shown] == given
 
 
 def test_report_names_the_file_where_two_measured_the_same(tmp_path: Path) -> None:

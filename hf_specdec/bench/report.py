@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import SpeculationError
 from .page import cards, html_page, write_page
 from .plots import Cells, save_plots
+from .pretended import pretended_costs
 from .results import Results
 from .tables import COLUMN_HELP, COLUMNS, figures, overview
 
@@ -136,9 +137,7 @@ def _size(runs: list[dict[str, Any]]) -> str:
 
 def _machine(provenance: dict[str, Any]) -> str:
     settings, versions, threads = provenance["settings"], provenance["versions"], provenance["threads"]
-    padding = f", MLPs cost-padded to {settings['pad_target_mlp']:,}" if settings.get("pad_target_mlp") else ""
-    return (
-        f"{provenance['device']}, {threads} thread{'s' * (threads != 1)}, {settings['dtype']}, "
-        f"target {settings['target']}{padding}, "
-        f"torch {versions['torch']}, transformers {versions['transformers']}, {provenance['time']}"
-    )
+    facts = [provenance["device"], f"{threads} thread{'s' * (threads != 1)}", settings["dtype"]]
+    facts += [f"target {settings['target']}", *pretended_costs(settings)]
+    facts += [f"torch {versions['torch']}", f"transformers {versions['transformers']}", provenance["time"]]
+    return ", ".join(facts)

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from ..errors import SpeculationError
 from .measure import Bench
 from .plan import Settings, plan
+from .pretended import pretended_costs
 from .provenance import provenance
 from .results import Results
 from .tables import NARROW, figures
@@ -46,6 +47,8 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
         return INTERRUPTED
     if not results.measurements:
         raise SpeculationError("no prompt fits into the target's context with this max_new_tokens; lower it")
+    if pretended := pretended_costs(_plain(settings)):
+        Console().print(f"pretended costs: {', '.join(pretended)}")
     for table in summary_tables(results.runs):
         Console().print(table)
     return 0
