@@ -211,8 +211,19 @@ def test_plots_are_written(tmp_path):
     assert all(path.stat().st_size > 1000 for path in plot_oracle(values, "toy", 3, tmp_path))
 
 
-@pytest.mark.parametrize(("costs", "paces"), [("measured", {}), ("paced", {"pace_target": 10.0, "pace_draft": 5.0})])
-def test_the_table_compares_all_rules_and_none_beats_the_oracle(target, draft, tokenizer, tmp_path, costs, paces):
+PACES = {"pace_target": 10.0, "pace_draft": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("costs", "options", "heading"),
+    [
+        ("measured", {"pad_draft_mlp": 300}, "trained on data, the draft's MLPs cost-padded to 300"),
+        ("paced", PACES, "trained on data, the target paced at 10 ms, the draft paced at 5 ms"),
+    ],
+)
+def test_the_table_compares_all_rules_and_none_beats_the_oracle(
+    target, draft, tokenizer, tmp_path, capsys, costs, options, heading
+):
     from hf_specdec.bench.disco_table import main
 
     for name, model in (("target", target), ("draft", draft)):
@@ -221,13 +232,15 @@ def test_the_table_compares_all_rules_and_none_beats_the_oracle(target, draft, t
     (tmp_path / "data.txt").write_text("\n".join(PROMPTS))
     models = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft")}
     data = {"train": tmp_path / "data.txt", "test": [tmp_path / "data.txt"], "output": tmp_path / "out"}
-    main(**models, **data, **paces, limit=8, timed=1, max_new_tokens=8, dtype="float32", threads=1)
+    main(**models, **data, **options, limit=8, timed=1, max_new_tokens=8, dtype="float32", threads=1)
     (path,) = (tmp_path / "out").glob("table-*.json")
     summary = json.loads(path.read_text())
     assert summary["costs"] == costs and path.name.startswith(f"table-{costs}-")
-    if paces:
-        assert summary["draft_seconds"] >= paces["pace_draft"] / 1000
-        assert min(summary["target_seconds"].values()) >= paces["pace_target"] / 1000
+    (written,) = path.with_suffix(".md").read_text().splitlines()[:1]
+    assert written.endswith(heading) and capsys.readouterr().out.startswith(written)
+    if options == PACES:
+        assert summary["draft_seconds"] >= PACES["pace_draft"] / 1000
+        assert min(summary["target_seconds"].values()) >= PACES["pace_target"] / 1000
     results = summary["results"]
     assert [result["sampled"] for result in results] == [False, True]
     for result in results:
@@ -241,3 +254,16 @@ def test_the_table_compares_all_rules_and_none_beats_the_oracle(target, draft, t
         for line in lines.values():
             if line["measured_speedup"] is not None:
                 assert line["of_static"] == pytest.approx(line["measured_speedup"] / best)
+
+
+OPTIONS = {"pad_target_mlp": 300, "pad_draft_mlp": 300, "pace_target": 10.0, "pace_draft": 5.0, "timed": 0}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_table_of_stated_costs_refuses_what_it_would_ignore(tmp_path, name):
+    from hf_specdec.bench.disco_table import main
+
+    data = {"target": "t", "draft": "d", "train": tmp_path / "x", "test": [tmp_path / "x"], "output": tmp_path / "out"}
+    with pytest.raises(SpeculationError, match=f"drop {name}={OPTIONS[name]}$"):
+        main(**data, c=[0.1], **{name: OPTIONS[name]})
+    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ import torch
 import typer
 
 from ..drafters.disco import StopClassifier
+from ..errors import SpeculationError
 from ..training.disco.extraction import Regime, extract
 from ..training.disco.fitting import fit, quality
 from ..training.disco.records import Record
@@ -28,6 +29,7 @@ from .disco_clock import clock, clock_methods
 from .measure import load_model, load_tokenizer
 from .oracle import oracle_report, plot_oracle
 from .pacing import paced
+from .pretended import pretended_costs
 from .provenance import provenance
 
 LIMITS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)
@@ -38,6 +40,8 @@ STATED_WIDTH_COST = 0.03
 """by which each further token widens a verification, in target steps, where costs are stated"""
 STATED_RULE_COST = 0.05
 """of the classifier, in draft steps, where costs are stated"""
+TIMED = 8
+"""test prompts that are decoded by the clock, where nothing else is said"""
 HF_THRESHOLD = 0.4
 """transformers' default"""
 
@@ -192,7 +196,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for records, tables and plots.")],
     validation: Annotated[Path | None, typer.Option(help="Prompts to choose rules on; from --train if none.")] = None,
     limit: Annotated[int, typer.Option(help="Training prompts; half as many to validate and to test.")] = 128,
-    timed: Annotated[int, typer.Option(help="Test prompts to decode by the clock; 0 leaves it at simulation.")] = 8,
+    timed: Annotated[
+        int | None, typer.Option(help="Test prompts to decode by the clock, 8 if not given; 0 leaves it at simulation.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
     pad_target_mlp: Annotated[int | None, typer.Option(help="Widen the target's MLPs to cost more.")] = None,
     pad_draft_mlp: Annotated[int | None, typer.Option(help="Widen the draft's MLPs likewise.")] = None,
@@ -202,12 +208,23 @@ def main(
     pace_draft: Annotated[float | None, typer.Option(help="Milliseconds that each forward of the draft takes.")] = None,
     dtype: Annotated[str, typer.Option(help="Of the weights.")] = "bfloat16",
     c: Annotated[
-        list[float], typer.Option(help="State a draft step's cost in target steps instead of measuring; no clock then.")
+        list[float],
+        typer.Option(help="State a draft step's cost in target steps; without clock, --timed, padding and pace."),
     ] = [],  # noqa: B006
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
     seed: Annotated[int, typer.Option(help="Of sampling, splits and the classifier.")] = 0,
 ) -> None:
     """Compare all stop rules."""
+    pretended = {
+        "pad_target_mlp": pad_target_mlp,
+        "pad_draft_mlp": pad_draft_mlp,
+        "pace_target": pace_target,
+        "pace_draft": pace_draft,
+    }
+    given = [f"{name}={value}" for name, value in (pretended | {"timed": timed}).items() if value is not None]
+    if c and given:
+        raise SpeculationError(f"c={c} states the costs and leaves out the clock; drop c, or drop {', '.join(given)}")
+    timed = TIMED if timed is None else timed
     torch.set_num_threads(threads)
     tokenizer, plain_target, plain_draft = (
         load_tokenizer(target),
@@ -232,52 +249,58 @@ def main(
     plainer = fit(seen_blind, valid_blind, seed=seed)
     padded_target = load_model(target, dtype, "cpu", pad_target_mlp)
     padded_draft = load_model(draft, dtype, "cpu", pad_draft_mlp)
-    pace = ExitStack()
-    for model, milliseconds in ((padded_target, pace_target), (padded_draft, pace_draft)):
-        if milliseconds is not None:
-            pace.enter_context(paced(model, milliseconds))
     kind_of_costs = "stated" if c else "paced" if pace_target or pace_draft else "measured"
     stated = [Costs(x, lambda width: 1 + STATED_WIDTH_COST * (width - 1), STATED_RULE_COST * x) for x in c]
-    for costs in stated or [measure_costs(padded_target, padded_draft, classifier)]:
-        ratio = costs.draft / costs.verify(1)
-        label = f"table-{kind_of_costs}-{ratio:.2f}"
-        text = [f"# Stop rules at c = {ratio:.2f} ({kind_of_costs}), trained on {train.stem}"]
-        results: list[dict[str, Any]] = []
-        for (name, do_sample), recorded in tested.items():
-            chosen = choose_all(classifier, plainer, valid[do_sample], recorded, costs, do_sample)
-            lines = simulate(chosen, costs)
-            if timed and not c:
-                methods = clock_methods(chosen, padded_draft, classifier)
-                regime = Regime(do_sample, max_new_tokens, 10, 0, seed)
-                measured = clock(padded_target, padded_draft, tokenizer, methods, tests[name][: timed + 1], regime)
-                for line in lines:
-                    if line.method in measured:
-                        line.measured_speedup = measured["plain"] / measured[line.method]
-            compare_with_static(lines)
-            found = quality(classifier, recorded, do_sample)
-            f1 = f"F1 {found.f1:.2f}, {found.f1_always:.2f} if all were accepted; calibration error"
-            kind = "sampled" if do_sample else "greedy"
-            text += [f"## {name}, {kind}", f"{f1} {found.calibration_error:.3f}.", table(lines)]
-            results.append(
-                {"set": name, "sampled": do_sample, "quality": asdict(found), "lines": [asdict(line) for line in lines]}
-            )
-            whole = [*text, "## Speed-ups", overview(results)]
-            (output / f"{label}.md").write_text("\n\n".join(whole) + "\n")
-            typer.echo("\n".join(text[-3:]))
-            gamma = next(one for one in chosen if one.name == "static optimal").make().gamma  # type: ignore[attr-defined]
-            plot_oracle(chosen[0].values, f"{name}-{kind}", gamma, output / "plots")
-        typer.echo(overview(results))
-        summary = {
-            "c": ratio,
-            "costs": kind_of_costs,
-            "draft_seconds": costs.draft,
-            "rule_seconds": costs.rule,
-            "target_seconds": {width: costs.verify(width) for width in WIDTHS},
-            "provenance": provenance(torch.device("cpu")),
-            "results": results,
-        }
-        (output / f"{label}.json").write_text(json.dumps(summary, indent=2) + "\n")
-    pace.close()
+    with ExitStack() as pace:
+        for model, milliseconds in ((padded_target, pace_target), (padded_draft, pace_draft)):
+            if milliseconds is not None:
+                pace.enter_context(paced(model, milliseconds))
+        for costs in stated or [measure_costs(padded_target, padded_draft, classifier)]:
+            ratio = costs.draft / costs.verify(1)
+            label = f"table-{kind_of_costs}-{ratio:.2f}"
+            about = ", ".join([f"trained on {train.stem}", *pretended_costs(pretended)])
+            text = [f"# Stop rules at c = {ratio:.2f} ({kind_of_costs}), {about}"]
+            typer.echo(text[0])
+            results: list[dict[str, Any]] = []
+            for (name, do_sample), recorded in tested.items():
+                chosen = choose_all(classifier, plainer, valid[do_sample], recorded, costs, do_sample)
+                lines = simulate(chosen, costs)
+                if timed and not c:
+                    methods = clock_methods(chosen, padded_draft, classifier)
+                    regime = Regime(do_sample, max_new_tokens, 10, 0, seed)
+                    measured = clock(padded_target, padded_draft, tokenizer, methods, tests[name][: timed + 1], regime)
+                    for line in lines:
+                        if line.method in measured:
+                            line.measured_speedup = measured["plain"] / measured[line.method]
+                compare_with_static(lines)
+                found = quality(classifier, recorded, do_sample)
+                f1 = f"F1 {found.f1:.2f}, {found.f1_always:.2f} if all were accepted; calibration error"
+                kind = "sampled" if do_sample else "greedy"
+                text += [f"## {name}, {kind}", f"{f1} {found.calibration_error:.3f}.", table(lines)]
+                results.append(
+                    {
+                        "set": name,
+                        "sampled": do_sample,
+                        "quality": asdict(found),
+                        "lines": [asdict(line) for line in lines],
+                    }
+                )
+                whole = [*text, "## Speed-ups", overview(results)]
+                (output / f"{label}.md").write_text("\n\n".join(whole) + "\n")
+                typer.echo("\n".join(text[-3:]))
+                gamma = next(one for one in chosen if one.name == "static optimal").make().gamma  # type: ignore[attr-defined]
+                plot_oracle(chosen[0].values, f"{name}-{kind}", gamma, output / "plots")
+            typer.echo(overview(results))
+            summary = {
+                "c": ratio,
+                "costs": kind_of_costs,
+                "draft_seconds": costs.draft,
+                "rule_seconds": costs.rule,
+                "target_seconds": {width: costs.verify(width) for width in WIDTHS},
+                "provenance": provenance(torch.device("cpu")),
+                "results": results,
+            }
+            (output / f"{label}.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
 if __name__ == "__main__":
