@@ -1,5 +1,7 @@
 """The demo's picture tells the truth: without what was rejected it is the text, and every drafted token is in it."""
 
+import platform
+
 import pytest
 import torch
 from rich.console import Console
@@ -14,7 +16,7 @@ from hf_specdec.demo import run
 from hf_specdec.demo.colour import _pieces, painted
 from hf_specdec.demo.compare import compare
 from hf_specdec.demo.prompts import PROMPTS
-from hf_specdec.demo.run import PAIR, demo_dtype, run_generate
+from hf_specdec.demo.run import PAIR, cpu_capabilities, demo_dtype, run_generate
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +62,30 @@ def test_generate_continues_a_prompt_with_any_pair(capsys):
     assert "mean acceptance length" in printed
 
 
+AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}
+
+
 @pytest.mark.parametrize(
-    ("cpu", "dtype"),
-    [("AVX2", "float32"), ("DEFAULT", "float32"), ("NO AVX", "float32"), ("AVX512", "bfloat16"), ("AMX", "bfloat16")],
+    ("capabilities", "dtype"),
+    [
+        ({}, "float32"),  # an older torch, which does not say
+        ({"avx2": True, "avx512_f": False, "avx512_bf16": False, "amx_bf16": False}, "float32"),
+        (AVX512 | {"avx512_bf16": False, "amx_bf16": False}, "float32"),  # Skylake to Ice Lake
+        (AVX512 | {"avx512_bf16": True, "amx_bf16": False}, "bfloat16"),
+        (AVX512 | {"avx512_bf16": True, "amx_bf16": True}, "bfloat16"),
+        ({"avx2": True, "amx_tile": True, "amx_int8": True, "amx_bf16": False}, "float32"),
+        ({"avx2": True, "amx_tile": True, "amx_bf16": True}, "bfloat16"),
+    ],
 )
-def test_the_demo_takes_bfloat16_only_where_the_cpu_computes_in_it(cpu, dtype):
-    assert demo_dtype(cpu) == dtype
+def test_the_demo_takes_bfloat16_only_where_the_cpu_computes_in_it(capabilities, dtype):
+    assert demo_dtype(capabilities) == dtype
+
+
+def test_the_demo_asks_torch_for_what_the_cpu_can_do(monkeypatch):
+    if hasattr(torch.cpu, "get_capabilities"):
+        assert {"avx512_bf16", "amx_bf16"} <= set(cpu_capabilities()) or platform.machine() not in ("x86_64", "AMD64")
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert cpu_capabilities() == {}
 
 
 @pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])
@@ -75,7 +95,7 @@ def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(monkeypatch, capsys,
     run.run_demo()
     printed = capsys.readouterr().out
     assert ("On this machine a verification of 6 tokens" in printed) == said
-    assert demo_dtype(torch.backends.cpu.get_cpu_capability()) in printed and "speed-up" in printed
+    assert demo_dtype(cpu_capabilities()) in printed and "speed-up" in printed
 
 
 def test_generate_takes_what_bench_takes():

@@ -1,6 +1,6 @@
 """The commands `hf-specdec demo` and `hf-specdec generate`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def run_demo(svg: Path | str | None = None) -> None:
     console = Console(highlight=False, **(PICTURE if svg is not None else {}))
     with _quiet():
         tokenizer = load_tokenizer(str(PAIR / "target"))
-        dtype = demo_dtype(torch.backends.cpu.get_cpu_capability())
+        dtype = demo_dtype(cpu_capabilities())
         target, draft = (load_model(str(PAIR / name), dtype, "cpu") for name in ("target", "draft"))
         sizes = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (target, draft)]
         pad_mlps(target, MLP)
@@ -80,14 +80,19 @@ def run_demo(svg: Path | str | None = None) -> None:
         console.save_svg(str(svg), title="hf-specdec demo")
 
 
-def demo_dtype(cpu: str) -> str:
+def demo_dtype(capabilities: Mapping[str, Any]) -> str:
     """bfloat16 where the CPU computes in it, else float32: where bfloat16 is emulated, a forward costs in proportion to
     its width, and a draft cannot pay.
 
     Args:
-        cpu: as `torch.backends.cpu.get_cpu_capability()` says.
+        capabilities: as `cpu_capabilities` says.
     """
-    return "bfloat16" if "AVX512" in cpu or "AMX" in cpu else "float32"
+    return "bfloat16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "float32"
+
+
+def cpu_capabilities() -> Mapping[str, Any]:
+    """What torch says of the CPU's instructions; nothing where it is too old to say it."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
 
 
 def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel, ids: Tensor) -> str:
