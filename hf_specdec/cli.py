@@ -22,7 +22,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Several times faster text generation with the same text: demo, bench, report, explain, train, push.",
+    help="Lossless speculative decoding inside Hugging Face model.generate: several tokens per call of the target.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
