@@ -212,6 +212,17 @@ def test_explain_accounts_for_every_token(pair, temperature: float) -> None:
     assert page.count("<rect") == len(found.meter.forwards) + len(found.plain_meter.forwards)
 
 
+@pytest.mark.parametrize("padding", [None, 6000])
+def test_explain_says_which_costs_are_pretended(pair, padding: int | None) -> None:
+    target, _, tokenizer = pair
+    settings = ExplainSettings("t", "prompt_lookup", "a b a b", None, 4, 0.0, "float32", pad_target_mlp=padding)
+    found = explain(settings, target, None, tokenizer)
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_explanation(found, console)
+    for shown in (console.export_text(), unescape(explain_page(found))):
+        assert (SAID[0] in shown) == (padding is not None)
+
+
 def test_explain_on_the_command_line_without_a_draft_model(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     arguments = ["explain", "--target", str(DEMO / "target"), "--drafter", "prompt_lookup", "--prompt", "1 2 3 1 2 3 1"]

@@ -9,6 +9,7 @@ from .explain import Candidate, Explanation, TokenInfo
 from .marks import marked
 from .meter import Meter
 from .page import cards, html_page
+from .pretended import pretended_costs
 
 KINDS = {
     "first": ("", ("", ""), "the target's first token, from the prefill"),
@@ -49,6 +50,8 @@ def print_explanation(explanation: Explanation, console: Console | None = None) 
     console.print(Text("\n").append(Text("   ").join(legend)))
     for label, value in headline(explanation).items():
         console.print(f"{label:<28} {value}", highlight=False)
+    for phrase in pretended_costs(vars(explanation.settings)):
+        console.print(f"{'pretended costs':<28} {phrase}", highlight=False)
     if explanation.rejections:
         console.print("\nCostliest rejections", style="bold")
     for r in explanation.rejections:
@@ -107,10 +110,10 @@ def explain_page(explanation: Explanation) -> str:
         for kind, (*_, meaning) in KINDS.items()
         if kind != "first"
     )
+    how = ", ".join([f"T={e.settings.temperature:g}", *pretended_costs(vars(e.settings))])
     body = f"""
 <h1>{escape(e.settings.drafter)}, round by round</h1>
-<p class="soft">Target <code>{escape(e.settings.target)}</code>, T={e.settings.temperature:g}. Each line is one call of
-the target. Hover over a token, or tap it, for its probabilities.</p>
+<p class="soft">Target <code>{escape(e.settings.target)}</code>, {how}. Each line is one call of the target. Hover over a token, or tap it, for its probabilities.</p>
 {cards(headline(e))}
 <h2>The prompt</h2><pre>{escape(e.settings.prompt)}</pre>
 <h2>What was drafted, what was kept</h2><p class="legend">{legend}</p>{rounds}
