@@ -113,7 +113,8 @@ def explain_page(explanation: Explanation) -> str:
     how = ", ".join([f"T={e.settings.temperature:g}", *pretended_costs(vars(e.settings))])
     body = f"""
 <h1>{escape(e.settings.drafter)}, round by round</h1>
-<p class="soft">Target <code>{escape(e.settings.target)}</code>, {how}. Each line is one call of the target. Hover over a token, or tap it, for its probabilities.</p>
+<p class="soft">Target <code>{escape(e.settings.target)}</code>, {how}. Each line is one call of the
+target. Hover over a token, or tap it, for its probabilities.</p>
 {cards(headline(e))}
 <h2>The prompt</h2><pre>{escape(e.settings.prompt)}</pre>
 <h2>What was drafted, what was kept</h2><p class="legend">{legend}</p>{rounds}
