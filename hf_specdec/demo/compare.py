@@ -24,10 +24,6 @@ class Outcome:
     mean_acceptance_length: float
     """tokens per verification, the target's own one included; 1 for plain decoding"""
 
-    @property
-    def tokens_per_second(self) -> float:
-        return len(self.tokens) / self.seconds
-
 
 def compare(
     target: PreTrainedModel,
