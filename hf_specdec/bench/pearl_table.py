@@ -8,7 +8,7 @@ models on two cores overlap as on two GPUs; processes, messages and everything b
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from .measure import load_model, load_tokenizer
 from .pacing import paced, sleep_until
 from .prompts import load_prompts
 
-LARGEST_WINDOW = 24
+WINDOWS = range(1, 25)
 TRIALS = 200
 """sampled texts of one acceptance record over which the serial bound is averaged"""
 
@@ -59,6 +59,9 @@ class Row:
     seconds: float
     bound: float | None
     """the same run without any overhead; None where there is no closed form"""
+    serial_bound: float | None
+    """serial decoding of the very texts of this run, at the window that is best for them, without any overhead: sampled
+    texts are others in every schedule"""
     alpha: float | None
     same_text: bool | None
     """whether greedy text was plain decoding's"""
@@ -130,13 +133,8 @@ class Table:
         """The methods whose name contains `only`, on one file."""
         inputs = [self.tokenizer(text, return_tensors="pt") for text in texts]
         plain = [self._generate(None, x, temperature, i) for i, x in enumerate(inputs)]
-        records = [
-            acceptances(self.target, self.draft, ids, x["input_ids"].shape[1], temperature)
-            for ids, x in zip(plain, inputs, strict=True)
-        ]
         gamma = max(1, round(ratio))
-        bounds = {w: serial_seconds(records, w, ratio, self.step) for w in range(1, LARGEST_WINDOW + 1)}
-        best = min(bounds, key=bounds.__getitem__)
+        best = self._serial(plain, inputs, ratio, temperature)[0]
         methods: dict[str, tuple[type[Drafter], dict[str, Any]]] = {
             f"serial, best window {best}": (DraftModelDrafter, {"num_draft_tokens": best}),
             f"PEARL, window {gamma}, as published": (PearlDrafter, {"window": gamma, "corrections": 0}),
@@ -150,8 +148,8 @@ class Table:
         for name, (kind, options) in methods.items():
             if only not in name:
                 continue
-            row = Row(prompts, temperature, ratio, name, 0, 0.0, None, None, None)
-            bound, alphas, same = 0.0, [], []
+            row = Row(prompts, temperature, ratio, name, 0, 0.0, None, None, None, None)
+            bound, alphas, made = 0.0, [], []
             with self._paced(kind, options, ratio) as drafter:
                 self._generate(drafter, inputs[0], temperature, 0, max_new_tokens=4)
                 for i, x in enumerate(inputs):
@@ -161,7 +159,7 @@ class Table:
                     row.tokens += stats.emitted_tokens - 1
                     row.seconds += stats.total_seconds - stats.prefill_seconds
                     alphas.append(stats.alpha or 0.0)
-                    same.append(torch.equal(ids, plain[i]))
+                    made.append(ids)
                     if isinstance(drafter, PearlDrafter) and drafter.last_timeline is not None:
                         line = drafter.last_timeline
                         fixed = gamma if options["window"] == "auto" else options["window"]
@@ -171,12 +169,25 @@ class Table:
                         row.messages += line.messages
                         row.bytes += line.bytes
             row.alpha = sum(alphas) / len(alphas)
-            row.same_text = None if temperature else all(same)
+            row.same_text = None if temperature else all(map(torch.equal, made, plain))
+            row.serial_bound = self._serial(made, inputs, ratio, temperature)[1]
             if name.startswith("serial"):
-                row.bound = bounds[best] * row.tokens / sum(map(len, records))
+                row.bound = self._serial(made, inputs, ratio, temperature, [best])[1]
             elif name.startswith("PEARL, window"):
                 row.bound = bound
             yield row
+
+    def _serial(
+        self, texts: list[Tensor], inputs: list[Any], ratio: float, temperature: float, windows: Sequence[int] = WINDOWS
+    ) -> tuple[int, float]:
+        """The best window for these texts, and the seconds that serial decoding takes with it without overhead."""
+        records = [
+            acceptances(self.target, self.draft, ids, x["input_ids"].shape[1], temperature)
+            for ids, x in zip(texts, inputs, strict=True)
+        ]
+        bounds = {window: serial_seconds(records, window, ratio, self.step) for window in windows}
+        best = min(bounds, key=bounds.__getitem__)
+        return best, bounds[best]
 
     @contextmanager
     def _paced(self, kind: type[Drafter], options: dict[str, Any], ratio: float) -> Iterator[Drafter]:
@@ -214,6 +225,36 @@ def line_of(row: Row) -> str:
     )
 
 
+def _shown(kind: str, row: Row | None) -> str:
+    if row is None:
+        return "-"
+    window = f", γ = {row.method.split()[-1]}" if kind.startswith("serial") else ""
+    return f"{row.speed:.2f}" + (f" ({row.bound / row.seconds:.0%}{window})" if row.bound else "")
+
+
+def overview(rows: Sequence[Row]) -> str:
+    """A line per file, temperature and ratio: tokens per second of each schedule, and its share of its bound."""
+    kinds = {
+        "serial, best window": lambda name: name.startswith("serial"),
+        "PEARL as published": lambda name: name.endswith("as published"),
+        "PEARL, window = ratio": lambda name: name.startswith("PEARL, window") and not name.endswith("as published"),
+        "PEARL, auto": lambda name: name == "PEARL, auto",
+    }
+    cells: dict[tuple[str, float, float], dict[str, Row]] = {}
+    for row in rows:
+        for kind, fits in kinds.items():
+            if fits(row.method):
+                cells.setdefault((row.prompts, row.temperature, row.ratio), {})[kind] = row
+    lines = [f"| prompts | T | ratio | {' | '.join(kinds)} | auto over serial's bound | foreseen |", "|---" * 9 + "|"]
+    for (prompts, t, ratio), found in cells.items():
+        shown = [_shown(kind, found.get(kind)) for kind in kinds]
+        fixed, auto = (found.get(kind) for kind in ("PEARL, window = ratio", "PEARL, auto"))
+        foreseen = f"{fixed.foreseen} of {fixed.corrections}" if fixed else "-"
+        gain = f"{auto.serial_bound / auto.seconds - 1:+.0%}" if auto and auto.serial_bound else "-"
+        lines.append(f"| {prompts} | {t:g} | {ratio:g} | {' | '.join(shown)} | {gain} | {foreseen} |")
+    return "\n".join(lines)
+
+
 def main(
     target: Annotated[str, typer.Option(help="Folder or repo of the target.")],
     draft: Annotated[str, typer.Option(help="Folder or repo of the draft.")],
@@ -227,7 +268,11 @@ def main(
     max_new_tokens: Annotated[int, typer.Option()] = 64,
     draft_milliseconds: Annotated[float, typer.Option(help="Pace of a draft step.")] = 30.0,
 ) -> None:
-    """Paced measurements of PEARL. Speeds are tokens per second of decoding, prefill left out."""
+    """Paced measurements of PEARL. Speeds are tokens per second of decoding, prefill left out.
+
+    Ends with a line for each file, temperature and ratio of the JSON file for which all schedules were measured; in
+    brackets the share of the same run without any overhead.
+    """
     torch.set_num_threads(1)
     table = Table(
         load_model(target, "float32", "cpu"),
@@ -251,6 +296,8 @@ def main(
                     typer.echo(line_of(row))
                     held.append(asdict(row) | asked)
                 json_file.write_text(json.dumps(held, indent=1))
+    fields = Row.__dataclass_fields__
+    typer.echo(overview([Row(**{name: row[name] for name in fields}) for row in held if not row["windows"]]))
 
 
 if __name__ == "__main__":

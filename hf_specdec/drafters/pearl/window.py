@@ -6,7 +6,7 @@ from typing import Literal
 from ...theory import best_window, tokens_per_second
 from ..draft_model.window import WindowTuner, running_mean
 
-FORESEEN = (2.0, 4.0)
+FORESEEN = (1.0, 4.0)
 """of so many corrections so many are taken to have been drafted for, until some were seen"""
 LOOK_AGAIN = 32
 """rounds after which what seems slower is tried once more"""
