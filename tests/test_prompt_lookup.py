@@ -164,7 +164,7 @@ def test_a_copy_ends_before_what_the_processors_forbid(processors, proposed):
     ids = torch.tensor([[1, 2, 3, 1, 2]])
     rows = Sequences(ids, [5], [0], ids.tolist())
     bans = Bans(Processing(processors), vocab=10)
-    draft = PromptLookupDrafter().start(context(forbids=bans or None)).propose(rows, [9])
+    draft = PromptLookupDrafter(tokens_per_match=2).start(context(forbids=bans or None)).propose(rows, [9])
     assert draft.tokens[0, : draft.lengths[0]].tolist() == proposed
 
 
@@ -179,7 +179,7 @@ def test_a_short_match_drafts_little_and_the_budget_is_kept(budget):
 
 def test_min_match_asks_for_more():
     rows = sequences([1, 2, 3, 1])
-    assert PromptLookupDrafter(min_match=1).start(context()).propose(rows, [5]).lengths == [2]
+    assert PromptLookupDrafter(min_match=1, tokens_per_match=2).start(context()).propose(rows, [5]).lengths == [2]
     assert PromptLookupDrafter(min_match=2).start(context()).propose(rows, [5]).lengths == [0]
 
 

@@ -13,8 +13,10 @@ from ..drafters.disco.classifier import Chance
 from ..drafters.draft_model import DraftModelDrafter, DraftModelSession
 from ..training.disco.simulation import Rule, Values
 
-LONGEST = 16
+LONGEST = 32
 """tokens that any rule drafts at most"""
+HF_LONGEST = 20
+"""transformers' default with its confidence threshold"""
 
 
 @dataclass

@@ -24,7 +24,7 @@ from ..training.disco.records import Record
 from ..training.disco.run import sample_prompts
 from ..training.disco.simulation import Costs, Rule, Values, play, values_of
 from ..training.disco.tuning import WIDTHS, chances, measure_costs, simulated_choices
-from .disco_baselines import LONGEST, Chosen, Heuristic, Perplexity, Recalibrated, Static, Threshold
+from .disco_baselines import HF_LONGEST, LONGEST, Chosen, Heuristic, Perplexity, Recalibrated, Static, Threshold
 from .disco_clock import clock, clock_methods
 from .measure import load_model, load_tokenizer
 from .oracle import oracle_report, plot_oracle
@@ -103,7 +103,7 @@ def choose_all(
         Chosen("static optimal", f"γ {gamma}", held, lambda: Static(gamma)),
         Chosen("static, best on test", f"γ {hindsight}", held, lambda: Static(hindsight)),
         Chosen("transformers heuristic", "", held, Heuristic, longest=LONGEST),
-        Chosen("transformers confidence", f"τ {HF_THRESHOLD}", held, lambda: Threshold(HF_THRESHOLD)),
+        Chosen("transformers confidence", f"τ {HF_THRESHOLD}", held, lambda: Threshold(HF_THRESHOLD), HF_LONGEST),
         Chosen("confidence, tuned", f"τ {confidence:.2f}", held, lambda: Threshold(confidence)),
         Chosen("perplexity", f"≤ {limit}", held, lambda: Perplexity(limit)),
     ]
@@ -122,7 +122,15 @@ def choose_all(
     tau, rate = min(grid, key=lambda pair: seconds_of(own, lambda: Recalibrated(*pair), costs.with_rule()))
     label = f"τ {tau:.2f}, rate {rate}"
     chosen.append(Chosen("draft rule, recalibrated", label, own_held, lambda: Recalibrated(tau, rate), asks=True))
+    chosen.append(Chosen("stops at a mistake", "", [told(value) for value in held], lambda: Threshold(0.5)))
     return chosen
+
+
+def told(values: Values) -> Values:
+    """For a rule that is told of each token, once it is drafted, whether it will be accepted."""
+    return Values(
+        [float(fine) for fine in values.accepted], [[0.0] * len(row) for row in values.after], values.accepted
+    )
 
 
 def blinded(record: Record) -> Record:

@@ -26,7 +26,7 @@ class PromptLookupConfig(DrafterConfig):
 
     max_draft_tokens: int = 16
     """The longest draft."""
-    tokens_per_match: int = 2
+    tokens_per_match: int = 4
     """Draft tokens per matched token: a short match drafts little, a long one much."""
     min_match: int = 1
     """Shorter matches draft nothing."""

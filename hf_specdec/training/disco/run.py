@@ -39,7 +39,7 @@ class TrainSettings:
     max_new_tokens: int = 128
     rules: list[RuleName] = field(default_factory=lambda: ["token", "draft"])
     """stop rules to choose among"""
-    longest: int = 16
+    longest: int = 32
     """largest SLmax to consider"""
     timed_prompts: int = 12
     """validation prompts on which the clock decides among the best choices; 0 leaves it to the simulation"""

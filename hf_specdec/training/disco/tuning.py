@@ -20,8 +20,8 @@ from .records import Record
 from .simulation import Costs, Values, play, values_of
 
 TAUS = tuple(round(0.02 * i, 2) for i in range(1, 50))
-LONGEST = (4, 6, 8, 12, 16)
-WIDTHS = (1, 2, 3, 5, 9, 17)
+LONGEST = (4, 6, 8, 12, 16, 24, 32)
+WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 FINALISTS = 3
 """choices per rule that are confirmed by the clock"""
 
