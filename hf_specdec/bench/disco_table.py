@@ -183,16 +183,18 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def overview(results: Sequence[dict[str, Any]]) -> str:
-    """Speed-ups of all methods on all sets, simulated, and below each line those by the clock, where there are any."""
-    names = [line["method"] for line in results[0]["lines"]]
-    rows = ["| set | | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
-    for result in results:
-        kind = "T = 1" if result["sampled"] else "greedy"
-        for field, label in (("speedup", kind), ("measured_speedup", f"{kind}, by the clock")):
+    """Speed-ups of all methods (rows) on all sets (columns): simulated, and by the clock where that was asked for."""
+    columns: dict[str, list[float | None]] = {}
+    for field, label in (("speedup", ""), ("measured_speedup", ", by the clock")):
+        for result in results:
+            kind = "T = 1" if result["sampled"] else "greedy"
             values = [line[field] for line in result["lines"]]
             if any(values):
-                cells = ["-" if value is None else f"{value:.2f}" for value in values]
-                rows.append(f"| {result['set']} | {label} | " + " | ".join(cells) + " |")
+                columns[f"{result['set']}, {kind}{label}"] = values
+    rows = [f"| method | {' | '.join(columns)} |", "|---" + "|---:" * len(columns) + "|"]
+    for i, line in enumerate(results[0]["lines"]):
+        cells = ["-" if values[i] is None else f"{values[i]:.2f}" for values in columns.values()]
+        rows.append(f"| {line['method']} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
