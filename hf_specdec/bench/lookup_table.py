@@ -26,6 +26,7 @@ from ..runner import position_limit
 from .measure import load_model, load_tokenizer
 from .meter import metered
 from .pacing import paced
+from .pretended import pretended_costs
 from .prompts import load_prompts
 
 FIXED = 10
@@ -181,7 +182,7 @@ def main(
     title += [f"{len(measured)} prompts", f"T={temperature:g}", dtype]
     if pad_target_mlp:
         title.append(f"the target's MLPs padded to {pad_target_mlp}")
-    title += [f"the {name} paced at {ms:g} ms" for name, ms in (("target", pace_target), ("draft", pace_draft)) if ms]
+    title += pretended_costs({"pace_target": pace_target, "pace_draft": pace_draft})
     Console(width=120).print("\n" + ", ".join(title), table)
 
 

@@ -134,7 +134,8 @@ class Table:
         inputs = [self.tokenizer(text, return_tensors="pt") for text in texts]
         plain = [self._generate(None, x, temperature, i) for i, x in enumerate(inputs)]
         gamma = max(1, round(ratio))
-        best = self._serial(plain, inputs, ratio, temperature)[0]
+        bounds = self._serial_bounds(plain, inputs, ratio, temperature)
+        best = min(bounds, key=bounds.__getitem__)
         methods: dict[str, tuple[type[Drafter], dict[str, Any]]] = {
             f"serial, best window {best}": (DraftModelDrafter, {"num_draft_tokens": best}),
             f"PEARL, window {gamma}, as published": (PearlDrafter, {"window": gamma, "corrections": 0}),
@@ -170,24 +171,23 @@ class Table:
                         row.bytes += line.bytes
             row.alpha = sum(alphas) / len(alphas)
             row.same_text = None if temperature else all(map(torch.equal, made, plain))
-            row.serial_bound = self._serial(made, inputs, ratio, temperature)[1]
+            bounds = self._serial_bounds(made, inputs, ratio, temperature)
+            row.serial_bound = min(bounds.values())
             if name.startswith("serial"):
-                row.bound = self._serial(made, inputs, ratio, temperature, [best])[1]
+                row.bound = bounds[best]
             elif name.startswith("PEARL, window"):
                 row.bound = bound
             yield row
 
-    def _serial(
-        self, texts: list[Tensor], inputs: list[Any], ratio: float, temperature: float, windows: Sequence[int] = WINDOWS
-    ) -> tuple[int, float]:
-        """The best window for these texts, and the seconds that serial decoding takes with it without overhead."""
+    def _serial_bounds(
+        self, texts: list[Tensor], inputs: list[Any], ratio: float, temperature: float
+    ) -> dict[int, float]:
+        """Seconds that serial decoding takes for these texts without overhead, by window."""
         records = [
             acceptances(self.target, self.draft, ids, x["input_ids"].shape[1], temperature)
             for ids, x in zip(texts, inputs, strict=True)
         ]
-        bounds = {window: serial_seconds(records, window, ratio, self.step) for window in windows}
-        best = min(bounds, key=bounds.__getitem__)
-        return best, bounds[best]
+        return {window: serial_seconds(records, window, ratio, self.step) for window in WINDOWS}
 
     @contextmanager
     def _paced(self, kind: type[Drafter], options: dict[str, Any], ratio: float) -> Iterator[Drafter]:
