@@ -1,4 +1,4 @@
-"""Speculative decoding inside Hugging Face `model.generate`: several times faster, the same text.
+"""Speculative decoding inside Hugging Face `model.generate`: faster, the same text.
 
 Importing this package registers it with transformers:
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class GuardedSession:
-    """A `DraftSession` that never raises and never stalls the loop."""
+    """A `DraftSession` that never raises; one that is late is dropped."""
 
     def __init__(self, drafter: Drafter, context: DraftContext) -> None:
         self.name = type(drafter).__name__

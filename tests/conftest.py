@@ -7,14 +7,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked slow, shared or gpu run only when asked for with `-m`."""
+    """Tests marked slow or shared run only when asked for with `-m`."""
     import pytest
 
     if config.getoption("-m"):
         return
     skip = pytest.mark.skip(reason="run with pytest -m")
     for item in items:
-        if any(item.get_closest_marker(name) for name in ("slow", "shared", "gpu")):
+        if any(item.get_closest_marker(name) for name in ("slow", "shared")):
             item.add_marker(skip)
 
 

@@ -139,8 +139,9 @@ def page() -> str:
     version = ".".join(transformers.__version__.split(".")[:2])
     return f"""# Which models run how
 
-{len(models.ARCHITECTURES)} decoder-only architectures, each with {len(DRAFTERS)} kinds of drafter, γ of 1, 5 and 9,
-one row and four uneven ones, eager and SDPA attention: the greedy text in float32 is plain decoding's, token for token.
+{len(models.ARCHITECTURES)} decoder-only architectures, each with {len(DRAFTERS)} kinds of draft (always right, always
+wrong, noisy, a tree, in the background, out of the forward itself, a draft model's), γ of 1, 5 and 9, one row and four
+uneven ones, eager and SDPA attention: the greedy text in float32 is plain decoding's, token for token.
 This is transformers {version}.
 
 | architecture | one row | four uneven rows | trees |

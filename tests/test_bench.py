@@ -14,6 +14,7 @@ from models import llama
 from typer.testing import CliRunner
 
 from hf_specdec.bench import results as results_module
+from hf_specdec.bench import summary
 from hf_specdec.bench.measure import Bench
 from hf_specdec.bench.plan import Settings, plan
 from hf_specdec.bench.prompts import MAX_LINE_BYTES, load_prompts
@@ -151,6 +152,12 @@ def bench_arguments(folder: Path, *more: str) -> list[str]:
     models = ["--target", str(DEMO / "target"), "--draft", str(DEMO / "draft"), "--dtype", "float32"]
     size = ["--max-new-tokens", "6", "--repeats", "1", "--baseline", "hf-assisted", "--threads", "1"]
     return ["bench", *models, *size, "--prompts", str(prompts), "--json", str(folder / "out.json"), *more]
+
+
+def test_a_missing_package_is_missed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "find_spec", lambda name: None)
+    result = CliRunner().invoke(app, bench_arguments(tmp_path))
+    assert result.exit_code == 2 and "pip install" in result.output and not list(tmp_path.glob("*.json"))
 
 
 def test_bench_writes_measurements_and_runs(tmp_path: Path) -> None:

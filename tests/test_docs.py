@@ -1,4 +1,4 @@
-"""Every Python block of the documents runs, in order, page by page, from the repository's root."""
+"""Every Python block of the documents runs, in order, page by page, as if from the repository's root."""
 
 import doctest
 import re
@@ -29,9 +29,11 @@ PARTS = [
 
 
 @pytest.fixture(autouse=True)
-def at_the_root(monkeypatch):
-    """Documents speak of paths from the root; drafters that they register are forgotten."""
-    monkeypatch.chdir(ROOT)
+def at_the_root(monkeypatch, tmp_path):
+    """Documents speak of paths from the root; what they save and register is not left behind."""
+    for path in ROOT.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_drafters", dict(registry._drafters))
 
 

@@ -100,8 +100,8 @@ def test_the_table_says_what_was_measured_and_seen(folder, capsys):
     [
         ({}, ""),
         ({"pace_draft": 1}, ", the draft paced at 1 ms"),
-        ({"pad_target_mlp": 64}, ", the target's MLPs padded to 64"),
-        ({"pad_target_mlp": 64, "pace_target": 2}, ", the target's MLPs padded to 64, the target paced at 2 ms"),
+        ({"pad_target_mlp": 64}, ", the target's MLPs cost-padded to 64"),
+        ({"pad_target_mlp": 64, "pace_target": 2}, ", the target's MLPs cost-padded to 64, the target paced at 2 ms"),
     ],
 )
 def test_the_title_says_how_the_models_were_slowed_down(folder, capsys, monkeypatch, settings, words):

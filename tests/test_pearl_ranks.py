@@ -17,9 +17,9 @@ from on_ranks import killed_draft, killed_target, launch, saved_pair, serial, so
 from test_pearl import DRAFTS, TARGET, generate
 
 from hf_specdec import PearlDrafter, SpeculationError, SpeculationWarning
-from hf_specdec.drafters.pearl import ranks
+from hf_specdec.drafters.pearl import seat as meeting
 from hf_specdec.drafters.pearl.link import Kind, Link, Step
-from hf_specdec.drafters.pearl.ranks import DraftersLine, LeadersLine, Seat
+from hf_specdec.drafters.pearl.seat import DraftersLine, LeadersLine, Seat
 from hf_specdec.drafters.pearl.workers import Worker
 from hf_specdec.probe import Support
 
@@ -159,14 +159,14 @@ def test_three_hosts_with_a_rank_each(hosts, script):
 
 @pytest.fixture
 def no_launch(monkeypatch):
-    for name in ranks.LAUNCH:
+    for name in meeting.LAUNCH:
         monkeypatch.delenv(name, raising=False)
 
 
 def test_a_script_that_was_not_launched_is_told_how(no_launch, monkeypatch):
     with pytest.raises(SpeculationError, match=r"RANK is not set; start the script .*torchrun.*accelerate launch"):
         PearlDrafter(TARGET, worker="rank")
-    for name, value in zip(ranks.LAUNCH, ("0", "1", "0", "1", "127.0.0.1", "29500"), strict=True):
+    for name, value in zip(meeting.LAUNCH, ("0", "1", "0", "1", "127.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)
     with pytest.raises(SpeculationError, match="2 ranks or more, WORLD_SIZE is 1"):
         PearlDrafter(TARGET, worker="rank")
@@ -176,7 +176,7 @@ def test_a_launch_is_joined_once_and_before_everything_else(no_launch, monkeypat
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     with pytest.raises(SpeculationError, match="has a process group already"):
         PearlDrafter(TARGET, worker="rank")
-    monkeypatch.setattr(ranks, "_joined", True)
+    monkeypatch.setattr(meeting, "_joined", True)
     with pytest.raises(SpeculationError, match="one drafter per launch"):
         PearlDrafter(TARGET, worker="rank")
 
@@ -193,10 +193,10 @@ def test_other_workers_do_not_serve():
 
 @pytest.mark.parametrize("before", [[], [b""], [b"short"], [bytes(32)], [b"x" * 4096, b"GET / HTTP/1.1\r\n\r\n" * 9]])
 def test_only_who_knows_the_secret_gets_the_line(before, monkeypatch):
-    monkeypatch.setattr(ranks, "KNOCK", 0.2)
+    monkeypatch.setattr(meeting, "KNOCK", 0.2)
     secret, admitted = secrets.token_bytes(32), []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=lambda: admitted.append(ranks._admit(listener, secret, 10.0)))
+        accepting = threading.Thread(target=lambda: admitted.append(meeting._admit(listener, secret, 10.0)))
         accepting.start()
         strangers = [socket.create_connection(listener.getsockname()) for _ in before]
         for stranger, greeting in zip(strangers, before, strict=True):
@@ -214,11 +214,11 @@ def test_a_leading_rank_that_never_comes_is_an_error():
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(SpeculationError, match=r"rank 0, has not connected to the drafting one in 0.1 seconds"),
     ):
-        ranks._admit(listener, bytes(32), 0.1)
+        meeting._admit(listener, bytes(32), 0.1)
 
 
 def test_a_host_is_found_by_the_address_towards_the_master():
-    assert ranks._address_towards("127.0.0.1", 29500) == (socket.AF_INET, "127.0.0.1")
+    assert meeting._address_towards("127.0.0.1", 29500) == (socket.AF_INET, "127.0.0.1")
 
 
 @pytest.mark.parametrize("ahead", [0.0, 1000.0, -5e6])
@@ -227,14 +227,14 @@ def test_times_are_told_by_the_leading_ranks_clock(ahead, monkeypatch):
     true = time.perf_counter
 
     def answer():
-        for _ in range(ranks.PINGS):
-            ranks._read(theirs, 1)
-            theirs.sendall(ranks.TIME.pack(true() + ahead))
+        for _ in range(meeting.PINGS):
+            meeting._read(theirs, 1)
+            theirs.sendall(meeting.TIME.pack(true() + ahead))
 
     answering = threading.Thread(target=answer)
     answering.start()
     line = LeadersLine(mine)
-    line.ahead = ranks._clock_ahead(mine)
+    line.ahead = meeting._clock_ahead(mine)
     answering.join()
     assert line.ahead == pytest.approx(ahead, abs=0.05)
     now = true()
@@ -264,7 +264,7 @@ def served(seat, draft):
 
     def run():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ranks, "warn", said.append)
+            patch.setattr(meeting, "warn", said.append)
             seat.serve(draft)
 
     thread = threading.Thread(target=run)

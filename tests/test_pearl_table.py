@@ -8,7 +8,8 @@ from models import llama, tokenizer
 from test_pearl import close_to
 
 from hf_specdec.bench import pearl_table
-from hf_specdec.bench.pearl_table import Row, main, overview, pearl_seconds, serial_seconds
+from hf_specdec.bench.pearl_table import Row, main, outcomes, overview, pearl_seconds, serial_seconds
+from hf_specdec.bench.recording import Round
 from hf_specdec.drafters.pearl import Timeline
 from hf_specdec.theory import tokens_per_second
 
@@ -18,6 +19,15 @@ def test_serial_decoding_without_overhead_is_counted_by_hand():
     yes_and_no = [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
     assert serial_seconds([yes_and_no], 2, 3.0, 1.0) == 1 + (2 + 3) + (2 + 3) + (1 + 3)
     assert serial_seconds([yes_and_no] * 2, 2, 3.0, 0.5) == serial_seconds([yes_and_no], 2, 3.0, 1.0)
+
+
+def test_what_a_run_accepted_is_known_but_for_the_targets_own_tokens():
+    passed = Round(draft=[5, 6], drafted=2, accepted=2, tokens=[5, 6, 7], draft_seconds=0.0)
+    corrected = Round(draft=[5, 6], drafted=2, accepted=1, tokens=[5, 8], draft_seconds=0.0)
+    overlapped = Round(draft=[5], drafted=1, accepted=1, tokens=[5], draft_seconds=0.0)
+    ended = Round(draft=[5, 6], drafted=2, accepted=1, tokens=[5], draft_seconds=0.0)
+    chances = [0.1 * i for i in range(7)]
+    assert outcomes([passed, corrected, overlapped, ended], chances) == [1, 1, chances[2], 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("alpha", "window"), [(0.5, 2), (0.8, 4)])
@@ -39,7 +49,7 @@ def test_the_overview_has_a_line_for_each_cell():
     lines = overview(
         [row(3, "serial, best window 4", 2.0, 1.0, 1.0), row(3, "PEARL, auto", 1.0, None, 1.5), row(5, "w/o", 1, 1, 1)]
     ).splitlines()
-    assert lines[2:] == ["| p | 0 | 3 | 5.00 (50%, γ = 4) | - | - | 10.00 | +50% | - |"]
+    assert lines[2:] == ["| p | 0 | 3 | 5.00, -50% (50%), γ = 4 | - | - | 10.00, +50% | - |"]
 
 
 def test_all_schedules_are_measured_once(tmp_path, capsys, monkeypatch):

@@ -3,7 +3,7 @@
     python -m hf_specdec.bench.disco_table --target T --draft D --train A.jsonl --test B.jsonl --output OUT
 
 Rules are chosen on validation prompts and compared on test prompts. Records are made once and kept in the output
-folder; the simulation plays all rules over the same records, with costs measured on this machine.
+folder; the simulation plays all rules over the same records, with costs that are measured, paced or stated (`--c`).
 """
 
 import json

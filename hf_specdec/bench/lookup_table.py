@@ -180,9 +180,7 @@ def main(
         )
     title = [prompts.name + (f" ({category})" if category else "")]
     title += [f"{len(measured)} prompts", f"T={temperature:g}", dtype]
-    if pad_target_mlp:
-        title.append(f"the target's MLPs padded to {pad_target_mlp}")
-    title += pretended_costs({"pace_target": pace_target, "pace_draft": pace_draft})
+    title += pretended_costs({"pad_target_mlp": pad_target_mlp, "pace_target": pace_target, "pace_draft": pace_draft})
     Console(width=120).print("\n" + ", ".join(title), table)
 
 

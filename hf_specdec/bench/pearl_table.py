@@ -24,6 +24,7 @@ from ..drafters.pearl import PearlDrafter, Timeline
 from .measure import load_model, load_tokenizer
 from .pacing import paced, sleep_until
 from .prompts import load_prompts
+from .recording import RecordingDrafter, Round
 
 WINDOWS = range(1, 25)
 TRIALS = 200
@@ -60,8 +61,8 @@ class Row:
     bound: float | None
     """the same run without any overhead; None where there is no closed form"""
     serial_bound: float | None
-    """serial decoding of the very texts of this run, at the window that is best for them, without any overhead: sampled
-    texts are others in every schedule"""
+    """serial decoding of the very texts of this run, the same tokens accepted, at the window that is best for them,
+    without any overhead: texts that are sampled, and what chance accepts, are others in every schedule"""
     alpha: float | None
     same_text: bool | None
     """whether greedy text was plain decoding's"""
@@ -80,7 +81,7 @@ def serial_seconds(accepts: list[list[float]], window: int, ratio: float, step: 
     """Serial decoding without overhead, from the probability that the draft of each token is accepted.
 
     Args:
-        accepts: per text, per token after the first.
+        accepts: per text, per token after the first; 0 or 1 where it is known.
         step: seconds of a draft step; the target takes `ratio` of them. The draft's prefill counts as a step.
     """
     total = 0.0
@@ -108,12 +109,24 @@ def pearl_seconds(line: Timeline, window: int, ratio: float, step: float) -> flo
 
 @torch.no_grad()
 def acceptances(target: Any, draft: Any, ids: Tensor, prompt: int, temperature: float) -> list[float]:
-    """β of every new token after the first: Σ min(p, q), or whether the greedy choices agree."""
+    """Of every new token x after the first, the chance that it came out of an acceptance: min(p, q)(x) / p(x), or
+    whether the greedy choices agree."""
     p, q = (model(ids).logits[0, prompt : ids.shape[1] - 1].float() for model in (target, draft))
     if not temperature:
         return (p.argmax(-1) == q.argmax(-1)).float().tolist()
-    p, q = ((x / temperature).softmax(-1) for x in (p, q))
-    return torch.minimum(p, q).sum(-1).tolist()
+    p, q = ((x / temperature).softmax(-1).gather(1, ids[0, prompt + 1 :, None])[:, 0] for x in (p, q))
+    return (q / p).clamp(max=1.0).tolist()
+
+
+def outcomes(rounds: Sequence[Round], chances: list[float]) -> list[float]:
+    """The same where it is known what was accepted: all but the target's own tokens behind a draft that passed."""
+    known: list[float] = []
+    for one in rounds:
+        known += [1.0] * one.accepted
+        if one.rejected is not None:
+            known.append(0.0)
+        known += chances[len(known) : len(known) + len(one.tokens) - one.accepted - (one.rejected is not None)]
+    return known
 
 
 @dataclass
@@ -134,7 +147,7 @@ class Table:
         inputs = [self.tokenizer(text, return_tensors="pt") for text in texts]
         plain = [self._generate(None, x, temperature, i) for i, x in enumerate(inputs)]
         gamma = max(1, round(ratio))
-        bounds = self._serial_bounds(plain, inputs, ratio, temperature)
+        bounds = self._serial_bounds(plain, inputs, [[]] * len(inputs), ratio, temperature)
         best = min(bounds, key=bounds.__getitem__)
         methods: dict[str, tuple[type[Drafter], dict[str, Any]]] = {
             f"serial, best window {best}": (DraftModelDrafter, {"num_draft_tokens": best}),
@@ -150,12 +163,14 @@ class Table:
             if only not in name:
                 continue
             row = Row(prompts, temperature, ratio, name, 0, 0.0, None, None, None, None)
-            bound, alphas, made = 0.0, [], []
+            bound, alphas, made, played = 0.0, [], [], []
             with self._paced(kind, options, ratio) as drafter:
-                self._generate(drafter, inputs[0], temperature, 0, max_new_tokens=4)
+                recorder = RecordingDrafter(drafter)
+                self._generate(recorder, inputs[0], temperature, 0, max_new_tokens=4)
                 for i, x in enumerate(inputs):
-                    ids = self._generate(drafter, x, temperature, i)
-                    stats = drafter.last_stats
+                    ids = self._generate(recorder, x, temperature, i)
+                    played.append(list(recorder.rounds))
+                    stats = recorder.last_stats
                     assert stats is not None
                     row.tokens += stats.emitted_tokens - 1
                     row.seconds += stats.total_seconds - stats.prefill_seconds
@@ -171,7 +186,7 @@ class Table:
                         row.bytes += line.bytes
             row.alpha = sum(alphas) / len(alphas)
             row.same_text = None if temperature else all(map(torch.equal, made, plain))
-            bounds = self._serial_bounds(made, inputs, ratio, temperature)
+            bounds = self._serial_bounds(made, inputs, played, ratio, temperature)
             row.serial_bound = min(bounds.values())
             if name.startswith("serial"):
                 row.bound = bounds[best]
@@ -180,13 +195,17 @@ class Table:
             yield row
 
     def _serial_bounds(
-        self, texts: list[Tensor], inputs: list[Any], ratio: float, temperature: float
+        self, texts: list[Tensor], inputs: list[Any], played: list[list[Round]], ratio: float, temperature: float
     ) -> dict[int, float]:
-        """Seconds that serial decoding takes for these texts without overhead, by window."""
-        records = [
-            acceptances(self.target, self.draft, ids, x["input_ids"].shape[1], temperature)
-            for ids, x in zip(texts, inputs, strict=True)
-        ]
+        """Seconds that serial decoding takes for these texts without overhead, by window.
+
+        Args:
+            played: the rounds that they came from; empty where it is not known what was accepted.
+        """
+        records = []
+        for ids, x, rounds in zip(texts, inputs, played, strict=True):
+            chances = acceptances(self.target, self.draft, ids, x["input_ids"].shape[1], temperature)
+            records.append(outcomes(rounds, chances) if rounds else chances)
         return {window: serial_seconds(records, window, ratio, self.step) for window in WINDOWS}
 
     @contextmanager
@@ -225,15 +244,16 @@ def line_of(row: Row) -> str:
     )
 
 
-def _shown(kind: str, row: Row | None) -> str:
+def _shown(row: Row | None) -> str:
+    """Tokens per second, over serial's bound, and in brackets the share of the own bound."""
     if row is None:
         return "-"
-    window = f", γ = {row.method.split()[-1]}" if kind.startswith("serial") else ""
-    return f"{row.speed:.2f}" + (f" ({row.bound / row.seconds:.0%}{window})" if row.bound else "")
+    gain = f", {row.serial_bound / row.seconds - 1:+.0%}" if row.serial_bound else ""
+    return f"{row.speed:.2f}{gain}" + (f" ({row.bound / row.seconds:.0%})" if row.bound else "")
 
 
 def overview(rows: Sequence[Row]) -> str:
-    """A line per file, temperature and ratio: tokens per second of each schedule, and its share of its bound."""
+    """A line per file, temperature and ratio, a column per schedule."""
     kinds = {
         "serial, best window": lambda name: name.startswith("serial"),
         "PEARL as published": lambda name: name.endswith("as published"),
@@ -245,13 +265,14 @@ def overview(rows: Sequence[Row]) -> str:
         for kind, fits in kinds.items():
             if fits(row.method):
                 cells.setdefault((row.prompts, row.temperature, row.ratio), {})[kind] = row
-    lines = [f"| prompts | T | ratio | {' | '.join(kinds)} | auto over serial's bound | foreseen |", "|---" * 9 + "|"]
+    lines = [f"| prompts | T | ratio | {' | '.join(kinds)} | corrections foreseen |", "|---" * 8 + "|"]
     for (prompts, t, ratio), found in cells.items():
-        shown = [_shown(kind, found.get(kind)) for kind in kinds]
-        fixed, auto = (found.get(kind) for kind in ("PEARL, window = ratio", "PEARL, auto"))
+        shown = [_shown(found.get(kind)) for kind in kinds]
+        if serial := found.get("serial, best window"):
+            shown[0] += f", γ = {serial.method.split()[-1]}"
+        fixed = found.get("PEARL, window = ratio")
         foreseen = f"{fixed.foreseen} of {fixed.corrections}" if fixed else "-"
-        gain = f"{auto.serial_bound / auto.seconds - 1:+.0%}" if auto and auto.serial_bound else "-"
-        lines.append(f"| {prompts} | {t:g} | {ratio:g} | {' | '.join(shown)} | {gain} | {foreseen} |")
+        lines.append(f"| {prompts} | {t:g} | {ratio:g} | {' | '.join(shown)} | {foreseen} |")
     return "\n".join(lines)
 
 
@@ -270,8 +291,9 @@ def main(
 ) -> None:
     """Paced measurements of PEARL. Speeds are tokens per second of decoding, prefill left out.
 
-    Ends with a line for each file, temperature and ratio of the JSON file for which all schedules were measured; in
-    brackets the share of the same run without any overhead.
+    Ends with a line for each file, temperature and ratio of the JSON file: tokens per second, over what serial decoding
+    reaches on the very same text at its best window without any overhead, and in brackets the share of the own schedule
+    without overhead. Corrections are those of the run whose window is the ratio.
     """
     torch.set_num_threads(1)
     table = Table(

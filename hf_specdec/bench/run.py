@@ -15,6 +15,7 @@ from .plan import Settings, plan
 from .pretended import pretended_costs
 from .provenance import provenance
 from .results import Results
+from .summary import check_installed
 from .tables import NARROW, figures
 
 INTERRUPTED = 130
@@ -27,9 +28,10 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
 
     Raises:
         SpeculationError: bad settings, prompt files or models, a result file that exists or was made with other
-            settings, or a disk that is full. What was measured before stays in `path`.
+            settings, a missing package, or a disk that is full. What was measured before stays in `path`.
     """
     settings.check()
+    check_installed()
     units = plan(settings)
     held = _held(settings, path, resume)
     bench = Bench(settings)

@@ -1,8 +1,11 @@
 """From measurements to figures: one run per data set, batch size, temperature and method."""
 
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any
+
+import numpy as np
 
 from .. import theory
 from ..errors import SpeculationError
@@ -11,6 +14,16 @@ from .specs import PLAIN
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+
+
+def check_installed() -> None:
+    """Before hours of measuring rather than after.
+
+    Raises:
+        SpeculationError: scipy is missing.
+    """
+    if find_spec("scipy") is None:
+        raise SpeculationError("intervals need scipy; pip install 'hf-specdec[bench]', or scipy itself")
 
 
 def summarize(measurements: Sequence[Measurement], seed: int = 0) -> list[dict[str, Any]]:
@@ -44,11 +57,7 @@ def ratio_interval(
     """
     if len(method) < 2:
         return None
-    try:
-        import numpy as np
-        from scipy.stats import bootstrap
-    except ImportError as error:
-        raise SpeculationError("intervals need scipy; install hf-specdec[bench]") from error
+    from scipy.stats import bootstrap
 
     def ratio(t1: Any, s1: Any, t2: Any, s2: Any, axis: int = -1) -> Any:
         return (t1.sum(axis) / s1.sum(axis)) / (t2.sum(axis) / s2.sum(axis))

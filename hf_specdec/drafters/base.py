@@ -197,7 +197,8 @@ class DraftSession(CandidateGenerator):
     def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
         """q of `tokens` (of all [V] where None) at node `node` of row `row` of the draft taken last.
 
-        Asked only after a rejection, and only of drafts with `token_probs`.
+        Asked once before the first test, then after rejections, and at every tested node of a tree; only of drafts with
+        `token_probs`.
         """
         raise NotImplementedError(f"{type(self).__name__} gives token_probs and must answer for the rest of q")
 

@@ -14,7 +14,7 @@ from ...ranks import ranks_of
 from ...registry import register_drafter
 from ..base import DraftContext, DraftSession
 from ..draft_model import DraftModelDrafter
-from .ranks import join
+from .seat import join
 from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner

@@ -98,15 +98,14 @@ class Planner:
         self.rounds += 1
         choices = [1, 0] if self.corrections == "auto" else [self.corrections]
         best, *others = sorted((self._overlapped(rows, n) for n in choices), key=lambda choice: -choice[0])
-        if others and self.rounds % LOOK_AGAIN == 0:
-            return others[0][1]
+        look_again = self.rounds % LOOK_AGAIN == 0
         tuner = self._tuner(rows)
         if self.window == "auto" and self.pre_verify and self.post_verify and tuner.draft_seconds and best[0]:
             alpha, verify_time = tuner.accepted / tuner.tested, tuner.verify_time()
             serial = best_window(alpha, verify_time, tuner.draft_seconds, self.largest)
             if serial and tokens_per_second(alpha, serial, verify_time, tuner.draft_seconds) > best[0]:
-                return Plan(serial, pre_verify=False, post_verify=False, corrections=0)
-        return best[1]
+                return best[1] if look_again else Plan(serial, pre_verify=False, post_verify=False, corrections=0)
+        return others[0][1] if others and look_again else best[1]
 
     def _overlapped(self, rows: int, corrections: int) -> tuple[float, Plan]:
         """Tokens per second of the overlapped schedule (0 where nothing was measured yet), and the plan for it."""

@@ -2,7 +2,7 @@
 
 A trie of contexts read backwards: the node at depth n stands for "the last n tokens were ...", and knows which token
 followed most often. A context seen once is a leaf that only remembers where; it grows children when it is seen again,
-so ordinary text takes about two nodes per token, whatever `max_match` is.
+so ordinary text takes fewer than two nodes per token, whatever `max_match` is.
 """
 
 from array import array

@@ -112,7 +112,7 @@ def f1(predicted: Tensor, actual: Tensor) -> float:
 
 
 def _stack(records: Mapping[bool, Sequence[Record]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Features [N, k + 2], regime [N], β [N] of all tokens."""
+    """Features [N, k + 4], regime [N], β [N] of all tokens."""
     if not records or any(not some for some in records.values()):
         raise SpeculationError("there are no records to train on; extract some from at least one prompt")
     x = torch.cat([r.features for some in records.values() for r in some])

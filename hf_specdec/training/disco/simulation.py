@@ -64,7 +64,7 @@ class Values:
 
 
 def values_of(record: Record, value: Callable[[Tensor], Tensor]) -> Values:
-    """Apply a function of features [..., k + 2] → [...] to a record."""
+    """Apply a function of features [..., k + 4] → [...] to a record."""
     return Values(value(record.features).tolist(), value(record.after).tolist(), record.accepted.tolist())
 
 
