@@ -72,6 +72,28 @@ def pearl_expected_tokens(alpha: float) -> float:
     return 1 / (1 - alpha) if alpha < 1 else math.inf
 
 
+def pearl_tokens_per_second(alpha: float, gamma: int, target: float, draft: float, foreseen: float = 0.0) -> float:
+    """Tokens per second of PEARL without overhead (Liu et al. 2024, Figure 3), for acceptances that are independent.
+
+    A row is either before its first accepted token (the target tests x1) or behind it (γ tests, x2 … x(γ+1)). A round
+    that accepts all waits for the drafting of γ tokens, one that rejects does not.
+
+    Args:
+        target: seconds of a target forward.
+        draft: seconds of a draft step.
+        foreseen: share of corrections that were drafted for.
+    """
+    _check_alpha(alpha)
+    passed = alpha**gamma
+    post_tokens = sum(alpha**i for i in range(gamma))
+    # The share of rounds of each kind, from the chain that moves between them.
+    on_from_pre, on_from_post = (p + (1 - p) * foreseen for p in (alpha, passed))
+    pre, post = 1 - on_from_post, on_from_pre
+    whole, short = max(target, gamma * draft), max(target, draft)
+    seconds = sum(share * (on * whole + (1 - on) * short) for share, on in ((pre, on_from_pre), (post, on_from_post)))
+    return (pre + post * post_tokens) / seconds
+
+
 def tokens_per_second(alpha: float, gamma: int, target_seconds: Callable[[int], float], draft_seconds: float) -> float:
     """Speed of window gamma from measured times, E(γ) / (T(γ + 1) + γ · T_draft).
 

@@ -11,7 +11,6 @@ from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError, overlap
 from hf_specdec.drafters.pearl import PearlDrafter, Timeline
-from hf_specdec.drafters.pearl.window import Planner, pearl_tokens_per_second
 from hf_specdec.drafters.pearl.worker import BackgroundDraft
 from hf_specdec.overlap import CorrectingJudge, OverlappedDecoding
 from hf_specdec.randomness import Purpose, Randomness
@@ -361,58 +360,6 @@ def test_a_correction_foreseen_saves_target_calls():
         calls.append(drafter.last_stats.target_calls)
         assert bool(sum(hits for _, hits in drafter.last_timeline.corrections)) == bool(corrections)
     assert calls[1] < calls[0]
-
-
-@pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])
-def test_the_window_follows_the_speed_ratio(ratio):
-    planner = Planner("auto", True, True)
-    for _ in range(20):
-        planner.saw_draft(1, 0.01)
-        planner.saw_target(1, 3, 0.01 * ratio)
-        planner.saw_tests(1, [4], [4])
-    assert planner.plan(1).window == ratio
-    assert planner.plan(1).pre_verify and planner.plan(1).post_verify
-
-
-def test_low_acceptance_with_a_fast_draft_is_run_serially():
-    planner = Planner("auto", True, True)
-    for _ in range(50):
-        planner.saw_draft(1, 0.01)
-        planner.saw_target(1, 3, 0.1)
-        planner.saw_tests(1, [4], [1])
-    plan = planner.plan(1)
-    assert not plan.pre_verify and not plan.post_verify and plan.window < 10
-
-
-def test_the_formula_is_the_chains_long_run():
-    generator = torch.Generator().manual_seed(0)
-    cases = [(0.5, 3, 3.0, 1.0), (0.8, 5, 3.0, 1.0), (0.7, 2, 5.0, 1.0), (0.9, 1, 1.0, 1.0)]
-    for alpha, gamma, target, draft, foreseen in [(*case, share) for case in cases for share in (0.0, 0.4)]:
-        tokens, seconds, carried = 0, 0.0, 0
-        for _ in range(20000):
-            tests = carried + 1
-            passed = int((torch.rand(tests, generator=generator) < alpha).long().cumprod(0).sum())
-            tokens += passed + (passed < tests)
-            whole = passed == tests or bool(torch.rand((), generator=generator) < foreseen)
-            seconds += max(target, gamma * draft) if whole else max(target, draft)
-            carried = gamma - 1 if whole else 0
-        speed = pearl_tokens_per_second(alpha, gamma, target, draft, foreseen)
-        assert speed == pytest.approx(tokens / seconds, rel=0.03)
-
-
-@pytest.mark.parametrize("window", [4, "auto"])
-@pytest.mark.parametrize(("foreseen", "step", "pays"), [(1, 1.0, True), (1, 3.0, False), (0, 1.1, False)])
-def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, window):
-    planner = Planner(window, True, True, "auto")
-    assert planner.plan(1).corrections == 1
-    for _ in range(200):
-        planner.saw_draft(1, 1.0)
-        planner.saw_draft(1, step, forking=True)
-        planner.saw_target(1, 4, 4.0)
-        planner.saw_tests(1, [4], [2])
-        planner.saw_corrections(1, 1, foreseen)
-    plans = [planner.plan(1).corrections for _ in range(64)]
-    assert sum(plans) == (62 if pays else 2)  # the other one is tried now and then
 
 
 def test_a_timeline_is_recorded_and_drawn(tmp_path):

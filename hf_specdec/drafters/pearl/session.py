@@ -141,7 +141,7 @@ class PearlSession(DraftSession):
         hits = {place[0]: forks[place] for place in corrected if place in forks}
         self.timeline.corrections.append((len(corrected), len(hits)))
         if self.forking:
-            self.planner.saw_corrections(len(self.rows), len(corrected), len(hits))
+            self.planner.history.saw_corrections(len(corrected), len(hits))
         if not passed and not hits:
             self.cancel(self.rows)
             return {}
@@ -262,10 +262,11 @@ class PearlSession(DraftSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))
-        self.planner.saw_tests(len(verdict.rows), verdict.drafted, verdict.accepted)
+        self.planner.history.saw_tests(verdict.rows, verdict.drafted, verdict.accepted)
 
     def close(self) -> None:
         """Free the worker, or end it if it may be in trouble."""
+        self.planner.history.end_texts()
         link = self.worker.link
         self.timeline.messages += link.messages - self.link_before[0]
         self.timeline.bytes += link.bytes - self.link_before[1]

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ...theory import best_window, tokens_per_second
 from ..draft_model.window import WindowTuner, running_mean
+from .history import History, overlapped_speed, serial_speeds
 
-FORESEEN = (1.0, 4.0)
-"""of so many corrections so many are taken to have been drafted for, until some were seen"""
 LOOK_AGAIN = 32
 """rounds after which what seems slower is tried once more"""
 
@@ -24,28 +22,6 @@ class Plan:
     """whether drafting goes on while the target checks a row's draft"""
     corrections: int
     """for each token that is being checked, how many corrections are drafted for"""
-
-
-def pearl_tokens_per_second(alpha: float, gamma: int, target: float, draft: float, foreseen: float = 0.0) -> float:
-    """Speed of Figure 3's schedule without overhead, for acceptances that are independent.
-
-    A row is either before its first accepted token (the target tests x1) or behind it (γ tests, x2 … x(γ+1)). A round
-    that accepts all waits for the drafting of γ tokens, one that rejects does not.
-
-    Args:
-        target: seconds of a target forward.
-        draft: seconds of a draft step.
-        foreseen: share of corrections that were drafted for.
-    """
-    passed = alpha**gamma
-    post_tokens = sum(alpha**i for i in range(gamma))
-    # The share of rounds of each kind, from the chain that moves between them.
-    on_from_pre, on_from_post = (p + (1 - p) * foreseen for p in (alpha, passed))
-    pre, post = 1 - on_from_post, on_from_pre
-    whole, short = max(target, gamma * draft), max(target, draft)
-    seconds = sum(share * (on * whole + (1 - on) * short) for share, on in ((pre, on_from_pre), (post, on_from_post)))
-    tokens = pre + post * post_tokens
-    return tokens / seconds if tokens else 1 / whole
 
 
 class Planner:
@@ -70,8 +46,7 @@ class Planner:
         self.tuners: dict[int, WindowTuner] = {}
         self.forking_seconds: dict[int, float] = {}
         """of a draft step that drafts for corrections as well, per batch size"""
-        self.foreseen: dict[int, tuple[float, float]] = {}
-        """corrections that were drafted for, and all, per batch size"""
+        self.history = History()
         self.rounds = 0
 
     def _tuner(self, rows: int) -> WindowTuner:
@@ -86,13 +61,6 @@ class Planner:
     def saw_target(self, rows: int, width: int, seconds: float) -> None:
         self._tuner(rows).observe_verify(width, seconds)
 
-    def saw_tests(self, rows: int, tested: list[int], accepted: list[int]) -> None:
-        self._tuner(rows).observe_acceptance(tested, accepted)
-
-    def saw_corrections(self, rows: int, made: int, foreseen: int) -> None:
-        before = self.foreseen.get(rows, FORESEEN)
-        self.foreseen[rows] = (0.98 * before[0] + foreseen, 0.98 * before[1] + made)
-
     def plan(self, rows: int) -> Plan:
         """The fastest way to run the next round."""
         self.rounds += 1
@@ -101,9 +69,10 @@ class Planner:
         look_again = self.rounds % LOOK_AGAIN == 0
         tuner = self._tuner(rows)
         if self.window == "auto" and self.pre_verify and self.post_verify and tuner.draft_seconds and best[0]:
-            alpha, verify_time = tuner.accepted / tuner.tested, tuner.verify_time()
-            serial = best_window(alpha, verify_time, tuner.draft_seconds, self.largest)
-            if serial and tokens_per_second(alpha, serial, verify_time, tuner.draft_seconds) > best[0]:
+            windows = range(self.largest + 1)
+            speeds = serial_speeds(self.history.runs, windows, tuner.verify_time(), tuner.draft_seconds)
+            serial = max(windows, key=speeds.__getitem__)
+            if serial and speeds[serial] > best[0]:
                 return best[1] if look_again else Plan(serial, pre_verify=False, post_verify=False, corrections=0)
         return others[0][1] if others and look_again else best[1]
 
@@ -117,8 +86,6 @@ class Planner:
             if self.window == "auto":
                 window = min(self.largest, max(1, round(verify_time(1) / draft)))
                 window = min(self.largest, max(1, round(verify_time(window) / draft)))
-            hits, made = self.foreseen.get(rows, FORESEEN)
-            share = hits / made if corrections else 0.0
-            alpha = tuner.accepted / tuner.tested
-            speed = pearl_tokens_per_second(alpha, window, verify_time(window), draft, share)
+            share = self.history.foreseen if corrections else 0.0
+            speed = overlapped_speed(self.history.runs, window, verify_time(window), draft, share)
         return speed, Plan(window, self.pre_verify, self.post_verify, corrections)

@@ -1,0 +1,90 @@
+"""What was accepted lately, counted as if each schedule had decoded it.
+
+The formulas of `theory` take acceptances for independent. Real ones come in bursts, which suit one schedule and not the
+other at the same acceptance rate; so the schedules are compared on the text itself.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+BEFORE = (0, 0, 1, 2, 3, 4, 6, 8)
+"""runs that are taken to have been seen before any were: independent acceptances of 3 in 4"""
+MEMORY = 128
+"""runs"""
+FORESEEN = (1.0, 4.0)
+"""of so many corrections so many are taken to have been drafted for, until some were seen"""
+FORGETTING = 0.98
+"""of corrections, per round"""
+
+Runs = NDArray[np.int64]
+"""[N] accepted tokens before each correction"""
+
+
+class History:
+    """Remembers runs of accepted tokens, and how many corrections were foreseen."""
+
+    def __init__(self) -> None:
+        self.ended: deque[int] = deque(BEFORE, maxlen=MEMORY)
+        self.unbroken: dict[int, int] = {}
+        """by row, accepted tokens since its last correction"""
+        self.hits, self.corrections = FORESEEN
+
+    def saw_tests(self, rows: Sequence[int], tested: Sequence[int], accepted: Sequence[int]) -> None:
+        """Per row, of so many drafted tokens so many leading ones were accepted."""
+        for row, of, n in zip(rows, tested, accepted, strict=True):
+            run = self.unbroken.pop(row, 0) + n
+            if n < of:
+                self.ended.append(run)
+            elif run:
+                self.unbroken[row] = run
+
+    def end_texts(self) -> None:
+        """The rows to come are others; a text's end ends its run."""
+        self.ended.extend(self.unbroken.values())
+        self.unbroken.clear()
+
+    def saw_corrections(self, made: int, foreseen: int) -> None:
+        self.hits = FORGETTING * self.hits + foreseen
+        self.corrections = FORGETTING * self.corrections + made
+
+    @property
+    def foreseen(self) -> float:
+        """Share of corrections that were drafted for, where there was drafting for them."""
+        return self.hits / self.corrections
+
+    @property
+    def runs(self) -> Runs:
+        return np.array([*self.ended, *self.unbroken.values()])
+
+
+def serial_speeds(
+    runs: Runs, windows: Iterable[int], target_seconds: Callable[[int], float], draft_seconds: float
+) -> list[float]:
+    """Tokens per second of serial decoding at each window: a round takes γ accepted tokens and one of the target's.
+
+    Args:
+        target_seconds: duration of a target forward by its width in tokens.
+        draft_seconds: duration of a draft step.
+    """
+    tokens = (runs + 1).sum()
+    rounds = {gamma: (runs // (gamma + 1) + 1).sum() for gamma in windows}
+    return [float(tokens / n) / (target_seconds(gamma + 1) + gamma * draft_seconds) for gamma, n in rounds.items()]
+
+
+def overlapped_speed(
+    runs: Runs, gamma: int, target_seconds: float, draft_seconds: float, foreseen: float = 0.0
+) -> float:
+    """Tokens per second of Figure 3's schedule: a round that accepts all waits for γ draft steps, one that rejects does
+    not, unless its correction was foreseen. After a correction x1 is tested alone, unless that was foreseen.
+
+    Args:
+        foreseen: share of corrections that were drafted for.
+    """
+    whole, short = max(target_seconds, gamma * draft_seconds), max(target_seconds, draft_seconds)
+    anew, on = -(-runs // gamma), runs // gamma
+    passed = (1 - foreseen) * anew.sum() + foreseen * on.sum()
+    rejected = foreseen * whole + (1 - foreseen) * short
+    return float((runs + 1).sum() / (passed * whole + len(runs) * rejected))

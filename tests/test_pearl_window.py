@@ -1,0 +1,137 @@
+"""PEARL's window by itself, and which schedule it takes."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from hf_specdec.bench.pearl_table import WINDOWS, serial_seconds
+from hf_specdec.drafters.pearl.history import History, overlapped_speed, serial_speeds
+from hf_specdec.drafters.pearl.window import Planner
+from hf_specdec.theory import pearl_tokens_per_second, tokens_per_second
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])
+def test_the_window_follows_the_speed_ratio(ratio):
+    planner = Planner("auto", True, True)
+    for _ in range(20):
+        planner.saw_draft(1, 0.01)
+        planner.saw_target(1, 3, 0.01 * ratio)
+        planner.history.saw_tests([0], [4], [4])
+    assert planner.plan(1).window == ratio
+    assert planner.plan(1).pre_verify and planner.plan(1).post_verify
+
+
+def test_low_acceptance_with_a_fast_draft_is_run_serially():
+    planner = Planner("auto", True, True)
+    for _ in range(50):
+        planner.saw_draft(1, 0.01)
+        planner.saw_target(1, 3, 0.1)
+        planner.history.saw_tests([0], [4], [1])
+    plan = planner.plan(1)
+    assert not plan.pre_verify and not plan.post_verify and plan.window < 10
+
+
+def test_the_formula_is_the_chains_long_run():
+    generator = torch.Generator().manual_seed(0)
+    cases = [(0.5, 3, 3.0, 1.0), (0.8, 5, 3.0, 1.0), (0.7, 2, 5.0, 1.0), (0.9, 1, 1.0, 1.0)]
+    for alpha, gamma, target, draft, foreseen in [(*case, share) for case in cases for share in (0.0, 0.4)]:
+        tokens, seconds, carried = 0, 0.0, 0
+        for _ in range(20000):
+            tests = carried + 1
+            passed = int((torch.rand(tests, generator=generator) < alpha).long().cumprod(0).sum())
+            tokens += passed + (passed < tests)
+            whole = passed == tests or bool(torch.rand((), generator=generator) < foreseen)
+            seconds += max(target, gamma * draft) if whole else max(target, draft)
+            carried = gamma - 1 if whole else 0
+        speed = pearl_tokens_per_second(alpha, gamma, target, draft, foreseen)
+        assert speed == pytest.approx(tokens / seconds, rel=0.03)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+def test_independent_acceptances_give_the_formulas_speeds(gamma, alpha):
+    runs = np.random.default_rng(0).geometric(1 - alpha, 20000) - 1
+    for foreseen in (0.0, 0.5):
+        speed = overlapped_speed(runs, gamma, 3.0, 1.0, foreseen)
+        assert speed == pytest.approx(pearl_tokens_per_second(alpha, gamma, 3.0, 1.0, foreseen), rel=0.02)
+    (speed,) = serial_speeds(runs, [gamma], lambda width: 2.0 + width, 1.0)
+    assert speed == pytest.approx(tokens_per_second(alpha, gamma, lambda width: 2.0 + width, 1.0), rel=0.02)
+
+
+def test_runs_of_two_rows_are_kept_apart_and_end_with_their_texts():
+    history = History()
+    before = len(history.runs)
+    history.saw_tests([0, 1], [3, 3], [3, 1])
+    history.saw_tests([0, 1], [3, 0], [3, 0])
+    assert history.runs.tolist()[before:] == [1, 6]
+    history.saw_tests([0, 1], [3, 3], [2, 3])
+    history.end_texts()
+    history.saw_tests([1], [3], [2])
+    assert history.runs.tolist()[before:] == [1, 8, 3, 2]
+
+
+@pytest.mark.parametrize("window", [4, "auto"])
+@pytest.mark.parametrize(("foreseen", "step", "pays"), [(1, 1.0, True), (1, 3.0, False), (0, 1.1, False)])
+def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, window):
+    planner = Planner(window, True, True, "auto")
+    assert planner.plan(1).corrections == 1
+    dice = random.Random(0)
+    for _ in range(400):
+        accepted = dice.choice([0, 1, 2, 3, 4, 4, 4, 4])
+        planner.saw_draft(1, 1.0)
+        planner.saw_draft(1, step, forking=True)
+        planner.saw_target(1, 4, 4.0)
+        planner.history.saw_tests([0], [4], [accepted])
+        planner.history.saw_corrections(int(accepted < 4), foreseen * (accepted < 4))
+    plans = [planner.plan(1).corrections for _ in range(64)]
+    assert sum(plans) == (62 if pays else 2)  # the other one is tried now and then
+
+
+def texts(kind: str) -> list[tuple[bool, bool]]:
+    """Of each token whether a draft of it is accepted, and whether the correction is foreseen otherwise."""
+    dice, text = random.Random(0), []
+    for i in range(3000):
+        alpha = {"seldom": 0.4, "often": 0.7, "nearly always": 0.9, "in bursts": 0.97 if i // 12 % 2 else 0.3}[kind]
+        text.append((dice.random() < alpha, dice.random() < 0.25))
+    return text
+
+
+def play(planner: Planner, text: list[tuple[bool, bool]], ratio: float) -> float:
+    """Seconds without overhead, the planner told what a session tells it. A draft step takes a second."""
+    at = carried = 0
+    seconds = 0.0
+    while at < len(text):
+        plan, left = planner.plan(1), len(text) - at - 1
+        step = 1.05 if plan.corrections else 1.0
+        fresh = max(0, min(plan.window, left - carried))
+        if not plan.pre_verify:
+            if not carried:
+                carried, seconds = fresh, seconds + fresh
+                planner.saw_draft(1, 1.0)
+            fresh = 0
+        tests = carried + bool(fresh)
+        run = next((i for i in range(tests) if not text[at + i][0]), tests)
+        foreseen = run < tests and plan.corrections > 0 and text[at + run][1]
+        if plan.corrections:
+            planner.history.saw_corrections(int(run < tests), int(foreseen))
+        goes_on = bool(fresh) and (run == tests or foreseen)
+        at += run + (run < tests or not fresh)
+        seconds += max(ratio, step * (fresh if goes_on else min(fresh, 1)))
+        carried = fresh - 1 if goes_on else 0
+        if plan.pre_verify:
+            planner.saw_draft(1, step, forking=plan.corrections > 0)
+        planner.saw_target(1, tests + 1, ratio)
+        planner.history.saw_tests([0], [tests], [run])
+    return seconds
+
+
+@pytest.mark.parametrize("ratio", [2, 3, 5, 10, 20])
+@pytest.mark.parametrize("kind", ["seldom", "often", "nearly always", "in bursts"])
+def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio):
+    text = texts(kind)
+    accepted = [[float(passed) for passed, _ in text]]
+    serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
+    overlapped = min(play(Planner(ratio, True, True, n), text, ratio) for n in (0, 1))
+    assert play(Planner("auto", True, True, "auto"), text, ratio) < min(serial, overlapped) / 0.96
