@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("hf-specdec", "torch", "transformers", "safetensors", "scipy")
+PACKAGES = ("hf-specdec", "torch", "transformers", "safetensors", "scipy", "scikit-learn")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
