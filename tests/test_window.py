@@ -1,4 +1,4 @@
-"""γ chosen while running: the best window by measured figures, and no text changes with it."""
+"""How far a draft model drafts: the best window by measured figures, and no further than an EOS."""
 
 import random
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import models
 import pytest
 import torch
-from compare import PROMPTS, Sides
+from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, theory
+from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.draft_model.window import WindowTuner
 
 
@@ -65,3 +66,15 @@ def test_auto_gives_plains_text(lengths: list[int]) -> None:
     drafter = DraftModelDrafter(draft)
     assert drafter.config.num_draft_tokens == "auto"
     assert all(torch.equal(sides.ours(drafter), sides.plain) for _ in range(2))
+
+
+@pytest.mark.parametrize("lengths", [[3], PROMPTS])
+@pytest.mark.parametrize("kind", ["draft_model", "disco"])
+def test_a_draft_ends_at_an_eos(kind: str, lengths: list[int]) -> None:
+    model, width = models.llama(), 16
+    sides = Sides(model, lengths, eos_token_id=uneven_eos(model, lengths, at=(6, 6, 6, 6)[: len(lengths)]))
+    drafter = DraftModelDrafter(model, num_draft_tokens=width)
+    if kind == "disco":
+        drafter = DiscoDrafter(model, StopClassifier(4, 8), tau=1e-9, max_draft_tokens=width)
+    assert torch.equal(sides.ours(drafter), sides.plain)
+    assert drafter.last_stats is not None and drafter.last_stats.draft_calls <= 1 + 6

@@ -119,13 +119,14 @@ class DiscoSession(DraftModelSession):
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
     ) -> list[int]:
-        shorter = list(lengths)
+        drawn = tokens.tolist()
+        shorter = self.until_eos(step, drawn, lengths)
         for b, chance in enumerate(self.chances(step, logits, sequences, self.branches)):
             if lengths[b] > step:
                 self.seen[b].append(chance)
-            if lengths[b] > step + 1 and not self.rule.goes_on(self.seen[b]):
+            if shorter[b] > step + 1 and not self.rule.goes_on(self.seen[b]):
                 shorter[b] = step + 1
-        for branch, token in zip(self.branches, tokens.tolist(), strict=True):
+        for branch, token in zip(self.branches, drawn, strict=True):
             branch.append(token)
         return shorter
 

@@ -110,11 +110,17 @@ class DraftModelSession(DraftSession):
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
     ) -> list[int]:
-        """A stop rule's hook, asked once token `step` (from 0) is drawn: how many tokens each row drafts in all.
+        """Asked once token `step` (from 0) is drawn: how many tokens each row drafts in all. Stop rules add to it.
 
         Token `step` itself stays: a rule that dropped a token after seeing it would change the output's distribution.
         """
-        return lengths
+        # On an accelerator, to wait for every token would cost more than to draft past the end once per text.
+        return self.until_eos(step, tokens.tolist(), lengths) if tokens.device.type == "cpu" else lengths
+
+    def until_eos(self, step: int, tokens: list[int], lengths: list[int]) -> list[int]:
+        """Nothing behind an EOS is ever kept."""
+        eos = self.context.eos_token_ids
+        return [min(most, step + 1) if token in eos else most for token, most in zip(tokens, lengths, strict=True)]
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self._follow_rows(sequences)
