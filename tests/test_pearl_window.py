@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_specdec.bench.pearl_table import WINDOWS, serial_seconds
-from hf_specdec.drafters.pearl.history import History, overlapped_speed, serial_speeds
+from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speed, serial_speeds
 from hf_specdec.drafters.pearl.window import Planner
 from hf_specdec.theory import pearl_tokens_per_second, tokens_per_second
 
@@ -70,6 +70,14 @@ def test_runs_of_two_rows_are_kept_apart_and_end_with_their_texts():
     history.end_texts()
     history.saw_tests([1], [3], [2])
     assert history.runs.tolist()[before:] == [1, 8, 3, 2]
+
+
+def test_a_draft_that_is_never_corrected_outweighs_nothing():
+    history = History()
+    for _ in range(50_000):
+        history.saw_tests([0], [4], [4])
+        history.saw_corrections(0, 0)
+    assert history.foreseen == 0.25 and history.runs.max() == LONGEST
 
 
 @pytest.mark.parametrize("window", [4, "auto"])

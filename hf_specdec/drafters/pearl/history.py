@@ -14,10 +14,12 @@ BEFORE = (0, 0, 1, 2, 3, 4, 6, 8)
 """runs that are taken to have been seen before any were: independent acceptances of 3 in 4"""
 MEMORY = 128
 """runs"""
+LONGEST = 100
+"""longer runs count as this long, so that one endless text does not outweigh all that follow"""
 FORESEEN = (1.0, 4.0)
 """of so many corrections so many are taken to have been drafted for, until some were seen"""
 FORGETTING = 0.98
-"""of corrections, per round"""
+"""of corrections, per round that made some"""
 
 Runs = NDArray[np.int64]
 """[N] accepted tokens before each correction"""
@@ -47,8 +49,9 @@ class History:
         self.unbroken.clear()
 
     def saw_corrections(self, made: int, foreseen: int) -> None:
-        self.hits = FORGETTING * self.hits + foreseen
-        self.corrections = FORGETTING * self.corrections + made
+        if made:  # rounds without corrections say nothing, however many they are
+            self.hits = FORGETTING * self.hits + foreseen
+            self.corrections = FORGETTING * self.corrections + made
 
     @property
     def foreseen(self) -> float:
@@ -57,7 +60,7 @@ class History:
 
     @property
     def runs(self) -> Runs:
-        return np.array([*self.ended, *self.unbroken.values()])
+        return np.minimum([*self.ended, *self.unbroken.values()], LONGEST)
 
 
 def serial_speeds(
