@@ -72,7 +72,7 @@ def test_auto_gives_plains_text(lengths: list[int]) -> None:
 @pytest.mark.parametrize("kind", ["draft_model", "disco"])
 def test_a_draft_ends_at_an_eos(kind: str, lengths: list[int]) -> None:
     model, width = models.llama(), 16
-    sides = Sides(model, lengths, eos_token_id=uneven_eos(model, lengths, at=(6, 6, 6, 6)[: len(lengths)]))
+    sides = Sides(model, lengths, eos_token_id=uneven_eos(model, lengths, at=(6,) * len(lengths)))
     drafter = DraftModelDrafter(model, num_draft_tokens=width)
     if kind == "disco":
         drafter = DiscoDrafter(model, StopClassifier(4, 8), tau=1e-9, max_draft_tokens=width)

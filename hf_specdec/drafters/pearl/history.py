@@ -5,7 +5,7 @@ other at the same acceptance rate; so the schedules are compared on the text its
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class History:
 
 
 def serial_speeds(
-    runs: Runs, windows: Iterable[int], target_seconds: Callable[[int], float], draft_seconds: float
+    runs: Runs, windows: Sequence[int], target_seconds: Callable[[int], float], draft_seconds: float
 ) -> list[float]:
     """Tokens per second of serial decoding at each window: a round takes γ accepted tokens and one of the target's.
 
@@ -72,9 +72,10 @@ def serial_speeds(
         target_seconds: duration of a target forward by its width in tokens.
         draft_seconds: duration of a draft step.
     """
-    tokens = (runs + 1).sum()
-    rounds = {gamma: (runs // (gamma + 1) + 1).sum() for gamma in windows}
-    return [float(tokens / n) / (target_seconds(gamma + 1) + gamma * draft_seconds) for gamma, n in rounds.items()]
+    tokens = float((runs + 1).sum())
+    rounds = (runs[:, None] // (np.array(windows) + 1) + 1).sum(0).tolist()
+    seconds = [target_seconds(gamma + 1) + gamma * draft_seconds for gamma in windows]
+    return [tokens / (n * each) for n, each in zip(rounds, seconds, strict=True)]
 
 
 def overlapped_speed(

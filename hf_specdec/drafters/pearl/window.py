@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..draft_model.window import WindowTuner, running_mean
-from .history import History, overlapped_speed, serial_speeds
+from .history import History, Runs, overlapped_speed, serial_speeds
 
 LOOK_AGAIN = 32
 """rounds after which what seems slower is tried once more"""
@@ -64,19 +64,20 @@ class Planner:
     def plan(self, rows: int) -> Plan:
         """The fastest way to run the next round."""
         self.rounds += 1
+        runs = self.history.runs
         choices = [1, 0] if self.corrections == "auto" else [self.corrections]
-        best, *others = sorted((self._overlapped(rows, n) for n in choices), key=lambda choice: -choice[0])
+        best, *others = sorted((self._overlapped(rows, n, runs) for n in choices), key=lambda choice: -choice[0])
         look_again = self.rounds % LOOK_AGAIN == 0
         tuner = self._tuner(rows)
         if self.window == "auto" and self.pre_verify and self.post_verify and tuner.draft_seconds and best[0]:
             windows = range(self.largest + 1)
-            speeds = serial_speeds(self.history.runs, windows, tuner.verify_time(), tuner.draft_seconds)
+            speeds = serial_speeds(runs, windows, tuner.verify_time(), tuner.draft_seconds)
             serial = max(windows, key=speeds.__getitem__)
             if serial and speeds[serial] > best[0]:
                 return best[1] if look_again else Plan(serial, pre_verify=False, post_verify=False, corrections=0)
         return others[0][1] if others and look_again else best[1]
 
-    def _overlapped(self, rows: int, corrections: int) -> tuple[float, Plan]:
+    def _overlapped(self, rows: int, corrections: int, runs: Runs) -> tuple[float, Plan]:
         """Tokens per second of the overlapped schedule (0 where nothing was measured yet), and the plan for it."""
         tuner, forking = self._tuner(rows), self.forking_seconds.get(rows)
         draft = (forking or tuner.draft_seconds) if corrections else (tuner.draft_seconds or forking)
@@ -87,5 +88,5 @@ class Planner:
                 window = min(self.largest, max(1, round(verify_time(1) / draft)))
                 window = min(self.largest, max(1, round(verify_time(window) / draft)))
             share = self.history.foreseen if corrections else 0.0
-            speed = overlapped_speed(self.history.runs, window, verify_time(window), draft, share)
+            speed = overlapped_speed(runs, window, verify_time(window), draft, share)
         return speed, Plan(window, self.pre_verify, self.post_verify, corrections)
