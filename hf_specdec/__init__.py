@@ -20,8 +20,7 @@ from .drafters import (
 from .errors import SpeculationError, SpeculationWarning
 from .integration import register, unregister
 from .stats import SpeculationStats
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "DiscoDrafter",
@@ -36,6 +35,7 @@ __all__ = [
     "SpeculationStats",
     "SpeculationWarning",
     "SuffixDrafter",
+    "__version__",
     "register",
     "unregister",
 ]

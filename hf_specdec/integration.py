@@ -8,7 +8,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, GenerationMixin
@@ -16,8 +16,8 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from .call import Call, PlainDecodingNeeded, plain_stats
-from .decoding import decode
+from .decoding.call import Call, PlainDecodingNeeded, plain_stats
+from .decoding.loop import decode
 from .drafters.base import Drafter
 from .errors import SpeculationError, warn
 from .hub import check_made_for
@@ -122,7 +122,7 @@ def _generate(
             )
         drafter = assistant
     else:
-        drafter = drafter_from_flag(model, str(speculation_type), options, assistant)
+        drafter = cast(Drafter, drafter_from_flag(model, str(speculation_type), options, assistant))
     _refuse(model, named)
     check_made_for(drafter.config.target, model)
     drafter.check_target(model)

@@ -1,15 +1,39 @@
 """`drafter_type` → drafter class. A name from a config or a repo only ever indexes this table."""
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from torch import Tensor
+
+from .config import DrafterConfig
 from .errors import SpeculationError
 
-if TYPE_CHECKING:
-    from .drafters.base import Drafter
 
-DrafterT = TypeVar("DrafterT", bound="type[Drafter]")
+class Storable:
+    """What the Hub knows of a drafter: its options, and its weights if it has any."""
 
-_drafters: dict[str, "type[Drafter]"] = {}
+    config_class: ClassVar[type[DrafterConfig]] = DrafterConfig
+    needs_draft_model: ClassVar[bool] = False
+    """whether the constructor's first argument is a draft model, kept as `draft_model`"""
+    config: DrafterConfig
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """
+        Args:
+            arguments: a draft model, for those that need one.
+            options: see `config_class`.
+        """
+
+    def weights(self) -> dict[str, Tensor]:
+        """Weights of its own to save (a draft model is not among them)."""
+        return {}
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take over saved weights, names and shapes already checked against `weights()`."""
+
+
+DrafterT = TypeVar("DrafterT", bound=type[Storable])
+
+_drafters: dict[str, type[Storable]] = {}
 
 
 def register_drafter(drafter_class: DrafterT) -> DrafterT:
@@ -23,7 +47,7 @@ def drafter_types() -> list[str]:
     return sorted(_drafters)
 
 
-def drafter_class(drafter_type: str) -> "type[Drafter]":
+def drafter_class(drafter_type: str) -> type[Storable]:
     """The class registered under a name.
 
     Raises:

@@ -15,10 +15,10 @@ from transformers.generation import (
 )
 
 from hf_specdec import Drafter, SpeculationStats
-from hf_specdec.call import Call
-from hf_specdec.decoding import Decoding
-from hf_specdec.drafters.base import Draft, Sequences
-from hf_specdec.guard import GuardedSession
+from hf_specdec.decoding.call import Call
+from hf_specdec.decoding.guard import GuardedSession
+from hf_specdec.decoding.loop import Decoding
+from hf_specdec.protocol import Draft, Sequences
 
 BATCHES = {"one row": [9], "equal rows": [9, 9, 9, 9], "uneven rows": [3, 14, 1, 9]}
 SMALL = 6

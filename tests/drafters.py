@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_specdec.drafters.base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 
 Propose = Callable[[DraftContext, Sequences, list[int]], Draft]
 

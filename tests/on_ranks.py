@@ -19,7 +19,7 @@ from transformers.distributed import DistributedConfig
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.pearl.window import Planner
-from hf_specdec.ranks import ranks_of
+from hf_specdec.target.ranks import ranks_of
 
 VOCAB = 96
 """some releases of transformers spread even vocabularies only"""

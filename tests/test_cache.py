@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, MistralConfig
 
-from hf_specdec.cache import BLOCK, RaggedCache, is_adoptable
+from hf_specdec.target.cache import BLOCK, RaggedCache, is_adoptable
 
 LAYERS, HEADS, SIZE = 2, 2, 4
 

@@ -10,10 +10,10 @@ from transformers import GenerationMixin
 from transformers.generation import CandidateGenerator
 
 from hf_specdec import DraftModelDrafter
-from hf_specdec.drafters.base import DraftContext
-from hf_specdec.picking import DraftPicker
-from hf_specdec.processing import Processing
-from hf_specdec.randomness import Randomness
+from hf_specdec.judge.picking import DraftPicker
+from hf_specdec.judge.processing import Processing
+from hf_specdec.judge.randomness import Randomness
+from hf_specdec.protocol import DraftContext
 from hf_specdec.stats import SpeculationStats
 
 

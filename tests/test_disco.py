@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.drafters.base import Draft, DraftContext, Sequences
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
     DiscoSession,
@@ -20,6 +19,7 @@ from hf_specdec.drafters.disco import (
 )
 from hf_specdec.drafters.disco.classifier import _on_device, _on_host
 from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
+from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.stats import SpeculationStats
 
 STOPS = 16

@@ -18,10 +18,11 @@ from torch import Tensor
 from transformers.generation import LogitsProcessorList
 from transformers.generation import logits_process as lp
 
-from hf_specdec import DraftModelDrafter, judging
+from hf_specdec import DraftModelDrafter
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.randomness import Purpose, Randomness
-from hf_specdec.verification import accepted_lengths, accepts, draw, residual
+from hf_specdec.judge import judging
+from hf_specdec.judge.randomness import Purpose, Randomness
+from hf_specdec.judge.verification import accepted_lengths, accepts, draw, residual
 
 VOCAB, ROWS, FEWER, CHUNK, NEW = 5, 100_000, 20_000, 10_000, 4
 LEVEL = 1e-4

@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError, registry
 from hf_specdec.config import DrafterConfig
-from hf_specdec.drafters.base import DraftContext, DraftSession
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub.files import MAX_JSON_BYTES
+from hf_specdec.protocol import DraftContext, DraftSession
 
 torch.set_num_threads(1)
 

@@ -16,8 +16,8 @@ from continuations import (
 from models import llama, prompts
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.drafters.base import Sequences
 from hf_specdec.drafters.hybrid import HybridDrafter, Meter
+from hf_specdec.protocol import Sequences
 
 
 def meter(draft_seconds=0.2, alpha=0.5, window=4):

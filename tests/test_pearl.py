@@ -9,11 +9,12 @@ import torch
 from models import VOCAB, llama, prompts
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
-from hf_specdec import SpeculationError, overlap
+from hf_specdec import SpeculationError
 from hf_specdec.drafters.pearl import PearlDrafter, Timeline
+from hf_specdec.drafters.pearl import schedule as overlap
+from hf_specdec.drafters.pearl.schedule import CorrectingJudge, OverlappedDecoding
 from hf_specdec.drafters.pearl.worker import BackgroundDraft
-from hf_specdec.overlap import CorrectingJudge, OverlappedDecoding
-from hf_specdec.randomness import Purpose, Randomness
+from hf_specdec.judge.randomness import Purpose, Randomness
 
 
 def close_to(model, noise, seed=3):
@@ -259,7 +260,7 @@ def test_testing_the_first_token_twice_is_caught(monkeypatch):
 
     original = CorrectingJudge.block
     monkeypatch.setattr(CorrectingJudge, "block", block)
-    monkeypatch.setattr("hf_specdec.judging.is_sound", lambda draft, vocab: torch.tensor(True))
+    monkeypatch.setattr("hf_specdec.judge.judging.is_sound", lambda draft, vocab: torch.tensor(True))
     assert chi_square({"window": 2}) > 8
 
 

@@ -24,9 +24,9 @@ from hf_specdec.drafters.pearl import PearlSession
 from hf_specdec.drafters.pearl.link import FRAME, STEP, Kind, Step, encode_numbers, encode_object
 from hf_specdec.drafters.pearl.worker import Setup, serve
 from hf_specdec.drafters.pearl.workers import Pool, Worker
-from hf_specdec.picking import DraftPicker
-from hf_specdec.processing import Processing
-from hf_specdec.randomness import Randomness
+from hf_specdec.judge.picking import DraftPicker
+from hf_specdec.judge.processing import Processing
+from hf_specdec.judge.randomness import Randomness
 
 DROPPED = "PearlDrafter was dropped"
 

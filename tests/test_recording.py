@@ -6,7 +6,7 @@ from drafters import Future, Toy
 from models import VOCAB, llama
 
 from hf_specdec.bench.recording import RecordingDrafter
-from hf_specdec.drafters.base import Draft
+from hf_specdec.protocol import Draft
 
 PROMPT = torch.tensor([[5, 9, 3, 17]])
 

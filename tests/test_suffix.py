@@ -21,9 +21,9 @@ from continuations import (
 from models import llama, prompts
 
 from hf_specdec import SpeculationError
-from hf_specdec.drafters.base import Sequences
 from hf_specdec.drafters.suffix import SuffixDrafter, SuffixStore
 from hf_specdec.drafters.suffix.likely import likely_branches
+from hf_specdec.protocol import Sequences
 
 
 def searched(texts, suffix, max_match):

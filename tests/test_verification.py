@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_specdec.verification import (
+from hf_specdec.judge.verification import (
     accepted_lengths,
     accepts,
     choose_candidate,

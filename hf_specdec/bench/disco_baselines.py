@@ -7,10 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..drafters.base import Draft, DraftContext, DraftSession, Sequences
 from ..drafters.disco import DiscoDrafter, StopClassifier
 from ..drafters.disco.classifier import Chance
 from ..drafters.draft_model import DraftModelDrafter, DraftModelSession
+from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..training.disco.simulation import Rule, Values
 
 LONGEST = 32

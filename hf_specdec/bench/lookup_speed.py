@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from ..drafters.base import Sequences, Verdict
 from ..drafters.prompt_lookup import PromptLookupDrafter
+from ..protocol import Sequences, Verdict
 
 LENGTHS = (1_000, 3_000, 10_000, 30_000, 100_000, 200_000)
 ROUNDS = 300

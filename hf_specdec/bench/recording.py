@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..drafters.base import Draft, DraftContext, Drafter, DraftSession, Verdict
+from ..drafters.base import Drafter
+from ..protocol import Draft, DraftContext, DraftSession, Verdict
 from ..stats import SpeculationStats
 
 

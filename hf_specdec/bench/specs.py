@@ -5,7 +5,7 @@ may have options, too: `draft_model:num_draft_tokens=5`, `hf-assisted:num_assist
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +102,7 @@ def load_drafter(spec: str, draft: PreTrainedModel | None) -> Drafter:
         return Drafter.from_pretrained(spec)
     name, options = parse_options(spec)
     if name in registry.drafter_types():
-        drafter_class: Callable[..., Drafter] = registry.drafter_class(name)
+        drafter_class: Any = registry.drafter_class(name)
         models = [_required(spec, draft)] if registry.drafter_class(name).needs_draft_model else []
         return drafter_class(*models, **options)
     if "/" in spec:

@@ -1,6 +1,7 @@
 """One folder per drafter; importing this package registers them all."""
 
-from .base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter
 from .hybrid import HybridDrafter

@@ -6,8 +6,7 @@ sizes are checked before anything is allocated.
 
 from .flag import drafter_from_flag
 from .loading import load_drafter
-from .push import push_drafter, push_folder
-from .saving import save_drafter
+from .push import push_drafter, push_folder, save_drafter
 from .target import check_made_for, made_for
 
 __all__ = [

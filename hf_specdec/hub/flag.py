@@ -7,17 +7,17 @@ from weakref import WeakKeyDictionary
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError
-from ..registry import drafter_class
+from ..registry import Storable, drafter_class
+from .loading import load_drafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..drafters.base import Drafter
 
 # What `speculation={"drafter": ...}` may carry beside the drafter's own options.
 LOADING_OPTIONS = ("revision", "subfolder", "cache_dir", "local_files_only", "dtype", "device_map", "quantization")
 
-_drafters: "WeakKeyDictionary[PreTrainedModel, dict[tuple[str, str], tuple[Any, Drafter]]]" = WeakKeyDictionary()
+_drafters: "WeakKeyDictionary[PreTrainedModel, dict[tuple[str, str], tuple[Any, Storable]]]" = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -26,7 +26,7 @@ def drafter_from_flag(
     speculation_type: str,
     speculation: dict[str, Any] | None = None,
     assistant_model: "PreTrainedModel | None" = None,
-) -> "Drafter":
+) -> Storable:
     """The drafter that a `GenerationConfig` asks for.
 
     Args:
@@ -83,12 +83,12 @@ def _checked_options(config_class: type[DrafterConfig], speculation: dict[str, A
         raise SpeculationError(f"speculation must hold plain JSON values, so that it can be saved: {error}") from error
 
 
-def _make(cls: type["Drafter"], options: dict[str, Any], assistant: "PreTrainedModel | None") -> "Drafter":
+def _make(cls: type[Storable], options: dict[str, Any], assistant: "PreTrainedModel | None") -> Storable:
     if "drafter" in options:
         loading = {name: value for name, value in options.items() if name != "drafter"}
         if assistant is not None:
             loading["draft_model"] = assistant
-        return cls.from_pretrained(options["drafter"], **loading)
+        return load_drafter(cls, options["drafter"], **loading)
     if not cls.needs_draft_model:
         return cls(**options)
     if assistant is None:
@@ -97,7 +97,7 @@ def _make(cls: type["Drafter"], options: dict[str, Any], assistant: "PreTrainedM
             'assistant_model=<a small model>, or speculation={"drafter": <a repo or folder that names one>}; '
             "if the model's own config names one, import hf_specdec before loading the model"
         )
-    return cls(assistant, **options)  # type: ignore[call-arg]  # by the contract of needs_draft_model
+    return cls(assistant, **options)
 
 
 def _assistant_defaults(assistant: "PreTrainedModel") -> dict[str, Any]:

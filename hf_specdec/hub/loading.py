@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..config import DrafterConfig
-from ..drafters.base import Drafter
 from ..errors import SpeculationError
-from ..registry import drafter_class, drafter_types
+from ..registry import Storable, drafter_class, drafter_types
 from .draft import PATTERNS, check_draft_entry, find_draft, load_draft
 from .files import check_no_pickles, find_folder, read_json, read_tensors
 from .target import check_fields
@@ -16,7 +15,7 @@ from .target import check_fields
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DrafterT = TypeVar("DrafterT", bound=Drafter)
+DrafterT = TypeVar("DrafterT", bound=Storable)
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -96,7 +95,7 @@ def load_drafter(
     return drafter
 
 
-def read_config(folder: Path) -> tuple[type[Drafter], DrafterConfig]:
+def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
     """The drafter class and the checked config that `config.json` in `folder` describes."""
     content, path = read_json(folder, CONFIG), folder / CONFIG
     drafter_type, version = content.pop("drafter_type", None), content.pop("format_version", None)
@@ -140,7 +139,7 @@ def read_config(folder: Path) -> tuple[type[Drafter], DrafterConfig]:
 
 def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], folder: Path) -> DrafterT:
     path, name = folder / WEIGHTS, cls.config_class.drafter_type
-    if cls.weights is Drafter.weights:
+    if cls.weights is Storable.weights:
         if path.exists() or path.is_symlink():
             raise SpeculationError(
                 f"{path} is there, but a {name!r} drafter has no weights of its own; "

@@ -3,27 +3,47 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError
+from ..registry import Storable
+from ..version import __version__
 from .cards import REPO_PLACEHOLDER, make_card, with_results
 from .draft import PATTERNS
 from .files import check_no_pickles, read_json, safe_file
 from .loading import CARD, CONFIG, WEIGHTS, read_config
-from .saving import library_version, save_drafter
-
-if TYPE_CHECKING:
-    from ..drafters.base import Drafter
+from .saving import write_drafter
 
 GENERATE, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"
+PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
+
+
+def save_drafter(
+    drafter: Storable, folder: str | Path, *, push_to_hub: bool = False, repo_id: str | None = None, **options: Any
+) -> None:
+    """Write the drafter into `folder`, and upload it if asked to.
+
+    Args:
+        push_to_hub: upload the folder afterwards to `repo_id` (default: the folder's name).
+        options: what `write_drafter` takes; with `push_to_hub` also what `push_folder` takes (`PUSH_OPTIONS`).
+
+    Raises:
+        SpeculationError: options of an upload without `push_to_hub`; see `write_drafter` and `push_folder`.
+    """
+    push = {name: options.pop(name) for name in PUSH_OPTIONS if name in options}
+    if (repo_id is not None or push) and not push_to_hub:
+        raise SpeculationError(f"{', '.join(['repo_id'] * (repo_id is not None) + list(push))} needs push_to_hub=True")
+    write_drafter(drafter, folder, **options)
+    if push_to_hub:
+        push_folder(folder, repo_id or Path(folder).resolve().name, **push)
 
 
 def push_drafter(
-    drafter: "Drafter",
+    drafter: Storable,
     repo_id: str,
     *,
     private: bool | None = None,
@@ -35,7 +55,7 @@ def push_drafter(
 ) -> str:
     """Save into a temporary folder and upload it; `save` is what `save_pretrained` takes. See `push_folder`."""
     with tempfile.TemporaryDirectory() as folder:
-        save_drafter(drafter, folder, **save)
+        write_drafter(drafter, folder, **save)
         return push_folder(
             folder,
             repo_id,
@@ -83,7 +103,7 @@ def push_folder(
         raise SpeculationError(f"folder={str(folder)!r} is not a folder; save a drafter into it with save_pretrained()")
     check_no_pickles(folder)
     _, config = read_config(folder)
-    api = HfApi(token=token, library_name="hf_specdec", library_version=library_version())
+    api = HfApi(token=token, library_name="hf_specdec", library_version=__version__)
     where: dict[str, Any] = {"repo_id": repo_id, "revision": revision}
     with tempfile.TemporaryDirectory() as temporary:
         staged = Path(temporary)
@@ -146,7 +166,7 @@ def _stage(folder: Path, staged: Path, config: DrafterConfig, repo_id: str, resu
 
 def requirements() -> str:
     """The text of `custom_generate/requirements.txt`."""
-    return f"hf-specdec>={library_version()}\n"
+    return f"hf-specdec>={__version__}\n"
 
 
 def _commit(api: HfApi, info: CommitInfo, where: dict[str, Any]) -> str:

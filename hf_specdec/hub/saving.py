@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import save_file
 
 from ..errors import SpeculationError
+from ..registry import Storable
+from ..version import __version__
 from .cards import make_card
 from .files import COMMIT_HASH
 from .loading import CARD, CONFIG, FORMAT_VERSION, WEIGHTS
@@ -17,13 +19,11 @@ from .target import made_for
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..drafters.base import Drafter
-
 DRAFT_FOLDER = "draft_model"
 
 
-def save_drafter(
-    drafter: "Drafter",
+def write_drafter(
+    drafter: Storable,
     folder: str | Path,
     *,
     target: "PreTrainedModel | None" = None,
@@ -33,9 +33,6 @@ def save_drafter(
     datasets: list[str] | None = None,
     trained_on: str | None = None,
     results: str | Path | None = None,
-    push_to_hub: bool = False,
-    repo_id: str | None = None,
-    **push: Any,
 ) -> None:
     """Write the drafter into `folder`.
 
@@ -47,14 +44,10 @@ def save_drafter(
         embed_draft_model: True copies the draft model's weights into a subfolder; False names its Hub repo at the
             revision it was loaded from. None embeds, unless the drafter was loaded with a repo named.
         license, datasets, trained_on, results: for the model card; see `make_card`.
-        push_to_hub: upload the folder afterwards to `repo_id` (default: the folder's name), with `push` as in
-            `push_to_hub` (`private`, `revision`, `commit_message`, `create_pr`, `token`).
 
     Raises:
         SpeculationError: a draft model that cannot be named or copied as asked.
     """
-    if (repo_id is not None or push) and not push_to_hub:
-        raise SpeculationError(f"{', '.join(['repo_id'] * (repo_id is not None) + list(push))} needs push_to_hub=True")
     folder = Path(folder)
     if folder.is_file():
         raise SpeculationError(f"folder={str(folder)!r} is a file; name a folder")
@@ -62,7 +55,7 @@ def save_drafter(
     made = made_for(target, tokenizer) if target is not None else config.get("target")
     entry = _draft_entry(drafter, embed_draft_model)
     content = {"drafter_type": drafter.config.drafter_type, "format_version": FORMAT_VERSION}
-    content |= {"hf_specdec_version": library_version()}
+    content |= {"hf_specdec_version": __version__}
     content |= {name: value for name, value in config.items() if name not in ("target", "draft_model")}
     content |= {name: value for name, value in (("draft_model", entry), ("target", made)) if value is not None}
     card = make_card(content, license=license, datasets=datasets, trained_on=trained_on, results=results)
@@ -74,19 +67,9 @@ def save_drafter(
         save_file({name: w.contiguous() for name, w in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
     (folder / CARD).write_text(card)
-    if push_to_hub:
-        from .push import push_folder
-
-        push_folder(folder, repo_id or folder.resolve().name, **push)
 
 
-def library_version() -> str:
-    from .. import __version__  # not at the top: the package imports this file
-
-    return __version__
-
-
-def _draft_entry(drafter: "Drafter", embed: bool | None) -> dict[str, str] | None:
+def _draft_entry(drafter: Storable, embed: bool | None) -> dict[str, str] | None:
     """Where the saved config says that the draft model lives."""
     if not drafter.needs_draft_model:
         return None

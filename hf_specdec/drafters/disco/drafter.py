@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import SpeculationError
+from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
-from ..base import Draft, DraftContext, DraftSession, Sequences
 from ..draft_model import DraftModelDrafter, DraftModelSession
 from .classifier import StopClassifier
 from .config import DiscoConfig

@@ -11,10 +11,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...config import DrafterConfig
 from ...errors import SpeculationError
-from ...probe import Support, support
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...registry import register_drafter
-from ...runner import LockstepRunner, RaggedRunner, position_limit, prefill
-from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from ...target.probe import Support, support
+from ...target.runner import LockstepRunner, RaggedRunner, position_limit, prefill
+from ..base import Drafter
 from .window import WindowTuner
 
 

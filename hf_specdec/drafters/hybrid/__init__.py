@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...registry import register_drafter
-from ...runner import position_limit
-from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from ...target.runner import position_limit
+from ..base import Drafter
 from ..draft_model import DraftModelDrafter
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
 from ..prompt_lookup.branches import draft_from_branches

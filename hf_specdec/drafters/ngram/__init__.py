@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ...config import DrafterConfig
 from ...errors import SpeculationError
+from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
-from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences
+from ..base import Drafter
 from .model import Level, NGramModel
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 from ...config import DrafterConfig
 from ...errors import SpeculationError
-from ...probe import Support
-from ...ranks import ranks_of
+from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
-from ..base import DraftContext, DraftSession
+from ...target.probe import Support
+from ...target.ranks import ranks_of
 from ..draft_model import DraftModelDrafter
 from .seat import join
 from .session import PearlSession
@@ -103,7 +103,7 @@ class PearlDrafter(DraftModelDrafter):
             self.target = weakref.ref(target)
 
     def schedule(self) -> type[Any]:
-        from ...overlap import OverlappedDecoding
+        from .schedule import OverlappedDecoding
 
         return OverlappedDecoding
 

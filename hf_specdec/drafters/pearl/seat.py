@@ -21,8 +21,8 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from ...errors import SpeculationError, warn
-from ...probe import Support, support
-from ...ranks import Ranks
+from ...target.probe import Support, support
+from ...target.ranks import Ranks
 from .link import LARGEST_ANSWER, STEP, Kind, Link
 from .worker import serve
 from .workers import Worker

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...picking import DraftPicker
-from ..base import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...judge.picking import DraftPicker
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from .link import Fork, Kind, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
 from .timeline import Timeline
 from .window import Plan, Planner

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...picking import DraftPicker
+from ...judge.picking import DraftPicker
+from ...protocol import DraftContext, Sequences
 from ...stats import SpeculationStats
-from ..base import DraftContext, Sequences
 from ..draft_model import DraftModelSession
 from .link import Fork, Kind, Link, Order, Step, decode_numbers, decode_object, encode_forks, encode_numbers
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from ...config import DrafterConfig
+from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
-from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences
+from ..base import Drafter
 from .branches import Branches, cut, draft_from_branches
 from .index import LookupIndex, Match
 

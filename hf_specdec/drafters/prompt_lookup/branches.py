@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ..base import Draft, DraftContext, Sequences
+from ...protocol import Draft, DraftContext, Sequences
 
 Branches = list[list[int]]
 """Continuations of one row, the likeliest first."""

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from ...config import DrafterConfig
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...registry import register_drafter
-from ..base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from ..base import Drafter
 from ..prompt_lookup.branches import Branches, cut, draft_from_branches
 from ..prompt_lookup.index import LookupIndex
 from .likely import likely_branches

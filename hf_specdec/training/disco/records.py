@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...drafters.disco.classifier import EXTRA, features
 from ...drafters.disco.lookup import NONE, Branch, Recurrence
-from ...verification import distribution, draw, residual
+from ...judge.verification import distribution, draw, residual
 
 ROLLOUT_ROWS = 64
 """texts after a rejection that the draft continues at once"""

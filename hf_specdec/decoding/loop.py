@@ -16,18 +16,20 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from .cache import is_adoptable
+from ..drafters.base import Drafter
+from ..judge.judging import Judge, Judgement, is_sound
+from ..judge.picking import DraftPicker
+from ..judge.processing import Bans
+from ..judge.randomness import Randomness
+from ..protocol import Draft, DraftContext, Sequences, Verdict
+from ..stats import SpeculationStats
+from ..target.cache import is_adoptable
+from ..target.ranks import ranks_of
+from ..target.runner import LockstepRunner, RaggedRunner, position_limit, prefill
 from .call import Call, choose_ragged
-from .drafters.base import Draft, DraftContext, Drafter, Sequences, Verdict
 from .guard import GuardedSession, as_chain
-from .judging import Judge, Judgement, is_sound
 from .outputs import StepOutputs
-from .picking import DraftPicker
-from .processing import Bans
-from .randomness import Randomness
-from .ranks import SharedSession, ranks_of
-from .runner import LockstepRunner, RaggedRunner, position_limit, prefill
-from .stats import SpeculationStats
+from .shared import SharedSession
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""

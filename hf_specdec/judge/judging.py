@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .drafters.base import Draft, Sequences
+from ..protocol import Draft, Sequences
+from ..stats import SpeculationStats
 from .processing import Processing
 from .randomness import Purpose, Randomness
-from .stats import SpeculationStats
 from .verification import (
     accepted_lengths,
     accepts,

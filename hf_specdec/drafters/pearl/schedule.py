@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .decoding import Decoding, replay
-from .drafters.base import Draft
-from .drafters.pearl.session import Chain, PearlSession, as_draft
-from .guard import GuardedSession
-from .judging import Judge, Judgement, Residual, is_sound
-from .randomness import Purpose
-from .verification import residual
+from ...decoding.guard import GuardedSession
+from ...decoding.loop import Decoding, replay
+from ...judge.judging import Judge, Judgement, Residual, is_sound
+from ...judge.randomness import Purpose
+from ...judge.verification import residual
+from ...protocol import Draft
+from .session import Chain, PearlSession, as_draft
 
 T = TypeVar("T")
 

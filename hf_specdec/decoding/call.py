@@ -7,13 +7,13 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-from .drafters.base import Drafter
-from .errors import warn
+from ..drafters.base import Drafter
+from ..errors import warn
+from ..judge.processing import Processing
+from ..stats import SpeculationStats
+from ..target.probe import Support, support
+from ..target.runner import takes_ragged_inputs
 from .outputs import StepOutputs
-from .probe import Support, support
-from .processing import Processing
-from .runner import takes_ragged_inputs
-from .stats import SpeculationStats
 from .stopping import Stopping
 
 

@@ -7,8 +7,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .drafters.base import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
-from .errors import warn
+from ..drafters.base import Drafter
+from ..errors import warn
+from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 
 T = TypeVar("T")
 

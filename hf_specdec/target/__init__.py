@@ -1,0 +1,1 @@
+"""One forward of any model over its cache, and what each model can do."""
