@@ -1,34 +1,40 @@
 """What the loop and the drafters both know, and all that either knows of the other.
 
-A `DraftSession` is one `generate` call of a drafter. A simple one writes `propose` and nothing else; the base class
-turns that into all the loop asks for.
+A round: the drafter's session gives a `Draft`, a `Runner` feeds it to the target and gives a `Forward`, the judge says
+what is kept, and the session is told in a `Verdict`. A simple drafter writes `propose` and nothing else.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
 from .stats import SpeculationStats
+from .transfer import to_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+T = TypeVar("T")
 
 
 @dataclass
 class Sequences:
-    """The accepted tokens of the rows that are still being decoded."""
+    """The accepted tokens of the rows that are still being decoded: a copy, which nobody else reads."""
 
     ids: Tensor
     """[B, capacity] on the target's device, laid out as plain decoding's `input_ids` (left padding included);
-    what lies past a row's length is undefined."""
+    what lies past a row's length is undefined, and free to write to"""
     lengths: list[int]
-    """Columns of `ids` that count, per row."""
+    """[B] columns of `ids` that count"""
     rows: list[int]
-    """Index of each row in the call's batch; a row that stopped is not here any more."""
+    """[B] index of each row in the call's batch; a row that stopped is not here any more"""
     tokens: list[list[int]]
-    """The same rows on the host, without left padding. Read only: the engine appends to these lists."""
+    """[B] the same rows on the host, without left padding"""
 
 
 @dataclass
@@ -39,10 +45,14 @@ class Draft:
     """[B, K]"""
     lengths: list[int]
     """[B] nodes that count in each row"""
-    parents: Tensor | None = None
-    """[B, K] index of each node's parent, smaller than its own, -1 for the last accepted token; None for a chain"""
+    parents: Sequence[Sequence[int]] | None = None
+    """[B][K] on the host: index of each node's parent, smaller than its own, -1 for the last accepted token; None for a
+    chain"""
     token_probs: Tensor | None = None
     """[B, K] float32 q of each drafted token; None for a point mass (the token was not drawn at random)"""
+    q: Tensor | None = None
+    """[B, K, V] the distributions that the tokens were drawn from, where they are at hand; else `DraftSession.q` is
+    asked for them"""
     sources: list[str] = field(default_factory=list)
     """[B] where each row's draft came from, or empty; counted in the statistics"""
 
@@ -51,20 +61,36 @@ class Draft:
         """A point-mass chain per row, of uneven lengths."""
         width = max((len(row) for row in rows), default=0)
         padded = [list(row) + [0] * (width - len(row)) for row in rows]
-        tokens = torch.tensor(padded, dtype=torch.long, device=device).view(len(rows), width)
-        return cls(tokens, [len(row) for row in rows])
+        if width == 0:
+            return cls(torch.empty(len(rows), 0, dtype=torch.long, device=device), [0] * len(rows))
+        return cls(to_device(padded, torch.device(device)), [len(row) for row in rows])
 
     def depths(self) -> list[list[int]]:
         """[B][K] how many drafted tokens lead to each node, itself included."""
         if self.parents is None:
-            return [list(range(1, self.tokens.shape[1] + 1)) for _ in self.lengths]
+            return [list(range(1, self.tokens.shape[1] + 1))] * len(self.lengths)
         rows = []
-        for parents in self.parents.tolist():
+        for parents in self.parents:
             depths: list[int] = []
             for parent in parents:
                 depths.append(1 + (depths[parent] if parent >= 0 else 0))
             rows.append(depths)
         return rows
+
+
+@dataclass
+class Forward:
+    """What a forward of the target over [B, T] tokens answers."""
+
+    logits: Tensor
+    """[B, N, V] after the first token and after N - 1 more of them"""
+    nodes: Tensor | None = None
+    """[B, N - 1] which nodes of the draft those are (the fed token i + 1 is node i), -1 for none: nodes that were
+    pruned in mid-forward have no logits. None: the first N - 1"""
+    features: dict[int, Tensor] = field(default_factory=dict)
+    """[B, N, H] hidden states at the same places, by the names that were asked for"""
+    outputs: Any = None
+    """the model's own"""
 
 
 @dataclass
@@ -87,6 +113,13 @@ class Verdict:
     """duration of the verification forward"""
     draft: Draft | None = None
     """what was judged, which may be more than the session's last draft; None in transformers' own loop"""
+    paths: list[list[int]] = field(default_factory=list)
+    """[B] the accepted nodes of each row, from the root down"""
+    features: dict[int, Tensor] = field(default_factory=dict)
+    """[B, T, H] of those asked for, where each of `tokens` was decided: at the token that the draft hung on, then at
+    the accepted ones; `len(tokens[b])` of them count in row b. Of the prompt [B, P, H], left padding included."""
+    draft_seconds: float = 0.0
+    """for which the target stood still, waiting for the draft"""
 
 
 class Picker(Protocol):
@@ -106,6 +139,9 @@ class Picker(Protocol):
             tokens [B], and q [B, target vocabulary] in float32, what they were drawn from; None when greedy.
             Processors of the user's own are left out of q (a second call of theirs could change what they do).
         """
+
+    def on(self, device: torch.device) -> "Picker":
+        """The same on another device, for drafts that are drawn there."""
 
 
 class Forbids(Protocol):
@@ -127,7 +163,7 @@ class Forbids(Protocol):
 
 @dataclass
 class DraftContext:
-    """What a session knows of its `generate` call."""
+    """What a session knows of its `generate` call. Its own copy: nothing in it is read by anybody else."""
 
     prompt_ids: Tensor
     """[B, P] left-padded"""
@@ -147,13 +183,58 @@ class DraftContext:
     device: torch.device
     """of the target's logits and ids"""
     stats: SpeculationStats
-    """of this call; a session adds to `draft_calls`"""
+    """a session adds to `draft_calls`"""
     forbids: Forbids | None = None
     """for drafts that do not go through `pick`; None where no processor of the call forbids anything"""
+    target: "PreTrainedModel | None" = None
+    """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
+
+
+class Runner(Protocol):
+    """Forwards of the target over its cache. `forward` appends tokens after each row's length and advances it;
+    `truncate` and `keep` set the lengths back."""
+
+    features: Sequence[int]
+    """hidden states to give with each forward, by their index in `hidden_states` (0 the embeddings, -1 the last, after
+    the norm)"""
+
+    @property
+    def lengths(self) -> list[int]:
+        """[B] slots that count"""
+
+    def prefill(self) -> Forward:
+        """The prompt's forward, as plain decoding does it: logits [B, 1, V], features [B, P, H]."""
+
+    def forward(
+        self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
+    ) -> Forward:
+        """Append tokens [B, T] to every row.
+
+        Args:
+            parents: [B][T] index of each token's parent among the T, -1 for the row's last one; None for a chain.
+            counts: [B] how many of the T count in each row (the others are overwritten by the next forward).
+        """
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Roll every row back to its length. Follows every forward."""
+
+    def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
+        """Roll back to `lengths`, then keep the tokens of an accepted path (nodes, counted from that length on)."""
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch; one may come twice."""
+
+    def retire(self, stay: list[int], keep: bool) -> None:
+        """Go on with the rows `stay`; put the others' part of the cache aside where it is still wanted."""
+
+    def finish(self, ids: Tensor | None) -> None:
+        """Leave the cache as plain decoding leaves it behind the output `ids` [B, columns]; None: as it was after the
+        prompt's forward, where a call was interrupted."""
 
 
 class DraftSession(CandidateGenerator):
-    """One generation. The engine calls, in every round: `start_draft`, `poll` and `take`, then `observe`.
+    """One generation. It is made before the prompt's forward. The engine calls, in every round: `start_draft`, `poll`
+    and `take`, then `observe`.
 
     Background drafters override those; all others write `propose`. It is also a transformers `CandidateGenerator`
     (batch 1), which can be constructed into transformers' own assisted loop.
@@ -161,14 +242,25 @@ class DraftSession(CandidateGenerator):
 
     patience: float = 60.0
     """seconds a draft may take before the drafter is given up"""
+    features: Sequence[int] = ()
+    """hidden states of the target that verdicts shall carry, by their index in `hidden_states`: 0 the embeddings, -1
+    the last layer's after the norm"""
 
     def __init__(self, context: DraftContext) -> None:
         self.context = context
         self._draft: Draft | None = None
+        self._taken: Draft | None = None
 
     @abstractmethod
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Draft at most `budget[b]` tokens (tree depth) for each row. An empty draft is fine."""
+
+    def runner(self, runner: Runner) -> Runner:
+        """A runner of its own around the engine's, for drafts that come out of the verification forward."""
+        return runner
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        """The prompt was read: the verdict on an empty draft, with the target's first token."""
 
     def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
         """Begin to draft. A serial session drafts here and now."""
@@ -184,18 +276,21 @@ class DraftSession(CandidateGenerator):
         """The draft, or as much of it as is there. Called once per round."""
         draft, self._draft = self._draft, None
         assert draft is not None, "take() follows start_draft()"
+        self._taken = draft
         return draft
 
     def cancel(self, rows: list[int]) -> None:
         """Drafting for these rows has become useless."""
 
-    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
+    def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
         """q of `tokens` (of all [V] where None) at node `node` of row `row` of the draft taken last.
 
-        Asked once before the first test, then after rejections, and at every tested node of a tree; only of drafts with
-        `token_probs`.
+        Asked only of drafts with `token_probs` and without `q`, before they are tested.
         """
-        raise NotImplementedError(f"{type(self).__name__} gives token_probs and must answer for the rest of q")
+        if self._taken is None or self._taken.q is None:
+            raise TypeError(f"{type(self).__name__} gives token_probs, and neither Draft.q nor an answer for q")
+        q = self._taken.q[row, node]
+        return q if tokens is None else q[tokens]
 
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""
@@ -207,16 +302,85 @@ class DraftSession(CandidateGenerator):
         """transformers' protocol, batch 1: the sequence with the draft appended, and log q for sampled drafts."""
         length = input_ids.shape[1]
         sequences = Sequences(input_ids, [length], [0], [input_ids[0].tolist()])
-        draft = self.propose(sequences, [self.context.max_length - length - 1])
+        self._taken = draft = self.propose(sequences, [self.context.max_length - length - 1])
         k = draft.lengths[0]
         logits = None
         if draft.token_probs is not None and k:
-            logits = torch.stack([self.residual(0, i) for i in range(k)])[None].log()
+            logits = torch.stack([self.q(0, i) for i in range(k)])[None].log()
         return torch.cat([input_ids, draft.tokens[:, :k].to(input_ids.device)], dim=1), logits
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """transformers' protocol: tells what was accepted."""
-        tested = scores.shape[1] - 1
+        tested, n = scores.shape[1] - 1, int(num_matches)
         # The matched tokens and the target's own one are the last of input_ids.
-        tokens = input_ids[0, input_ids.shape[1] - int(num_matches) - 1 :].tolist()
-        self.observe(Verdict([0], [tested], [int(num_matches)], [tokens], [False], tested + 1, 0.0))
+        tokens = input_ids[0, input_ids.shape[1] - n - 1 :].tolist()
+        self.observe(Verdict([0], [tested], [n], [tokens], [False], tested + 1, 0.0, paths=[list(range(n))]))
+
+
+class Guarded(Protocol):
+    """A session that never raises: one that does is dropped with one warning, and answers nothing more."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been dropped."""
+
+    def ask(self, action: Callable[[Any], T]) -> T | None:
+        """What the session says; None where it was dropped. With a target over several ranks all are told the same."""
+
+    def tell(self, action: Callable[[Any], object]) -> None:
+        """For what has no answer."""
+
+    def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
+        """At most `budget` tokens per row; an empty draft where there is nothing to be had."""
+
+    def drop(self, reason: str) -> None:
+        """Give the drafter up for the rest of the call, with one warning."""
+
+
+@dataclass
+class Round:
+    """What a schedule knows of the round it is to order."""
+
+    sequences: Sequences
+    room: list[int]
+    """[B] tokens that may be drafted behind each row's end: the target's own one needs a place, too"""
+    passive: list[bool]
+    """[B] rows of a lockstep batch that are finished and fed padding, as in plain decoding"""
+    lockstep: bool
+
+
+Correct = Callable[[Tensor, int, int], Tensor]
+"""(p [V], row, node) → the distribution of the target's own token after the drafted token at this node was rejected"""
+
+
+class Schedule(Protocol):
+    """In which order drafting and verifying go on. Its methods are called once per round, from top to bottom."""
+
+    def feed(self, round: Round) -> Draft:
+        """What the target verifies. Drafting behind it may begin."""
+
+    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
+        """What is judged, once the forward has been launched: it may be more than was fed. Also how many nodes of each
+        row [B] the forward answers for; None for all. A row that is accepted beyond them gets no token of the target's
+        own."""
+
+    @property
+    def correct(self) -> Correct | None:
+        """How to make up for a rejection; None where `Draft.q` says it."""
+
+    def settle(self, verdict: Verdict) -> None:
+        """The round is over. The session has been told already."""
+
+
+class AnyDrafter(Protocol):
+    """What the loop asks of a drafter; `hf_specdec.Drafter` says what each is for."""
+
+    proposes_trees: bool
+    brings_runner: bool
+    last_stats: SpeculationStats | None
+
+    def start(self, context: DraftContext) -> DraftSession: ...
+
+    def takes_ragged(self) -> bool: ...
+
+    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None: ...

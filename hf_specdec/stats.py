@@ -27,6 +27,9 @@ class SpeculationStats:
     acceptance_sum: float = 0.0
     """Sum of β = Σ min(p, q) (Theorem 3.5) over tested positions, where q is known."""
     acceptance_count: int = 0
+    uncorrected_tokens: int = 0
+    """Tokens that were drawn from p after a rejection, because who drafted was lost before it could say the rest of q:
+    there is no exact draw left then. Only a worker's death in mid-call can bring that about."""
     sources: Counter[str] = field(default_factory=Counter)
     """Row steps by where the draft came from, for drafters that choose between several."""
     prefill_seconds: float = 0.0
@@ -127,6 +130,8 @@ class SpeculationStats:
             ("seconds prefill / draft", f"{self.prefill_seconds:.3f} / {self.draft_seconds:.3f}"),
             ("seconds verify / other", f"{self.verify_seconds:.3f} / {self.other_seconds:.3f}"),
         ]
+        if self.uncorrected_tokens:
+            rows.append(("uncorrected tokens", str(self.uncorrected_tokens)))
         if self.sources:
             rows.append(("drafts by source", ", ".join(f"{name} {n}" for name, n in self.sources.most_common())))
         return "\n".join(f"{name:<26} {value}" for name, value in rows)

@@ -15,10 +15,8 @@ from transformers.generation import (
 )
 
 from hf_specdec import Drafter, SpeculationStats
-from hf_specdec.decoding.call import Call
-from hf_specdec.decoding.guard import GuardedSession
-from hf_specdec.decoding.loop import Decoding
-from hf_specdec.protocol import Draft, Sequences
+from hf_specdec.decoding.serial import Serial
+from hf_specdec.protocol import Draft, DraftContext, Guarded, Round
 
 BATCHES = {"one row": [9], "equal rows": [9, 9, 9, 9], "uneven rows": [3, 14, 1, 9]}
 SMALL = 6
@@ -65,38 +63,36 @@ def proposes_nothing_forbidden(drafter: Drafter, lengths: list[int], settings: d
     options |= settings
     allowed: list[bool] = []
 
-    class Watched(GuardedSession):
+    class Watched(Serial):
         """Sees every draft before the engine does."""
 
-        processors: LogitsProcessorList
+        def __init__(self, session: Guarded, context: DraftContext) -> None:
+            super().__init__(session)
+            self.processors = LogitsProcessorList(context.pick.processing.processors)
+            assert self.processors
 
-        def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
-            draft = super().draft(sequences, budget)
-            for b in range(len(sequences.rows)):
-                for token, text in _nodes(draft, sequences, b):
-                    scores = self.processors(text[None], torch.zeros(1, vocab))
+        def feed(self, round: Round) -> Draft:
+            before = round.sequences.ids.clone()
+            draft = super().feed(round)
+            for b in range(len(round.room)):
+                text = before[b, : round.sequences.lengths[b]]
+                for token, prefix in _nodes(draft, text, b):
+                    scores = self.processors(prefix[None], torch.zeros(1, vocab))
                     allowed.append(bool(scores[0, token] > -torch.inf))
             return draft
 
-    class Watching(Decoding):
-        guard = Watched
-
-        def __init__(self, call: Call, *args: Any) -> None:
-            super().__init__(call, *args)
-            Watched.processors = call.processors
-
-    drafter.schedule = lambda: Watching  # type: ignore[method-assign]
+    drafter.schedule = Watched  # type: ignore[method-assign, assignment]
     out = target.generate(**inputs, **options, assistant_model=drafter)
     if not options["do_sample"]:
         torch.testing.assert_close(out, target.generate(**inputs, **options))
-    assert Watched.processors and allowed and all(allowed)
+    assert allowed and all(allowed)
 
 
-def _nodes(draft: Draft, sequences: Sequences, b: int) -> Iterator[tuple[int, Tensor]]:
+def _nodes(draft: Draft, text: Tensor, b: int) -> Iterator[tuple[int, Tensor]]:
     """Each drafted token of a row, and the text before it."""
     tokens = draft.tokens[b].tolist()
-    parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents[b].tolist()
-    texts = [sequences.ids[b, : sequences.lengths[b]]]
+    parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents[b]
+    texts = [text]
     for node in range(draft.lengths[b]):
         before = texts[parents[node] + 1]
         yield tokens[node], before

@@ -2,8 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -135,7 +134,7 @@ class DrawingSession(DraftSession):
     def __init__(self, context: DraftContext, drafter: "Drawing") -> None:
         super().__init__(context)
         self.drafter = drafter
-        self.q: list[list[Tensor]] = []
+        self.drawn_from: list[list[Tensor]] = []
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         drafter, rows = self.drafter, len(sequences.rows)
@@ -144,7 +143,7 @@ class DrawingSession(DraftSession):
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         parents: list[int] = []
-        self.q = []
+        self.drawn_from = []
         last = ids.gather(1, torch.tensor(sequences.lengths)[:, None] - 1)[:, 0]
         here = -1
         for depth in range(gamma):
@@ -157,7 +156,7 @@ class DrawingSession(DraftSession):
                 parents.append(here)
                 if q is not None:
                     probs.append(q.gather(1, x[:, None])[:, 0])
-                    self.q.append(list(q))
+                    self.drawn_from.append(list(q))
             here = len(tokens) - branches  # grow on below the first child
             last = children[0]
             ids[torch.arange(rows), torch.tensor(lengths)] = last
@@ -178,8 +177,8 @@ class DrawingSession(DraftSession):
             x = (siblings[-1] + 1) % self.context.vocab_size
         return x, q
 
-    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        q = self.q[node][row]
+    def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
+        q = self.drawn_from[node][row]
         return q if tokens is None else q[tokens]
 
 
@@ -234,40 +233,39 @@ class OwnRunner:
         return getattr(self.inner, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = self.inner.forward(*args, **kwargs)
-        self.guesses.append(outputs.logits.argmax(-1))
-        return outputs
+        answer = self.inner.forward(*args, **kwargs)
+        self.guesses.append(answer.logits.argmax(-1))
+        return answer
+
+
+class FromForwardSession(ToySession):
+    """Drafts what its runner's last forward guessed."""
+
+    def __init__(self, context: DraftContext, gamma: int) -> None:
+        self.gamma, self.guesses = gamma, []
+        super().__init__(context, self.guess)
+
+    def runner(self, runner: Any) -> Any:
+        return OwnRunner(runner, self.guesses)
+
+    def guess(self, context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
+        if not self.guesses or len(self.guesses[-1]) != len(sequences.rows):
+            return Draft.from_lists([[]] * len(sequences.rows))
+        rows = self.guesses[-1][:, -1:].tolist()
+        return Draft.from_lists([(row * self.gamma)[:most] for row, most in zip(rows, budget, strict=True)])
 
 
 class FromForward(Drafter):
-    """Drafts what the last forward guessed; `entered` and `left` count how often its runner was in use."""
+    """See `FromForwardSession`."""
+
+    brings_runner = True
 
     def __init__(self, gamma: int) -> None:
         super().__init__()
-        self.gamma, self.guesses = gamma, []
-        self.entered = self.left = 0
-
-    @contextmanager
-    def _wrapping(self) -> Iterator[Callable[[Any], Any]]:
-        self.entered += 1
-        try:
-            yield lambda runner: OwnRunner(runner, self.guesses)
-        finally:
-            self.left += 1
-
-    def runner(self, target: Any) -> Any:
-        return self._wrapping()
+        self.gamma = gamma
 
     def start(self, context: DraftContext) -> DraftSession:
-        self.guesses.clear()
-
-        def propose(context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
-            if not self.guesses or len(self.guesses[-1]) != len(sequences.rows):
-                return Draft.from_lists([[]] * len(sequences.rows))
-            rows = self.guesses[-1][:, -1:].tolist()
-            return Draft.from_lists([(row * self.gamma)[:most] for row, most in zip(rows, budget, strict=True)])
-
-        return ToySession(context, propose)
+        return FromForwardSession(context, self.gamma)
 
 
 def faulty(good: Toy, at_round: int, fault: Callable[[Draft], Draft], patience: float = 60.0) -> Toy:

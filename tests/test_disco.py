@@ -17,7 +17,7 @@ from hf_specdec.drafters.disco import (
     StopRule,
     features,
 )
-from hf_specdec.drafters.disco.classifier import _on_device, _on_host
+from hf_specdec.drafters.disco.classifier import _on_device, _on_host, read
 from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
 from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.stats import SpeculationStats
@@ -79,7 +79,7 @@ def test_features_are_the_top_probabilities_entropy_and_position():
 def test_features_are_the_same_on_host_and_accelerator(scale, dtype):
     torch.manual_seed(0)
     logits = (scale * torch.randn(5, 300) + 40).to(dtype)
-    (top, best, entropy), (top2, best2, entropy2) = _on_host(logits, 10), _on_device(logits, 10)
+    (top, best, entropy), (top2, best2, entropy2, _) = _on_host(logits, 10), _on_device(logits, 10)
     assert np.allclose(top, top2, rtol=1e-5) and np.allclose(entropy, entropy2, rtol=1e-5, atol=2e-5)
     rows = np.arange(5)
     assert torch.equal(logits[rows, best], logits[rows, best2])  # the tokens themselves may be tied in bfloat16
@@ -89,7 +89,7 @@ def test_features_are_the_same_on_host_and_accelerator(scale, dtype):
 def test_the_classifier_of_a_generation_is_the_trained_one(do_sample):
     made, logits = classifier(), 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     where = ([0, 1, 5, 40, 90, 200], [3, NONE, 7, int(logits[3].argmax()), NONE, 1])
-    chances = made.reader(do_sample)(logits, *where)
+    chances = made.reader(do_sample)(read(logits, 4), *where)
     wanted = made(features(logits, *where, k=4))[:, int(do_sample)].sigmoid()
     assert chances == pytest.approx(wanted.tolist(), abs=1e-5)
     assert max(chances) - min(chances) > 0.1

@@ -236,12 +236,12 @@ def bonus_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
     chain, q = judging.Judge._sampled_chain, table(1)
 
     def planted(self: Any, draft: Any, *rest: Any) -> Any:
-        judged, fine = chain(self, draft, *rest)
+        block = chain(self, draft, *rest)
         bonus = torch.multinomial((q(draft.tokens[:, -1]) / 1.7).softmax(-1), 1)[:, 0].tolist()
-        for judgement, length, token in zip(judged, draft.lengths, bonus, strict=True):
+        for b, (judgement, length, token) in enumerate(zip(block.rows, draft.lengths, bonus, strict=True)):
             if judgement.path and len(judgement.path) == length:
-                judgement.own = token
-        return judged, fine
+                judgement.text[-1] = block.texts[b, length] = token
+        return block
 
     monkeypatch.setattr(judging.Judge, "_sampled_chain", planted)
 

@@ -143,7 +143,7 @@ class Mumbling(drafters.DrawingSession):
 
     answer: Any = None
 
-    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Any:
+    def q(self, row: int, node: int, tokens: Tensor | None = None) -> Any:
         return self.answer() if callable(self.answer) else self.answer
 
 

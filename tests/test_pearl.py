@@ -10,10 +10,10 @@ from models import VOCAB, llama, prompts
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
-from hf_specdec.drafters.pearl import PearlDrafter, Timeline
-from hf_specdec.drafters.pearl import schedule as overlap
-from hf_specdec.drafters.pearl.schedule import CorrectingJudge, OverlappedDecoding
-from hf_specdec.drafters.pearl.worker import BackgroundDraft
+from hf_specdec.drafters.pearl import PearlDrafter, Timeline, correction
+from hf_specdec.drafters.pearl.background import BackgroundDraft
+from hf_specdec.drafters.pearl.schedule import Overlapped
+from hf_specdec.judge.judging import Judge
 from hf_specdec.judge.randomness import Purpose, Randomness
 
 
@@ -249,30 +249,28 @@ def test_a_draw_shared_by_two_tokens_is_caught(monkeypatch):
 
 
 def test_testing_the_first_token_twice_is_caught(monkeypatch):
-    def block(self, draft, logits, sequences, ask):
+    def block(self, draft, logits, *rest):
         """x1 of a pre-verified row has to pass a second test."""
         again = torch.rand(len(draft.lengths)).tolist()
         scores = torch.log_softmax(logits[:, 0].float(), -1)
         for b, (length, r) in enumerate(zip(draft.lengths, again, strict=True)):
             if length == 1 and r * float(draft.token_probs[b, 0]) >= float(scores[b, draft.tokens[b, 0]].exp()):
                 draft.token_probs[b, 0] = 1e4 * draft.token_probs[b, 0]  # never passes
-        return original(self, draft, logits, sequences, ask)
+        return original(self, draft, logits, *rest)
 
-    original = CorrectingJudge.block
-    monkeypatch.setattr(CorrectingJudge, "block", block)
+    original = Judge.block
+    monkeypatch.setattr(Judge, "block", block)
     monkeypatch.setattr("hf_specdec.judge.judging.is_sound", lambda draft, vocab: torch.tensor(True))
     assert chi_square({"window": 2}) > 8
 
 
-@pytest.mark.parametrize("draws", [(), (1,), (2, 4), overlap.DRAWS], ids=str)
+@pytest.mark.parametrize("draws", [(), (1,), (2, 4), correction.DRAWS], ids=str)
 def test_a_correction_is_a_draw_from_the_residual(draws, monkeypatch):
-    monkeypatch.setattr(overlap, "DRAWS", draws)
+    monkeypatch.setattr(correction, "DRAWS", draws)
     p, q = torch.tensor([0.5, 0.2, 0.3, 0.0]), torch.tensor([0.2, 0.3, 0.1, 0.4])
     counts = torch.zeros(4)
     for row in range(4000):
-        judge = CorrectingJudge(None, None, True, Randomness(1), None, [row], [7])
-        judge.question = lambda b, node, tokens: q if tokens is None else q[tokens]
-        counts += torch.distributions.utils.broadcast_all(judge.corrected(p, 0, 0, None))[0] * 1.0
+        counts += correction.corrected(p, row, 7, Randomness(1), lambda b, node, x: q if x is None else q[x])
     torch.testing.assert_close(counts / 4000, torch.tensor([0.6, 0.0, 0.4, 0.0]), atol=0.03, rtol=0)
 
 
@@ -281,25 +279,25 @@ def test_a_correction_is_a_draw_from_the_residual(draws, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_corrections_ask_for_the_q_that_was_sampled_from(window, rows, options, new, monkeypatch):
-    draft, checked = DRAFTS["middling"], []
+    draft, checked, now = DRAFTS["middling"], [], []
 
-    def block(self, proposal, logits, sequences, ask):
-        self.now = proposal, sequences
-        return block_of(self, proposal, logits, sequences, ask)
+    def block(self, proposal, logits, sequences, *rest):
+        now[:] = proposal, sequences
+        return block_of(self, proposal, logits, sequences, *rest)
 
-    def corrected(self, p, b, node, ask):
-        proposal, sequences = self.now
+    def corrected(self, p, b, node):
+        proposal, sequences = now
         prefix = torch.cat([sequences.ids[b, : sequences.lengths[b]], proposal.tokens[b, :node]])[None]
         q = draft(prefix).logits[0, -1].softmax(-1)
-        told = self.question(self.rows[b], self.starts[b] + node, None)
+        told = self._question(self.rows[b], self.starts[b] + node, None)
         torch.testing.assert_close(told, q, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(proposal.token_probs[b, node], q[proposal.tokens[b, node]], atol=1e-4, rtol=1e-3)
         checked.append(b)
-        return corrected_of(self, p, b, node, ask)
+        return corrected_of(self, p, b, node)
 
-    block_of, corrected_of = CorrectingJudge.block, CorrectingJudge.corrected
-    monkeypatch.setattr(CorrectingJudge, "block", block)
-    monkeypatch.setattr(CorrectingJudge, "corrected", corrected)
+    block_of, corrected_of = Judge.block, Overlapped._correct
+    monkeypatch.setattr(Judge, "block", block)
+    monkeypatch.setattr(Overlapped, "_correct", corrected)
     torch.manual_seed(0)
     generate(pearl(window=window, **options), (7,) * rows, do_sample=True, top_k=0, max_new_tokens=new)
     assert checked
@@ -385,4 +383,4 @@ def test_bad_options_are_refused(options):
 
 
 def test_the_schedule_is_the_drafters():
-    assert pearl().schedule() is OverlappedDecoding and TARGET.config.vocab_size == VOCAB
+    assert Overlapped and TARGET.config.vocab_size == VOCAB

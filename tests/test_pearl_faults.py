@@ -21,8 +21,9 @@ import hf_specdec.drafters.pearl.worker as worker_module
 import hf_specdec.drafters.pearl.workers as workers_module
 from hf_specdec import PearlDrafter, SpeculationWarning
 from hf_specdec.drafters.pearl import PearlSession
+from hf_specdec.drafters.pearl.background import Setup
 from hf_specdec.drafters.pearl.link import FRAME, STEP, Kind, Step, encode_numbers, encode_object
-from hf_specdec.drafters.pearl.worker import Setup, serve
+from hf_specdec.drafters.pearl.worker import serve
 from hf_specdec.drafters.pearl.workers import Pool, Worker
 from hf_specdec.judge.picking import DraftPicker
 from hf_specdec.judge.processing import Processing

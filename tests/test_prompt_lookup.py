@@ -137,7 +137,7 @@ def test_branches_are_joined_where_they_begin_alike():
     tokens, parents = join_branches([[1, 2, 3], [1, 4], [5], [1, 2]])
     assert tokens == [1, 2, 3, 4, 5] and parents == [-1, 0, 1, 0, -1]
     draft = draft_from_branches([[[1, 2]], [], [[1], [2]]], context())
-    assert draft.lengths == [2, 0, 2] and draft.parents.tolist() == [[-1, 0], [-1, -1], [-1, -1]]
+    assert draft.lengths == [2, 0, 2] and draft.parents == [[-1, 0], [-1, -1], [-1, -1]]
     assert draft_from_branches([[[1, 2]], []], context()).parents is None
 
 

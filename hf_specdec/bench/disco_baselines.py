@@ -69,7 +69,7 @@ class TopProbability(StopClassifier):
         super().__init__(k=1, hidden=1)
 
     def reader(self, do_sample: bool) -> Chance:
-        return lambda logits, position, proposed: logits.float().softmax(-1).amax(-1).tolist()
+        return lambda reading, position, proposed: reading.top[:, 0].tolist()
 
 
 class PerplexityDrafter(DiscoDrafter):

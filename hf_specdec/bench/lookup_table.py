@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ..drafters import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
 from ..drafters.suffix import SuffixConfig
 from ..errors import SpeculationError
-from ..target.runner import position_limit
+from ..target.inputs import position_limit
 from .measure import load_model, load_tokenizer
 from .meter import metered
 from .pacing import paced

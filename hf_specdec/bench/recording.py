@@ -1,15 +1,12 @@
 """Record what a drafter proposes and what becomes of it, by wrapping it; the engine sees an ordinary drafter."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..drafters.base import Drafter
-from ..protocol import Draft, DraftContext, DraftSession, Verdict
-from ..stats import SpeculationStats
+from ..protocol import Draft, DraftContext, DraftSession, Guarded, Schedule, Verdict
 
 
 @dataclass
@@ -45,14 +42,14 @@ class RecordingDrafter(Drafter):
         self.inner = inner
         self.config = inner.config
         self.last_stats = None
-        self.proposes_trees = inner.proposes_trees
+        self.proposes_trees, self.brings_runner = inner.proposes_trees, inner.brings_runner
         self.rounds: list[Round] = []
 
     def start(self, context: DraftContext) -> DraftSession:
         """The inner drafter's own session, so that any schedule finds what it asks for; only its verdicts are read."""
         self.rounds.clear()
         session = self.inner.start(context)
-        session.observe = _Recorder(session.observe, context.stats, self.rounds)  # type: ignore[method-assign]
+        session.observe = _Recorder(session.observe, self.rounds)  # type: ignore[method-assign]
         return session
 
     def check_target(self, target: PreTrainedModel) -> None:
@@ -61,11 +58,8 @@ class RecordingDrafter(Drafter):
     def takes_ragged(self) -> bool:
         return self.inner.takes_ragged()
 
-    def schedule(self) -> type[Any] | None:
-        return self.inner.schedule()
-
-    def runner(self, target: PreTrainedModel) -> AbstractContextManager[Any] | None:
-        return self.inner.runner(target)
+    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None:
+        return self.inner.schedule(session, context)
 
 
 @dataclass
@@ -73,26 +67,22 @@ class _Recorder:
     """Stands in for a session's `observe`: a round is complete when its verdict comes."""
 
     observe: Callable[[Verdict], None]
-    stats: SpeculationStats
     rounds: list[Round]
-    drafting: float = 0.0
-    """seconds spent in the rounds before"""
 
     def __call__(self, verdict: Verdict) -> None:
-        seconds, self.drafting = self.stats.draft_seconds - self.drafting, self.stats.draft_seconds
         if 0 in verdict.rows and verdict.draft is not None:
-            self.rounds.append(_round(verdict.draft, verdict, verdict.rows.index(0), seconds))
+            self.rounds.append(_round(verdict.draft, verdict, verdict.rows.index(0)))
         self.observe(verdict)
 
 
-def _round(draft: Draft, verdict: Verdict, row: int, draft_seconds: float) -> Round:
+def _round(draft: Draft, verdict: Verdict, row: int) -> Round:
     accepted, tokens = verdict.accepted[row], verdict.tokens[row]
     return Round(
         draft=_one_below_the_other(draft, row, tokens[:accepted]),
         drafted=verdict.drafted[row],
         accepted=accepted,
         tokens=tokens,
-        draft_seconds=draft_seconds,
+        draft_seconds=verdict.draft_seconds,
     )
 
 
@@ -100,7 +90,7 @@ def _one_below_the_other(draft: Draft, row: int, kept: list[int]) -> list[int]:
     tokens = draft.tokens[row, : draft.lengths[row]].tolist()
     if draft.parents is None:
         return tokens
-    parents = draft.parents[row].tolist()
+    parents = draft.parents[row]
     line, ends = list(kept), {-1}
     for token in kept:
         ends = {i for i, other in enumerate(tokens) if other == token and parents[i] in ends}

@@ -1,18 +1,20 @@
 """One `generate` call as transformers prepared it, and in which way it can be sped up, if it can."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-from ..drafters.base import Drafter
 from ..errors import warn
 from ..judge.processing import Processing
+from ..protocol import AnyDrafter
 from ..stats import SpeculationStats
+from ..target.cache import is_adoptable
+from ..target.inputs import takes_ragged_inputs
 from ..target.probe import Support, support
-from ..target.runner import takes_ragged_inputs
 from .outputs import StepOutputs
 from .stopping import Stopping
 
@@ -38,6 +40,14 @@ class Call:
 
     def __post_init__(self) -> None:
         self.stopping, self.processing = Stopping(self.criteria), Processing(self.processors)
+
+    @property
+    def prompt_mask(self) -> Tensor:
+        """[B, P] 1 where `input_ids` is not padding."""
+        mask = self.model_kwargs.get("attention_mask")
+        if mask is None:
+            return torch.ones_like(self.input_ids)
+        return mask[:, -self.input_ids.shape[1] :].to(self.input_ids.device)
 
     def may_be_ragged(self) -> bool:
         """Whether no part of the call needs the whole rectangular batch at every step."""
@@ -71,12 +81,22 @@ def plain_stats(call: Call, output: Any, seconds: float) -> SpeculationStats:
     return stats
 
 
-def choose_ragged(call: Call, drafter: Drafter) -> bool:
-    """Ragged or lockstep; or `PlainDecodingNeeded`."""
+class Mode(NamedTuple):
+    """In which way a call is sped up."""
+
+    ragged: bool
+    """each row advances at its own pace; otherwise all rows together, as plain decoding does"""
+    trees: bool
+    """the runner takes trees (and rows of uneven lengths), and the judge does, too"""
+
+
+def choose_mode(call: Call, drafter: AnyDrafter) -> Mode:
+    """How to run a call; or `PlainDecodingNeeded`."""
     cache = call.model_kwargs.get("past_key_values")
     name = type(call.target).__name__
     if call.config.use_cache is False or not isinstance(cache, DynamicCache) or cache.offloading:
-        raise PlainDecodingNeeded(call, f"speculation needs a dynamic cache, this call uses {type(cache).__name__}")
+        kind = "no cache" if cache is None else type(cache).__name__
+        raise PlainDecodingNeeded(call, f"speculation needs a dynamic cache, this call uses {kind}")
     if call.config.prefill_chunk_size is not None:
         raise PlainDecodingNeeded(call, "prefill_chunk_size is set, and speculation does its prefill in one piece")
     if _rope_changes(call):
@@ -84,13 +104,15 @@ def choose_ragged(call: Call, drafter: Drafter) -> bool:
     can = support(call.target)
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(call, f"the cache of {name} cannot be rolled back")
-    rows = call.input_ids.shape[0]
+    alone = call.input_ids.shape[0] == 1
     takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
-    if rows == 1:
-        return takes_ragged and call.may_be_ragged() and drafter.proposes_trees and drafter.takes_ragged()
-    if not takes_ragged:
+    takes_ragged = takes_ragged and (not cache.layers or is_adoptable(cache))
+    if not takes_ragged and not alone:
         warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
-    return takes_ragged and call.may_be_ragged() and drafter.takes_ragged()
+    wanted = drafter.proposes_trees or drafter.brings_runner
+    ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)
+    trees = takes_ragged and wanted and not call.processing.opaque and not StepOutputs.wanted(call.config)
+    return Mode(ragged, ragged or trees)
 
 
 def _rope_changes(call: Call) -> bool:

@@ -10,6 +10,8 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
+from ..transfer import to_device
+
 
 class Stopping:
     """EOS and lengths are compared on the host; stop strings and time are asked per row; the rest is *opaque*: it sees
@@ -38,7 +40,7 @@ class Stopping:
             done = [token in self.eos for token in tokens]
         for criterion in self.asked:
             # A criterion may also answer with one value for all rows.
-            done = (torch.tensor(done, device=ids.device) | criterion(ids, scores)).tolist()
+            done = (to_device(done, ids.device, torch.bool) | criterion(ids, scores)).tolist()
         return done
 
     def row(self, ids: Tensor, token: int) -> bool:

@@ -1,11 +1,10 @@
 """`Drafter`: what every way of drafting has in common. It lives long: its config, and its weights if it has any."""
 
 from abc import abstractmethod
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ..hub import load_drafter, push_drafter, save_drafter
-from ..protocol import DraftContext, DraftSession
+from ..protocol import DraftContext, DraftSession, Guarded, Schedule
 from ..registry import Storable
 from ..stats import SpeculationStats
 
@@ -18,6 +17,8 @@ class Drafter(Storable):
 
     proposes_trees: bool = False
     """whether sessions may propose drafts with `parents`"""
+    brings_runner: bool = False
+    """whether sessions bring a runner of their own (`DraftSession.runner`)"""
 
     def __init__(self, **options: Any) -> None:
         self.config = self.config_class.from_options(options)
@@ -29,7 +30,7 @@ class Drafter(Storable):
 
     @abstractmethod
     def start(self, context: DraftContext) -> DraftSession:
-        """Open a session for one `generate` call."""
+        """Open a session for one `generate` call, before the prompt's forward."""
 
     def check_target(self, target: "PreTrainedModel") -> None:
         """Raise `SpeculationError` if this drafter cannot serve the target. Called before any forward."""
@@ -38,15 +39,8 @@ class Drafter(Storable):
         """Whether sessions can serve rows of uneven lengths."""
         return True
 
-    def schedule(self) -> "type[Any] | None":
-        """A subclass of `hf_specdec.decoding.Decoding` that orders drafting and verifying its own way, or None."""
-        return None
-
-    def runner(self, target: "PreTrainedModel") -> AbstractContextManager[Any] | None:
-        """A context manager giving this drafter's own runner of the target (see `hf_specdec.runner`), or None.
-
-        For drafters whose next draft comes out of the verification forward.
-        """
+    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None:
+        """An order of its own for drafting and verifying in a call; None for one after the other."""
         return None
 
     @classmethod

@@ -2,30 +2,24 @@
 
 Two ways that give the same tokens: `block` processes all positions at once (known processors only), `stepwise` one
 position after the other, so that a user's processor sees exactly plain decoding's calls.
+
+A node that the target gave no logits for (it was pruned in mid-forward, or never fed) is tested like any other, by its
+parent's logits. If it is accepted the row's text ends with it: there is nothing to draw another token from.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..protocol import Draft, Sequences
+from ..protocol import Correct, Draft, Sequences
 from ..stats import SpeculationStats
+from ..transfer import to_device, to_host
 from .processing import Processing
 from .randomness import Purpose, Randomness
-from .verification import (
-    accepted_lengths,
-    accepts,
-    choose_candidate,
-    distribution,
-    draw,
-    follow,
-    residual,
-)
-
-Residual = Callable[[int, int], Tensor | None]
-"""q [V] at (row, node) of the present draft, or None if the drafter cannot say"""
+from .verification import accepted_lengths, accepts, choose_candidate, distribution, draw, follow, residual
 
 
 @dataclass
@@ -34,8 +28,20 @@ class Judgement:
 
     path: list[int]
     """accepted nodes, from the root down"""
-    own: int
-    """the target's token after them: the correction, or the bonus token"""
+    text: list[int]
+    """the tokens that it adds: theirs, then the target's own (the correction, or the bonus token), if there is one"""
+
+
+class Block(NamedTuple):
+    """What the target says of a round's drafts."""
+
+    rows: list[Judgement]
+    scores: Tensor
+    """[B, N, V] processed, at every place that there are logits for"""
+    sound: bool
+    """whether ids and probabilities were in range; of an unsound draft no token is used"""
+    texts: Tensor
+    """[B, W] the rows' texts on the device; what lies past a row's is undefined"""
 
 
 @dataclass
@@ -50,156 +56,217 @@ class Judge:
     stats: SpeculationStats
 
     def block(
-        self, draft: Draft, logits: Tensor, sequences: Sequences, ask: Residual
-    ) -> tuple[list[Judgement], Tensor, bool]:
+        self,
+        draft: Draft,
+        logits: Tensor,
+        sequences: Sequences,
+        nodes: Tensor | None = None,
+        answered: list[int] | None = None,
+        correct: Correct | None = None,
+    ) -> Block:
         """Judge all rows at once.
 
         Args:
-            logits: [B, K + 1, V] after the last accepted token and after every node.
-
-        Returns:
-            a judgement per row; the processed scores [B, K + 1, V]; whether the draft was sound. Of an unsound one
-            (ids outside the vocabulary, q not a probability) no token is used.
+            logits: [B, N, V] after the last accepted token and after N - 1 nodes.
+            nodes: [B, N - 1] which ones (`Forward.nodes`); None for the first.
+            answered: [B] how many of those count in each row; None for all.
+            correct: what to draw from after a rejection; None where `draft.q` says it.
         """
-        rows, nodes, vocab = logits.shape
-        depth = [[0, *depths] for depths in draft.depths()]
-        lengths = [sequences.lengths[b] + d for b in range(rows) for d in depth[b]]
-        scores = logits.float().reshape(-1, vocab)
-        if self.processing.processors:
-            # Bad ids are found out below; until then processors must not meet them.
-            ids, index = self._prefixes(draft.tokens.clamp(0, vocab - 1), draft.parents, sequences, depth)
-            scores = self.processing(ids, index, lengths, scores.clone() if logits.dtype == torch.float32 else scores)
-        scores = scores.view(rows, nodes, vocab)
+        rows, places, vocab = logits.shape
+        kept: list[list[int]] | None = None
+        if nodes is not None:  # judged as a tree, whose walk knows which nodes there are
+            draft = draft if draft.parents is not None else _as_tree(draft)
+            if self.do_sample or self.processing.reads_prefix:  # else they come with the answer
+                kept = to_host(nodes)
+        depth = _depths(draft, places, kept)
+        lengths = [n + d for n, below in zip(sequences.lengths, depth, strict=True) for d in below]
+        scores = self._processed(logits, draft, sequences, depth, lengths, kept).view(rows, places, vocab)
         sound = is_sound(draft, vocab)
-        if self.do_sample and draft.token_probs is not None and nodes > 1:
-            if draft.parents is None:
-                judged, fine = self._sampled_chain(draft, scores, sequences, sound, ask)
-            else:
-                judged, fine = self._sampled_tree(draft, scores, sequences, sound, ask)
-            return judged, scores, fine
+        if self.do_sample and draft.token_probs is not None and draft.tokens.shape[1]:
+            if draft.parents is not None:
+                return self._sampled_tree(draft, scores, sequences, sound, kept)
+            return self._sampled_chain(draft, scores, sequences, sound, answered, correct)
+        return self._chosen(draft, scores, sequences, lengths, sound, nodes, answered)
+
+    def _chosen(
+        self,
+        draft: Draft,
+        scores: Tensor,
+        sequences: Sequences,
+        lengths: list[int],
+        sound: Tensor,
+        nodes: Tensor | None,
+        answered: list[int] | None,
+    ) -> Block:
+        """Point masses: the target chooses a token at every place, and a draft is accepted as far as it agrees."""
+        rows, places, vocab = scores.shape
+        width = draft.tokens.shape[1]
         if self.do_sample:
-            owner = [sequences.rows[b] for b in range(rows) for _ in range(nodes)]
+            owner = [row for row in sequences.rows for _ in range(places)]
             u = self.randomness.tensor(owner, lengths, Purpose.CHOOSE, scores.device)
-            choices = draw(distribution(scores.view(-1, vocab)), u)
+            choices = draw(distribution(scores.view(-1, vocab)), u).view(rows, places)
         else:
             choices = scores.argmax(-1)
         # One transfer to the host tells everything.
-        packed = torch.cat([choices.flatten(), draft.tokens.flatten(), sound.long()[None]]).tolist()
-        fine = bool(packed[-1])
-        tokens = packed[rows * nodes : -1]
-        parents = [[]] * rows if draft.parents is None else draft.parents.tolist()
+        told = [choices.flatten(), draft.tokens.flatten(), sound.long()[None]]
+        packed = to_host(torch.cat(told if nodes is None else [*told, nodes.flatten()]))
+        fine, kept = bool(packed[rows * (places + width)]), packed[rows * (places + width) + 1 :]
         judged = []
         for b in range(rows):
-            chosen = packed[b * nodes : (b + 1) * nodes]
-            k = draft.lengths[b] if fine else 0
-            start = b * (nodes - 1)
-            path = follow(tokens[start : start + k], parents[b][:k] or None, chosen)
-            judged.append(Judgement(path, chosen[path[-1] + 1 if path else 0]))
-        return judged, scores, fine
+            chosen = packed[b * places : (b + 1) * places]
+            start = rows * places + b * width
+            tokens = packed[start : start + (draft.lengths[b] if fine else 0)]
+            if nodes is not None:
+                mine = kept[b * (places - 1) : (b + 1) * (places - 1)]
+                where = {node: 1 + i for i, node in enumerate(mine) if node >= 0}
+                chosen = [chosen[0], *(chosen[where[i]] if i in where else None for i in range(len(tokens)))]
+            elif answered is not None:
+                chosen = chosen[: answered[b] + 1]
+            path = follow(tokens, None if draft.parents is None else draft.parents[b], chosen)
+            own = chosen[path[-1] + 1 if path else 0] if not path or path[-1] + 1 < len(chosen) else None
+            judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
+        if draft.parents is None:  # an accepted token is the one that was chosen
+            return Block(judged, scores, fine, choices)
+        return Block(judged, scores, fine, _padded([judgement.text for judgement in judged], scores.device))
 
     def _sampled_chain(
-        self, draft: Draft, scores: Tensor, sequences: Sequences, sound: Tensor, ask: Residual
-    ) -> tuple[list[Judgement], bool]:
+        self,
+        draft: Draft,
+        scores: Tensor,
+        sequences: Sequences,
+        sound: Tensor,
+        answered: list[int] | None,
+        correct: Correct | None,
+    ) -> Block:
         """Algorithm 1 on a batch of chains."""
-        rows, nodes, vocab = scores.shape
-        k = nodes - 1
+        rows, places, vocab = scores.shape
+        k = draft.tokens.shape[1]
         assert draft.token_probs is not None
         p = distribution(scores)
-        p_drafted = p[:, :k].gather(2, draft.tokens.clamp(0, vocab - 1)[..., None])[..., 0]
-        owner = [row for row in sequences.rows for _ in range(k)]
-        positions = [length + i for length in sequences.lengths for i in range(k)]
-        r = self.randomness.tensor(owner, positions, Purpose.ACCEPT, p.device).view(rows, k)
+        device = p.device
+        drafted = draft.tokens.clamp(0, vocab - 1)
+        p_drafted = p[:, :k].gather(2, drafted[..., None])[..., 0]
+        r, u = self._uniform(sequences, k, places, device)
         q_drafted = torch.nan_to_num(draft.token_probs, nan=1.0)
-        limits = torch.tensor(draft.lengths, device=p.device) * sound
+        limits = to_device(draft.lengths, device) * sound
         n = accepted_lengths(accepts(p_drafted.double(), q_drafted.double(), r), limits)
-        beta = (p_drafted / q_drafted.clamp_min(1e-30)).clamp(max=1.0)
-        packed = torch.cat([n.double(), sound.double()[None], beta.double().flatten()]).tolist()
+        beta = (p_drafted / q_drafted.clamp_min(1e-30)).clamp(max=1.0).double()
+        every = torch.arange(rows, device=device)
+        at = n.clamp(max=places - 1)
+        final = p[every, at]
+        told = [n.double(), sound.double()[None], drafted.double().flatten(), beta.flatten()]
+        if correct is None and draft.q is not None:
+            left = residual(final, draft.q[every, n.clamp(max=k - 1)].to(final))
+            own = draw(torch.where((n < limits)[:, None], left, final), u[every, at])
+            packed = to_host(torch.cat([own.double(), *told]))
+            owns, packed = [int(token) for token in packed[:rows]], packed[rows:]
+        else:
+            packed = to_host(torch.cat(told))
+            owns = []
         accepted, fine = [int(x) for x in packed[:rows]], bool(packed[rows])
-        self._note_acceptance(accepted, draft.lengths if fine else [0] * rows, packed[rows + 1 :], k)
-        final = p[torch.arange(rows, device=p.device), n]
+        if not owns:  # what the drafter has to say goes into the draw
+            for b, count in enumerate(accepted):
+                if correct is not None and fine and count < draft.lengths[b]:
+                    final[b] = correct(final[b], b, count)
+            own = draw(final, u[every, at])
+            owns = [int(token) for token in to_host(own)]
+        self._note_acceptance(accepted, draft.lengths if fine else [0] * rows, packed[rows + 1 + rows * k :], k)
+        tokens = [int(token) for token in packed[rows + 1 : rows + 1 + rows * k]]
+        judged = []
         for b, count in enumerate(accepted):
-            if fine and count < draft.lengths[b]:
-                final[b] = self.corrected(final[b], b, count, ask)
-        at = [length + count for length, count in zip(sequences.lengths, accepted, strict=True)]
-        own = draw(final, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
-        return [Judgement(list(range(count)), token) for count, token in zip(accepted, own, strict=True)], fine
+            text = tokens[b * k : b * k + count]
+            if count <= (places - 1 if answered is None else answered[b]):
+                text.append(owns[b])
+            judged.append(Judgement(list(range(count)), text))
+        texts = torch.cat([drafted, drafted[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
+        return Block(judged, scores, fine, texts)
+
+    def _uniform(self, sequences: Sequences, k: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The numbers of the tests [B, k] and of the target's own draws [B, places], sent together."""
+        numbers = [
+            self.randomness.uniform([row] * count, range(length, length + count), purpose)
+            for purpose, count in ((Purpose.ACCEPT, k), (Purpose.CHOOSE, places))
+            for row, length in zip(sequences.rows, sequences.lengths, strict=True)
+        ]
+        sent = to_device([x for part in numbers for x in part], device, torch.float64)
+        rows = len(sequences.rows)
+        return sent[: rows * k].view(rows, k), sent[rows * k :].view(rows, places)
 
     def _sampled_tree(
-        self, draft: Draft, scores: Tensor, sequences: Sequences, sound: Tensor, ask: Residual
-    ) -> tuple[list[Judgement], bool]:
+        self, draft: Draft, scores: Tensor, sequences: Sequences, sound: Tensor, kept: list[list[int]] | None
+    ) -> Block:
         """Multi-candidate sampling from the root down, row by row. Siblings are independent draws from one q."""
-        fine = bool(sound)
-        assert draft.parents is not None
-        tokens, parents = draft.tokens.tolist(), draft.parents.tolist()
+        assert draft.parents is not None and draft.q is not None
+        fine, *flat = to_host(torch.cat([sound.long()[None], draft.tokens.flatten()]))
+        width = draft.tokens.shape[1]
         judged = []
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
+            tokens, parents = flat[b * width : (b + 1) * width], draft.parents[b]
+            where = {-1: 0} | {node: i + 1 for i, node in enumerate(kept[b] if kept is not None else range(width))}
             path: list[int] = []
-            here = -1
-            while True:
+            own: int | None = None
+            while (here := path[-1] if path else -1) in where:
                 position = length + len(path)
-                p = distribution(scores[b, here + 1])
-                k = draft.lengths[b] if fine else 0
-                children = [i for i in range(here + 1, k) if parents[b][i] == here]
-                q = ask(b, children[0]) if children else None
+                p = distribution(scores[b, where[here]])
+                children = [i for i in range(here + 1, draft.lengths[b] if fine else 0) if parents[i] == here]
                 taken: int | None = None
-                if q is not None:
+                if children:
                     r = [float(self.randomness.uniform([row], [position], Purpose.ACCEPT + i)[0]) for i in children]
-                    taken, p = choose_candidate(p, q, [tokens[b][i] for i in children], r)
+                    q = draft.q[b, children[0]].to(p)
+                    taken, p = choose_candidate(p, q, [tokens[i] for i in children], r)
                 if taken is None:
                     u = self.randomness.tensor([row], [position], Purpose.CHOOSE, p.device)
-                    judged.append(Judgement(path, int(draw(p[None], u))))
+                    own = int(draw(p[None], u))
                     break
-                here = children[taken]
-                path.append(here)
-        return judged, fine
+                path.append(children[taken])
+            judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
+        return Block(judged, scores, bool(fine), _padded([judgement.text for judgement in judged], scores.device))
 
     def stepwise(
-        self, draft: Draft, logits: Tensor, sequences: Sequences, ask: Residual
+        self, draft: Draft, logits: Tensor, sequences: Sequences, correct: Correct | None = None
     ) -> Iterator[tuple[list[int], list[bool], Tensor]]:
-        """Judge a lockstep batch position by position; the caller appends to `sequences.ids` between two steps.
+        """Judge a lockstep batch of chains position by position; the caller appends to `sequences.ids` between steps.
 
         Yields:
             tokens [B], whether each row agreed with its draft, the processed scores [B, V].
         """
-        rows, nodes, vocab = logits.shape
+        rows, places, vocab = logits.shape
         sound = bool(is_sound(draft, vocab))
         start = sequences.lengths[0]
         drafted = draft.tokens.tolist()
-        for i in range(nodes):
+        for i in range(places):
             position = start + i
             scores = self.all_processors(sequences.ids[:, :position], logits[:, i].float().clone())
-            tested = i < nodes - 1 and sound
+            tested = i < draft.tokens.shape[1] and sound
             if not self.do_sample:
                 tokens = scores.argmax(-1).tolist()
             else:
                 p = distribution(scores)
                 if tested and draft.token_probs is not None:
-                    p = self._one_test(draft, i, p, sequences.rows, position, ask)
+                    p = self._one_test(draft, i, p, sequences.rows, position, correct)
                 at = [position] * rows
                 tokens = draw(p, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
             yield tokens, [tested and i < draft.lengths[b] and drafted[b][i] == tokens[b] for b in range(rows)], scores
 
-    def _one_test(self, draft: Draft, i: int, p: Tensor, rows: list[int], position: int, ask: Residual) -> Tensor:
+    def _one_test(
+        self, draft: Draft, i: int, p: Tensor, rows: list[int], position: int, correct: Correct | None
+    ) -> Tensor:
         """Algorithm 1 at one position [B, V]: an accepted token's distribution has all its mass on it."""
         assert draft.token_probs is not None
         r = self.randomness.uniform(rows, [position] * len(rows), Purpose.ACCEPT).tolist()
-        x = draft.tokens[:, i].tolist()
-        for b in range(len(x)):
+        for b, x in enumerate(draft.tokens[:, i].tolist()):
             if i >= draft.lengths[b]:
                 continue
-            px, qx = float(p[b, x[b]]), float(draft.token_probs[b, i])
-            self.stats.acceptance_sum += min(1.0, px / qx)
+            px, qx = p[b, x].double(), draft.token_probs[b, i].double()
+            self.stats.acceptance_sum += min(1.0, float(px / qx))
             self.stats.acceptance_count += 1
-            if r[b] * qx < px:
+            if accepts(px, qx, r[b]):
                 p[b] = torch.nn.functional.one_hot(draft.tokens[b, i], p.shape[1]).to(p)
-            else:
-                p[b] = self.corrected(p[b], b, i, ask)
+            elif correct is not None:
+                p[b] = correct(p[b], b, i)
+            elif draft.q is not None:
+                p[b] = residual(p[b, None], draft.q[b, i, None].to(p))[0]
         return p
-
-    def corrected(self, p: Tensor, b: int, node: int, ask: Residual) -> Tensor:
-        """p' [V] after node `node` of row b was rejected; p where the drafter broke down and cannot say q."""
-        q = ask(b, node)
-        return p if q is None else residual(p[None], q.to(p)[None])[0]
 
     def _note_acceptance(self, accepted: list[int], lengths: list[int], beta: Sequence[float], width: int) -> None:
         for b, (n, k) in enumerate(zip(accepted, lengths, strict=True)):
@@ -207,26 +274,54 @@ class Judge:
             self.stats.acceptance_sum += sum(beta[b * width : b * width + tested])
             self.stats.acceptance_count += tested
 
+    def _processed(
+        self,
+        logits: Tensor,
+        draft: Draft,
+        sequences: Sequences,
+        depth: list[list[int]],
+        lengths: list[int],
+        kept: list[list[int]] | None,
+    ) -> Tensor:
+        """Scores [B · N, V] after the call's processors."""
+        scores = logits.float().reshape(-1, logits.shape[-1])
+        if not self.processing.processors:
+            return scores
+        # Bad ids are found out below; until then processors must not meet them.
+        drafted = draft.tokens.clamp(0, logits.shape[-1] - 1)
+        ids, index = self._prefixes(drafted, draft.parents, sequences, depth, kept)
+        return self.processing(ids, index, lengths, scores.clone() if logits.dtype == torch.float32 else scores)
+
     def _prefixes(
-        self, drafted: Tensor, tree: Tensor | None, sequences: Sequences, depth: list[list[int]]
+        self,
+        drafted: Tensor,
+        tree: Sequence[Sequence[int]] | None,
+        sequences: Sequences,
+        depth: list[list[int]],
+        kept: list[list[int]] | None,
     ) -> tuple[Tensor, list[int]]:
-        """ids [R, capacity] and, per position, the row in it whose first columns come before the position."""
-        rows, nodes = len(depth), len(depth[0])
-        ids, k = sequences.ids, nodes - 1
+        """ids [R, capacity] and, per place, the row in it whose first columns come before the place."""
+        rows, places = len(depth), len(depth[0])
+        ids, k = sequences.ids, drafted.shape[1]
         if not self.processing.reads_prefix:
-            return ids, [0] * (rows * nodes)
+            return ids, [0] * (rows * places)
         if tree is None:
             for b, length in enumerate(sequences.lengths):  # columns past the length are free to write to
                 ids[b, length : length + k] = drafted[b, : ids.shape[1] - length]
-            return ids, [b for b in range(rows) for _ in range(nodes)]
+            return ids, [b for b in range(rows) for _ in range(places)]
+        nodes = k + 1
         expanded = ids.repeat_interleave(nodes, dim=0)
-        parents = tree.tolist()
         for b, length in enumerate(sequences.lengths):
+            below = [0] * nodes
             for node in range(k):
-                mine, above = b * nodes + node + 1, b * nodes + parents[b][node] + 1
+                parent = tree[b][node]
+                mine, above = b * nodes + node + 1, b * nodes + parent + 1
+                below[node + 1] = below[parent + 1] + 1
                 expanded[mine] = expanded[above]
-                expanded[mine, length + depth[b][node + 1] - 1] = drafted[b, node]
-        return expanded, list(range(rows * nodes))
+                expanded[mine, length + below[node + 1] - 1] = drafted[b, node]
+        if kept is None:
+            return expanded, [b * nodes + i for b in range(rows) for i in range(places)]
+        return expanded, [b * nodes + node + 1 for b in range(rows) for node in (-1, *kept[b])]
 
 
 def is_sound(draft: Draft, vocab: int) -> Tensor:
@@ -234,8 +329,34 @@ def is_sound(draft: Draft, vocab: int) -> Tensor:
     fine = (draft.tokens >= 0) & (draft.tokens < vocab)
     if draft.token_probs is not None:
         fine &= (draft.token_probs > 0) & (draft.token_probs <= 1 + 1e-4)  # false for NaN
+        if draft.q is not None:  # what a rejection is made up for with must be what was drawn from
+            q = draft.q.gather(2, draft.tokens.clamp(0, vocab - 1)[..., None])[..., 0]
+            fine &= (q - draft.token_probs).abs() <= 1e-3
     width = draft.tokens.shape[1]
     if min(draft.lengths, default=width) < width:
-        lengths = torch.tensor(draft.lengths, device=fine.device)[:, None]
+        lengths = to_device(draft.lengths, fine.device)[:, None]
         fine |= torch.arange(width, device=fine.device) >= lengths
     return fine.all()
+
+
+def _as_tree(draft: Draft) -> Draft:
+    """A chain, written as a tree."""
+    parents = [list(range(-1, draft.tokens.shape[1] - 1))] * len(draft.lengths)
+    return Draft(draft.tokens, draft.lengths, parents, draft.token_probs, draft.q, draft.sources)
+
+
+def _depths(draft: Draft, places: int, kept: list[list[int]] | None) -> list[list[int]]:
+    """[B][N] how many drafted tokens lead to each place that there are logits for."""
+    if kept is None and draft.parents is None:
+        return [list(range(places))] * len(draft.lengths)
+    depths = draft.depths()
+    if kept is None:
+        return [[0, *below[: places - 1]] for below in depths]
+    return [
+        [0, *(below[node] if node >= 0 else 0 for node in nodes)] for below, nodes in zip(depths, kept, strict=True)
+    ]
+
+
+def _padded(texts: list[list[int]], device: torch.device) -> Tensor:
+    width = max(map(len, texts), default=0)
+    return to_device([text + [0] * (width - len(text)) for text in texts], device)

@@ -1,7 +1,7 @@
 """`DraftPicker`: how every stochastic draft is drawn, so that q is what was sampled by construction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,12 @@ class DraftPicker:
     ) -> tuple[Tensor, Tensor | None]:
         """The target's vocabulary, the call's processors, and a draw of the draft's own."""
         return self.pick(lengths, rows, self.scores(ids, lengths, logits))
+
+    def on(self, device: torch.device) -> "DraftPicker":
+        """The same on another device."""
+        if device == self.device:
+            return self
+        return replace(self, device=device, processing=self.processing.on(device))
 
     def scores(self, ids: Tensor, lengths: Sequence[int], logits: Tensor) -> Tensor:
         """Processed scores [B, target vocabulary]."""

@@ -6,15 +6,18 @@ positions at once, and rows of different lengths, so processors are told apart b
 - *free*: the scores alone, applied to a whole block in one call;
 - *prefix*: also the tokens before, without keeping state, applied to all positions of equal length at once;
 - *opaque*: anything else (a user's, a stateful one, one that looks at the row index). These must see exactly plain's
-  calls, which only a step-by-step judgement gives (see `decoding`).
+  calls, which only a step-by-step judgement gives (see `judging`).
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 from transformers.generation import logits_process as lp
+
+from ..transfer import to_device, to_host
 
 FREE = {
     lp.TemperatureLogitsWarper,
@@ -87,13 +90,25 @@ class Processing:
             for n, length in enumerate(lengths):
                 groups[length].append(n)
             for length, group in groups.items():
-                prefix = ids[[rows[n] for n in group], :length]
+                wanted = [rows[n] for n in group]
+                whole = wanted == list(range(ids.shape[0]))
+                prefix = (ids if whole else ids[to_device(wanted, ids.device)])[:, :length]
                 if len(groups) == 1:
                     scores = processor(prefix, scores)
                 else:
-                    index = torch.tensor(group, device=scores.device)
+                    index = to_device(group, scores.device)
                     scores = scores.index_copy(0, index, processor(prefix, scores[index]))
         return scores
+
+    def on(self, device: torch.device) -> "Processing":
+        """The same with the processors' tensors on another device; the call's own stay as they are."""
+        moved = Processing(copied := [copy(processor) for processor in self.processors])
+        moved.opaque = self.opaque
+        for processor in copied:
+            for name, value in vars(processor).items():
+                if isinstance(value, Tensor):
+                    setattr(processor, name, value.to(device))
+        return moved
 
 
 class Bans:
@@ -114,7 +129,7 @@ class Bans:
             tokens: [N] ids below the target's vocabulary.
         """
         scores = self.processing(ids, rows, lengths, torch.zeros(len(tokens), self.vocab, device=ids.device))
-        return scores.gather(1, torch.tensor(tokens, device=ids.device)[:, None]).isneginf()[:, 0].tolist()
+        return to_host(scores.gather(1, to_device(tokens, ids.device)[:, None]).isneginf()[:, 0])
 
 
 def _forbids(processor: lp.LogitsProcessor) -> bool:

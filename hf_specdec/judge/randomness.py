@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..transfer import to_device
+
 GOLDEN, MIX_1, MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 SHIFT_27, SHIFT_30, SHIFT_31, SHIFT_32 = map(np.uint64, (27, 30, 31, 32))
 
@@ -41,7 +43,7 @@ class Randomness:
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, device: torch.device, attempt: int = 0
     ) -> Tensor:
         """The same as a float64 tensor on a device."""
-        return torch.from_numpy(self.uniform(rows, positions, purpose, attempt)).to(device, non_blocking=True)
+        return to_device(self.uniform(rows, positions, purpose, attempt), device, torch.float64)
 
     @classmethod
     def from_torch(cls) -> "Randomness":

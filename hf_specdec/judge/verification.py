@@ -38,7 +38,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(total > 0, left / total.clamp_min(torch.finfo(left.dtype).tiny), p)
 
 
-def accepts(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+def accepts(p: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
     """The test of Algorithm 1, r < p(x)/q(x), for the probabilities of drafted tokens; any shape, strict.
 
     Written without the division: at r = 0 and p = 0 it rejects, as it must.
@@ -52,23 +52,25 @@ def accepted_lengths(passed: Tensor, lengths: Tensor) -> Tensor:
     return (passed & counted).long().cumprod(dim=1).sum(dim=1)
 
 
-def follow(tokens: Sequence[int], parents: Sequence[int] | None, choices: Sequence[int]) -> list[int]:
+def follow(tokens: Sequence[int], parents: Sequence[int] | None, choices: Sequence[int | None]) -> list[int]:
     """Walk a draft along what the target chose; returns the accepted nodes from the root down.
 
     The target has chosen a token after the last accepted one (`choices[0]`) and after every node i
-    (`choices[i + 1]`), by argmax or by a draw from p. A node is accepted when it is its parent's choice. For point-mass
-    drafts this is lossless, on trees too: the tokens along the walk are the target's own, the draft only saved time.
+    (`choices[i + 1]`), by argmax or by a draw from p; where it said nothing (None, or the list ends) the walk ends. A
+    node is accepted when it is its parent's choice. For point-mass drafts this is lossless, on trees too: the tokens
+    along the walk are the target's own, the draft only saved time.
     """
     path: list[int] = []
     here = -1
-    while True:
+    while here + 1 < len(choices):
         wanted = choices[here + 1]
         nodes = range(here + 1, len(tokens) if parents else min(here + 2, len(tokens)))
         step = next((i for i in nodes if tokens[i] == wanted and (not parents or parents[i] == here)), None)
         if step is None:
-            return path
+            break
         path.append(step)
         here = step
+    return path
 
 
 def choose_candidate(p: Tensor, q: Tensor, candidates: Sequence[int], r: Sequence[float]) -> tuple[int | None, Tensor]:
@@ -86,7 +88,7 @@ def choose_candidate(p: Tensor, q: Tensor, candidates: Sequence[int], r: Sequenc
         The index of the accepted candidate (None: all rejected), and the distribution [V] to draw from if none was.
     """
     for i, x in enumerate(candidates):
-        if r[i] * float(q[x]) < float(p[x]):
+        if accepts(p[x].double(), q[x].double(), r[i]):
             return i, p
         p = residual(p[None], q[None])[0]
     return None, p

@@ -3,14 +3,21 @@
 Every layer has one buffer for keys and one for values, [B, heads, capacity, head size], which grows in blocks. A row
 owns the slots below its length. A forward of T tokens writes to the T slots after each row's length; a smaller length
 is a rollback, and `keep` moves an accepted tree path next to the rest.
+
+Layers stand in groups, each with lengths of its own, so that upper layers can hold slots that lower ones do not. What
+is left of pruned nodes lies behind the lengths, and is written over.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-BLOCK = 256
+from ..transfer import to_device
+
+BLOCK = 64
 """slots by which a full buffer grows"""
 
 
@@ -20,15 +27,43 @@ def is_adoptable(cache: object) -> bool:
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
+class Slots:
+    """Where the rows of a group of layers stand, and where their next forward writes to."""
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        self.device = device
+        self.set_lengths(lengths)
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        """Advance or roll back, one length per row."""
+        self.lengths = lengths
+        self.ends = to_device(lengths, self.device)
+        """[B] the same on the device"""
+        self.row_index = torch.arange(len(lengths), device=self.device)[:, None]
+
+    def reserve(self, width: int) -> None:
+        """The next forward has `width` tokens per row."""
+        self.places, self.end = self.after(width), max(self.lengths) + width
+
+    def advance(self, width: int) -> None:
+        """Every row has `width` more; the device need not be told by the host."""
+        self.lengths = [length + width for length in self.lengths]
+        self.ends = self.ends + width
+
+    def after(self, width: int) -> tuple[Tensor, Tensor]:
+        """Row index [B, 1] and slot index [B, width] of the `width` slots after each row's length."""
+        return self.row_index, self.ends[:, None] + torch.arange(width, device=self.device)
+
+
 class RaggedLayer(CacheLayerMixin):
-    """One layer's buffers; the slots to write to are the cache's."""
+    """One layer's buffers; the slots to write to are its group's."""
 
     is_sliding = False
     keys: Tensor
     values: Tensor
 
-    def __init__(self, cache: "RaggedCache", keys: Tensor, values: Tensor, sliding_window: int | None) -> None:
-        self.cache, self.keys, self.values, self.sliding_window = cache, keys, values, sliding_window
+    def __init__(self, slots: Slots, keys: Tensor, values: Tensor, sliding_window: int | None) -> None:
+        self.slots, self.keys, self.values, self.sliding_window = slots, keys, values, sliding_window
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -36,21 +71,21 @@ class RaggedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write [B, heads, T, head size] after each row's length; returns all visible slots."""
-        end = self.cache.end
+        end = self.slots.end
         if end > self.keys.shape[2]:
             more = -(-(end - self.keys.shape[2]) // BLOCK) * BLOCK
             self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
             self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
-        rows, slots = (index.to(key_states.device) for index in self.cache.places)
-        self.keys[rows, :, slots] = key_states.transpose(1, 2)
-        self.values[rows, :, slots] = value_states.transpose(1, 2)
+        rows, slots = (index.to(key_states.device, non_blocking=True) for index in self.slots.places)
+        self.keys[rows, :, slots] = key_states.transpose(1, 2).to(self.keys.dtype)
+        self.values[rows, :, slots] = value_states.transpose(1, 2).to(self.values.dtype)
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        return max(self.cache.lengths)
+        return max(self.slots.lengths)
 
     def get_max_length(self) -> int:
         return -1
@@ -62,56 +97,72 @@ class RaggedCache(Cache):
     def __init__(self, stock: Cache) -> None:
         """
         Args:
-            stock: a cache that `is_adoptable`. Its tensors are copied; it is left as it is.
+            stock: a cache that `is_adoptable`. Its tensors are taken out of it layer by layer, so that they are never
+                held twice; `restore` puts them back.
         """
         columns = stock.get_seq_length()
-        self.lengths = [columns] * stock.layers[0].keys.shape[0]
-        layers = [
-            RaggedLayer(self, _buffer(layer.keys, columns), _buffer(layer.values, columns), _window(layer))
-            for layer in stock.layers
-        ]
+        first = stock.layers[0].keys
+        slots = Slots([columns] * first.shape[0], first.device)
+        layers = []
+        for layer in stock.layers:
+            keys, layer.keys = _buffer(layer.keys, columns), _nothing(layer.keys)
+            values, layer.values = _buffer(layer.values, columns), _nothing(layer.values)
+            layers.append(RaggedLayer(slots, keys, values, _window(layer)))
         super().__init__(layers=layers)
-        self.device = layers[0].keys.device
-        self._refresh()
+        self.device = slots.device
+        self.groups = [slots]
 
-    def _refresh(self) -> None:
-        self.lengths_tensor = torch.tensor(self.lengths, device=self.device)
-        self.row_index = torch.arange(len(self.lengths), device=self.device)[:, None]
+    @property
+    def slots(self) -> Slots:
+        """Of the lowest layers."""
+        return self.groups[0]
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.slots.lengths
+
+    def split(self, first: int) -> Slots:
+        """Let the layers from `first` on have lengths of their own; returns their group."""
+        group = Slots(list(self.layers[first].slots.lengths), self.device)
+        for layer in self.layers[first:]:
+            layer.slots = group
+        self.groups = list({id(layer.slots): layer.slots for layer in self.layers}.values())
+        return group
 
     def reserve(self, width: int) -> None:
         """Say where the next forward, of `width` tokens per row, writes to."""
-        self.places, self.end = self.slots(width), max(self.lengths) + width
-
-    def slots(self, width: int) -> tuple[Tensor, Tensor]:
-        """Row index [B, 1] and slot index [B, width] of the `width` slots after each row's length."""
-        return self.row_index, self.lengths_tensor[:, None] + torch.arange(width, device=self.device)
+        for group in self.groups:
+            group.reserve(width)
 
     def set_lengths(self, lengths: list[int]) -> None:
-        """Advance or roll back, one length per row."""
-        self.lengths = lengths
-        self._refresh()
+        """Advance or roll back all layers, one length per row."""
+        for group in self.groups:
+            group.set_lengths(list(lengths))
 
-    def keep(self, paths: list[list[int]]) -> None:
-        """Move the slots `length + i`, i in a row's path (increasing), to follow directly after the row's length."""
+    def keep(self, paths: Sequence[Sequence[int]], group: Slots | None = None) -> None:
+        """Move the slots `length + i`, i in a row's path (increasing), to follow directly after the row's length, in
+        the layers of a group or in all."""
         width = max(map(len, paths), default=0)
-        if all(path == list(range(len(path))) for path in paths):
+        if all(list(path) == list(range(len(path))) for path in paths):
             return
         # A short path is filled up with slots that move onto themselves.
-        source = [path + list(range(len(path), width)) for path in paths]
-        rows, target = self.slots(width)
-        origin = self.lengths_tensor[:, None] + torch.tensor(source, device=self.device)
+        offsets = to_device([[*path, *range(len(path), width)] for path in paths], self.device)
         for layer in self.layers:
-            device = layer.keys.device
-            r, t, o = rows.to(device), target.to(device), origin.to(device)
-            layer.keys[r, :, t] = layer.keys[r, :, o]
-            layer.values[r, :, t] = layer.values[r, :, o]
+            if group in (None, layer.slots):
+                device = layer.keys.device
+                rows, target = layer.slots.after(width)
+                r, t, o = (x.to(device, non_blocking=True) for x in (rows, target, layer.slots.ends[:, None] + offsets))
+                layer.keys[r, :, t] = layer.keys[r, :, o]
+                layer.values[r, :, t] = layer.values[r, :, o]
 
     def select(self, rows: list[int]) -> None:
-        """Keep these rows of the batch only."""
+        """Go on with these rows of the batch; one may come twice."""
+        index = to_device(rows, self.device)
         for layer in self.layers:
-            index = torch.tensor(rows, dtype=torch.long, device=layer.keys.device)
-            layer.keys, layer.values = layer.keys[index], layer.values[index]
-        self.set_lengths([self.lengths[row] for row in rows])
+            mine = index.to(layer.keys.device, non_blocking=True)
+            layer.keys, layer.values = layer.keys[mine], layer.values[mine]
+        for group in self.groups:
+            group.set_lengths([group.lengths[row] for row in rows])
 
     def row(self, b: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of one row's keys and values [heads, length, head size], layer by layer."""
@@ -135,12 +186,18 @@ class RaggedCache(Cache):
             start = max(0, length - own.sliding_window + 1) if own.sliding_window else 0
             layer.keys = own.keys[:, :, start:length].clone()
             layer.values = own.values[:, :, start:length].clone()
+            own.keys, own.values = _nothing(own.keys), _nothing(own.values)
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = length
 
 
 def _window(layer: CacheLayerMixin) -> int | None:
     return getattr(layer, "sliding_window", None)
+
+
+def _nothing(states: Tensor) -> Tensor:
+    """No slots; not a view, which would keep the others alive."""
+    return states.new_empty(*states.shape[:2], 0, states.shape[3])
 
 
 def _buffer(states: Tensor, columns: int) -> Tensor:

@@ -5,14 +5,19 @@ chance to change a text.
 """
 
 import weakref
+from collections.abc import Callable
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ..protocol import Runner
 from .cache import is_adoptable
-from .runner import LockstepRunner, RaggedRunner, prefill, takes_ragged_inputs
+from .inputs import takes_ragged_inputs
+from .lockstep import LockstepRunner, prefill
+from .ragged import RaggedRunner
 
 
 class Support(IntEnum):
@@ -23,35 +28,81 @@ class Support(IntEnum):
     RAGGED = 2
 
 
-_known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Support]]" = weakref.WeakKeyDictionary()
+class Ability(NamedTuple):
+    """What was found out about a model."""
+
+    support: Support
+    vocab_size: int
+    """of its logits"""
+
+
+_known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Ability]]" = weakref.WeakKeyDictionary()
+
+IDS = ((7, 3, 11, 5, 2, 13, 17), (4, 9, 6, 1, 8, 10, 12))
+PADDING = 2
+"""columns of it on the left of the second row"""
 
 
 def support(model: PreTrainedModel) -> Support:
     """The best way to run this model, remembered as long as it keeps its attention, dtype and mode."""
+    return ability(model).support
+
+
+def ability(model: PreTrainedModel) -> Ability:
+    """What this model can do, likewise."""
     per_model = _known.setdefault(model, {})
-    state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training}"
+    kind = model.device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training} {cast}"
     if state not in per_model:
         with torch.no_grad():
             per_model[state] = _probe(model)
     return per_model[state]
 
 
-def _probe(model: PreTrainedModel) -> Support:
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.tensor([[7, 3, 11, 5, 2, 13, 17], [4, 9, 6, 1, 8, 10, 12]], device=model.device) % vocabulary
-    # The second row is padded on the left by two tokens.
-    mask = torch.ones_like(ids)
-    mask[1, :2] = 0
+def _probe(model: PreTrainedModel) -> Ability:
+    ids, mask = _inputs(model)
+    vocab = model.config.get_text_config(decoder=True).vocab_size
     try:
         expected = _plain(model, ids, mask)
-        if not _agree(_lockstep(model, ids, mask), expected):
-            return Support.PLAIN
+        vocab = expected.shape[-1]
+        if not agree(_lockstep(model, ids, mask), expected):
+            return Ability(Support.PLAIN, vocab)
     except Exception:  # whatever a model raises here, plain decoding is the answer
-        return Support.PLAIN
+        return Ability(Support.PLAIN, vocab)
     try:
-        return Support.RAGGED if _agree(_ragged(model, ids, mask), expected) else Support.LOCKSTEP
+        fine = agree(_ragged(model, ids, mask), expected)
+        return Ability(Support.RAGGED if fine else Support.LOCKSTEP, vocab)
     except Exception:
-        return Support.LOCKSTEP
+        return Ability(Support.LOCKSTEP, vocab)
+
+
+def runner_agrees(model: PreTrainedModel, wrap: Callable[[Runner], Runner]) -> bool:
+    """Whether a runner of a drafter's own leaves the target's logits as they are.
+
+    Args:
+        wrap: makes it, around the engine's runner over a prompt of 2 rows and 4 columns.
+    """
+    ids, mask = _inputs(model)
+    with torch.no_grad():
+        expected = _plain(model, ids, mask)
+        runner = wrap(RaggedRunner(model, _kwargs(model, mask[:, :4]), ids[:, :4]))
+        if not agree(runner.prefill().logits[:, -1], expected[:, 0]):
+            return False
+        runner.forward(ids[:, :2])  # rolled back: nothing of it may stay
+        runner.truncate([4, 4])
+        answer = runner.forward(ids[:, 4:6])
+        # What was pruned cannot be compared.
+        places = 2 if answer.nodes is None else 1
+        return agree(answer.logits[:, :places], expected[:, 1 : 1 + places])
+
+
+def _inputs(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.tensor(IDS, device=model.device) % vocabulary
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+    return ids, mask
 
 
 def _kwargs(model: PreTrainedModel, mask: Tensor) -> dict:
@@ -62,14 +113,13 @@ def _kwargs(model: PreTrainedModel, mask: Tensor) -> dict:
 
 def _plain(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """Logits after columns 4, 5 and 6 [B, 3, V], from one forward without a history."""
-    return prefill(model, ids, _kwargs(model, mask), None).logits[:, -3:]
+    return prefill(model, ids, _kwargs(model, mask), None, all_logits=True).logits[:, -3:]
 
 
 def _lockstep(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """The same by a prefill of 4 columns, two wrong forwards rolled back, and the right one."""
-    kwargs = _kwargs(model, mask[:, :4])
-    prefill(model, ids[:, :4], kwargs, None)
-    runner = LockstepRunner(model, kwargs["past_key_values"], kwargs, ids[:, :4])
+    runner = LockstepRunner(model, _kwargs(model, mask[:, :4]), ids[:, :4])
+    runner.prefill()
     runner.forward(ids[:, :1])
     runner.forward(ids[:, :2])
     runner.truncate([4, 4])
@@ -79,10 +129,11 @@ def _lockstep(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
 def _ragged(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """The same with rows that advance unevenly, over slots filled with large garbage."""
     kwargs = _kwargs(model, mask[:, :3])
+    runner = RaggedRunner(model, kwargs, ids[:, :3])
     prefill(model, ids[:, :3], kwargs, None)
     if not is_adoptable(kwargs["past_key_values"]):
         raise TypeError("not a plain attention cache")
-    runner = RaggedRunner(model, kwargs["past_key_values"], kwargs, 3)
+    runner.adopt()
     for layer in runner.cache.layers:
         layer.keys[:, :, 3:], layer.values[:, :, 3:] = 50.0, 50.0
     runner.forward(ids[:, 3:5], counts=[1, 2])
@@ -92,7 +143,7 @@ def _ragged(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([first[0], second[1]])
 
 
-def _agree(got: Tensor, expected: Tensor) -> bool:
+def agree(got: Tensor, expected: Tensor) -> bool:
     """Equal up to rounding of the model's dtype, relative to the spread of the logits."""
     tolerance = 1e-3 if expected.dtype == torch.float32 else 0.1
     got, expected = got.float(), expected.float()

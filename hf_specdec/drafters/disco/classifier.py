@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from ...transfer import to_host, waits
 
 EXTRA = 4
 """features beside the top probabilities"""
@@ -24,7 +27,37 @@ def features(logits: Tensor, position: Sequence[int], proposed: Sequence[int], k
         [B, k + 4] float32 on the host: probabilities in falling order; entropy in nats; log(1 + position); whether
         there is a proposal; whether it is the draft's best token. All are known before a token is drawn.
     """
-    top, best, entropy = _on_host(logits, k) if logits.device.type == "cpu" else _on_device(logits, k)
+    return assembled(read(logits, k), position, proposed)
+
+
+class Reading(NamedTuple):
+    """What is read off the draft's distribution, on the host."""
+
+    top: np.ndarray
+    """[B, k] probabilities in falling order"""
+    best: np.ndarray
+    """[B] the likeliest token"""
+    entropy: np.ndarray
+    """[B] in nats"""
+    drawn: list[int]
+    """[B] the tokens drawn from it, where they were asked for"""
+
+
+def read(logits: Tensor, k: int, drawn: Tensor | None = None) -> Reading:
+    """Read the logits [B, V] of a draft, in one transfer where they lie on an accelerator.
+
+    Args:
+        drawn: [B] tokens to be told along.
+    """
+    if waits(logits.device):
+        return _on_device(logits, k, drawn)
+    return Reading(*_on_host(logits, k), [] if drawn is None else to_host(drawn))
+
+
+def assembled(reading: Reading, position: Sequence[int], proposed: Sequence[int]) -> Tensor:
+    """See `features`."""
+    top, best, entropy, _ = reading
+    k = top.shape[1]
     x = np.empty((len(top), k + EXTRA), np.float32)
     x[:, :k], x[:, k] = top, entropy
     for row, token, n, copied in zip(x, best.tolist(), position, proposed, strict=True):
@@ -46,17 +79,20 @@ def _on_host(logits: Tensor, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return top, best, entropy
 
 
-def _on_device(logits: Tensor, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _on_device(logits: Tensor, k: int, drawn: Tensor | None = None) -> Reading:
     """The same by torch, where the vocabulary lies on an accelerator."""
     logits = logits.float()
     q = logits.softmax(-1)
     top, tokens = q.topk(k)
     entropy = -torch.linalg.vecdot(q, logits.log_softmax(-1))
-    return top.cpu().numpy(), tokens[:, 0].cpu().numpy(), entropy.cpu().numpy()
+    told = [top.double(), tokens[:, :1].double(), entropy[:, None].double()]
+    told += [] if drawn is None else [drawn[:, None].double()]
+    x = np.array(to_host(torch.cat(told, dim=1)))
+    return Reading(x[:, :k], x[:, k].astype(np.int64), x[:, k + 1], x[:, k + 2 :].astype(np.int64).flatten().tolist())
 
 
-Chance = Callable[[Tensor, Sequence[int], Sequence[int]], list[float]]
-"""C [B] from what `features` takes: logits, positions, proposed tokens"""
+Chance = Callable[[Reading, Sequence[int], Sequence[int]], list[float]]
+"""C [B] from a reading of the logits, positions, proposed tokens (see `features`)"""
 
 
 class StopClassifier(nn.Module):
@@ -82,8 +118,8 @@ class StopClassifier(nn.Module):
         )
         w1, w2, last = w1.T, w2[int(do_sample)], float(b2[int(do_sample)])
 
-        def chance(logits: Tensor, position: Sequence[int], proposed: Sequence[int]) -> list[float]:
-            x = features(logits, position, proposed, self.k).numpy()
+        def chance(reading: Reading, position: Sequence[int], proposed: Sequence[int]) -> list[float]:
+            x = assembled(reading, position, proposed).numpy()
             odds = np.maximum(x @ w1 + b1, 0.0) @ w2
             return [0.5 + 0.5 * math.tanh(0.5 * (z + last)) for z in odds.tolist()]
 

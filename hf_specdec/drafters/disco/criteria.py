@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from ...errors import SpeculationError
+from .classifier import read
 from .drafter import DiscoDrafter
 from .lookup import NONE, Recurrence
 
@@ -46,7 +47,7 @@ class DiscoStoppingCriteria(StoppingCriteria):
         proposed = [text.proposal() if self.drafter.config.lookup else NONE for text in self.texts]
         generated = step if self.prompt_length is None else input_ids.shape[1] - 1 - self.prompt_length
         logits = scores[-1].clamp_min(-1e4)  # processors forbid tokens with -inf
-        chances = self.chance(logits, [generated] * rows, proposed)
+        chances = self.chance(read(logits, self.drafter.config.k), [generated] * rows, proposed)
         for text, token in zip(self.texts, input_ids[:, -1].tolist(), strict=True):
             text.extend([token])
         for seen, chance in zip(self.seen, chances, strict=True):

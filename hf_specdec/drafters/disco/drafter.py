@@ -11,7 +11,7 @@ from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ..draft_model import DraftModelDrafter, DraftModelSession
-from .classifier import StopClassifier
+from .classifier import Reading, StopClassifier, read
 from .config import DiscoConfig
 from .lookup import NONE, Branch, Recurrence
 from .rules import StopRule
@@ -87,7 +87,7 @@ class DiscoSession(DraftModelSession):
         super().__init__(context, drafter.draft_model, drafter.config.max_draft_tokens)
         self.rule = drafter.rule(context.do_sample)
         self.chance = drafter.classifier.reader(context.do_sample)
-        self.lookup = drafter.config.lookup
+        self.lookup, self.k = drafter.config.lookup, drafter.config.k
         self.texts: dict[int, Recurrence] = {}
         """per row of the call, the accepted text"""
         self.known: dict[int, int] = {}
@@ -97,12 +97,12 @@ class DiscoSession(DraftModelSession):
         self.branches: list[Branch] = []
         """[B] each row's text with the round's draft"""
 
-    def chances(self, step: int, logits: Tensor, sequences: Sequences, branches: list[Branch]) -> list[float]:
-        """C [B] of draft token `step` (from 0), from the draft's logits [B, V] there and the tokens before it."""
+    def chances(self, step: int, reading: Reading, sequences: Sequences, branches: list[Branch]) -> list[float]:
+        """C [B] of draft token `step` (from 0), from the draft's distribution there and the tokens before it."""
         start = step - self.context.prompt_ids.shape[1]
         position = [n + start for n in sequences.lengths]
         proposed = [branch.proposal() if self.lookup else NONE for branch in branches]
-        return self.chance(logits, position, proposed)
+        return self.chance(reading, position, proposed)
 
     def _branches(self, sequences: Sequences) -> list[Branch]:
         """A branch of each row's text as accepted so far."""
@@ -119,9 +119,10 @@ class DiscoSession(DraftModelSession):
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
     ) -> list[int]:
-        drawn = tokens.tolist()
+        reading = read(logits, self.k, tokens)
+        chances, drawn = self.chances(step, reading, sequences, self.branches), reading.drawn
         shorter = self.until_eos(step, drawn, lengths)
-        for b, chance in enumerate(self.chances(step, logits, sequences, self.branches)):
+        for b, chance in enumerate(chances):
             if lengths[b] > step:
                 self.seen[b].append(chance)
             if shorter[b] > step + 1 and not self.rule.goes_on(self.seen[b]):

@@ -1,5 +1,6 @@
 """Drafting with a smaller model (Leviathan 2023, Algorithm 1)."""
 
-from .drafter import DraftModelConfig, DraftModelDrafter, DraftModelSession
+from .drafter import DraftModelConfig, DraftModelDrafter
+from .session import DraftModelSession
 
 __all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftModelSession"]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
-from torch import Tensor
 
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...registry import register_drafter
-from ...target.runner import position_limit
+from ...target.inputs import position_limit
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
@@ -79,10 +78,6 @@ class HybridSession(DraftSession):
         if width := max(draft.lengths, default=0):
             self.meter.observe_draft(time.perf_counter() - began, width)
         return draft
-
-    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        assert self._model is not None, "only the draft model gives token_probs"
-        return self._model.residual(row, node, tokens)
 
     def observe(self, verdict: Verdict) -> None:
         self.meter.model.observe_verify(verdict.width, verdict.seconds)

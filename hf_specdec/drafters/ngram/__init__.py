@@ -15,6 +15,7 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
+from ...transfer import to_device
 from ..base import Drafter
 from .model import Level, NGramModel
 
@@ -52,41 +53,47 @@ class NGramSession(DraftSession):
         super().__init__(context)
         self.config = config
         self.model = model
-        self._q: list[list[Tensor]] = []  # per row and node of the last draft: q [V]
+        self.pick = context.pick.on(torch.device("cpu"))
+        self.prompt = context.prompt_ids.cpu()
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        """Drawn on the host, where the model is: nobody waits for a device between two tokens."""
         context = self.context
         gamma = [min(self.config.num_draft_tokens, room) for room in budget]
+        width = max(gamma, default=0)
         drafts: list[list[int]] = [[] for _ in gamma]
-        self._q = [[] for _ in gamma]
-        ids = torch.nn.functional.pad(sequences.ids, (0, max(gamma, default=0)))  # a copy, with room for the draft
-        for i in range(max(gamma, default=0)):
+        ids = self._on_host(sequences, width)
+        q = torch.zeros(len(gamma), width, context.vocab_size) if context.do_sample else None
+        for i in range(width):
             alive = [b for b, g in enumerate(gamma) if i < g and context.eos_token_ids.isdisjoint(drafts[b][-1:])]
             if not alive:
                 break
             lengths = [sequences.lengths[b] + i for b in alive]
             probs = np.stack([self._next_probs(sequences.tokens[b], drafts[b]) for b in alive])
-            logits = torch.from_numpy(probs).to(context.device).log()
-            tokens, q = context.pick(ids[alive], lengths, [sequences.rows[b] for b in alive], logits)
-            ids[alive, lengths] = tokens.to(ids.device)
+            tokens, drawn_from = self.pick(
+                ids[alive], lengths, [sequences.rows[b] for b in alive], torch.from_numpy(probs).log()
+            )
+            ids[alive, lengths] = tokens
             for row, (b, token) in enumerate(zip(alive, tokens.tolist(), strict=True)):
                 drafts[b].append(token)
-                if q is not None:
-                    self._q[b].append(q[row])
+                if q is not None and drawn_from is not None:
+                    q[b, i] = drawn_from[row]
         draft = Draft.from_lists(drafts, context.device)
-        if context.do_sample:
-            draft.token_probs = torch.ones(draft.tokens.shape, device=context.device)
-            for b, rows in enumerate(self._q):
-                for i, q_i in enumerate(rows):
-                    draft.token_probs[b, i] = q_i[draft.tokens[b, i]]
+        if q is not None:
+            draft.q = to_device(q[:, : draft.tokens.shape[1]], context.device, torch.float32)
         return draft
+
+    def _on_host(self, sequences: Sequences, width: int) -> Tensor:
+        """ids [B, columns] with room for a draft; padding on the left, as on the device."""
+        ids = torch.zeros(len(sequences.rows), max(sequences.lengths, default=0) + width, dtype=torch.long)
+        for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
+            ids[b, : self.prompt.shape[1]] = self.prompt[row]
+            new = length - self.prompt.shape[1]
+            ids[b, self.prompt.shape[1] : length] = torch.tensor(sequences.tokens[b][len(sequences.tokens[b]) - new :])
+        return ids
 
     def _next_probs(self, tokens: list[int], drafted: list[int]) -> np.ndarray:
         return self.model.next_probs(tokens[-self.model.order :] + drafted)
-
-    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        q = self._q[row][node]
-        return q if tokens is None else q[tokens]
 
 
 @register_drafter

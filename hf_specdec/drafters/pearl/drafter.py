@@ -9,11 +9,12 @@ from transformers import PreTrainedModel
 
 from ...config import DrafterConfig
 from ...errors import SpeculationError
-from ...protocol import DraftContext, DraftSession
+from ...protocol import DraftContext, DraftSession, Guarded, Schedule
 from ...registry import register_drafter
 from ...target.probe import Support
 from ...target.ranks import ranks_of
 from ..draft_model import DraftModelDrafter
+from .schedule import Overlapped
 from .seat import join
 from .session import PearlSession
 from .timeline import Timeline
@@ -102,10 +103,8 @@ class PearlDrafter(DraftModelDrafter):
             self._measure_anew()  # times and acceptance are kept from call to call, as long as the models are the same
             self.target = weakref.ref(target)
 
-    def schedule(self) -> type[Any]:
-        from .schedule import OverlappedDecoding
-
-        return OverlappedDecoding
+    def schedule(self, session: Guarded, context: DraftContext) -> Schedule:
+        return Overlapped(session, context)
 
     def start(self, context: DraftContext) -> DraftSession:
         """Two calls at once get a worker each."""

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from .background import Setup
 from .link import Fork, Kind, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
 from .timeline import Timeline
 from .window import Plan, Planner
-from .worker import Setup
 from .workers import Worker
 
 Chain = list[tuple[int, float]]
@@ -166,7 +166,7 @@ class PearlSession(DraftSession):
             self.worker.link.send(Kind.CANCEL, encode_numbers(self.worker.epoch))
             self.total = len(self.steps)
 
-    def residual(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
+    def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
         """q of some tokens, or all; nodes are counted from the accepted tokens at the time of the last order."""
         return self.question(self.rows[row], self.base[row] + node, tokens)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ...protocol import Draft, DraftContext, Sequences
+from ...transfer import to_device
 
 Branches = list[list[int]]
 """Continuations of one row, the likeliest first."""
@@ -24,10 +25,10 @@ def _cut_at_forbidden(rows: list[Branches], sequences: Sequences, context: Draft
     flat = [(b, branch) for b, branches in enumerate(rows) for branch in branches]
     ends = [sequences.lengths[b] for b, _ in flat]
     room = max(end + len(branch) for end, (_, branch) in zip(ends, flat, strict=True))
-    ids = sequences.ids[[b for b, _ in flat], :room]
+    ids = sequences.ids[to_device([b for b, _ in flat], sequences.ids.device), :room]
     ids = torch.nn.functional.pad(ids, (0, room - ids.shape[1]))
     for i, (end, (_, branch)) in enumerate(zip(ends, flat, strict=True)):
-        ids[i, end : end + len(branch)] = torch.tensor(branch)
+        ids[i, end : end + len(branch)] = to_device(branch, ids.device)
     where = [(i, ends[i] + depth, token) for i, (_, branch) in enumerate(flat) for depth, token in enumerate(branch)]
     owners, lengths, tokens = zip(*where, strict=True)
     forbidden = iter(context.forbids(ids, owners, lengths, tokens))
@@ -77,9 +78,6 @@ def draft_from_branches(rows: Sequence[Branches], context: DraftContext) -> Draf
         return Draft.from_lists([branches[0] if branches else [] for branches in rows], context.device)
     trees = [join_branches(branches) for branches in rows]
     draft = Draft.from_lists([tokens for tokens, _ in trees], context.device)
-    # Padding nodes hang on the root: -1 is a valid parent everywhere.
-    parents = torch.full_like(draft.tokens, -1)
-    for b, (_, row_parents) in enumerate(trees):
-        parents[b, : len(row_parents)] = torch.tensor(row_parents, dtype=torch.long)
-    draft.parents = parents
+    width = draft.tokens.shape[1]  # padding nodes hang on the root: -1 is a valid parent everywhere
+    draft.parents = [parents + [-1] * (width - len(parents)) for _, parents in trees]
     return draft

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...bench.bare import time_bare_forwards
 from ...bench.meter import Forward
-from ...drafters.disco.classifier import StopClassifier
+from ...drafters.disco.classifier import StopClassifier, read
 from ...drafters.disco.drafter import DiscoDrafter
 from ...drafters.disco.rules import StopRule
 from ...theory import interpolate_widths
@@ -58,7 +58,7 @@ def rule_seconds(draft: PreTrainedModel, classifier: StopClassifier, repeats: in
     seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
-        chance(logits, [5], [7])
+        chance(read(logits, classifier.k), [5], [7])
         seconds.append(time.perf_counter() - began)
     return sorted(seconds)[repeats // 2]
 

@@ -1,0 +1,191 @@
+"""`BackgroundDraft`: what a worker drafts, in lines that share the draft's steps.
+
+Besides each row's own text it drafts behind *forks* of it, the corrections that the target is likely to make: at each
+place that has not been verified, what the draft thinks likeliest next to what it drafted.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...judge.picking import DraftPicker
+from ...transfer import to_device, to_host
+from ..draft_model.model import ModelOverCache
+from ..draft_model.session import write_tokens
+from .link import Fork, Kind, Link, Order, Step, encode_forks
+
+BLOCK = 256
+"""columns by which the buffer of token ids grows"""
+
+
+@dataclass
+class Setup:
+    """What a session tells its worker, once."""
+
+    prompt_ids: Tensor
+    """[B, P] left-padded, on the CPU"""
+    prompt_mask: Tensor
+    max_length: int
+    eos_token_ids: frozenset[int]
+    lockstep: bool
+    picker: DraftPicker
+    """It draws each position's draft with one number, however often it is drafted: only the last draft of a position
+    is ever tested, and nothing else depends on the others. So a seeded text depends on no fixed window, no timing."""
+
+
+class CancelledError(Exception):
+    """The present order has become useless."""
+
+
+@dataclass
+class Line:
+    """A text that is drafted behind: a row's own, or one with a correction in it."""
+
+    row: int
+    q: dict[int, Tensor] = field(default_factory=dict)
+    """[V] by drafted column"""
+    others: dict[int, list[int]] = field(default_factory=dict)
+    """by drafted column, the likeliest tokens besides the drafted one"""
+
+
+class Cancelling(Protocol):
+    """Who knows which orders have become useless."""
+
+    cancelled: int
+
+
+class BackgroundDraft:
+    """Told what to draft behind, it tells every token as soon as it is drawn. All lines, the rows' own first, share the
+    draft's steps."""
+
+    def __init__(self, setup: Setup, model: PreTrainedModel, link: Link, desk: Cancelling) -> None:
+        self.link, self.desk, self.epoch = link, desk, -1
+        self.began, self.sent = 0.0, 0
+        self.draft_calls = 1
+        """forwards, the prompt's among them"""
+        self.picker = setup.picker.on(model.device)
+        self.eos_token_ids, self.lockstep = setup.eos_token_ids, setup.lockstep
+        prompt = setup.prompt_ids.to(model.device)
+        self.model = ModelOverCache(model, prompt, setup.prompt_mask.to(model.device), setup.lockstep)
+        self.ids = torch.nn.functional.pad(prompt, (0, BLOCK))
+        self.rows = list(range(len(prompt)))
+        self.lines = [Line(row) for row in self.rows]
+        self.ends: list[int] = []
+        """[L] columns of each line"""
+
+    def follow(self, order: Order) -> None:
+        """Draft `order.width` tokens behind each row, or fewer where the draft's context ends."""
+        self.epoch, self.sent, self.began = order.epoch, 0, time.perf_counter()
+        ends = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
+        width = min(order.width, self.model.context_limit - max(ends))
+        lines = [self.lines[i] for i in order.lines]
+        self._take_up(order, ends, self._foreseen(order, lines, ends, order.unverified, 0) if width > 0 else [])
+        if width < 1:
+            return
+        logits = self._step(lambda: self.model.catch_up(self.ids, self.ends))
+        for step in range(width):
+            tokens, probs = self._draw(logits, order.corrections)
+            if step == 0 and width > 1:
+                self._fork(self._foreseen(order, self.lines[: len(ends)], self.ends, [1] * len(ends), 1))
+            self._tell(tokens, probs)
+            if step + 1 < width:
+                last = self.ids.gather(1, to_device(self.ends, self.ids.device)[:, None] - 1)
+                logits = self._step(lambda: self.model.feed(last))  # noqa: B023  (called at once)
+
+    def _foreseen(
+        self, order: Order, lines: list[Line], ends: list[int], unverified: list[int], first: int
+    ) -> list[tuple[int, Fork]]:
+        """The likely corrections of each row's last, unverified tokens, each with the row's line; they are told."""
+        forks = []
+        for b, (line, end, most, budget) in enumerate(zip(lines, ends, unverified, order.budgets, strict=False)):
+            for column in range(end - most, end) if budget and order.forking else ():
+                for token in line.others.get(column, []):
+                    if token not in self.eos_token_ids:
+                        forks.append((b, Fork(line.row, column, token, first)))
+        if forks:
+            self.link.send(Kind.FORKS, encode_forks(order.epoch, [fork for _, fork in forks]))
+        return forks
+
+    def _take_up(self, order: Order, ends: list[int], forks: list[tuple[int, Fork]]) -> None:
+        """Each row goes on from a line of the last order, and forks from there; the other lines are forgotten."""
+        came_from = [*range(len(ends)), *(b for b, _ in forks)]
+        self._select([order.lines[b] for b in came_from])
+        missing = max(ends) + order.width + 1 - self.ids.shape[1]
+        if missing > 0:
+            self.ids = torch.nn.functional.pad(self.ids, (0, -(-missing // BLOCK) * BLOCK))
+        for i, b in enumerate(came_from):
+            if order.tails[b]:
+                self.ids[i, order.keeps[b] : ends[b]] = to_device(order.tails[b], self.ids.device)
+        for line, end, most in zip(self.lines, ends, order.unverified, strict=False):
+            line.q = {column: q for column, q in line.q.items() if end - most <= column < end}
+            line.others = {column: tokens for column, tokens in line.others.items() if end - most <= column < end}
+        self.ends = list(ends)
+        self._correct([fork for _, fork in forks], [order.keeps[b] for b in came_from])
+
+    def _fork(self, forks: list[tuple[int, Fork]]) -> None:
+        """Open lines for corrections in the lines that there are."""
+        if forks:
+            self._select([*range(len(self.lines)), *(b for b, _ in forks)])
+            self._correct([fork for _, fork in forks], self.model.runner.lengths)
+
+    def _correct(self, forks: list[Fork], held: list[int]) -> None:
+        """Write the forks' corrections into the last lines. Of each line's text the cache holds at most `held`, and
+        the last token is always fed."""
+        first = len(self.lines) - len(forks)
+        self.ends += [fork.column + 1 for fork in forks]
+        if forks:
+            lines, columns = list(range(first, len(self.lines))), [fork.column for fork in forks]
+            self.ids[lines, columns] = to_device([fork.token for fork in forks], self.ids.device)
+        lengths = zip(self.model.runner.lengths, held, self.ends, strict=True)
+        good = [min(length, most, end - 1) for length, most, end in lengths]
+        self.model.roll_back([min(good)] * len(good) if self.lockstep else good)
+
+    def _select(self, lines: list[int]) -> None:
+        """Go on with these lines; one that is there a second time is a fork."""
+        if lines == list(range(len(self.lines))):
+            return
+        self.model.select(lines)
+        self.ids = self.ids[lines]
+        self.rows = [self.rows[i] for i in lines]
+        self.lines = [Line(self.lines[i].row) if i in lines[:n] else self.lines[i] for n, i in enumerate(lines)]
+
+    def _step(self, forward: Callable[[], Tensor]) -> Tensor:
+        if self.desk.cancelled >= self.epoch:
+            raise CancelledError
+        self.draft_calls += 1
+        return forward()
+
+    def _draw(self, logits: Tensor, others: int) -> tuple[list[int], list[float] | None]:
+        """The next token of every line, and its q where it was drawn at random."""
+        scores = self.picker.scores(self.ids, self.ends, logits)
+        drawn, q = self.picker.pick(self.ends, self.rows, scores)
+        write_tokens(self.ids, drawn, self.ends)
+        told = [drawn[:, None].double()]
+        if q is not None:
+            told.append(q.gather(1, drawn[:, None]).double())
+        if others:
+            told.append(scores.topk(min(others + 1, scores.shape[1])).indices.double())
+        rows = to_host(torch.cat(told, dim=1))  # one transfer a step
+        for b, (line, column) in enumerate(zip(self.lines, self.ends, strict=True)):
+            best = [int(token) for token in rows[b][len(told) - 1 if others else len(rows[b]) :]]
+            line.others[column] = [token for token in best if token != rows[b][0]][:others]
+            if q is not None:
+                line.q[column] = q[b].clone()  # without the other lines'
+        self.ends = [end + 1 for end in self.ends]
+        return [int(row[0]) for row in rows], None if q is None else [row[1] for row in rows]
+
+    def _tell(self, tokens: list[int], probs: list[float] | None) -> None:
+        now = time.perf_counter()
+        step = Step(self.epoch, self.draft_calls, self.began, now, tokens, probs)
+        self.link.send(Kind.STEP, step.encode())
+        self.began, self.sent = now, self.sent + 1
+
+    def answer(self, line: int, column: int, tokens: list[int]) -> bytes:
+        """float32 q of these tokens (all, where none are named) at a drafted position of a line."""
+        q = self.lines[line].q[column]
+        return (q[tokens] if tokens else q).float().cpu().numpy().astype("<f4").tobytes()

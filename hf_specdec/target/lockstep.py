@@ -1,0 +1,168 @@
+"""`LockstepRunner`: rows keep equal lengths. It runs over transformers' own cache, without masks where there is no
+padding, with the model's own 2-D mask otherwise, and rolls back with `crop`: any model that can do that will do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..protocol import Forward
+from .inputs import prepares_stock_inputs, takes_ragged_inputs
+
+
+class LockstepRunner:
+    """Rows of equal length over a stock cache."""
+
+    def __init__(
+        self, model: PreTrainedModel, model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
+    ) -> None:
+        """
+        Args:
+            model_kwargs: `generate`'s own, the cache among them.
+            ids: [B, P] the prompt.
+            new_columns: how many of the last columns the cache does not hold yet; None for all.
+        """
+        self.model, self.ids, self.model_kwargs, self.new_columns = model, ids, model_kwargs, new_columns
+        self.cache = model_kwargs["past_key_values"]
+        self.kwargs = {k: v for k, v in model_kwargs.items() if k not in ("past_key_values", "logits_to_keep")}
+        self.is_simple = prepares_stock_inputs(model) and takes_ragged_inputs(model, model_kwargs)
+        self.features: Sequence[int] = ()
+        self.length = self.prompt_length = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.length] * self.ids.shape[0]
+
+    def prefill(self) -> Forward:
+        """The prompt's forward, as plain decoding does it."""
+        answer = prefill(self.model, self.ids, self.model_kwargs, self.new_columns, self.features)
+        self.length = self.prompt_length = self.cache.get_seq_length()
+        self.cache.activate_past_recording()
+        return answer
+
+    def forward(
+        self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
+    ) -> Forward:
+        """Append tokens [B, T] to every row. No trees and no uneven rows here."""
+        assert parents is None and counts is None, "trees and uneven rows need the ragged runner"
+        width = tokens.shape[1]
+        self.length += width
+        extra = {"output_hidden_states": True} if self.features else {}
+        if self.is_simple:
+            # What the call below comes to, at a fraction of its time (a light draft notices).
+            inputs = self.kwargs | self._next(width)
+            outputs = self.model(input_ids=tokens, past_key_values=self.cache, **inputs | extra)
+        else:
+            self.ids = torch.cat([self.ids, tokens], dim=1)
+            prepared = self.model.prepare_inputs_for_generation(
+                self.ids, next_sequence_length=width, past_key_values=self.cache, **self.kwargs | self._grown()
+            )
+            if "logits_to_keep" in prepared:  # some classes ask for one here, whatever they are fed
+                prepared["logits_to_keep"] = 0
+            outputs = self.model(**prepared | extra, return_dict=True)
+        return answered(outputs, width, self.features)
+
+    def _next(self, width: int) -> dict[str, Tensor]:
+        """Mask of all columns and positions of the last `width` ones."""
+        inputs = {}
+        if (mask := self.kwargs.get("attention_mask")) is not None:
+            inputs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), self.length - mask.shape[1])], dim=1)
+        if (positions := self.kwargs.get("position_ids")) is not None:
+            end = self.length - self.prompt_length + 1
+            inputs["position_ids"] = positions[:, -1:] + torch.arange(end - width, end, device=positions.device)
+        return inputs
+
+    def _grown(self) -> dict[str, Tensor]:
+        """The prompt's mask, positions and token types, carried on to the present length as plain decoding does."""
+        grown = {}
+        for name, value in self.kwargs.items():
+            more = self.length - value.shape[-1] if isinstance(value, Tensor) and value.ndim else 0
+            if name == "attention_mask" and value is not None:
+                grown[name] = torch.cat([value, value.new_ones(value.shape[0], more)], dim=-1)
+            elif name == "position_ids" and value is not None:
+                steps = torch.arange(1, more + 1, device=value.device, dtype=value.dtype)
+                grown[name] = torch.cat([value, value[..., -1:] + steps], dim=-1)
+            elif name == "token_type_ids" and value is not None:
+                grown[name] = torch.cat([value, value[..., -1:].expand(*value.shape[:-1], more)], dim=-1)
+            elif name.endswith("token_type_ids") and value is not None:
+                grown[name] = torch.cat([value, value.new_zeros(*value.shape[:-1], more)], dim=-1)
+        return grown
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Roll back to a common length. Must follow every forward: it also trims what sliding layers recorded."""
+        removed = self.length - lengths[0]
+        self.cache.crop(-removed)
+        if not self.is_simple:
+            self.ids = self.ids[:, : self.ids.shape[1] - removed]
+        self.length = lengths[0]
+
+    def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
+        """Of chains, which are all that is fed here: to keep a path is to truncate behind it."""
+        self.truncate([length + len(path) for length, path in zip(lengths, paths, strict=True)])
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch; one may come twice."""
+        index = torch.tensor(rows, device=self.ids.device)
+        for layer in self.cache.layers:
+            mine = index.to(layer.keys.device)
+            layer.keys, layer.values = layer.keys[mine], layer.values[mine]
+        self.ids = self.ids[index]
+        self.kwargs = {
+            name: value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim else value
+            for name, value in self.kwargs.items()
+        }
+
+    def retire(self, stay: list[int], keep: bool) -> None:
+        """Rows that have stopped are fed on with padding, as plain decoding does: nobody leaves."""
+
+    def finish(self, ids: Tensor | None) -> None:
+        """Leave the cache as plain decoding would."""
+        for layer in self.cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+
+
+def prefill(
+    model: PreTrainedModel,
+    ids: Tensor,
+    model_kwargs: dict[str, Any],
+    new_columns: int | None,
+    features: Sequence[int] = (),
+    all_logits: bool = False,
+) -> Forward:
+    """The first forward, as plain decoding does it; `model_kwargs` are `generate`'s own.
+
+    Args:
+        ids: [B, P].
+        new_columns: how many of the last columns the cache does not hold yet; None for all.
+        features: hidden states to give, by their index.
+        all_logits: after every column, not after the last one only.
+    """
+    inputs = model.prepare_inputs_for_generation(
+        ids, next_sequence_length=new_columns, is_first_iteration=True, **model_kwargs
+    )
+    if features:
+        inputs["output_hidden_states"] = True
+    if all_logits and "logits_to_keep" in inputs:
+        inputs["logits_to_keep"] = 0
+    outputs = model(**inputs, return_dict=True)
+    return Forward(
+        outputs.logits if all_logits else outputs.logits[:, -1:], features=_states(outputs, features), outputs=outputs
+    )
+
+
+def answered(outputs: Any, width: int, features: Sequence[int]) -> Forward:
+    """A model's outputs as a `Forward`.
+
+    Raises:
+        RuntimeError: there are not as many logits as tokens were fed.
+    """
+    if outputs.logits.shape[1] != width:
+        raise RuntimeError(f"the target gave {outputs.logits.shape[1]} logits for {width} tokens")
+    return Forward(outputs.logits, features=_states(outputs, features), outputs=outputs)
+
+
+def _states(outputs: Any, features: Sequence[int]) -> dict[int, Tensor]:
+    return {name: outputs.hidden_states[name] for name in features}

@@ -1,0 +1,174 @@
+"""`RaggedRunner`: each row has its own length. It runs over a `RaggedCache` with 4-D masks and takes trees.
+
+The slots of a row are the columns of plain decoding's `input_ids` (plus what a cache passed by the user held before).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..protocol import Forward
+from ..transfer import to_device
+from .cache import RaggedCache, Slots
+from .inputs import position_limit
+from .lockstep import answered, prefill
+from .masks import TreeShapes, allowed_slots, as_bias, attention_windows
+
+
+class RetiredRow(NamedTuple):
+    """A row that has stopped: what its part of the cache held."""
+
+    length: int
+    states: list[tuple[Tensor, Tensor]]
+    visible: Tensor
+    next_position: Tensor
+
+
+class RaggedRunner:
+    """Rows of any lengths. The prompt is read into the call's stock cache, which `RaggedCache` then takes over."""
+
+    cache: RaggedCache
+
+    def __init__(
+        self, model: PreTrainedModel, model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
+    ) -> None:
+        """
+        Args:
+            model_kwargs: `generate`'s own, the cache (one that `is_adoptable`) among them.
+            ids: [B, P] the prompt; fewer columns than the cache will hold where that is continued.
+            new_columns: how many of the last columns the cache does not hold yet; None for all.
+        """
+        self.model, self.model_kwargs, self.prompt, self.new_columns = model, model_kwargs, ids, new_columns
+        self.stock = model_kwargs["past_key_values"]
+        self.windows = attention_windows(model)
+        self.limit = position_limit(model)
+        self.features: Sequence[int] = ()
+        self.rows = list(range(ids.shape[0]))
+        self.retired: dict[int, RetiredRow] = {}
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.cache.lengths
+
+    def prefill(self) -> Forward:
+        """The prompt's forward, as plain decoding does it."""
+        answer = prefill(self.model, self.prompt, self.model_kwargs, self.new_columns, self.features)
+        self.adopt()
+        return answer
+
+    def adopt(self) -> None:
+        """Take over the stock cache, which holds the prompt."""
+        self.columns = self.stock.get_seq_length()
+        self.cache = RaggedCache(self.stock)
+        rows, device = len(self.rows), self.cache.device
+        mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
+        self.visible = (
+            torch.ones(rows, self.columns, dtype=torch.bool, device=device) if mask is None else mask.bool().to(device)
+        )
+        if positions is None:
+            positions = self.visible.long().cumsum(-1) - 1
+        self.next_position = (positions[:, -1:] + 1).expand(rows, 1).to(device)
+        self.shapes = TreeShapes(device)
+
+    def forward(
+        self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
+    ) -> Forward:
+        """Append tokens [B, T] to each row, a chain or a tree, of which `counts` count in each row."""
+        width = tokens.shape[1]
+        outputs = self.run(tokens, parents)
+        if counts is None:
+            for group in self.cache.groups:
+                group.advance(width)
+        else:
+            self.cache.set_lengths([length + n for length, n in zip(self.cache.lengths, counts, strict=True)])
+        return answered(outputs, width, self.features)
+
+    def run(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None) -> Any:
+        """The model's outputs over tokens [B, T]; no row is advanced. For runners that change what is answered."""
+        self.cache.reserve(tokens.shape[1])
+        seen, depth = self.shape(parents, tokens.shape[1])
+        extra = {"output_hidden_states": True} if self.features else {}
+        return self.model(
+            input_ids=tokens,
+            attention_mask=self.masks(seen, depth),
+            position_ids=self.positions(depth),
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+            **extra,
+        )
+
+    def shape(self, parents: Sequence[Sequence[int]] | None, width: int) -> tuple[Tensor | None, Tensor]:
+        """Which new tokens each new token sees (None in a chain: itself and all before), and each one's depth."""
+        if parents is None:
+            return None, torch.arange(width, device=self.cache.device)[None]
+        return self.shapes(parents)
+
+    def positions(self, depth: Tensor) -> Tensor:
+        """[B, T]; columns that do not count in a short row stay below the limit of learned embeddings."""
+        first = self.next_position + (self.cache.slots.ends[:, None] - self.columns)
+        return torch.minimum(first + depth, first.clamp_min(self.limit - 1))
+
+    def masks(self, seen: Tensor | None, depth: Tensor, slots: Slots | None = None) -> Tensor | dict[str, Tensor]:
+        """Additive 4-D masks [B, 1, T, visible] for a group of layers (default: the lowest) that has reserved room."""
+        slots = slots or self.cache.slots
+        allowed, distance = allowed_slots(slots.ends, slots.end, seen, depth)
+        allowed[:, :, : self.columns] &= self.visible[:, None]
+        kind = self.cache.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.model.dtype
+        return as_bias(allowed, distance, self.windows, dtype)
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Roll every row back to its length."""
+        if any(lengths != group.lengths for group in self.cache.groups):
+            self.cache.set_lengths(lengths)
+
+    def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
+        """Roll back to `lengths`, then keep the tokens of an accepted path (indices after that length)."""
+        self.cache.set_lengths(lengths)
+        self.cache.keep(paths)
+        self.cache.set_lengths([length + len(path) for length, path in zip(lengths, paths, strict=True)])
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch; one may come twice."""
+        self.cache.select(rows)
+        index = to_device(rows, self.cache.device)
+        self.visible, self.next_position = self.visible[index], self.next_position[index]
+        self.rows = [self.rows[row] for row in rows]
+
+    def retire(self, stay: list[int], keep: bool) -> None:
+        """Go on with the rows `stay`; put the others' keys and values aside where they are still wanted."""
+        for b in set(range(len(self.rows))) - set(stay) if keep else ():
+            self.retired[self.rows[b]] = RetiredRow(
+                self.cache.lengths[b], self.cache.row(b), self.visible[b], self.next_position[b]
+            )
+        self.select(stay)
+
+    def finish(self, ids: Tensor | None) -> None:
+        """Write all rows into the stock cache as plain decoding leaves it.
+
+        Plain decoding goes on feeding padding to rows that have stopped; one forward makes up for that.
+        """
+        self.retire([], keep=True)
+        rows = [self.retired[row] for row in sorted(self.retired)]
+        if ids is None:
+            rows = [row._replace(length=self.columns) for row in rows]
+            states = [[(k[:, : self.columns], v[:, : self.columns]) for k, v in row.states] for row in rows]
+            self.cache.assemble(states, [self.columns] * len(rows))
+            self.cache.restore(self.stock, self.columns)
+            return
+        self.cache.assemble([row.states for row in rows], [row.length for row in rows])
+        self.visible = torch.stack([row.visible for row in rows])
+        self.next_position = torch.stack([row.next_position for row in rows])
+        before = self.columns - self.prompt.shape[1]
+        final = before + ids.shape[1] - 1
+        missing = [final - row.length for row in rows]
+        if any(missing):
+            tokens = ids.new_zeros(len(rows), max(missing))
+            for b, (row, n) in enumerate(zip(rows, missing, strict=True)):
+                tokens[b, :n] = ids[b, row.length - before : final - before]
+            self.forward(tokens.to(self.model.device), counts=missing)
+        self.cache.restore(self.stock, final)

@@ -1,0 +1,32 @@
+"""The ways between host and device. Reading waits for everything that the device has been asked for; writing must not.
+
+A round reads once (`to_host`). What the host makes goes the other way without waiting (`to_device`). Nothing else in
+the package moves values between the two, so that what a GPU would feel can be counted.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def waits(device: torch.device) -> bool:
+    """Whether reading from this device means to wait for it."""
+    return device.type != "cpu"
+
+
+def to_host(tensor: Tensor) -> list[Any]:
+    """The values of a tensor, in nested lists: the one transfer of a round."""
+    return tensor.tolist()
+
+
+def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """A tensor of host values on a device. The device may still be at work on what came before: nobody waits for it.
+
+    Args:
+        values: numbers in (nested) lists, a numpy array, or a tensor on the host.
+    """
+    tensor = torch.as_tensor(values, dtype=dtype)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # from ordinary memory the copy would wait, whatever is asked for
+    return tensor.to(device, non_blocking=True)
