@@ -150,8 +150,9 @@ def explain(
     seed: Seed = 0,
 ) -> None:
     """Show round by round what was drafted, what was kept, and where the time went."""
-    from .bench.explain import ExplainSettings, run_explain
-    from .bench.specs import default_drafter
+    from .explain.explanation import ExplainSettings
+    from .explain.run import run_explain
+    from .loading.drafters import default_drafter
 
     settings = ExplainSettings(
         target=target,
@@ -194,13 +195,13 @@ def generate(
     seed: Seed = 0,
 ) -> None:
     """Continue a text with speculation, and say what it gained."""
-    from .demo import run_generate
+    from .demo import GenerateSettings, run_generate
 
-    run_generate(
-        prompt,
-        target,
-        draft=draft,
+    settings = GenerateSettings(
+        target=target,
         drafter=drafter,
+        prompt=prompt,
+        draft=draft,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         dtype=dtype,
@@ -208,6 +209,7 @@ def generate(
         threads=threads,
         seed=seed,
     )
+    run_generate(settings)
 
 
 @app.command()

@@ -16,14 +16,15 @@ from typer.testing import CliRunner
 from hf_specdec.bench import results as results_module
 from hf_specdec.bench import summary
 from hf_specdec.bench.measure import Bench
+from hf_specdec.bench.methods import BASELINES, build_method
 from hf_specdec.bench.plan import Settings, plan
-from hf_specdec.bench.prompts import MAX_LINE_BYTES, load_prompts
-from hf_specdec.bench.provenance import provenance
 from hf_specdec.bench.results import Results
-from hf_specdec.bench.specs import BASELINES, build_method, parse_options
 from hf_specdec.bench.summary import summarize
 from hf_specdec.cli import app
 from hf_specdec.errors import SpeculationError
+from hf_specdec.instruments.provenance import provenance
+from hf_specdec.loading.drafters import parse_options
+from hf_specdec.loading.prompts import MAX_LINE_BYTES, load_prompts
 
 DEMO = Path(__file__).parents[1] / "hf_specdec" / "demo"
 
@@ -139,7 +140,8 @@ def test_a_drafter_that_remembers_meets_each_prompt_once(tmp_path: Path) -> None
 def _settings(folder: Path, **more) -> Settings:
     (folder / "p.txt").write_text("def add(a, b):\n")
     small = {"dtype": "float32", "max_new_tokens": 8, "baselines": ["plain"]}
-    return Settings(str(DEMO / "target"), [str(folder / "p.txt")], draft=str(DEMO / "draft"), **small | more)
+    models = {"target": str(DEMO / "target"), "draft": str(DEMO / "draft")}
+    return Settings(**models, prompts=[str(folder / "p.txt")], **small | more)
 
 
 # ------------------------------------------------------------------ runs that end early
@@ -254,7 +256,7 @@ def test_damaged_result_files_are_refused(tmp_path: Path, content: str) -> None:
 def test_plan_goes_through_all_cells(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text("a\nb\nc\n")
-    units = plan(Settings("t", [str(path)], batch_sizes=(1, 2), temperatures=(0.0, 1.0)))
+    units = plan(Settings(target="t", prompts=[str(path)], batch_sizes=(1, 2), temperatures=(0.0, 1.0)))
     assert [unit.key for unit in units if unit.temperature == 0] == [
         ("p", 0, 1, 0.0),
         ("p", 1, 1, 0.0),
@@ -263,7 +265,7 @@ def test_plan_goes_through_all_cells(tmp_path: Path) -> None:
         ("p", 1, 2, 0.0),
     ]
     with pytest.raises(SpeculationError, match="different names"):
-        plan(Settings("t", [str(path), str(path)]))
+        plan(Settings(target="t", prompts=[str(path), str(path)]))
 
 
 def test_a_killed_run_leaves_a_whole_file(tmp_path: Path) -> None:

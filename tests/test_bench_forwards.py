@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from hf_specdec.bench.audit import audit, first_difference
-from hf_specdec.bench.bare import bare_seconds, time_bare_forwards
-from hf_specdec.bench.meter import Forward, Meter, metered
-from hf_specdec.bench.pacing import paced
-from hf_specdec.bench.padding import pad_mlps
-from hf_specdec.bench.specs import build_method
-from hf_specdec.bench.synthetic import synthetic_acceptance
+from hf_specdec.bench.methods import build_method
 from hf_specdec.errors import SpeculationError
+from hf_specdec.instruments.audit import audit, first_difference
+from hf_specdec.instruments.bare import bare_seconds, time_bare_forwards
+from hf_specdec.instruments.meter import Forward, Meter, metered
+from hf_specdec.instruments.pacing import paced
+from hf_specdec.instruments.padding import pad_mlps
+from hf_specdec.instruments.synthetic import synthetic_acceptance
 
 PROMPT = torch.tensor([[5, 9, 3, 17, 4, 8]])
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

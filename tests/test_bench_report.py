@@ -16,9 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from hf_specdec import theory
-from hf_specdec.bench.explain import ExplainSettings, explain
-from hf_specdec.bench.explain_page import audit_text, explain_page, print_explanation, timeline
-from hf_specdec.bench.explain_timeline import save_timeline
 from hf_specdec.bench.report import write_report
 from hf_specdec.bench.results import Measurement, Results
 from hf_specdec.bench.run import summary_tables
@@ -27,6 +24,10 @@ from hf_specdec.bench.tables import figures
 from hf_specdec.cli import app
 from hf_specdec.drafters.prompt_lookup import PromptLookupSession
 from hf_specdec.errors import SpeculationError
+from hf_specdec.explain.explanation import ExplainSettings
+from hf_specdec.explain.page import audit_text, explain_page, print_explanation, timeline
+from hf_specdec.explain.reading import explain
+from hf_specdec.explain.timeline import save_timeline
 
 DEMO = Path(__file__).parents[1] / "hf_specdec" / "demo"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -189,11 +190,17 @@ def pair():
     return *models, AutoTokenizer.from_pretrained(DEMO / "target")
 
 
+def what(spec: str, prompt: str, draft: str | None, tokens: int, temperature: float = 0.0, **more) -> ExplainSettings:
+    """Settings for models that are loaded already."""
+    how = {"dtype": "float32", "max_new_tokens": tokens, "temperature": temperature} | more
+    return ExplainSettings(target="t", draft=draft, drafter=spec, prompt=prompt, **how)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_explain_accounts_for_every_token(pair, temperature: float) -> None:
     target, draft, tokenizer = pair
     prompt = "def add(a, b):\n    return"
-    settings = ExplainSettings("t", "draft_model:num_draft_tokens=4", prompt, "d", 24, temperature, "float32")
+    settings = what("draft_model:num_draft_tokens=4", prompt, "d", 24, temperature)
     found = explain(settings, target, draft, tokenizer)
     kept = [token for line in found.lines for token in line if token.kind in ("first", "accepted", "own")]
     assert len(kept) == found.new_tokens <= 24
@@ -215,7 +222,7 @@ def test_explain_accounts_for_every_token(pair, temperature: float) -> None:
 @pytest.mark.parametrize("padding", [None, 6000])
 def test_explain_says_which_costs_are_pretended(pair, padding: int | None) -> None:
     target, _, tokenizer = pair
-    settings = ExplainSettings("t", "prompt_lookup", "a b a b", None, 4, 0.0, "float32", pad_target_mlp=padding)
+    settings = what("prompt_lookup", "a b a b", None, 4, pad_target_mlp=padding)
     found = explain(settings, target, None, tokenizer)
     console = Console(record=True, width=200, file=io.StringIO())
     print_explanation(found, console)
@@ -240,7 +247,7 @@ DRAFTERS = [*DRAFTING, "draft_model"]  # the last may find that no draft pays
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_explain_shows_the_whole_text_wherever_it_ends(pair, spec: str, max_new_tokens: int) -> None:
     target, draft, tokenizer = pair
-    settings = ExplainSettings("t", spec, "1 2 3 1 2 3 1 2", "d", max_new_tokens, 0.0, "float32")
+    settings = what(spec, "1 2 3 1 2 3 1 2", "d", max_new_tokens)
     found = explain(settings, target, draft, tokenizer)
     kept = [token.text for line in found.lines for token in line if token.kind in ("first", "accepted", "own")]
     ids = tokenizer(settings.prompt, return_tensors="pt")
@@ -253,7 +260,7 @@ def test_explain_shows_the_whole_text_wherever_it_ends(pair, spec: str, max_new_
 @pytest.mark.parametrize("spec", ["prompt_lookup:num_branches=3", "suffix:num_branches=3"])
 def test_explain_shows_what_was_rejected_of_trees(pair, spec: str) -> None:
     target, _, tokenizer = pair
-    settings = ExplainSettings("t", spec, "a b a c a b a d a b a", None, 16, 0.0, "float32")
+    settings = what(spec, "a b a c a b a d a b a", None, 16)
     found = explain(settings, target, None, tokenizer)
     wrong = {i for i, r in enumerate(found.rounds, start=1) if r.drafted and not r.accepted}
     assert wrong and wrong <= {rejection.round for rejection in found.rejections}
@@ -268,7 +275,7 @@ def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair
 
     monkeypatch.setattr(PromptLookupSession, "propose", propose)
     with pytest.warns(UserWarning, match="planted"):
-        found = explain(ExplainSettings("t", "prompt_lookup", "a b a b", None, 5), target, None, tokenizer)
+        found = explain(what("prompt_lookup", "a b a b", None, 5, dtype="bfloat16"), target, None, tokenizer)
     assert found.rounds == [] and [[token.kind for token in line] for line in found.lines] == [["first"], ["own"] * 4]
     assert found.same_text
 
@@ -276,7 +283,7 @@ def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair
 @pytest.mark.parametrize("spec", DRAFTING)
 def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
     target, draft, tokenizer = pair
-    found = explain(ExplainSettings("t", spec, "1 2 3 1 2 3 1 2", "d", 12, 0.0, "float32"), target, draft, tokenizer)
+    found = explain(what(spec, "1 2 3 1 2 3 1 2", "d", 12), target, draft, tokenizer)
     spans, use = found.timeline.target + found.timeline.draft, found.timeline.utilisation()
     assert len(found.timeline.target) == len(found.rounds) == len(found.timeline.tests)
     assert found.timeline.draft and all(began < ended for began, ended in spans)
@@ -295,7 +302,7 @@ def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
 @pytest.mark.parametrize("spec", DRAFTING)
 def test_every_bar_of_the_page_lies_within_its_plot(pair, spec: str) -> None:
     target, draft, tokenizer = pair
-    found = explain(ExplainSettings("t", spec, "1 2 3 1 2 3 1 2", "d", 12, 0.0, "float32"), target, draft, tokenizer)
+    found = explain(what(spec, "1 2 3 1 2 3 1 2", "d", 12), target, draft, tokenizer)
     svg = ElementTree.fromstring(timeline(found).partition('<div class="wide">')[2].partition("</div>")[0])
     bars = [(float(bar.get("x")), float(bar.get("width")), bar.get("fill")) for bar in svg.iter("rect")]
     assert sum(fill == "var(--draft)" for *_, fill in bars) >= len(found.timeline.draft) > 0
@@ -305,7 +312,7 @@ def test_every_bar_of_the_page_lies_within_its_plot(pair, spec: str) -> None:
 @pytest.mark.parametrize("terminal", [{"color_system": None}, {"color_system": "truecolor", "no_color": True}], ids=str)
 def test_explain_without_colour_marks_what_was_rejected(pair, terminal: dict) -> None:
     target, draft, tokenizer = pair
-    settings = ExplainSettings("t", "draft_model:num_draft_tokens=4", "def add(a, b):", "d", 24, 0.0, "float32")
+    settings = what("draft_model:num_draft_tokens=4", "def add(a, b):", "d", 24)
     found = explain(settings, target, draft, tokenizer)
     console = Console(record=True, width=200, force_terminal=True, file=io.StringIO(), **terminal)
     print_explanation(found, console)
@@ -356,7 +363,7 @@ def open_in_browser(page: str, width: int, folder: Path) -> dict:
 @pytest.mark.parametrize("width", [1200, 390])
 def test_pages_hold_up_in_a_browser(pair, tmp_path: Path, width: int) -> None:
     target, draft, tokenizer = pair
-    settings = ExplainSettings("t", "draft_model:num_draft_tokens=4", "import os\n", "d", 16, 0.0, "float32")
+    settings = what("draft_model:num_draft_tokens=4", "import os\n", "d", 16)
     write_report([result_file(tmp_path)], tmp_path / "report")
     pages = [
         (tmp_path / "report" / "report.html").read_text(),

@@ -7,26 +7,27 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hf_specdec.bench.audit import first_difference
-from hf_specdec.bench.measure import load_model, load_tokenizer
-from hf_specdec.bench.recording import RecordingDrafter
-from hf_specdec.bench.specs import PLAIN, Method, load_drafter
+from hf_specdec.bench.methods import PLAIN, Method
 from hf_specdec.cli import app
-from hf_specdec.demo import run
+from hf_specdec.demo import GenerateSettings, run, run_generate
 from hf_specdec.demo.colour import _pieces, painted
 from hf_specdec.demo.compare import compare
 from hf_specdec.demo.prompts import PROMPTS
-from hf_specdec.demo.run import PAIR, cpu_capabilities, demo_dtype, run_generate
+from hf_specdec.demo.run import PAIR, cpu_capabilities, demo_dtype
+from hf_specdec.instruments.audit import first_difference
+from hf_specdec.instruments.recording import RecordingDrafter
+from hf_specdec.loading.drafters import load_drafter
+from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return [load_model(str(PAIR / name), "float32", "cpu") for name in ("target", "draft")]
+    return [load_model(ModelSource(str(PAIR / name), "float32")) for name in ("target", "draft")]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer(str(PAIR / "target"))
+    return load_tokenizer(ModelSource(str(PAIR / "target")))
 
 
 @pytest.mark.parametrize("spec", ["draft_model:num_draft_tokens=5", "draft_model", "prompt_lookup"])
@@ -56,7 +57,8 @@ def test_the_picture_without_rejected_tokens_is_the_text(pair, tokenizer, name, 
 
 
 def test_generate_continues_a_prompt_with_any_pair(capsys):
-    run_generate("def add(a, b):", str(PAIR / "target"), draft=str(PAIR / "draft"), max_new_tokens=8)
+    pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft")}
+    run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
     printed = capsys.readouterr().out
     assert "def add(a, b):" in printed
     assert "mean acceptance length" in printed
@@ -112,5 +114,6 @@ def test_generate_takes_what_bench_takes():
 
 
 def test_generate_samples_without_a_draft_model(capsys):
-    run_generate("def add(a, b):", str(PAIR / "target"), max_new_tokens=8, temperature=1.0)
+    target = str(PAIR / "target")
+    run_generate(GenerateSettings(prompt="def add(a, b):", target=target, max_new_tokens=8, temperature=1.0))
     assert "sampled" in capsys.readouterr().out

@@ -8,8 +8,8 @@ from test_disco import STOPS, classifier, close_to, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from disco_oracle import oracle_report, oracle_rounds, plot_oracle
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.bench.oracle import oracle_report, oracle_rounds, plot_oracle
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, StopRule
 from hf_specdec.training.disco import Regime, TrainSettings, extract, extraction, fit, quality, train_disco
 from hf_specdec.training.disco.extraction import load
@@ -224,7 +224,7 @@ PACES = {"pace_target": 10.0, "pace_draft": 5.0}
 def test_the_table_compares_all_rules_and_none_beats_the_oracle(
     target, draft, tokenizer, tmp_path, capsys, costs, options, heading
 ):
-    from hf_specdec.bench.disco_table import main
+    from disco_table import main
 
     for name, model in (("target", target), ("draft", draft)):
         model.save_pretrained(tmp_path / name)
@@ -261,7 +261,7 @@ OPTIONS = {"pad_target_mlp": 300, "pad_draft_mlp": 300, "pace_target": 10.0, "pa
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_table_of_stated_costs_refuses_what_it_would_ignore(tmp_path, name):
-    from hf_specdec.bench.disco_table import main
+    from disco_table import main
 
     data = {"target": "t", "draft": "d", "train": tmp_path / "x", "test": [tmp_path / "x"], "output": tmp_path / "out"}
     with pytest.raises(SpeculationError, match=f"drop {name}={OPTIONS[name]}$"):

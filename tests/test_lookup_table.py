@@ -7,10 +7,10 @@ import pytest
 import torch
 from models import llama, tokenizer
 
+import lookup_table
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError, SuffixDrafter
-from hf_specdec.bench import lookup_table
-from hf_specdec.bench.lookup_table import Tally, encode, main, play, suffix_after
-from hf_specdec.bench.measure import load_model
+from hf_specdec.loading.models import load_model
+from lookup_table import Tally, encode, main, play, suffix_after
 
 TEXTS = ["ab cd" * 3, "abcdefghi" * 9, "ihgfed", "aabbcc", "cdcdcd"]
 

@@ -7,11 +7,12 @@ import torch
 from models import llama, tokenizer
 from test_pearl import close_to
 
-from hf_specdec.bench import pearl_table
-from hf_specdec.bench.pearl_table import Row, main, outcomes, overview, pearl_seconds, serial_seconds
-from hf_specdec.bench.recording import Round
+import pearl_table
 from hf_specdec.drafters.pearl import Timeline
+from hf_specdec.instruments.recording import Round
 from hf_specdec.theory import tokens_per_second
+from pearl_bounds import outcomes, pearl_seconds, serial_seconds
+from pearl_table import Row, main, overview
 
 
 def test_serial_decoding_without_overhead_is_counted_by_hand():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hf_specdec.bench.pearl_table import WINDOWS, serial_seconds
 from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speed, serial_speeds
 from hf_specdec.drafters.pearl.window import Planner
 from hf_specdec.theory import pearl_tokens_per_second, tokens_per_second
+from pearl_bounds import WINDOWS, serial_seconds
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])

@@ -18,11 +18,11 @@ from transformers.generation import (
 )
 
 from hf_specdec import SpeculationError
-from hf_specdec.bench.lookup_speed import synthetic_text
 from hf_specdec.drafters.prompt_lookup import LookupIndex, PromptLookupDrafter
 from hf_specdec.drafters.prompt_lookup.branches import cut, draft_from_branches, join_branches
 from hf_specdec.judge.processing import Bans, Processing
 from hf_specdec.protocol import Sequences
+from lookup_speed import synthetic_text
 
 
 def searched(tokens, max_match):

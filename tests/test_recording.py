@@ -5,7 +5,7 @@ import torch
 from drafters import Future, Toy
 from models import VOCAB, llama
 
-from hf_specdec.bench.recording import RecordingDrafter
+from hf_specdec.instruments.recording import RecordingDrafter
 from hf_specdec.protocol import Draft
 
 PROMPT = torch.tensor([[5, 9, 3, 17]])

@@ -7,23 +7,22 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from ..errors import SpeculationError, warn
-from .audit import audit
-from .bare import Kind, bare_seconds, time_bare_forwards
-from .meter import Meter, Role, metered
-from .pacing import paced
-from .padding import pad_mlps
-from .plan import Settings, Unit, torch_dtype
-from .provenance import peak_memory_bytes, reset_peak_memory
+from ..errors import warn
+from ..instruments.audit import audit
+from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
+from ..instruments.meter import Meter, Role, metered
+from ..instruments.pacing import paced
+from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
+from ..instruments.synthetic import synthetic_acceptance
+from ..loading.prompts import WARM_UP_TEXT
+from .methods import BASELINES, PLAIN, Method, build_method
+from .plan import Settings, Unit
 from .results import Measurement, Results
-from .specs import BASELINES, PLAIN, Method, build_method
 from .summary import summarize
-from .synthetic import synthetic_acceptance
 
 T = TypeVar("T")
-WARM_UP_TEXT = "The weather of the coming days will be much like that of the days before."
 
 
 @dataclass
@@ -50,14 +49,9 @@ class Bench:
     def __init__(self, settings: Settings) -> None:
         settings.check()
         self.settings = settings
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         self.device = torch.device(settings.device)
-        self.tokenizer = load_tokenizer(settings.target)
-        self.target = load_model(settings.target, settings.dtype, settings.device, settings.pad_target_mlp)
-        self.draft: PreTrainedModel | None = None
-        if settings.draft:
-            self.draft = load_model(settings.draft, settings.dtype, settings.device, settings.pad_draft_mlp)
+        pair = settings.load()
+        self.tokenizer, self.target, self.draft = pair.tokenizer, pair.target, pair.draft
         baselines = settings.baselines
         if baselines is None:
             baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
@@ -255,29 +249,3 @@ def _cut(row: list[int], ends: set[int]) -> list[int]:
     """New tokens up to the end of text; what follows is padding."""
     stop = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
     return row[: stop + 1]
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or repo, padding on the left."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-    except (OSError, ValueError) as error:
-        raise SpeculationError(f"cannot load a tokenizer from {name!r}: {_first_line(error)}") from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def load_model(name: str, dtype: str, device: str, pad_mlp: int | None = None) -> PreTrainedModel:
-    """A decoder-only model, cost-padded where asked for."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch_dtype(dtype))
-    except (OSError, ValueError) as error:
-        raise SpeculationError(f"cannot load a model from {name!r}: {_first_line(error)}") from error
-    if pad_mlp:
-        pad_mlps(model, pad_mlp)
-    return model.to(device).eval()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

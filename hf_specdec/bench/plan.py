@@ -3,32 +3,24 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ..errors import SpeculationError
-from .prompts import load_prompts
+from ..loading.models import PairSettings, torch_dtype
+from ..loading.prompts import load_prompts
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(PairSettings):
     """What to measure; stored in the result file, and compared by `resume`."""
 
-    target: str
     prompts: list[str]
-    draft: str | None = None
     drafters: list[str] | None = None
     baselines: list[str] | None = None
     """all that the models allow, where None"""
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    threads: int | None = None
     max_new_tokens: int = 128
     limit: int | None = None
     batch_sizes: tuple[int, ...] = (1,)
     temperatures: tuple[float, ...] = (0.0,)
     repeats: int = 3
-    pad_target_mlp: int | None = None
-    pad_draft_mlp: int | None = None
     pace_target: float | None = None
     """milliseconds"""
     pace_draft: float | None = None
@@ -51,18 +43,6 @@ class Settings:
             self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
         ):
             raise SpeculationError("synthetic_acceptance needs --draft, temperature 0 and batch size 1")
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype of that name.
-
-    Raises:
-        SpeculationError: there is none.
-    """
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise SpeculationError(f"dtype must be a torch dtype such as bfloat16 or float32, got {name!r}")
-    return dtype
 
 
 @dataclass

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
-from .page import cards, html_page, write_page
+from ..showing.page import cards, html_page, write_page
+from ..showing.pretended import pretended_costs
 from .plots import Cells, save_plots
-from .pretended import pretended_costs
 from .results import Results
 from .tables import COLUMN_HELP, COLUMNS, figures, overview
 

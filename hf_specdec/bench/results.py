@@ -33,7 +33,7 @@ class Measurement:
     verify_seconds: float
     """in the target's other forwards"""
     bare_seconds: float
-    """what those other forwards take alone (`hf_specdec.bench.bare`)"""
+    """what those other forwards take alone (`instruments.bare`)"""
     target_step_seconds: float | None
     """a bare forward of the target, one token per row; None where there was none"""
     draft_step_seconds: float | None
@@ -49,7 +49,7 @@ class Measurement:
     same_text: bool | None
     """greedy only: whether the tokens are plain decoding's"""
     difference: dict[str, Any] | None
-    """the first place where they are not (`hf_specdec.bench.audit`)"""
+    """the first place where they are not (`instruments.audit`)"""
     peak_memory_bytes: int
 
     @property

@@ -10,10 +10,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ..errors import SpeculationError
+from ..instruments.provenance import provenance
+from ..showing.pretended import pretended_costs
 from .measure import Bench
 from .plan import Settings, plan
-from .pretended import pretended_costs
-from .provenance import provenance
 from .results import Results
 from .summary import check_installed
 from .tables import NARROW, figures

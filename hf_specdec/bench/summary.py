@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import theory
 from ..errors import SpeculationError
+from .methods import PLAIN
 from .results import Measurement
-from .specs import PLAIN
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

@@ -1,8 +1,9 @@
 """A first run: plain decoding, transformers' own speculation and ours beside each other, with the tokens in colour.
 
-The pair of models in this folder was trained for it by `train_pair.py`; nothing is downloaded.
+The pair of models in this folder was trained for it by `docs/laboratory/train_pair.py`; nothing is downloaded.
 """
 
-from .run import run_demo, run_generate
+from .generate import GenerateSettings, run_generate
+from .run import run_demo
 
-__all__ = ["run_demo", "run_generate"]
+__all__ = ["GenerateSettings", "run_demo", "run_generate"]

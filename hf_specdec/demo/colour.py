@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from ..bench.marks import marked
-from ..bench.recording import Round
+from ..instruments.recording import Round
+from ..showing.marks import marked
 
 STYLES = {"prompt": "dim", "accepted": "green", "rejected": "red strike", "own": "bold blue"}
 MARKS = {"prompt": ("", ""), "accepted": ("", ""), "rejected": ("[-", "-]"), "own": ("{+", "+}")}

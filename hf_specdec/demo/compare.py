@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..bench.meter import Meter, metered
-from ..bench.specs import Method
+from ..bench.methods import Method
+from ..instruments.meter import Meter, metered
 
 
 @dataclass
@@ -60,6 +60,22 @@ def compare(
         )
         for method in methods
     ]
+
+
+def compare_on_prompt(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    methods: Sequence[Method],
+    prompt: str,
+    turns: int,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """`compare` on a text, greedily where nothing else is said, and the inputs that the tokenizer made of it."""
+    encoded = tokenizer(prompt, return_tensors="pt").to(target.device)
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    options = {"do_sample": False, "pad_token_id": tokenizer.pad_token_id} | options
+    return compare(target, methods, inputs, turns, seed, **options), inputs
 
 
 def _generate(

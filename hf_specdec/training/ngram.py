@@ -4,16 +4,14 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..drafters.ngram.model import Level, NGramModel
+from ..drafters.ngram import Level, NGramDrafter, NGramModel
 from ..errors import SpeculationError
-
-if TYPE_CHECKING:
-    from ..drafters.ngram import NGramDrafter
+from ..loading.models import ModelSource, load_tokenizer
 
 CHUNK = 1 << 20
 """Tokens worked on at once."""
@@ -21,7 +19,7 @@ CHUNK = 1 << 20
 
 def train_ngram_drafter(
     tokenizer: Any, files: Iterable[str | Path], order: int = 3, min_count: int = 1, **options: Any
-) -> "NGramDrafter":
+) -> NGramDrafter:
     """Train an n-gram drafter on text.
 
     Args:
@@ -34,12 +32,8 @@ def train_ngram_drafter(
     Raises:
         SpeculationError: an option out of range, or no text.
     """
-    from transformers import AutoTokenizer
-
-    from ..drafters.ngram import NGramDrafter
-
     if isinstance(tokenizer, str | Path):
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        tokenizer = load_tokenizer(ModelSource(str(tokenizer)))
     model = train_ngram(token_stream(tokenizer, files), len(tokenizer), order, min_count)
     return NGramDrafter(model, **options)
 

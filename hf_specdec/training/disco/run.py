@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from ...bench.measure import load_model, load_tokenizer
-from ...bench.prompts import load_prompts
 from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError
+from ...loading.models import Pair, PairSettings
+from ...loading.prompts import sample_prompts
 from .extraction import Regime, extract
 from .fitting import fit, quality
 from .records import Record
@@ -24,12 +23,12 @@ from .tuning import FINALISTS, Choice, RuleName, chances, measure_costs, measure
 REGIMES = {"greedy": False, "sampled": True}
 
 
-@dataclass
-class TrainSettings:
+@dataclass(kw_only=True)
+class TrainSettings(PairSettings):
     """Arguments of the command."""
 
-    target: str
-    draft: str
+    draft: str = field()
+    """which is to be stopped, and so must be named"""
     data: list[str]
     output: str
     validation: list[str] = field(default_factory=list)
@@ -48,11 +47,6 @@ class TrainSettings:
     """whether the classifier is told what copying from earlier text proposes"""
     hidden: int = 32
     epochs: int = 100
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    threads: int | None = None
-    pad_target_mlp: int | None = None
-    pad_draft_mlp: int | None = None
     seed: int = 0
 
     def check(self) -> None:
@@ -70,6 +64,22 @@ class TrainSettings:
             raise SpeculationError(f"rules must be token, draft, or both, got {self.rules}")
 
 
+@dataclass
+class _Training:
+    """What the steps of one run work on."""
+
+    settings: TrainSettings
+    pair: Pair
+    training: list[str]
+    """prompts"""
+    validation: list[str]
+
+    @property
+    def draft(self) -> PreTrainedModel:
+        assert self.pair.draft is not None  # the settings name one
+        return self.pair.draft
+
+
 def train_disco(settings: TrainSettings) -> dict[str, Any]:
     """Train a DISCO drafter and save it to `settings.output`; what was seen stays in its subfolder `extraction`.
 
@@ -82,16 +92,8 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
         SpeculationError: bad arguments, data or models.
     """
     settings.check()
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    tokenizer = load_tokenizer(settings.target)
-    target = load_model(settings.target, settings.dtype, settings.device, settings.pad_target_mlp)
-    draft = load_model(settings.draft, settings.dtype, settings.device, settings.pad_draft_mlp)
-    training, validation = _prompts(settings)
-    output = Path(settings.output)
-    records = {
-        name: _extract(settings, target, draft, tokenizer, training, validation, name, output) for name in REGIMES
-    }
+    run = _Training(settings, settings.load(), *_prompts(settings))
+    records = {name: _extract(run, name) for name in REGIMES}
     classifier = fit(
         {REGIMES[name]: seen for name, (seen, _) in records.items()},
         {REGIMES[name]: held_out for name, (_, held_out) in records.items()},
@@ -99,7 +101,7 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
         settings.epochs,
         settings.seed,
     )
-    costs = measure_costs(target, draft, classifier)
+    costs = measure_costs(run.pair.target, run.draft, classifier)
     report: dict[str, Any] = {
         "settings": asdict(settings),
         "draft_seconds": costs.draft,
@@ -109,30 +111,14 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
     for name, do_sample in REGIMES.items():
         held_out = records[name][1]
         report[name] = {"quality": asdict(quality(classifier, held_out, do_sample))}
-        chosen[name] = _choose(settings, target, draft, tokenizer, classifier, held_out, validation, costs, do_sample)
+        chosen[name] = _choose(run, classifier, held_out, costs, do_sample)
         report[name]["choices"] = [asdict(choice) for choice in chosen[name]]
     # The rule and SLmax are one for both regimes: those of greedy decoding; sampling gets the best τ for them.
     best, sampled = chosen["greedy"][0], chosen["sampled"]
     match = next(
         (choice for choice in sampled if (choice.rule, choice.longest) == (best.rule, best.longest)), sampled[0]
     )
-    drafter = DiscoDrafter(
-        draft,
-        classifier,
-        rule=best.rule,
-        tau=best.tau,
-        tau_sampled=match.tau,
-        max_draft_tokens=best.longest,
-        lookup=settings.lookup,
-    )
-    return _save(settings, drafter, target, tokenizer, report, len(training))
-
-
-def sample_prompts(path: str | Path, limit: int | None, seed: int) -> list[str]:
-    """At most `limit` prompts from all over a file: neighbours are often alike."""
-    prompts = load_prompts(path)
-    random.Random(seed).shuffle(prompts)
-    return prompts[:limit]
+    return _save(run, _drafter(run, classifier, best, match.tau), report)
 
 
 def _prompts(settings: TrainSettings) -> tuple[list[str], list[str]]:
@@ -151,77 +137,68 @@ def _prompts(settings: TrainSettings) -> tuple[list[str], list[str]]:
     return training, validation
 
 
-def _extract(
-    settings: TrainSettings,
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    training: Sequence[str],
-    validation: Sequence[str],
-    name: str,
-    output: Path,
-) -> tuple[list[Record], list[Record]]:
+def _extract(run: _Training, name: str) -> tuple[list[Record], list[Record]]:
     """Records of one regime, for training and for validation."""
+    settings, pair = run.settings, run.pair
     regime = Regime(REGIMES[name], settings.max_new_tokens, settings.k, 0, settings.seed, settings.lookup)
     wide = replace(regime, rollout=settings.longest - 1, seed=settings.seed + 1)
-    folder = output / "extraction"
-    return (
-        extract(target, draft, tokenizer, training, regime, folder / f"{name}-training", f"{name} training records"),
-        extract(
-            target, draft, tokenizer, validation, wide, folder / f"{name}-validation", f"{name} validation records"
-        ),
-    )
+    folder = Path(settings.output) / "extraction"
+
+    def records(prompts: Sequence[str], how: Regime, split: str) -> list[Record]:
+        label = f"{name} {split} records"
+        return extract(pair.target, run.draft, pair.tokenizer, prompts, how, folder / f"{name}-{split}", label)
+
+    return records(run.training, regime, "training"), records(run.validation, wide, "validation")
 
 
 def _choose(
-    settings: TrainSettings,
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    classifier: StopClassifier,
-    records: Sequence[Record],
-    validation: Sequence[str],
-    costs: Costs,
-    do_sample: bool,
+    run: _Training, classifier: StopClassifier, records: Sequence[Record], costs: Costs, do_sample: bool
 ) -> list[Choice]:
     """Choices, fastest first: by simulation, and the front by the clock."""
+    settings = run.settings
     ranked = simulated_choices(chances(classifier, records, do_sample), costs, settings.rules)
     if not settings.timed_prompts:
         return ranked
     finalists = [c for name in settings.rules for c in [c for c in ranked if c.rule == name][:FINALISTS]]
-
-    def drafter(choice: Choice) -> DiscoDrafter:
-        taus = {"tau": choice.tau, "tau_sampled": choice.tau}
-        return DiscoDrafter(
-            draft, classifier, rule=choice.rule, max_draft_tokens=choice.longest, lookup=settings.lookup, **taus
-        )
-
     regime = Regime(do_sample, settings.max_new_tokens, settings.k, 0, settings.seed)
-    prompts = validation[: settings.timed_prompts + 1]  # the first one warms up
-    measured = measured_choice(target, drafter, finalists, tokenizer, prompts, regime)
+    measured = measured_choice(
+        run.pair.target,
+        lambda choice: _drafter(run, classifier, choice, choice.tau),
+        finalists,
+        run.pair.tokenizer,
+        run.validation[: settings.timed_prompts + 1],  # the first one warms up
+        regime,
+    )
     return [measured, *ranked]
 
 
-def _save(
-    settings: TrainSettings,
-    drafter: DiscoDrafter,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    report: dict[str, Any],
-    prompts: int,
-) -> dict[str, Any]:
+def _drafter(run: _Training, classifier: StopClassifier, choice: Choice, tau_sampled: float) -> DiscoDrafter:
+    return DiscoDrafter(
+        run.draft,
+        classifier,
+        rule=choice.rule,
+        tau=choice.tau,
+        tau_sampled=tau_sampled,
+        max_draft_tokens=choice.longest,
+        lookup=run.settings.lookup,
+    )
+
+
+def _save(run: _Training, drafter: DiscoDrafter, report: dict[str, Any]) -> dict[str, Any]:
+    settings, pair = run.settings, run.pair
     names = ", ".join(Path(path).name for path in settings.data)
     f1 = " and ".join(f"{report[name]['quality']['f1']:.2f} ({name})" for name in REGIMES)
     error = " and ".join(f"{report[name]['quality']['calibration_error']:.3f}" for name in REGIMES)
     trained_on = (
-        f"The target's own continuations of {prompts} prompts ({names}), up to {settings.max_new_tokens} tokens each, "
-        f"greedy and at temperature 1. On held-out prompts its F1 is {f1}, its calibration error {error}. "
+        f"The target's own continuations of {len(run.training)} prompts ({names}), "
+        f"up to {settings.max_new_tokens} tokens each, greedy and at temperature 1. "
+        f"On held-out prompts its F1 is {f1}, its calibration error {error}. "
         f"`hf-specdec train disco` chose τ = {drafter.config.tau:.2f} (greedy), {drafter.config.tau_sampled:.2f} "
         f"(sampled) and at most {drafter.config.max_draft_tokens} draft tokens, for a draft step that costs "
         f"{report['draft_seconds'] / report['target_seconds']:.2f} of a target step."
     )
     for name in REGIMES:
         report[name]["choices"] = report[name]["choices"][:10]
-    drafter.save_pretrained(settings.output, target=target, tokenizer=tokenizer, trained_on=trained_on)
+    drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer, trained_on=trained_on)
     (Path(settings.output) / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     return report

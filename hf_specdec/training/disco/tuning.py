@@ -9,11 +9,11 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...bench.bare import time_bare_forwards
-from ...bench.meter import Forward
 from ...drafters.disco.classifier import StopClassifier, read
 from ...drafters.disco.drafter import DiscoDrafter
 from ...drafters.disco.rules import StopRule
+from ...instruments.bare import time_bare_forwards
+from ...instruments.meter import Forward
 from ...theory import interpolate_widths
 from .extraction import Regime
 from .records import Record

@@ -1,6 +1,7 @@
 """Prompts from JSON lines of the usual benchmark sets, or from plain text with a prompt per line."""
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ class Task:
     fields: dict[str, type]
     template: Callable[[dict[str, Any]], str]
 
+
+WARM_UP_TEXT = "The weather of the coming days will be much like that of the days before."
+"""Text of no importance, for the first calls, which are not measured."""
 
 TASKS = (
     Task("prompt", {"prompt": str}, lambda row: row["prompt"]),  # HumanEval, or any file of ready prompts
@@ -73,6 +77,13 @@ def load_prompts(path: str | Path, limit: int | None = None, category: str | Non
     if not prompts:
         raise SpeculationError(f"{path} holds no prompt; give JSON lines or plain text with a prompt per line")
     return list(prompts)
+
+
+def sample_prompts(path: str | Path, limit: int | None, seed: int) -> list[str]:
+    """At most `limit` prompts from all over a file: neighbours are often alike."""
+    prompts = load_prompts(path)
+    random.Random(seed).shuffle(prompts)
+    return prompts[:limit]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

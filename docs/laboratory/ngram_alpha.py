@@ -1,6 +1,6 @@
 """α of unigram, bigram and trigram drafts, as in Table 3 of Leviathan et al. 2023.
 
-Run as `python -m hf_specdec.bench.ngram_alpha --help`. α is the mean of β = Σ min(p, q) over the positions of the
+Run as `python docs/laboratory/ngram_alpha.py --help`. α is the mean of β = Σ min(p, q) over the positions of the
 target's own outputs (Corollary 3.6); at T=0 both p and q are all on their likeliest token.
 """
 
@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..drafters.ngram import NGramModel
-from ..training.ngram import token_stream, train_ngram
-from .prompts import load_prompts
+from hf_specdec.drafters.ngram import NGramModel
+from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.training.ngram import token_stream, train_ngram
 
 PAPER = {
     (1, 0): "0.03 / 0.08 / 0.13",
@@ -55,8 +55,8 @@ def main(
     max_new_tokens: int = 64,
 ) -> None:
     """Print α per order and temperature beside the paper's."""
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    source = ModelSource(target, "float32")
+    tokenizer, model = load_tokenizer(source), load_model(source)
     documents = list(token_stream(tokenizer, data))
     models = [train_ngram(documents, len(tokenizer), order) for order in (1, 2, 3)]
     table = Table("draft", "T", "α", "paper: lm1b / EnDe / CNN-DM")

@@ -8,11 +8,11 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..drafters.disco import DiscoDrafter, StopClassifier
-from ..training.disco.extraction import Regime
-from ..training.disco.records import record_text
-from .disco_baselines import LONGEST, Chosen, OracleDrafter, PerplexityDrafter
-from .specs import Method, build_method
+from disco_baselines import LONGEST, Chosen, OracleDrafter, PerplexityDrafter
+from hf_specdec.bench.methods import Method, build_method
+from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.training.disco.extraction import Regime
+from hf_specdec.training.disco.records import record_text
 
 
 def clock_methods(chosen: Sequence[Chosen], draft: PreTrainedModel, classifier: StopClassifier) -> dict[str, Method]:

@@ -1,122 +1,22 @@
-"""`hf-specdec explain`: one generation taken apart, round by round."""
+"""Take one generation apart: decode with the drafter and plainly, and put texts and probabilities to every round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.pearl import Timeline
-from ..stats import SpeculationStats
-from .audit import Difference, audit
-from .explain_timeline import save_timeline, see_worker, timeline_of
-from .measure import WARM_UP_TEXT, load_model, load_tokenizer
-from .meter import Meter, metered
-from .recording import RecordingDrafter, Round
-from .specs import load_drafter
+from ..instruments.audit import Difference, audit
+from ..instruments.meter import Meter, metered
+from ..instruments.recording import RecordingDrafter, Round
+from ..loading.drafters import load_drafter, own_model
+from ..loading.prompts import WARM_UP_TEXT
+from .explanation import Candidate, ExplainSettings, Explanation, Rejection, TokenInfo
+from .timeline import see_worker, timeline_of
 
 COSTLIEST = 10
-
-
-@dataclass
-class ExplainSettings:
-    """What to explain."""
-
-    target: str
-    drafter: str
-    prompt: str
-    draft: str | None = None
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    threads: int | None = None
-    pad_target_mlp: int | None = None
-    seed: int = 0
-    timeline: str | None = None
-    """PNG to draw into; the terminal shows it, too"""
-
-
-@dataclass
-class Candidate:
-    """A token and how likely a model found it."""
-
-    text: str
-    prob: float
-
-
-@dataclass
-class Rejection:
-    """A drafted token that the target replaced."""
-
-    round: int
-    position: int
-    """of the new token, from 0"""
-    drafted: str
-    replaced_by: str
-    target_top: list[Candidate]
-    draft_top: list[Candidate]
-    """empty for drafters without a model"""
-    wasted_tokens: int
-    wasted_seconds: float
-
-
-@dataclass
-class TokenInfo:
-    """A token as it is shown."""
-
-    text: str
-    kind: str
-    """first (the prefill's), accepted, rejected, own (the target's in place of a rejected one, or its bonus), dropped
-    (drafted after a rejection)"""
-    p: float | None
-    """the target's probability of it"""
-    q: float | None
-    """the draft's"""
-
-
-@dataclass
-class Explanation:
-    """All that the pages show."""
-
-    settings: ExplainSettings
-    lines: list[list[TokenInfo]]
-    """the prefill's token, a line per round, and what the target wrote alone where the drafter was given up"""
-    rounds: list[Round]
-    rejections: list[Rejection]
-    """the costliest first"""
-    stats: SpeculationStats | None
-    meter: Meter
-    plain_meter: Meter
-    timeline: Timeline
-    new_tokens: int
-    plain_tokens: int
-    same_text: bool | None
-    """None when sampling"""
-    difference: Difference | None
-    difference_texts: tuple[str, str] | None
-
-
-def run_explain(settings: ExplainSettings, html: Path | None = None) -> Explanation:
-    """Generate, print the picture, and write the page if one is asked for."""
-    from .explain_page import explain_page, print_explanation
-    from .page import write_page
-
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    tokenizer = load_tokenizer(settings.target)
-    target = load_model(settings.target, settings.dtype, settings.device, settings.pad_target_mlp)
-    draft = load_model(settings.draft, settings.dtype, settings.device) if settings.draft else None
-    explanation = explain(settings, target, draft, tokenizer)
-    print_explanation(explanation)
-    if settings.timeline is not None:
-        save_timeline(explanation.timeline, Path(settings.timeline))
-    if html is not None:
-        write_page(html, explain_page(explanation))
-    return explanation
 
 
 def explain(
@@ -127,8 +27,7 @@ def explain(
 ) -> Explanation:
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
     recorder = RecordingDrafter(load_drafter(settings.drafter, draft))
-    models = [value for value in vars(recorder.inner).values() if isinstance(value, PreTrainedModel)]
-    draft = models[0] if models else None
+    draft = own_model(recorder.inner)
     inputs = tokenizer(settings.prompt, return_tensors="pt").to(settings.device)
     prompt = inputs["input_ids"]
     options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}

@@ -1,21 +1,19 @@
 """SPEC, the short form of a way to decode, and what it stands for in a `generate` call.
 
-A SPEC is a drafter's folder, its Hub repo, `type:key=value,...` of a registered drafter, or one of `BASELINES`, which
-may have options, too: `draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
+A SPEC is a drafter's (`loading.drafters`), or one of `BASELINES`, which may have options, too:
+`draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from .. import registry
-from ..drafters.base import Drafter
+from ..drafters import Drafter
 from ..errors import SpeculationError
+from ..loading.drafters import load_drafter, own_model, parse_options, required_draft
 
 PLAIN = "plain"
 HF_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -57,21 +55,6 @@ class Method:
         return _generation_options(self.draft, self.draft_options) if self.draft is not None else nullcontext()
 
 
-def parse_options(spec: str) -> tuple[str, dict[str, Any]]:
-    """`name:key=value,...` → name and options; values are JSON where they can be, else text."""
-    name, _, rest = spec.partition(":")
-    options: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
-            raise SpeculationError(f"cannot read {part!r} in {spec!r}; options look like name:key=value,key=value")
-        try:
-            options[key.strip()] = json.loads(value)
-        except ValueError:
-            options[key.strip()] = value
-    return name, options
-
-
 def build_method(spec: str, draft: PreTrainedModel | None) -> Method:
     """What a SPEC stands for.
 
@@ -84,31 +67,8 @@ def build_method(spec: str, draft: PreTrainedModel | None) -> Method:
     name, options = parse_options(spec)
     if name in BASELINES:
         return _baseline(spec, name, options, draft)
-    drafter = load_drafter(spec, draft)
-    models = [value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)]
-    return Method(spec, {"assistant_model": drafter}, models[0] if models else None, drafter)
-
-
-def default_drafter(draft: str | None) -> str:
-    """The SPEC where none is given: a draft model drafts if there is one, else the prompt is looked up."""
-    return "prompt_lookup" if draft is None else "draft_model"
-
-
-def load_drafter(spec: str, draft: PreTrainedModel | None) -> Drafter:
-    """The drafter that a SPEC describes."""
-    import hf_specdec  # noqa: F401  registers the drafters
-
-    if Path(spec).is_dir() and spec not in registry.drafter_types():
-        return Drafter.from_pretrained(spec)
-    name, options = parse_options(spec)
-    if name in registry.drafter_types():
-        drafter_class: Any = registry.drafter_class(name)
-        models = [_required(spec, draft)] if registry.drafter_class(name).needs_draft_model else []
-        return drafter_class(*models, **options)
-    if "/" in spec:
-        return Drafter.from_pretrained(spec)
-    known = ", ".join((*registry.drafter_types(), *BASELINES))
-    raise SpeculationError(f"{spec!r} is no folder, no Hub repo and no known drafter; known: {known}")
+    drafter = load_drafter(spec, draft, others=BASELINES)
+    return Method(spec, {"assistant_model": drafter}, own_model(drafter), drafter)
 
 
 def _baseline(spec: str, name: str, options: dict[str, Any], draft: PreTrainedModel | None) -> Method:
@@ -117,15 +77,9 @@ def _baseline(spec: str, name: str, options: dict[str, Any], draft: PreTrainedMo
         raise SpeculationError(f"unknown option {unknown} of {name!r}; its options are {sorted(defaults) or '(none)'}")
     options = defaults | options
     if name in NEEDS_DRAFT:
-        draft = _required(spec, draft)
+        draft = required_draft(spec, draft)
         return Method(spec, {"assistant_model": draft}, draft, draft_options=options, single_row=True)
     return Method(spec, options, single_row=name != PLAIN)
-
-
-def _required(spec: str, draft: PreTrainedModel | None) -> PreTrainedModel:
-    if draft is None:
-        raise SpeculationError(f"{spec!r} needs a draft model; name one with --draft")
-    return draft
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..drafters.disco import DiscoDrafter, StopClassifier
-from ..drafters.disco.classifier import Chance
-from ..drafters.draft_model import DraftModelDrafter, DraftModelSession
-from ..protocol import Draft, DraftContext, DraftSession, Sequences
-from ..training.disco.simulation import Rule, Values
+from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.drafters.disco.classifier import Chance
+from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
+from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
+from hf_specdec.training.disco.simulation import Rule, Values
 
 LONGEST = 32
 """tokens that any rule drafts at most"""

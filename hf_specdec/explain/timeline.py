@@ -7,9 +7,9 @@ from ..drafters.base import Drafter
 from ..drafters.pearl import Timeline
 from ..drafters.pearl.timeline import Spans
 from ..errors import SpeculationError
-from .bare import decode_forwards
-from .meter import Forward, Meter, Role
-from .recording import Round
+from ..instruments.bare import decode_forwards
+from ..instruments.meter import Forward, Meter, Role
+from ..instruments.recording import Round
 
 
 def timeline_of(drafter: Drafter, meter: Meter, rounds: Sequence[Round]) -> Timeline:

@@ -1,6 +1,6 @@
 """Time of one prompt-lookup round by context length, beside transformers' own.
 
-Run as `python -m hf_specdec.bench.lookup_speed`. A round is what a drafter does for one row: take in the accepted
+Run as `python docs/laboratory/lookup_speed.py`. A round is what a drafter does for one row: take in the accepted
 tokens, then propose. Our time stays flat as the context grows; a search through the whole context does not.
 """
 
@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from ..drafters.prompt_lookup import PromptLookupDrafter
-from ..protocol import Sequences, Verdict
+from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
+from hf_specdec.protocol import Sequences, Verdict
 
 LENGTHS = (1_000, 3_000, 10_000, 30_000, 100_000, 200_000)
 ROUNDS = 300

@@ -5,11 +5,11 @@ from html import escape
 from rich.console import Console
 from rich.text import Text
 
-from .explain import Candidate, Explanation, TokenInfo
-from .marks import marked
-from .meter import Meter
-from .page import cards, html_page
-from .pretended import pretended_costs
+from ..instruments.meter import Meter
+from ..showing.marks import marked
+from ..showing.page import cards, html_page
+from ..showing.pretended import pretended_costs
+from .explanation import Candidate, Explanation, TokenInfo
 
 KINDS = {
     "first": ("", ("", ""), "the target's first token, from the prefill"),

@@ -1,4 +1,4 @@
-"""What a round costs beside its bare forwards: `python -m hf_specdec.bench.profile_round`.
+"""What a round costs beside its bare forwards: `python docs/laboratory/profile_round.py`.
 
 The embedded pair, its target cost-padded, decodes the demo's prompts; then every kind of forward that was made is run
 alone over a cache of the same length. What the rounds took above that is the loop's own.
@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from ..demo.prompts import PROMPTS
-from ..demo.run import GAMMA, MLP, PAIR
-from ..drafters.draft_model import DraftModelDrafter
-from .bare import bare_seconds, decode_forwards, time_bare_forwards
-from .measure import load_model, load_tokenizer
-from .meter import Forward, Role, metered
+from hf_specdec.demo.prompts import PROMPTS
+from hf_specdec.demo.run import GAMMA, MLP, PAIR
+from hf_specdec.drafters.draft_model import DraftModelDrafter
+from hf_specdec.instruments.bare import bare_seconds, decode_forwards, time_bare_forwards
+from hf_specdec.instruments.meter import Role, metered
+from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 
 
 @dataclass
@@ -57,17 +57,13 @@ def profile(target: PreTrainedModel, draft: PreTrainedModel, ids: torch.Tensor, 
         return bare_seconds(meter.of(role), table)
 
     return Profile(
-        rounds=len(_rounds(meter.of("target"))),
+        rounds=len(decode_forwards(meter.of("target"))),
         total=meter.decode_seconds,
         drafting=meter.total("draft"),
         verifying=meter.total("target"),
         bare_drafting=bare("draft"),
         bare_verifying=bare("target"),
     )
-
-
-def _rounds(forwards: list[Forward]) -> list[Forward]:
-    return decode_forwards(forwards)
 
 
 def main(
@@ -77,9 +73,9 @@ def main(
 ) -> None:
     """Print a round's time and where it goes, prompt by prompt."""
     torch.set_num_threads(threads)
-    tokenizer = load_tokenizer(str(PAIR / "target"))
-    target = load_model(str(PAIR / "target"), "bfloat16", "cpu", MLP)
-    draft = load_model(str(PAIR / "draft"), "bfloat16", "cpu")
+    source = ModelSource(str(PAIR / "target"), pad_mlp=MLP)
+    tokenizer, target = load_tokenizer(source), load_model(source)
+    draft = load_model(ModelSource(str(PAIR / "draft")))
     table = Table(
         "prompt", "rounds", "round", "drafting", "bare", "verifying", "bare", "elsewhere", "overhead", box=None
     )

@@ -1,0 +1,83 @@
+"""What is known of a generation once it is taken apart."""
+
+from dataclasses import dataclass
+
+from ..drafters.pearl import Timeline
+from ..instruments.audit import Difference
+from ..instruments.meter import Meter
+from ..instruments.recording import Round
+from ..loading.models import PairSettings
+from ..stats import SpeculationStats
+
+
+@dataclass(kw_only=True)
+class ExplainSettings(PairSettings):
+    """What to explain."""
+
+    drafter: str
+    prompt: str
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    timeline: str | None = None
+    """PNG to draw into; the terminal shows it, too"""
+
+
+@dataclass
+class Candidate:
+    """A token and how likely a model found it."""
+
+    text: str
+    prob: float
+
+
+@dataclass
+class Rejection:
+    """A drafted token that the target replaced."""
+
+    round: int
+    position: int
+    """of the new token, from 0"""
+    drafted: str
+    replaced_by: str
+    target_top: list[Candidate]
+    draft_top: list[Candidate]
+    """empty for drafters without a model"""
+    wasted_tokens: int
+    wasted_seconds: float
+
+
+@dataclass
+class TokenInfo:
+    """A token as it is shown."""
+
+    text: str
+    kind: str
+    """first (the prefill's), accepted, rejected, own (the target's in place of a rejected one, or its bonus), dropped
+    (drafted after a rejection)"""
+    p: float | None
+    """the target's probability of it"""
+    q: float | None
+    """the draft's"""
+
+
+@dataclass
+class Explanation:
+    """All that the pages show."""
+
+    settings: ExplainSettings
+    lines: list[list[TokenInfo]]
+    """the prefill's token, a line per round, and what the target wrote alone where the drafter was given up"""
+    rounds: list[Round]
+    rejections: list[Rejection]
+    """the costliest first"""
+    stats: SpeculationStats | None
+    meter: Meter
+    plain_meter: Meter
+    timeline: Timeline
+    new_tokens: int
+    plain_tokens: int
+    same_text: bool | None
+    """None when sampling"""
+    difference: Difference | None
+    difference_texts: tuple[str, str] | None

@@ -1,0 +1,1 @@
+"""From names to what a command works with: models, tokenizers, drafters and prompts."""

@@ -1,0 +1,71 @@
+"""Drafters by SPEC: a folder, a Hub repo, or `type:key=value,...` of a registered drafter."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from .. import registry
+from ..drafters import Drafter
+from ..errors import SpeculationError
+
+
+def parse_options(spec: str) -> tuple[str, dict[str, Any]]:
+    """`name:key=value,...` → name and options; values are JSON where they can be, else text."""
+    name, _, rest = spec.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise SpeculationError(f"cannot read {part!r} in {spec!r}; options look like name:key=value,key=value")
+        try:
+            options[key.strip()] = json.loads(value)
+        except ValueError:
+            options[key.strip()] = value
+    return name, options
+
+
+def default_drafter(draft: str | None) -> str:
+    """The SPEC where none is given: a draft model drafts if there is one, else the prompt is looked up."""
+    return "prompt_lookup" if draft is None else "draft_model"
+
+
+def load_drafter(spec: str, draft: PreTrainedModel | None, others: Iterable[str] = ()) -> Drafter:
+    """The drafter that a SPEC describes.
+
+    Args:
+        draft: for drafters that need a draft model and do not bring their own.
+        others: names that are no drafters and that the caller knows as well, for the message.
+
+    Raises:
+        SpeculationError: the SPEC cannot be read, names nothing known, or needs a draft model that was not given.
+    """
+    if Path(spec).is_dir() and spec not in registry.drafter_types():
+        return Drafter.from_pretrained(spec)
+    name, options = parse_options(spec)
+    if name in registry.drafter_types():
+        drafter_class: Any = registry.drafter_class(name)
+        models = [required_draft(spec, draft)] if drafter_class.needs_draft_model else []
+        return drafter_class(*models, **options)
+    if "/" in spec:
+        return Drafter.from_pretrained(spec)
+    known = ", ".join((*registry.drafter_types(), *others))
+    raise SpeculationError(f"{spec!r} is no folder, no Hub repo and no known drafter; known: {known}")
+
+
+def own_model(drafter: Drafter) -> PreTrainedModel | None:
+    """The model that a drafter drafts with, its own or the one given to it; None where it needs none."""
+    return next((value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)), None)
+
+
+def required_draft(spec: str, draft: PreTrainedModel | None) -> PreTrainedModel:
+    """The draft model.
+
+    Raises:
+        SpeculationError: there is none.
+    """
+    if draft is None:
+        raise SpeculationError(f"{spec!r} needs a draft model; name one with --draft")
+    return draft
