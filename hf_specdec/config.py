@@ -7,14 +7,12 @@ from typing import Any, ClassVar, TypeVar
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from .errors import SpeculationError
+from .errors import SpeculationError, shortened, shown
 
 ConfigT = TypeVar("ConfigT", bound="DrafterConfig")
 
 LONGEST_DRAFT = 512
 """tokens per row and round: what longer drafts cost, no acceptance pays"""
-LONGEST_REASON = 500
-"""characters of what a message repeats of a bad value"""
 
 
 def ranged(default: Any, least: float, most: float, entries: int = 0) -> Any:
@@ -73,7 +71,7 @@ class DrafterConfig:
             reason = " ".join(str(error.__cause__ or error).split())
         except RecursionError:  # from showing the value
             reason = "a value is nested too deep"
-        raise SpeculationError(f"bad option for speculation_type={cls.drafter_type!r}: {_shortened(reason)}")
+        raise SpeculationError(f"bad option for speculation_type={cls.drafter_type!r}: {shortened(reason)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Every field that is set, as plain JSON values."""
@@ -92,18 +90,7 @@ def _check_range(option: "dataclasses.Field[Any]", value: Any) -> None:
     for number in value if entries else [value]:
         if not isinstance(number, str) and not least <= number <= most:  # NaN is in no range
             word = f', or "{option.default}"' if isinstance(option.default, str) else ""
-            raise ValueError(f"{option.name} must be from {least} to {most}{word}, got {_shown(number)}")
-
-
-def _shown(number: float) -> str:
-    """Python refuses to write integers of thousands of digits."""
-    if isinstance(number, int) and number.bit_length() > 128:
-        return f"an integer of {number.bit_length()} bits"
-    return str(number)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
+            raise ValueError(f"{option.name} must be from {least} to {most}{word}, got {shown(number)}")
 
 
 class SameVocabulary:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_tools import drafter_of
+from hub_tools import drafter_of, tiny_model
 
 from hf_specdec import Drafter, SpeculationError
+from hf_specdec.drafters import suffix
+from hf_specdec.hub import drafter_from_flag
 from hf_specdec.registry import drafter_class, drafter_types
 
 RANGES = [
@@ -67,3 +69,16 @@ def test_a_loaded_option_out_of_range_names_the_file(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"memory_mb": 1 << 20}))
     with pytest.raises(SpeculationError, match=r"config\.json.*memory_mb must be from 1 to 65536, got 1048576"):
         Drafter.from_pretrained(tmp_path)
+
+
+def no_memory(*_: Any) -> None:
+    raise MemoryError("no room")
+
+
+def test_options_beyond_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter_of("suffix").save_pretrained(tmp_path)
+    monkeypatch.setattr(suffix, "SuffixStore", no_memory)
+    with pytest.raises(SpeculationError, match=r"config\.json.*memory.*no room"):
+        Drafter.from_pretrained(tmp_path)
+    with pytest.raises(SpeculationError, match=r"memory_mb.*no room"):
+        drafter_from_flag(tiny_model(), "suffix", {"memory_mb": 65536})

@@ -91,15 +91,18 @@ def _make(cls: type[Storable], options: dict[str, Any], assistant: "PreTrainedMo
         if assistant is not None:
             loading["draft_model"] = assistant
         return load_drafter(cls, options["drafter"], **loading)
-    if not cls.needs_draft_model:
-        return cls(**options)
-    if assistant is None:
+    if cls.needs_draft_model and assistant is None:
         raise SpeculationError(
             f"speculation_type={cls.config_class.drafter_type!r} needs a draft model, and there is none; pass "
             'assistant_model=<a small model>, or speculation={"drafter": <a repo or folder that names one>}; '
             "if the model's own config names one, import hf_specdec before loading the model"
         )
-    return cls(assistant, **options)
+    try:
+        return cls(*[assistant] * cls.needs_draft_model, **options)
+    except MemoryError as error:
+        raise SpeculationError(
+            f"there is not the memory that speculation={options} asks for ({error}); lower its options"
+        ) from error
 
 
 def _assistant_defaults(assistant: "PreTrainedModel") -> dict[str, Any]:

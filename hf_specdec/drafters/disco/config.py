@@ -31,3 +31,7 @@ class DiscoConfig(DrafterConfig):
     """its inner units, from 1 to 1024; written by training"""
     draft_fingerprint: str | None = None
     """of the draft that the classifier was trained for; written by training"""
+
+    def validate_fingerprint(self) -> None:
+        if self.draft_fingerprint is not None and len(self.draft_fingerprint) > 64:
+            raise ValueError(f"draft_fingerprint must have at most 64 characters, got {len(self.draft_fingerprint)}")
