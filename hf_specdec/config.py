@@ -1,21 +1,36 @@
 """`DrafterConfig`: the options of a drafter, checked on construction, stored as `config.json`."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from .errors import SpeculationError
+from .errors import SpeculationError, shortened, shown
 
 ConfigT = TypeVar("ConfigT", bound="DrafterConfig")
+
+LONGEST_DRAFT = 512
+"""tokens per row and round: what longer drafts cost, no acceptance pays"""
+
+
+def ranged(default: Any, least: float, most: float, entries: int = 0) -> Any:
+    """An option that is a number from `least` to `most`, or a list of at most `entries` of them.
+
+    Where the option's type allows a word such as "auto", that is fine as well.
+    """
+    metadata = {"range": (least, most), "entries": entries}
+    if entries:
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @strict
 @dataclass(kw_only=True)
 class DrafterConfig:
-    """Base of every drafter's options; a subclass adds fields and a `validate_*` method per rule.
+    """Base of every drafter's options; a subclass adds fields, `ranged` where they are numbers, and a `validate_*`
+    method per rule over several of them.
 
     The two fields below are written by `save_pretrained` and read by `from_pretrained`; nobody sets them by hand.
     """
@@ -26,6 +41,11 @@ class DrafterConfig:
     """What the drafter was made for: `{"name": ..., "vocab_size": ..., "hidden_size": ..., "tokenizer_hash": ...}`."""
     draft_model: dict | None = None
     """Where the draft model lives: `{"repo_id": ..., "revision": ...}` or `{"subfolder": ...}`."""
+
+    def validate_each_range(self) -> None:
+        for option in dataclasses.fields(self):
+            if "range" in option.metadata:
+                _check_range(option, getattr(self, option.name))
 
     @classmethod
     def options(cls) -> list[str]:
@@ -49,7 +69,9 @@ class DrafterConfig:
             return cls(**options)
         except StrictDataclassError as error:
             reason = " ".join(str(error.__cause__ or error).split())
-            raise SpeculationError(f"bad option for speculation_type={cls.drafter_type!r}: {reason}") from error
+        except RecursionError:  # from showing the value
+            reason = "a value is nested too deep"
+        raise SpeculationError(f"bad option for speculation_type={cls.drafter_type!r}: {shortened(reason)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Every field that is set, as plain JSON values."""
@@ -58,6 +80,17 @@ class DrafterConfig:
     def get_text_config(self, **_: Any) -> "SameVocabulary":
         """Asked by transformers' pipelines of whatever is passed as `assistant_model`."""
         return SameVocabulary()
+
+
+def _check_range(option: "dataclasses.Field[Any]", value: Any) -> None:
+    """The type was checked before: `value` is a number, a list of numbers, or a word that the type allows."""
+    (least, most), entries = option.metadata["range"], option.metadata["entries"]
+    if entries and len(value) > entries:
+        raise ValueError(f"{option.name} must have at most {entries} entries, got {len(value)}")
+    for number in value if entries else [value]:
+        if not isinstance(number, str) and not least <= number <= most:  # NaN is in no range
+            word = f', or "{option.default}"' if isinstance(option.default, str) else ""
+            raise ValueError(f"{option.name} must be from {least} to {most}{word}, got {shown(number)}")
 
 
 class SameVocabulary:

@@ -1,6 +1,10 @@
 """What this library raises and warns with."""
 
 import warnings
+from typing import Any
+
+LONGEST_VALUE = 500
+"""characters of what a message repeats of a bad value"""
 
 
 class SpeculationError(ValueError):
@@ -9,6 +13,19 @@ class SpeculationError(ValueError):
 
 class SpeculationWarning(UserWarning):
     """Speculation was narrowed or given up for a call; the text is what plain decoding gives all the same."""
+
+
+def shown(value: Any) -> str:
+    """`repr` for a message: of bounded length, whatever somebody has passed or stored."""
+    try:
+        return shortened(repr(value))
+    except (RecursionError, ValueError):  # nested too deep; an integer of thousands of digits
+        return f"a {type(value).__name__} too large to show"
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ..."
 
 
 def warn(message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hub_tools import ROOT, drafter_of, generate, tiny_model
+from hub_tools import PROMPT, ROOT, drafter_of, generate, tiny_model
 from huggingface_hub import ModelCard
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import check_made_for, drafter_from_flag, made_for
-from hf_specdec.hub.push import generate_code, requirements
+from hf_specdec.hub.push import generate_code
 from hf_specdec.registry import drafter_types
 
 torch.set_num_threads(1)
@@ -26,6 +26,14 @@ HUB_CONFIGS = sorted(path.parent for path in (ROOT / "hub_configs").glob("*/conf
 @pytest.fixture
 def target() -> PreTrainedModel:
     return tiny_model()
+
+
+def loaded_with_generate_py(folder: Path, drafter_type: str) -> PreTrainedModel:
+    """A target whose repo carries the `custom_generate/generate.py` of a drafter, and names none in it."""
+    tiny_model().save_pretrained(folder)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(generate_code(drafter_type))
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 
 # Folders
@@ -205,6 +213,30 @@ def test_settings_of_a_plain_assistant(target: PreTrainedModel) -> None:
         drafter_from_flag(target, "draft_model", None, assistant)
 
 
+# A target that carries custom_generate/
+
+
+@pytest.mark.parametrize("drafter_type", ["prompt_lookup", "suffix"])
+def test_a_target_speculates_where_no_files_are_needed(
+    drafter_type: str, target: PreTrainedModel, tmp_path: Path
+) -> None:
+    model = loaded_with_generate_py(tmp_path, drafter_type)
+    plain = generate(target)
+    assert generate(model) == plain
+    assert model.generate(PROMPT, max_new_tokens=12, do_sample=False, speculation={"max_match": 4})[0].tolist() == plain
+    drafter = drafter_from_flag(model, drafter_type, {"max_match": 4})
+    assert drafter.last_stats is not None
+    drafter.last_stats = None
+    assert generate(model, speculation_type="none", speculation={"max_match": 4}) == plain
+    assert drafter.last_stats is None
+
+
+@pytest.mark.parametrize("drafter_type", ["ngram", "draft_model", "hybrid", "pearl", "disco"])
+def test_a_target_without_the_files_that_its_type_needs(drafter_type: str, tmp_path: Path) -> None:
+    with pytest.raises(SpeculationError, match=rf"{drafter_type}.*drafter"):
+        generate(loaded_with_generate_py(tmp_path, drafter_type))
+
+
 # The repos that come with the package
 
 
@@ -224,8 +256,6 @@ def test_each_hub_config_loads_generates_and_is_ready_to_push(folder: Path) -> N
     if drafter.config.target is not None:
         with pytest.raises(SpeculationError, match="vocab_size"):
             check_made_for(drafter.config.target, tiny_model())
-    assert (folder / "custom_generate" / "generate.py").read_text() == generate_code(drafter_type)
-    assert (folder / "custom_generate" / "requirements.txt").read_text() == requirements()
     card = ModelCard.load(folder / "README.md")
     assert card.data.library_name == "hf_specdec"
     assert card.data.tags == ["hf_specdec", "speculative-decoding", drafter_type]

@@ -20,6 +20,7 @@ from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
 from hf_specdec.cli import app
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import drafter_from_flag, push_folder
+from hf_specdec.hub.push import generate_code
 from hf_specdec.registry import drafter_types
 
 torch.set_num_threads(1)
@@ -225,12 +226,15 @@ print(drafter_from_flag(model, "prompt_lookup", {{"max_match": 5}}).last_stats.r
 def test_custom_generate_needs_nothing_imported(target: PreTrainedModel, hub: HubServer, tmp_path: Path) -> None:
     target.save_pretrained(tmp_path / "model")
     PromptLookupDrafter(max_match=5).push_to_hub("org/drafter", token=TOKEN)
-    folder = str(ROOT / "hub_configs" / "prompt_lookup")
+    folder = tmp_path / "drafter"
+    PromptLookupDrafter(max_match=6).save_pretrained(folder)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(generate_code("prompt_lookup"))
     code = RELOAD.replace("do_sample=False", "do_sample=False, trust_remote_code=True, custom_generate='org/drafter'")
     code += f"""
 import sys
 assert "hf_specdec" in sys.modules
-kwargs = {{"custom_generate": {folder!r}, "speculation": {{"drafter": {folder!r}}}}}
+kwargs = {{"custom_generate": {str(folder)!r}, "speculation": {{"drafter": {str(folder)!r}}}}}
 print(model.generate(prompt, max_new_tokens=12, do_sample=False, trust_remote_code=True, **kwargs)[0].tolist())
 """
     printed = run_python(code, tmp_path, HF_ENDPOINT=hub.url).splitlines()

@@ -1,6 +1,8 @@
 """Whatever is wrong with a repo: one `SpeculationError` that names the file and the fix; nothing is run or written."""
 
+import importlib.util
 import json
+import math
 import os
 import pickle
 import struct
@@ -11,8 +13,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from hub_tools import tiny_ngram
 from huggingface_hub.dataclasses import strict
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -98,6 +101,17 @@ def stored(name: str = "model.safetensors", **tensors: Tensor) -> Spoil:
     return lambda folder: save_file(tensors, folder / name)
 
 
+def spoilt(name: str, value: float) -> Spoil:
+    """One value of a floating weight."""
+
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / name)
+        next(t for t in tensors.values() if t.is_floating_point()).view(-1)[0] = value
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+
+    return spoil
+
+
 def gone(name: str) -> Spoil:
     return lambda folder: (folder / name).unlink()
 
@@ -128,6 +142,9 @@ def replaced(name: str, by: Callable[[Path], Any]) -> Spoil:
 HUGE = json.dumps({"table": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 16]}}).encode()
 HUGE = struct.pack("<Q", len(HUGE)) + HUGE + bytes(16)
 
+NAN = torch.tensor([0, math.nan, 0, 0])
+INF = torch.tensor([0, 0, math.inf, 0])
+
 # What is done to a good folder, the file that the message must name, and what it must say.
 PLAIN: Cases = {
     "no config": (gone("config.json"), "config.json", "missing"),
@@ -146,7 +163,8 @@ PLAIN: Cases = {
     "unknown key": (edited(gamma=3), "config.json", "gamma"),
     "auto_map": (edited(auto_map={"Drafter": "x.Y"}), "config.json", "auto_map"),
     "wrong type of option": (edited(max_match="many"), "config.json", "max_match"),
-    "option out of range": (edited(max_draft_tokens=0), "config.json", "max_draft_tokens"),
+    "option out of range": (edited(max_draft_tokens=0), "config.json", "max_draft_tokens must be from 1 to 512, got 0"),
+    "endless option": (edited(max_match=10**30), "config.json", "max_match must be from 1 to 256"),
     "no format version": (edited(format_version=None), "config.json", "format_version"),
     "newer format version": (edited(format_version=2), "config.json", "upgrade"),
     "format version is a text": (edited(format_version="1"), "config.json", "must be 1"),
@@ -159,6 +177,11 @@ PLAIN: Cases = {
     "pickle beside": (pickled("pytorch_model.bin"), "pytorch_model.bin", "pickle"),
     "config links out": (linked("config.json"), "config.json", "symbolic link"),
     "config links nowhere": (replaced("config.json", lambda path: path.symlink_to("/nowhere")), "config.json", "link"),
+    "config links to itself": (
+        replaced("config.json", lambda path: path.symlink_to("config.json")),
+        "config.json",
+        "leads nowhere",
+    ),
     "config is a folder": (replaced("config.json", Path.mkdir), "config.json", "regular file"),
     "config is a pipe": (replaced("config.json", os.mkfifo), "config.json", "regular file"),
 }
@@ -176,11 +199,15 @@ WEIGHTED: Cases = {
     "huge option": (edited(size=1 << 45), "model.safetensors", str(1 << 45)),
     "negative option": (edited(size=-1), "config.json", "sizes"),
     "a pickle by another name": (pickled("model.safetensors"), "model.safetensors", "not a whole"),
+    "weights hold NaN": (stored(table=NAN), "model.safetensors", "table holds NaN"),
+    "weights hold infinity": (stored(table=-INF), "model.safetensors", "table holds NaN or infinite"),
     "weights link out": (linked("model.safetensors"), "model.safetensors", "symbolic link"),
 }
 
 DRAFT, DRAFT_WEIGHTS = "draft_model/config.json", "draft_model/model.safetensors"
 OTHER = {"repo_id": "org/x", "revision": "main"}
+GENERATION = "draft_model/generation_config.json"
+WINDOWED = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 CODE = {"model_type": "oracle", "auto_map": {"AutoConfig": "trap.Config"}}
 DRAFTED: Cases = {
     "draft model not named": (edited(draft_model=None), "config.json", "draft_model"),
@@ -206,6 +233,19 @@ DRAFTED: Cases = {
     "endless draft layers": (edited(DRAFT, num_hidden_layers=1 << 45), DRAFT, "layers"),
     "draft of unknown type": (edited(DRAFT, model_type="oracle"), DRAFT, "oracle"),
     "draft with its own code": (edited(DRAFT, **CODE), DRAFT, "trust_remote_code"),
+    "draft weights hold NaN": (spoilt(DRAFT_WEIGHTS, math.nan), "draft_model", "holds NaN"),
+    "draft weights hold infinity": (spoilt(DRAFT_WEIGHTS, math.inf), "draft_model", "NaN or infinite"),
+    "generation config is a list": (holding(GENERATION, "[]"), GENERATION, "object"),
+    "generation config is not JSON": (holding(GENERATION, "{"), GENERATION, "not plain JSON"),
+    "generation config too large": (holding(GENERATION, b" " * (MAX_JSON_BYTES + 1)), GENERATION, "bytes"),
+    "generation config links to itself": (
+        replaced(GENERATION, lambda path: path.symlink_to(path.name)),
+        GENERATION,
+        "leads nowhere",
+    ),
+    "draft with a window of one token": (edited(DRAFT, **WINDOWED, sliding_window=1), DRAFT, "sliding_window is 1"),
+    "draft with a window of none": (edited(DRAFT, **WINDOWED, sliding_window=0), DRAFT, "sliding_window is 0"),
+    "draft with an endless window": (edited(DRAFT, **WINDOWED, sliding_window=10**30), DRAFT, "sliding_window is"),
     "an adapter": (holding("draft_model/adapter_config.json", "{}"), "adapter_config.json", "merge"),
     "shards elsewhere": (
         holding(f"{DRAFT_WEIGHTS}.index.json", '{"weight_map": {"a": "../../model.safetensors"}}'),
@@ -213,6 +253,21 @@ DRAFTED: Cases = {
         "same folder",
     ),
 }
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "gptqmodel": {"quant_method": "awq", "bits": 4},
+    "torchao": {"quant_method": "torchao"},
+}
+for library, quantization in QUANTIZED.items():
+    if importlib.util.find_spec(library) is None:
+        spoil = edited(DRAFT, quantization_config=quantization)
+        DRAFTED[f"draft quantized by {library}, which is not there"] = (spoil, DRAFT, "not installed")
+DRAFTED["quantization by a list"] = (
+    edited(DRAFT, quantization_config={"quant_method": ["a"]}),
+    DRAFT,
+    "could not be loaded",
+)
 
 GROUPS: dict[str, tuple[Callable[[], Drafter], Cases]] = {
     "plain": (PromptLookupDrafter, PLAIN),
@@ -263,6 +318,21 @@ def test_a_subfolder_outside(subfolder: str, tmp_path: Path) -> None:
     PromptLookupDrafter().save_pretrained(tmp_path / "drafter")
     with pytest.raises(SpeculationError, match="inside the repo"):
         Drafter.from_pretrained(tmp_path / "drafter", subfolder=subfolder)
+
+
+@pytest.mark.parametrize("return_dict", [False, None])
+def test_a_draft_that_returns_tuples_by_its_config_drafts(return_dict: bool | None, tmp_path: Path) -> None:
+    DraftModelDrafter(tiny_model()).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / DRAFT).read_text())
+    (tmp_path / DRAFT).write_text(json.dumps(content | {"return_dict": return_dict}))
+    Drafter.from_pretrained(tmp_path).check_target(tiny_model(1))
+
+
+def test_damaged_tables_name_the_file(tmp_path: Path) -> None:
+    tiny_ngram().save_pretrained(tmp_path)
+    spoilt("model.safetensors", -0.5)(tmp_path)
+    with pytest.raises(SpeculationError, match=r"model\.safetensors: n-gram weights are damaged"):
+        Drafter.from_pretrained(tmp_path)
 
 
 def test_there_are_enough() -> None:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from ..errors import SpeculationError
+from ..errors import SpeculationError, shortened, shown
 from .files import (
     COMMIT_HASH,
+    FLOATING,
     TensorInfo,
     check_no_pickles,
     check_relative,
     download,
+    first_not_finite,
     read_json,
     safe_file,
     tensor_infos,
@@ -21,7 +23,8 @@ from .files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PATTERNS = ("config.json", "generation_config.json", "model.safetensors.index.json", "model*.safetensors")
+GENERATION = "generation_config.json"
+PATTERNS = ("config.json", GENERATION, "model.safetensors.index.json", "model*.safetensors")
 MOST_PER_WORD = 16
 """Parameters of 2 bits in a word of 32: what quantized weights pack at most."""
 QUANTIZATIONS = ("int8", "int4")
@@ -35,16 +38,17 @@ def check_draft_entry(entry: Any, path: Path) -> None:
     elif keys == ["repo_id", "revision"]:
         if not isinstance(entry["repo_id"], str):
             raise SpeculationError(
-                f"{path}: draft_model.repo_id is {entry['repo_id']!r}; it must be such as 'org/name'"
+                f"{path}: draft_model.repo_id is {shown(entry['repo_id'])}; it must be such as 'org/name'"
             )
         if not isinstance(entry["revision"], str) or not COMMIT_HASH.fullmatch(entry["revision"]):
             raise SpeculationError(
-                f"{path}: draft_model.revision is {entry['revision']!r}; it must be a commit hash of 40 digits, "
+                f"{path}: draft_model.revision is {shown(entry['revision'])}; it must be a commit hash of 40 digits, "
                 "so that the draft model does not change under the drafter"
             )
     else:
         raise SpeculationError(
-            f'{path}: draft_model is {entry!r}; it must be {{"subfolder": ...}} or {{"repo_id": ..., "revision": ...}}'
+            f"{path}: draft_model is {shown(entry)}; "
+            'it must be {"subfolder": ...} or {"repo_id": ..., "revision": ...}'
         )
 
 
@@ -90,9 +94,14 @@ def load_draft(
             output_loading_info=True,
             **extra,
         )
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except ImportError as error:  # of what a `quantization_config` names
         raise SpeculationError(
-            f"{folder}: the draft model could not be loaded: {' '.join(str(error).split())}"
+            f"{folder / 'config.json'} needs a library that is not installed; install it, or store the draft model "
+            f"without quantization_config. transformers says: {_one_line(error)}"
+        ) from error
+    except Exception as error:  # every way to load and every way to quantize fails in its own way
+        raise SpeculationError(
+            f"{folder / 'config.json'}: the draft model could not be loaded: {_one_line(error)}"
         ) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(problem):
@@ -100,6 +109,11 @@ def load_draft(
                 f"{folder}: the draft model's weights have {problem.replace('_keys', '')} entries "
                 f"({', '.join(map(str, sorted(report[problem])[:5]))}); save the model again with save_pretrained()"
             )
+    if bad := first_not_finite(model.named_parameters()):
+        raise SpeculationError(
+            f"{folder}: the draft model's weight {bad} holds NaN or infinite values in {model.dtype}; "
+            "save the model again, or load it in another dtype"
+        )
     return model.eval()
 
 
@@ -114,18 +128,20 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
             "merge_and_unload() and save the whole model"
         )
     content = read_json(folder, "config.json")
+    if (folder / GENERATION).exists():
+        read_json(folder, GENERATION)
     tensors = {key: info for name in _weight_files(folder) for key, info in tensor_infos(folder, name).items()}
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         if not trust_remote_code:
             _check_sizes(config, tensors, folder, packed="quantization_config" in content)
+        _check_window(config.get_text_config(), folder)
+        config.return_dict = True  # whatever the file says: it is about what a user gets, and here that is us
         return config
     except SpeculationError:
         raise
     except Exception as error:  # every model family has its own way to reject a config
-        raise SpeculationError(
-            f"{folder / 'config.json'} describes no model: {' '.join(str(error).split())}"
-        ) from error
+        raise SpeculationError(f"{folder / 'config.json'} describes no model: {_one_line(error)}") from error
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -141,8 +157,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
     """Nothing is allocated for a model that config.json makes larger than its weights."""
-    floating = {"F64", "F32", "F16", "BF16"}
-    if not packed and (wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in floating)):
+    if not packed and (wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING)):
         raise SpeculationError(
             f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
         )
@@ -159,6 +174,20 @@ def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folde
             f"{folder / 'config.json'} declares {size}, but the safetensors files hold {stored} values in "
             f"{len(tensors)} tensors; save the model again with save_pretrained()"
         )
+
+
+def _check_window(config: PreTrainedConfig, folder: Path) -> None:
+    """A token must see another one; transformers' cache for windows of 1 gives other logits than no cache."""
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if window is not None and (kinds is None or "sliding_attention" in kinds) and not 2 <= window < 1 << 31:
+        raise SpeculationError(
+            f"{folder / 'config.json'}: sliding_window is {window}; it must be from 2 to {(1 << 31) - 1}, "
+            "or null for attention to all tokens"
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return shortened(" ".join(str(error).split()))
 
 
 def _quanto(quantization: str) -> Any:

@@ -16,7 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import SpeculationError
+from ..errors import SpeculationError, shown
 
 COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
 MAX_JSON_BYTES = 1 << 20
@@ -35,6 +35,8 @@ DTYPE_NAMES = {
     torch.bool: "BOOL",
 }
 
+FLOATING = ("F64", "F32", "F16", "BF16")
+
 TensorInfo = tuple[str, tuple[int, ...]]
 """dtype as safetensors writes it (`"F32"`), and shape"""
 
@@ -44,7 +46,7 @@ def check_relative(name: Any, what: str) -> str:
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or parts[0] == "/" or ".." in parts or re.search(r"[\\:\0*?\[]", str(name)):
         raise SpeculationError(
-            f"{what} is {name!r}; it must be the name of a folder inside the repo, such as 'draft_model'"
+            f"{what} is {shown(name)}; it must be the name of a folder inside the repo, such as 'draft_model'"
         )
     return "/".join(parts)
 
@@ -100,7 +102,12 @@ def safe_file(folder: Path, name: str) -> Path:
         raise SpeculationError(
             f"{path} is missing; save the drafter again with save_pretrained(), or download it again"
         )
-    target = path.resolve()
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise SpeculationError(
+            f"{path} is a symbolic link that leads nowhere; replace it by the file itself ({error})"
+        ) from error
     if not any(target.is_relative_to(root) for root in _allowed_roots(folder)):
         raise SpeculationError(f"{path} is a symbolic link out of its folder; replace it by the file itself")
     if not target.is_file():
@@ -136,7 +143,11 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
             f"{path} has {size} bytes, more than the {MAX_JSON_BYTES} a config may have; is it a config?"
         )
     try:
-        content = json.loads(path.read_bytes().decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        text = path.read_bytes()
+    except OSError as error:
+        raise SpeculationError(f"{path} cannot be read ({error}); check its permissions") from error
+    try:
+        content = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise SpeculationError(
             f"{path} is not plain JSON ({error}); save the drafter again with save_pretrained()"
@@ -190,4 +201,18 @@ def read_tensors(folder: Path, name: str, expected: dict[str, Tensor]) -> dict[s
                 f"{wanted[key][0]}{list(wanted[key][1])}; correct config.json, or save the drafter again"
             )
     with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in wanted}
+        tensors = {key: file.get_tensor(key) for key in wanted}
+    if bad := first_not_finite(tensors.items()):
+        raise SpeculationError(f"{path}: {bad} holds NaN or infinite values; train the drafter again")
+    return tensors
+
+
+def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The name of a plain floating tensor with a NaN or an infinity; packed and meta ones are not looked at."""
+    for name, tensor in tensors:
+        plain = type(tensor) in (Tensor, torch.nn.Parameter) and DTYPE_NAMES.get(tensor.dtype) in FLOATING
+        if plain and tensor.numel() and not tensor.is_meta:
+            ends = torch.stack(torch.aminmax(tensor.detach()))  # carries a NaN along, and needs no copy of the tensor
+            if not bool(ends.isfinite().all()):
+                return name
+    return None

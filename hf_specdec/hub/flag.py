@@ -9,6 +9,7 @@ from ..config import DrafterConfig
 from ..errors import SpeculationError
 from ..registry import Storable, drafter_class
 from .loading import load_drafter
+from .recent import Recent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 # What `speculation={"drafter": ...}` may carry beside the drafter's own options.
 LOADING_OPTIONS = ("revision", "subfolder", "cache_dir", "local_files_only", "dtype", "device_map", "quantization")
 
-_drafters: "WeakKeyDictionary[PreTrainedModel, dict[tuple[str, str], tuple[Any, Storable]]]" = WeakKeyDictionary()
+MOST_DRAFTERS = 8
+"""kept per target"""
+
+_drafters: "WeakKeyDictionary[PreTrainedModel, Recent]" = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -37,8 +41,8 @@ def drafter_from_flag(
         assistant_model: the draft model, for drafters over one.
 
     Returns:
-        The same drafter for the same target, options and draft model, as long as the target lives. Per set of options
-        the last draft model only is kept.
+        The same drafter for the same target, options and draft model, as long as the target lives and it is among the
+        last `MOST_DRAFTERS` asked for. Per set of options the last draft model only is kept.
 
     Raises:
         SpeculationError: an unknown type or option, no draft model where one is needed, or one where none is.
@@ -54,10 +58,8 @@ def drafter_from_flag(
         options = _assistant_defaults(assistant_model) | options
     key = (speculation_type, json.dumps(options, sort_keys=True))
     with _lock:
-        of_target = _drafters.setdefault(target, {})
-        if key not in of_target or of_target[key][0] is not assistant_model:
-            of_target[key] = (assistant_model, _make(cls, options, assistant_model))
-        return of_target[key][1]
+        recent = _drafters.setdefault(target, Recent(MOST_DRAFTERS))
+    return recent.get(key, assistant_model, lambda: _make(cls, options, assistant_model))
 
 
 def _checked_options(config_class: type[DrafterConfig], speculation: dict[str, Any] | None) -> dict[str, Any]:
@@ -89,15 +91,18 @@ def _make(cls: type[Storable], options: dict[str, Any], assistant: "PreTrainedMo
         if assistant is not None:
             loading["draft_model"] = assistant
         return load_drafter(cls, options["drafter"], **loading)
-    if not cls.needs_draft_model:
-        return cls(**options)
-    if assistant is None:
+    if cls.needs_draft_model and assistant is None:
         raise SpeculationError(
             f"speculation_type={cls.config_class.drafter_type!r} needs a draft model, and there is none; pass "
             'assistant_model=<a small model>, or speculation={"drafter": <a repo or folder that names one>}; '
             "if the model's own config names one, import hf_specdec before loading the model"
         )
-    return cls(assistant, **options)
+    try:
+        return cls(*[assistant] * cls.needs_draft_model, **options)
+    except MemoryError as error:
+        raise SpeculationError(
+            f"there is not the memory that speculation={options} asks for ({error}); lower its options"
+        ) from error
 
 
 def _assistant_defaults(assistant: "PreTrainedModel") -> dict[str, Any]:

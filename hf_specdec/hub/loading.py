@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..config import DrafterConfig
-from ..errors import SpeculationError
+from ..errors import SpeculationError, shown
 from ..registry import Storable, drafter_class, drafter_types
 from .draft import PATTERNS, check_draft_entry, find_draft, load_draft
 from .files import check_no_pickles, find_folder, read_json, read_tensors
@@ -90,7 +90,12 @@ def load_drafter(
         raise SpeculationError(
             f"{folder / CONFIG}: {config.drafter_type!r} drafts without a model; leave draft_model out"
         )
-    drafter = _with_weights(found, arguments, stored | options, folder)
+    try:
+        drafter = _with_weights(found, arguments, stored | options, folder)
+    except MemoryError as error:
+        raise SpeculationError(
+            f"{folder / CONFIG}: there is not the memory that its options ask for ({error}); lower them"
+        ) from error
     drafter.config.target, drafter.config.draft_model = config.target, config.draft_model
     return drafter
 
@@ -110,18 +115,20 @@ def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
         )
     if not isinstance(drafter_type, str) or drafter_type not in drafter_types():
         raise SpeculationError(
-            f"{path}: unknown drafter_type {drafter_type!r}; known: {', '.join(drafter_types())}. "
+            f"{path}: unknown drafter_type {shown(drafter_type)}; known: {', '.join(drafter_types())}. "
             "It is a name, never an import path; a newer hf_specdec may know more"
         )
     if type(version) is not int or version < 1:
-        raise SpeculationError(f'{path}: "format_version" is {version!r}; it must be {FORMAT_VERSION}')
+        raise SpeculationError(f'{path}: "format_version" is {shown(version)}; it must be {FORMAT_VERSION}')
     if version > FORMAT_VERSION:
         raise SpeculationError(
-            f"{path} has format_version {version}, and this hf_specdec reads up to {FORMAT_VERSION}; "
+            f"{path} has format_version {shown(version)}, and this hf_specdec reads up to {FORMAT_VERSION}; "
             "pip install --upgrade hf-specdec"
         )
     if not isinstance(written_by := content.pop("hf_specdec_version", ""), str):
-        raise SpeculationError(f"{path}: hf_specdec_version is {written_by!r}; it must be a string such as '0.1.0'")
+        raise SpeculationError(
+            f"{path}: hf_specdec_version is {shown(written_by)}; it must be a string such as '0.1.0'"
+        )
     cls = drafter_class(drafter_type)
     if content.get("target") is not None:
         check_fields(content["target"], path)
@@ -145,19 +152,29 @@ def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, 
                 f"{path} is there, but a {name!r} drafter has no weights of its own; "
                 "remove the file, or correct drafter_type in config.json"
             )
-        return cls(*arguments, **options)
+        return _make(cls, arguments, options, folder)
     # First without memory: what config.json declares is compared with the file before any of it is allocated.
     try:
         with torch.device("meta"):
-            expected = cls(*arguments, **options).weights()
-    except (MemoryError, RuntimeError, OverflowError) as error:
+            expected = _make(cls, arguments, options, folder).weights()
+    except (RuntimeError, OverflowError) as error:
         raise SpeculationError(
             f"{folder / CONFIG} declares sizes that cannot be built: {error}; correct them"
         ) from error
     tensors = read_tensors(folder, WEIGHTS, expected)
-    drafter = cls(*arguments, **options)
-    drafter.load_weights(tensors)
+    drafter = _make(cls, arguments, options, folder)
+    try:
+        drafter.load_weights(tensors)
+    except SpeculationError as error:
+        raise SpeculationError(f"{path}: {error}") from error
     return drafter
+
+
+def _make(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], folder: Path) -> DrafterT:
+    try:
+        return cls(*arguments, **options)
+    except SpeculationError as error:
+        raise SpeculationError(f"{folder / CONFIG}: {error}") from error
 
 
 def _commit_of(snapshot: Path, subfolder: str) -> str:

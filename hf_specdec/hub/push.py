@@ -1,8 +1,10 @@
 """A folder → a Hub repo that works through `Drafter.from_pretrained` and through `custom_generate`."""
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
@@ -129,44 +131,27 @@ def push_folder(
 
 
 def generate_code(drafter_type: str, repo_id: str | None = None, revision: str | None = None) -> str:
-    """The text of `custom_generate/generate.py`, pinned to a revision of a repo, or for use from a local folder."""
-    code = (Path(__file__).parent / "custom_generate.py").read_text()
-    drafter = {"drafter": repo_id, "revision": revision} if repo_id is not None else None
-    for name, value in (("SPECULATION_TYPE", drafter_type), ("DRAFTER", drafter)):
-        before, rest = code.split(f"\n{name}: ", 1)
-        declared, after = rest.split(" = None", 1)
-        code = f"{before}\n{name}: {declared} = {_literal(value)}{after}"
-    return code
-
-
-def _literal(value: Any) -> str:
-    """Python source with double quotes."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
-    return "None" if value is None else f'"{value}"'
+    """The text of `custom_generate/generate.py`, pinned to a revision of a repo, or naming none."""
+    template = Template((Path(__file__).parent / "generate.py.template").read_text(encoding="utf-8"))
+    drafter = None if repo_id is None else json.dumps({"drafter": repo_id, "revision": revision})
+    return template.substitute(speculation_type=json.dumps(drafter_type), drafter=drafter)
 
 
 def _stage(folder: Path, staged: Path, config: DrafterConfig, repo_id: str, results: str | Path | None) -> None:
     """Copy what belongs to a drafter, with the card that fits the repo."""
     draft = (config.draft_model or {}).get("subfolder")
-    patterns = [CONFIG, WEIGHTS, CARD, "LICENSE*", REQUIREMENTS, *([f"{draft}/{p}" for p in PATTERNS] if draft else [])]
+    patterns = [CONFIG, WEIGHTS, CARD, "LICENSE*", *([f"{draft}/{p}" for p in PATTERNS] if draft else [])]
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         copy = staged / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(safe_file(folder, str(path.relative_to(folder))), copy)
-    if not (staged / REQUIREMENTS).exists():
-        (staged / REQUIREMENTS).parent.mkdir(exist_ok=True)
-        (staged / REQUIREMENTS).write_text(requirements())
+    (staged / REQUIREMENTS).parent.mkdir(exist_ok=True)
+    (staged / REQUIREMENTS).write_text(f"hf-specdec>={__version__}\n")
     card = staged / CARD
     text = card.read_text() if card.exists() else make_card(read_json(folder, CONFIG))
     if results is not None:
         text = with_results(text, results)
     card.write_text(text.replace(REPO_PLACEHOLDER, repo_id))
-
-
-def requirements() -> str:
-    """The text of `custom_generate/requirements.txt`."""
-    return f"hf-specdec>={__version__}\n"
 
 
 def _commit(api: HfApi, info: CommitInfo, where: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
-from ..errors import SpeculationError
+from ..errors import SpeculationError, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,12 +32,12 @@ def made_for(target: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | No
 def check_fields(entry: Any, path: Path) -> None:
     """Refuse a `target` entry with unknown names or wrong types."""
     if not isinstance(entry, dict):
-        raise SpeculationError(f"{path}: target is {entry!r}; it must be an object with {', '.join(FIELDS)}")
+        raise SpeculationError(f"{path}: target is {shown(entry)}; it must be an object with {', '.join(FIELDS)}")
     for name, value in entry.items():
         if name not in FIELDS:
-            raise SpeculationError(f"{path}: unknown entry {name!r} in target; known are {', '.join(FIELDS)}")
+            raise SpeculationError(f"{path}: unknown entry {shown(name)} in target; known are {', '.join(FIELDS)}")
         if type(value) is not FIELDS[name]:
-            raise SpeculationError(f"{path}: target.{name} is {value!r}; it must be {FIELDS[name].__name__}")
+            raise SpeculationError(f"{path}: target.{name} is {shown(value)}; it must be {FIELDS[name].__name__}")
 
 
 def check_made_for(entry: dict[str, Any] | None, target: "PreTrainedModel") -> None:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...config import DrafterConfig
+from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 
 
 @strict
@@ -17,25 +17,21 @@ class DiscoConfig(DrafterConfig):
 
     rule: Literal["token", "draft"] = "draft"
     """stop when the last token's chance of acceptance falls below τ, or when the whole draft's does"""
-    tau: float = 0.4
-    """τ in greedy decoding"""
-    tau_sampled: float = 0.4
-    """τ in sampling"""
-    max_draft_tokens: int = 16
-    """SLmax"""
+    tau: float = ranged(0.4, 0, 1)
+    """τ in greedy decoding, a chance"""
+    tau_sampled: float = ranged(0.4, 0, 1)
+    """τ in sampling, a chance"""
+    max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
+    """SLmax, from 1 to 512"""
     lookup: bool = True
     """whether the classifier sees if copying from earlier text proposes the draft's best token; set by training"""
-    k: int = 10
-    """how many of the draft's top probabilities the classifier sees; written by training"""
-    hidden: int = 32
-    """its inner units; written by training"""
+    k: int = ranged(10, 1, 1024)
+    """how many of the draft's top probabilities the classifier sees, from 1 to 1024; written by training"""
+    hidden: int = ranged(32, 1, 1024)
+    """its inner units, from 1 to 1024; written by training"""
     draft_fingerprint: str | None = None
     """of the draft that the classifier was trained for; written by training"""
 
-    def validate_ranges(self) -> None:
-        for name in ("tau", "tau_sampled"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a chance and must lie in [0, 1], got {getattr(self, name)}")
-        for name in ("max_draft_tokens", "k", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+    def validate_fingerprint(self) -> None:
+        if self.draft_fingerprint is not None and len(self.draft_fingerprint) > 64:
+            raise ValueError(f"draft_fingerprint must have at most 64 characters, got {len(self.draft_fingerprint)}")

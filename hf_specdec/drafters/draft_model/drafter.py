@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedModel
 
-from ...config import DrafterConfig
+from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
@@ -23,12 +23,8 @@ class DraftModelConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "draft_model"
 
-    num_draft_tokens: int | Literal["auto"] = "auto"
-    """γ: tokens drafted per round, or "auto" to choose it from measured acceptance and times"""
-
-    def validate_window(self) -> None:
-        if self.num_draft_tokens != "auto" and self.num_draft_tokens < 1:
-            raise ValueError(f'num_draft_tokens must be 1 or more, or "auto", got {self.num_draft_tokens}')
+    num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
+    """γ: tokens drafted per round, from 1 to 512, or "auto" to choose it from measured acceptance and times"""
 
 
 @register_drafter

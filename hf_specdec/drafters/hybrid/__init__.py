@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
+from ...config import LONGEST_DRAFT, ranged
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...registry import register_drafter
 from ...target.inputs import position_limit
@@ -31,12 +32,8 @@ class HybridConfig(PromptLookupConfig):
 
     drafter_type: ClassVar[str] = "hybrid"
 
-    num_draft_tokens: int | Literal["auto"] = "auto"
-    """γ of the draft model; "auto" chooses it from measured acceptance and times."""
-
-    def validate_window(self) -> None:
-        if self.num_draft_tokens != "auto" and self.num_draft_tokens < 1:
-            raise ValueError(f'num_draft_tokens must be 1 or more, or "auto", got {self.num_draft_tokens}')
+    num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
+    """γ of the draft model, from 1 to 512; "auto" chooses it from measured acceptance and times."""
 
 
 class HybridSession(DraftSession):

@@ -3,7 +3,7 @@
 A lookup costs next to nothing beside the target (c ≈ 0), and q is a true distribution, so sampling stays lossless.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
-from ...config import DrafterConfig
+from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
@@ -32,18 +32,12 @@ class NGramConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "ngram"
 
-    num_draft_tokens: int = 3
-    """γ, tokens per draft."""
-    vocab_size: int = 0
-    """Of the stored model; written by training."""
-    sizes: list[int] = field(default_factory=list)
-    """Stored n-grams of each order from 2 up; written by training."""
-
-    def validate_ranges(self) -> None:
-        if self.num_draft_tokens < 1:
-            raise ValueError(f"num_draft_tokens must be at least 1, got {self.num_draft_tokens}")
-        if self.vocab_size < 0 or any(size < 0 for size in self.sizes):
-            raise ValueError("vocab_size and sizes must not be negative")
+    num_draft_tokens: int = ranged(3, 1, LONGEST_DRAFT)
+    """γ, tokens per draft; from 1 to 512."""
+    vocab_size: int = ranged(0, 0, 1 << 24)
+    """Of the stored model, at most 2^24; written by training."""
+    sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)
+    """Stored n-grams of each order from 2 up: at most 15 orders, of at most 2^30 each; written by training."""
 
 
 class NGramSession(DraftSession):

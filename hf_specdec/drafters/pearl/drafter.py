@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedModel
 
-from ...config import DrafterConfig
+from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...protocol import DraftContext, DraftSession, Guarded, Schedule
 from ...registry import register_drafter
@@ -29,8 +29,8 @@ class PearlConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "pearl"
 
-    window: int | Literal["auto"] = "auto"
-    """γ: tokens drafted per target forward, or "auto" to follow the measured speed ratio (Theorem 1)"""
+    window: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
+    """γ: tokens drafted per target forward, from 1 to 512, or "auto" to follow the measured speed ratio (Theorem 1)"""
     worker: Literal["auto", "thread", "process", "rank"] = "auto"
     """where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch; "auto" is the
     thread for drafts on a GPU, the process for others"""
@@ -38,17 +38,9 @@ class PearlConfig(DrafterConfig):
     """verify the first draft token while drafting goes on (§3.2)"""
     post_verify: bool = True
     """go on drafting while the target verifies (§3.3)"""
-    corrections: int | Literal["auto"] = "auto"
-    """for each token that the target is verifying, draft behind so many tokens that may come in its place; "auto" is 1
-    while that pays, by the measured times and by how many were foreseen"""
-
-    def validate_window(self) -> None:
-        if self.window != "auto" and self.window < 1:
-            raise ValueError(f'window must be 1 or more, or "auto", got {self.window}')
-
-    def validate_corrections(self) -> None:
-        if self.corrections != "auto" and not 0 <= self.corrections <= 8:
-            raise ValueError(f'corrections must be from 0 (none) to 8, or "auto", got {self.corrections}')
+    corrections: int | Literal["auto"] = ranged("auto", 0, 8)
+    """for each token that the target is verifying, draft behind so many tokens that may come in its place, from 0 to 8;
+    "auto" is 1 while that pays, by the measured times and by how many were foreseen"""
 
 
 @register_drafter

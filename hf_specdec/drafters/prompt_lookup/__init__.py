@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from ...config import DrafterConfig
+from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ..base import Drafter
@@ -25,21 +25,18 @@ class PromptLookupConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "prompt_lookup"
 
-    max_draft_tokens: int = 16
-    """The longest draft."""
-    tokens_per_match: int = 4
-    """Draft tokens per matched token: a short match drafts little, a long one much."""
-    min_match: int = 1
-    """Shorter matches draft nothing."""
-    max_match: int = 8
-    """Longer matches count as this long."""
-    num_branches: int = 1
-    """Competing continuations drafted at once as a tree; 1 drafts a chain."""
+    max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
+    """The longest draft; from 1 to 512."""
+    tokens_per_match: int = ranged(4, 1, LONGEST_DRAFT)
+    """Draft tokens per matched token: a short match drafts little, a long one much; from 1 to 512."""
+    min_match: int = ranged(1, 1, 256)
+    """Shorter matches draft nothing; from 1 to 256."""
+    max_match: int = ranged(8, 1, 256)
+    """Longer matches count as this long; from `min_match` to 256."""
+    num_branches: int = ranged(1, 1, 64)
+    """Competing continuations drafted at once as a tree; 1 drafts a chain, and 64 is the most."""
 
-    def validate_ranges(self) -> None:
-        for name in ("max_draft_tokens", "tokens_per_match", "min_match", "num_branches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+    def validate_matches(self) -> None:
         if self.max_match < self.min_match:
             raise ValueError(f"max_match must be at least min_match={self.min_match}, got {self.max_match}")
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from ...config import DrafterConfig
+from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...registry import register_drafter
 from ..base import Drafter
@@ -29,28 +29,19 @@ class SuffixConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "suffix"
 
-    max_draft_tokens: int = 16
-    """The longest draft, or branch of a tree."""
-    tokens_per_match: int = 2
-    """Draft tokens per matched token: a short match drafts little, a long one much."""
-    max_match: int = 32
-    """Longer matches count as this long."""
-    min_probability: float = 0.2
-    """Tokens that fewer of the matched occurrences in past outputs went through are not drafted."""
-    num_branches: int = 1
+    max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
+    """The longest draft, or branch of a tree; from 1 to 512."""
+    tokens_per_match: int = ranged(2, 1, LONGEST_DRAFT)
+    """Draft tokens per matched token: a short match drafts little, a long one much; from 1 to 512."""
+    max_match: int = ranged(32, 2, 256)
+    """Longer matches count as this long; from 2 to 256."""
+    min_probability: float = ranged(0.2, 0, 1)
+    """Tokens that fewer of the matched occurrences in past outputs went through are not drafted; from 0 to 1."""
+    num_branches: int = ranged(1, 1, 64)
     """Competing continuations of a token drafted at once as a tree, of 1 + 1/2 + ... times a chain's tokens; 1 drafts a
-    chain."""
-    memory_mb: int = 64
-    """Bound of the store's memory in 2^20 bytes; the oldest tokens make room."""
-
-    def validate_ranges(self) -> None:
-        for name in ("max_draft_tokens", "tokens_per_match", "num_branches", "memory_mb"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_match < 2:
-            raise ValueError(f"max_match must be at least 2, got {self.max_match}")
-        if not 0 <= self.min_probability <= 1:
-            raise ValueError(f"min_probability must be from 0 to 1, got {self.min_probability}")
+    chain, and 64 is the most."""
+    memory_mb: int = ranged(64, 1, 1 << 16)
+    """Bound of the store's memory in 2^20 bytes; the oldest tokens make room. From 1 to 65536."""
 
 
 class SuffixSession(DraftSession):
