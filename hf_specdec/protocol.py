@@ -5,9 +5,9 @@ what is kept, and the session is told in a `Verdict`. A simple drafter writes `p
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from .transfer import to_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -315,72 +313,3 @@ class DraftSession(CandidateGenerator):
         # The matched tokens and the target's own one are the last of input_ids.
         tokens = input_ids[0, input_ids.shape[1] - n - 1 :].tolist()
         self.observe(Verdict([0], [tested], [n], [tokens], [False], tested + 1, 0.0, paths=[list(range(n))]))
-
-
-class Guarded(Protocol):
-    """A session that never raises: one that does is dropped with one warning, and answers nothing more."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not been dropped."""
-
-    def ask(self, action: Callable[[Any], T]) -> T | None:
-        """What the session says; None where it was dropped. With a target over several ranks all are told the same."""
-
-    def tell(self, action: Callable[[Any], object]) -> None:
-        """For what has no answer."""
-
-    def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
-        """At most `budget` tokens per row; an empty draft where there is nothing to be had."""
-
-    def drop(self, reason: str) -> None:
-        """Give the drafter up for the rest of the call, with one warning."""
-
-
-@dataclass
-class Round:
-    """What a schedule knows of the round it is to order."""
-
-    sequences: Sequences
-    room: list[int]
-    """[B] tokens that may be drafted behind each row's end: the target's own one needs a place, too"""
-    passive: list[bool]
-    """[B] rows of a lockstep batch that are finished and fed padding, as in plain decoding"""
-    lockstep: bool
-
-
-Correct = Callable[[Tensor, int, int], Tensor]
-"""(p [V], row, node) → the distribution of the target's own token after the drafted token at this node was rejected"""
-
-
-class Schedule(Protocol):
-    """In which order drafting and verifying go on. Its methods are called once per round, from top to bottom."""
-
-    def feed(self, round: Round) -> Draft:
-        """What the target verifies. Drafting behind it may begin."""
-
-    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
-        """What is judged, once the forward has been launched: it may be more than was fed. Also how many nodes of each
-        row [B] the forward answers for; None for all. A row that is accepted beyond them gets no token of the target's
-        own."""
-
-    @property
-    def correct(self) -> Correct | None:
-        """How to make up for a rejection; None where `Draft.q` says it."""
-
-    def settle(self, verdict: Verdict) -> None:
-        """The round is over. The session has been told already."""
-
-
-class AnyDrafter(Protocol):
-    """What the loop asks of a drafter; `hf_specdec.Drafter` says what each is for."""
-
-    proposes_trees: bool
-    brings_runner: bool
-    last_stats: SpeculationStats | None
-
-    def start(self, context: DraftContext) -> DraftSession: ...
-
-    def takes_ragged(self) -> bool: ...
-
-    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None: ...

@@ -16,7 +16,8 @@ from transformers.generation import (
 
 from hf_specdec import Drafter, SpeculationStats
 from hf_specdec.decoding.serial import Serial
-from hf_specdec.protocol import Draft, DraftContext, Guarded, Round
+from hf_specdec.protocol import Draft, DraftContext
+from hf_specdec.schedule import Guarded, Round
 
 BATCHES = {"one row": [9], "equal rows": [9, 9, 9, 9], "uneven rows": [3, 14, 1, 9]}
 SMALL = 6

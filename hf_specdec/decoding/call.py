@@ -10,7 +10,7 @@ from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..errors import warn
 from ..judge.processing import Processing
-from ..protocol import AnyDrafter
+from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.inputs import takes_ragged_inputs

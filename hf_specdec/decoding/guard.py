@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import warn
-from ..protocol import AnyDrafter, Draft, DraftContext, DraftSession, Sequences
+from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from ..schedule import AnyDrafter
 from .checks import checked
 
 T = TypeVar("T")

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..judge.judging import Judge, is_sound
+from ..judge.drafts import as_chain, is_sound
+from ..judge.judging import Judge
 from ..judge.picking import DraftPicker
 from ..judge.processing import Bans
 from ..judge.randomness import Randomness
-from ..protocol import AnyDrafter, Draft, DraftContext, Forward, Round, Schedule, Verdict
+from ..protocol import Draft, DraftContext, Forward, Verdict
+from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.probe import ability
@@ -26,7 +28,7 @@ from ..transfer import to_device, to_host
 from .call import Call, choose_mode
 from .guard import GuardedSession
 from .own_runner import target_runner
-from .serial import Serial, as_chain, in_step
+from .serial import Serial, in_step
 from .shared import SharedSession
 from .text import Text
 

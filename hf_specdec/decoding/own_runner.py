@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from ..judge.picking import DraftPicker
 from ..judge.processing import Processing
 from ..judge.randomness import Randomness
-from ..protocol import AnyDrafter, DraftContext, DraftSession, Forward, Guarded, Runner
+from ..protocol import DraftContext, DraftSession, Forward, Runner
+from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.lockstep import LockstepRunner

@@ -7,7 +7,8 @@ rank, the leader, has a drafter at work in a call, and the others take over what
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..protocol import AnyDrafter, Draft, DraftContext, Sequences
+from ..protocol import Draft, DraftContext, Sequences
+from ..schedule import AnyDrafter
 from ..target.ranks import Ranks
 from .guard import GuardedSession
 

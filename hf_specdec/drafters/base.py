@@ -4,8 +4,9 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ..hub import load_drafter, push_drafter, save_drafter
-from ..protocol import DraftContext, DraftSession, Guarded, Schedule
+from ..protocol import DraftContext, DraftSession
 from ..registry import Storable
+from ..schedule import Guarded, Schedule
 from ..stats import SpeculationStats
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from ..drafters.base import Drafter
-from ..protocol import Draft, DraftContext, DraftSession, Guarded, Schedule, Verdict
+from ..protocol import Draft, DraftContext, DraftSession, Verdict
+from ..schedule import Guarded, Schedule
 
 
 @dataclass

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..protocol import Correct, Draft, Sequences
+from ..protocol import Draft, Sequences
+from ..schedule import Correct
 from ..stats import SpeculationStats
 from ..transfer import to_device, to_host
+from .drafts import as_tree, depths_of_places, is_sound, padded
 from .processing import Processing
 from .randomness import Purpose, Randomness
 from .verification import accepted_lengths, accepts, choose_candidate, distribution, draw, follow, residual
@@ -75,10 +77,10 @@ class Judge:
         rows, places, vocab = logits.shape
         kept: list[list[int]] | None = None
         if nodes is not None:  # judged as a tree, whose walk knows which nodes there are
-            draft = draft if draft.parents is not None else _as_tree(draft)
+            draft = draft if draft.parents is not None else as_tree(draft)
             if self.do_sample or self.processing.reads_prefix:  # else they come with the answer
                 kept = to_host(nodes)
-        depth = _depths(draft, places, kept)
+        depth = depths_of_places(draft, places, kept)
         lengths = [n + d for n, below in zip(sequences.lengths, depth, strict=True) for d in below]
         scores = self._processed(logits, draft, sequences, depth, lengths, kept).view(rows, places, vocab)
         sound = is_sound(draft, vocab)
@@ -127,7 +129,7 @@ class Judge:
             judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
         if draft.parents is None:  # an accepted token is the one that was chosen
             return Block(judged, scores, fine, choices)
-        return Block(judged, scores, fine, _padded([judgement.text for judgement in judged], scores.device))
+        return Block(judged, scores, fine, padded([judgement.text for judgement in judged], scores.device))
 
     def _sampled_chain(
         self,
@@ -220,7 +222,7 @@ class Judge:
                     break
                 path.append(children[taken])
             judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
-        return Block(judged, scores, bool(fine), _padded([judgement.text for judgement in judged], scores.device))
+        return Block(judged, scores, bool(fine), padded([judgement.text for judgement in judged], scores.device))
 
     def stepwise(
         self, draft: Draft, logits: Tensor, sequences: Sequences, correct: Correct | None = None
@@ -322,41 +324,3 @@ class Judge:
         if kept is None:
             return expanded, [b * nodes + i for b in range(rows) for i in range(places)]
         return expanded, [b * nodes + node + 1 for b in range(rows) for node in (-1, *kept[b])]
-
-
-def is_sound(draft: Draft, vocab: int) -> Tensor:
-    """Whether all ids are in the vocabulary and all q are probabilities; a boolean on the draft's device."""
-    fine = (draft.tokens >= 0) & (draft.tokens < vocab)
-    if draft.token_probs is not None:
-        fine &= (draft.token_probs > 0) & (draft.token_probs <= 1 + 1e-4)  # false for NaN
-        if draft.q is not None:  # what a rejection is made up for with must be what was drawn from
-            q = draft.q.gather(2, draft.tokens.clamp(0, vocab - 1)[..., None])[..., 0]
-            fine &= (q - draft.token_probs).abs() <= 1e-3
-    width = draft.tokens.shape[1]
-    if min(draft.lengths, default=width) < width:
-        lengths = to_device(draft.lengths, fine.device)[:, None]
-        fine |= torch.arange(width, device=fine.device) >= lengths
-    return fine.all()
-
-
-def _as_tree(draft: Draft) -> Draft:
-    """A chain, written as a tree."""
-    parents = [list(range(-1, draft.tokens.shape[1] - 1))] * len(draft.lengths)
-    return Draft(draft.tokens, draft.lengths, parents, draft.token_probs, draft.q, draft.sources)
-
-
-def _depths(draft: Draft, places: int, kept: list[list[int]] | None) -> list[list[int]]:
-    """[B][N] how many drafted tokens lead to each place that there are logits for."""
-    if kept is None and draft.parents is None:
-        return [list(range(places))] * len(draft.lengths)
-    depths = draft.depths()
-    if kept is None:
-        return [[0, *below[: places - 1]] for below in depths]
-    return [
-        [0, *(below[node] if node >= 0 else 0 for node in nodes)] for below, nodes in zip(depths, kept, strict=True)
-    ]
-
-
-def _padded(texts: list[list[int]], device: torch.device) -> Tensor:
-    width = max(map(len, texts), default=0)
-    return to_device([text + [0] * (width - len(text)) for text in texts], device)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ...judge.picking import DraftPicker
-from ...protocol import Correct, Draft, DraftContext, Guarded, Round, Verdict
+from ...protocol import Draft, DraftContext, Verdict
+from ...schedule import Correct, Guarded, Round
 from .correction import corrected
 from .session import Chain, as_draft
 from .window import Plan

@@ -1,0 +1,70 @@
+"""Drafts seen from several sides: as chains, as trees, with their depths, sound or not."""
+
+import torch
+from torch import Tensor
+
+from ..protocol import Draft
+from ..transfer import to_device
+
+
+def is_sound(draft: Draft, vocab: int) -> Tensor:
+    """Whether all ids are in the vocabulary and all q are probabilities; a boolean on the draft's device."""
+    fine = (draft.tokens >= 0) & (draft.tokens < vocab)
+    if draft.token_probs is not None:
+        fine &= (draft.token_probs > 0) & (draft.token_probs <= 1 + 1e-4)  # false for NaN
+        if draft.q is not None:  # what a rejection is made up for with must be what was drawn from
+            q = draft.q.gather(2, draft.tokens.clamp(0, vocab - 1)[..., None])[..., 0]
+            fine &= (q - draft.token_probs).abs() <= 1e-3
+    width = draft.tokens.shape[1]
+    if min(draft.lengths, default=width) < width:
+        lengths = to_device(draft.lengths, fine.device)[:, None]
+        fine |= torch.arange(width, device=fine.device) >= lengths
+    return fine.all()
+
+
+def as_tree(draft: Draft) -> Draft:
+    """A chain, written as a tree."""
+    parents = [list(range(-1, draft.tokens.shape[1] - 1))] * len(draft.lengths)
+    return Draft(draft.tokens, draft.lengths, parents, draft.token_probs, draft.q, draft.sources)
+
+
+def depths_of_places(draft: Draft, places: int, kept: list[list[int]] | None) -> list[list[int]]:
+    """[B][N] how many drafted tokens lead to each place that there are logits for."""
+    if kept is None and draft.parents is None:
+        return [list(range(places))] * len(draft.lengths)
+    depths = draft.depths()
+    if kept is None:
+        return [[0, *below[: places - 1]] for below in depths]
+    return [
+        [0, *(below[node] if node >= 0 else 0 for node in nodes)] for below, nodes in zip(depths, kept, strict=True)
+    ]
+
+
+def padded(texts: list[list[int]], device: torch.device) -> Tensor:
+    """Rows of uneven lengths as a tensor [B, longest]."""
+    width = max(map(len, texts), default=0)
+    return to_device([text + [0] * (width - len(text)) for text in texts], device)
+
+
+def as_chain(draft: Draft) -> Draft:
+    """The first branch of a tree, where trees cannot be verified.
+
+    Lossless: of siblings drawn independently from one q, the first is a draw from q by itself.
+    """
+    if draft.parents is None:
+        return draft
+    if draft.tokens.shape[1] == 0:
+        return Draft(draft.tokens, draft.lengths, sources=draft.sources)
+    branches = []
+    for row, length in zip(draft.parents, draft.lengths, strict=True):
+        branch: list[int] = []
+        for node in range(length):
+            if row[node] == (branch[-1] if branch else -1):
+                branch.append(node)
+        branches.append(branch)
+    width = max(map(len, branches), default=0)
+    index = to_device([branch + [0] * (width - len(branch)) for branch in branches], draft.tokens.device)
+    index = index.view(-1, width)
+    probs = None if draft.token_probs is None else draft.token_probs.gather(1, index)
+    q = None if draft.q is None else draft.q.gather(1, index[..., None].expand(-1, -1, draft.q.shape[2]))
+    return Draft(draft.tokens.gather(1, index), [len(branch) for branch in branches], None, probs, q, draft.sources)
