@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, SpeculationError, SpeculationWarning
+from hf_specdec.drafters.learned import Learned
 from hf_specdec.drafters.pearl.window import Planner
 from hf_specdec.target.ranks import ranks_of
 
@@ -77,10 +78,10 @@ def saved_pair(folder):
 def drafter_of(folder, **options):
     """On a target's rank the draft has no weights."""
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        return PearlDrafter(AutoModelForCausalLM.from_pretrained(f"{folder}/draft"), worker="rank", **options)
+        return PearlDrafter(AutoModelForCausalLM.from_pretrained(f"{folder}/draft"), worker="rank", **options).join()
     with torch.device("meta"):
         draft = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(f"{folder}/draft"))
-    return PearlDrafter(draft, worker="rank", **options)
+    return PearlDrafter(draft, worker="rank", **options).join()
 
 
 def loaded_target(folder):
@@ -133,14 +134,14 @@ def texts(folder, windows=range(1, 9)):
             decoded(alone, drafter)
     with drafter:
         for window in windows:
-            drafter.planner = Planner(window, True, True)
+            drafter.planners = Learned(lambda w=window: Planner(w, True, True))
             for lengths in ((7,), (5, 9, 1, 7)):
                 assert torch.equal(decoded(target, drafter, lengths), decoded(alone, None, lengths)), window
                 # The leader's seed counts.
                 text = decoded(target, drafter, lengths, seed=window + 100 * rank, do_sample=True)
                 threaded = PearlDrafter(draft, worker="thread", window=window)
                 assert torch.equal(text, decoded(alone, threaded, lengths, seed=window, do_sample=True)), window
-        drafter.planner = Planner("auto", True, True)
+        drafter.planners = Learned(lambda: Planner("auto", True, True))
         for _ in range(3):
             assert torch.equal(decoded(target, drafter, max_new_tokens=60), decoded(alone, None, max_new_tokens=60))
         line = drafter.last_timeline

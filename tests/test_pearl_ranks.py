@@ -165,20 +165,20 @@ def no_launch(monkeypatch):
 
 def test_a_script_that_was_not_launched_is_told_how(no_launch, monkeypatch):
     with pytest.raises(SpeculationError, match=r"RANK is not set; start the script .*torchrun.*accelerate launch"):
-        PearlDrafter(TARGET, worker="rank")
+        PearlDrafter(TARGET, worker="rank").join()
     for name, value in zip(meeting.LAUNCH, ("0", "1", "0", "1", "127.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)
     with pytest.raises(SpeculationError, match="2 ranks or more, WORLD_SIZE is 1"):
-        PearlDrafter(TARGET, worker="rank")
+        PearlDrafter(TARGET, worker="rank").join()
 
 
 def test_a_launch_is_joined_once_and_before_everything_else(no_launch, monkeypatch):
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     with pytest.raises(SpeculationError, match="has a process group already"):
-        PearlDrafter(TARGET, worker="rank")
+        PearlDrafter(TARGET, worker="rank").join()
     monkeypatch.setattr(meeting, "_joined", True)
     with pytest.raises(SpeculationError, match="one drafter per launch"):
-        PearlDrafter(TARGET, worker="rank")
+        PearlDrafter(TARGET, worker="rank").join()
 
 
 def test_other_workers_do_not_serve():

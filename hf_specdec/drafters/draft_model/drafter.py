@@ -12,6 +12,7 @@ from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ...target.probe import Support, support
 from ..base import Drafter
+from ..learned import Learned
 from .session import DraftModelSession
 from .window import WindowTuner
 
@@ -53,7 +54,7 @@ class DraftModelDrafter(Drafter):
                 "decoder-only draft (AutoModelForCausalLM)"
             )
         self.draft_model = draft_model
-        self._tuners: dict[int, WindowTuner] = {}  # per batch size: more rows take longer
+        self._tuners = Learned(WindowTuner)
 
     def check_target(self, target: PreTrainedModel) -> None:
         check_same_tokenizer(target, self.draft_model)
@@ -73,7 +74,7 @@ class DraftModelDrafter(Drafter):
     def start(self, context: DraftContext) -> DraftSession:
         tuner = None
         if self.config.num_draft_tokens == "auto":  # what a call has measured serves the next one
-            tuner = self._tuners.setdefault(context.prompt_ids.shape[0], WindowTuner())
+            tuner = self._tuners.of(context.target, len(context.prompt_ids))
         return DraftModelSession(context, self.draft_model, self.config.num_draft_tokens, tuner)
 
 

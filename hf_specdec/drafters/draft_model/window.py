@@ -47,14 +47,15 @@ class WindowTuner:
 
     def verify_time(self) -> Callable[[int], float]:
         """T(width) in seconds, from the measured widths."""
-        widths = sorted(self.verify_seconds)
+        seconds = dict(self.verify_seconds)  # another call may add to it meanwhile
+        widths = sorted(seconds)
         if len(widths) == 1:
-            only = self.verify_seconds[widths[0]]
+            only = seconds[widths[0]]
             return lambda width: only
         n = len(widths)
         mean_w = sum(widths) / n
-        mean_t = sum(self.verify_seconds.values()) / n
-        slope = sum((w - mean_w) * (self.verify_seconds[w] - mean_t) for w in widths)
+        mean_t = sum(seconds.values()) / n
+        slope = sum((w - mean_w) * (seconds[w] - mean_t) for w in widths)
         slope = max(0.0, slope / sum((w - mean_w) ** 2 for w in widths))
         return lambda width: max(mean_t + slope * (width - mean_w), 1e-9)
 

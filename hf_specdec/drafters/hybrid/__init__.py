@@ -15,6 +15,7 @@ from ...registry import register_drafter
 from ...target.inputs import position_limit
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter
+from ..learned import Learned
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
 from ..prompt_lookup.branches import draft_from_branches
 from .meter import Meter
@@ -104,7 +105,7 @@ class HybridDrafter(Drafter):
         super().__init__(**options)
         self.draft_model = draft_model
         self._model_drafter = DraftModelDrafter(draft_model, num_draft_tokens=self.config.num_draft_tokens)
-        self._meters: dict[int, Meter] = {}  # per batch size: forwards of more rows take longer
+        self._meters = Learned(lambda: Meter(self.config.max_match))
         self.proposes_trees = self.config.num_branches > 1
 
     def check_target(self, target: "PreTrainedModel") -> None:
@@ -114,6 +115,5 @@ class HybridDrafter(Drafter):
         return self._model_drafter.takes_ragged()
 
     def start(self, context: DraftContext) -> HybridSession:
-        rows = context.prompt_ids.shape[0]
-        meter = self._meters.setdefault(rows, Meter(self.config.max_match))
+        meter = self._meters.of(context.target, len(context.prompt_ids))
         return HybridSession(context, self.config, self._model_drafter, meter)

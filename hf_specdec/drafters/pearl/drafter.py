@@ -4,6 +4,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedModel
 
@@ -15,8 +16,9 @@ from ...schedule import Guarded, Schedule
 from ...target.probe import Support
 from ...target.ranks import ranks_of
 from ..draft_model import DraftModelDrafter
+from ..learned import Learned
 from .schedule import Overlapped
-from .seat import join
+from .seat import Seat, join
 from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
@@ -59,16 +61,27 @@ class PearlDrafter(DraftModelDrafter):
     def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
         super().__init__(draft_model, **options)
         self.pool = Pool()
-        self._measure_anew()
         weakref.finalize(self, self.pool.close)
-        self.seat = join(self.draft_model, PearlSession.patience) if self.config.worker == "rank" else None
-        if self.seat is not None and self.seat.worker is not None:
-            self.pool.free.append(self.seat.worker)
-
-    def _measure_anew(self) -> None:
+        self.seat: Seat | None = None
+        self.stream: Any = None
         config = self.config
-        self.planner = Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
-        self.target: weakref.ref[PreTrainedModel] | None = None
+        self.planners = Learned(
+            lambda: Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
+        )
+
+    def join(self) -> "PearlDrafter":
+        """With `worker="rank"`: take this process's place in the launch, on every rank at once, before the target is
+        loaded. Returns the drafter itself.
+
+        Raises:
+            SpeculationError: there is no launch of 2 ranks or more, or it is taken, or `worker` is another.
+        """
+        if self.config.worker != "rank":
+            raise SpeculationError(f'join() is for worker="rank"; worker={self.config.worker!r} needs no launch')
+        self.seat = join(self.draft_model, PearlSession.patience)
+        if self.seat.worker is not None:
+            self.pool.free.append(self.seat.worker)
+        return self
 
     @property
     def drafts(self) -> bool:
@@ -81,20 +94,22 @@ class PearlDrafter(DraftModelDrafter):
         Raises:
             SpeculationError: this is no drafting rank, or it has served.
         """
-        if self.seat is None:
+        if self.config.worker != "rank":
             raise SpeculationError(f'serve() is for worker="rank"; worker={self.config.worker!r} serves itself')
-        self.seat.serve(self.draft_model)
+        self._joined().serve(self.draft_model)
+
+    def _joined(self) -> Seat:
+        if self.seat is None:
+            raise SpeculationError('worker="rank": call join() on every rank first, before the target is loaded')
+        return self.seat
 
     def draft_support(self) -> Support:
         return super().draft_support() if self.seat is None else self.seat.support
 
     def check_target(self, target: PreTrainedModel) -> None:
-        if self.seat is not None:
-            self.seat.check(ranks_of(target))
+        if self.config.worker == "rank":
+            self._joined().check(ranks_of(target))
         super().check_target(target)
-        if self.target is None or self.target() is not target:
-            self._measure_anew()  # times and acceptance are kept from call to call, as long as the models are the same
-            self.target = weakref.ref(target)
 
     def schedule(self, session: Guarded, context: DraftContext) -> Schedule:
         return Overlapped(session, context)
@@ -106,7 +121,7 @@ class PearlDrafter(DraftModelDrafter):
         )
         worker = None if in_thread else self.pool.take()
         if in_thread:
-            worker = start_thread(self.draft_model, PearlSession.patience)
+            worker = start_thread(self.draft_model, PearlSession.patience, self._stream())
         elif worker is None and self.seat is not None:
             raise ConnectionError("the drafting rank is gone, or busy with another call")
         elif worker is None:
@@ -114,10 +129,21 @@ class PearlDrafter(DraftModelDrafter):
         self.last_timeline = Timeline()
         try:
             release = worker.close if in_thread else self.pool.return_of(worker)
-            return PearlSession(context, worker, self.planner, self.last_timeline, release, self.takes_ragged())
+            return PearlSession(
+                context, worker, self.planners.of(context.target), self.last_timeline, release, self.takes_ragged()
+            )
         except BaseException:
             worker.close()
             raise
+
+    def _stream(self) -> Any:
+        """The CUDA stream that all of this drafter's worker threads draft on; None where there are none."""
+        if self.draft_model.device.type != "cuda":
+            return None
+        if self.stream is None:
+            self.stream = torch.cuda.Stream(self.draft_model.device)
+            self.stream.wait_stream(torch.cuda.current_stream(self.draft_model.device))  # the weights may be on the way
+        return self.stream
 
     def close(self) -> None:
         """End the worker processes; the next call starts a new one. With `worker="rank"`, end the drafting rank's

@@ -45,7 +45,7 @@ class History:
 
     def end_texts(self) -> None:
         """The rows to come are others; a text's end ends its run."""
-        self.ended.extend(self.unbroken.values())
+        self.ended.extend(dict(self.unbroken).values())
         self.unbroken.clear()
 
     def saw_corrections(self, made: int, foreseen: int) -> None:
@@ -60,7 +60,7 @@ class History:
 
     @property
     def runs(self) -> Runs:
-        return np.minimum([*self.ended, *self.unbroken.values()], LONGEST)
+        return np.minimum([*self.ended.copy(), *dict(self.unbroken).values()], LONGEST)  # two calls may run at once
 
 
 def serial_speeds(

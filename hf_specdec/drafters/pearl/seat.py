@@ -165,7 +165,7 @@ def join(draft_model: PreTrainedModel, patience: float) -> Seat:
     except dist.DistStoreError as error:
         raise SpeculationError(
             f"rank {ranks - 1}, the drafting one, has made no drafter in {PATIENCE} seconds; every rank makes "
-            'PearlDrafter(draft_model, worker="rank"), the last one too'
+            'PearlDrafter(draft_model, worker="rank").join(), the last one too'
         ) from error
     seat = Seat(rank, ranks - 1, Support(card["support"]))
     if rank == 0:
@@ -260,7 +260,7 @@ def _admit(listener: socket.socket, secret: bytes, patience: float) -> socket.so
         end.close()
     raise SpeculationError(
         f"the target's leading rank, rank 0, has not connected to the drafting one in {patience} seconds; it must "
-        'make PearlDrafter(draft_model, worker="rank"), too, and reach this host'
+        'make PearlDrafter(draft_model, worker="rank").join(), too, and reach this host'
     )
 
 

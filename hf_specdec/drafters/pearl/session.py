@@ -66,6 +66,7 @@ class PearlSession(DraftSession):
             context.max_length,
             context.eos_token_ids,
             context.lockstep and not self.forks_can_be,
+            _autocast(context.device.type),
             context.pick,
         )
         worker.link.send(Kind.OPEN, encode_object(setup, on_host=True))
@@ -279,6 +280,10 @@ class PearlSession(DraftSession):
             self.worker.close()
         else:
             self.release()
+
+
+def _autocast(device_type: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 def as_draft(chains: list[Chain], context: DraftContext) -> Draft:

@@ -30,13 +30,20 @@ class Desk:
     """orders up to this epoch are useless"""
 
 
-def serve(link: Link, model: PreTrainedModel | None = None) -> None:
-    """Read the line until the other side hangs up; a second thread drafts, so that questions never wait for it."""
+def serve(link: Link, model: PreTrainedModel | None = None, stream: Any = None) -> None:
+    """Read the line until the other side hangs up; a second thread drafts, so that questions never wait for it.
+
+    Args:
+        model: None where it comes over the line.
+        stream: to draft on; None makes one, on a GPU.
+    """
     desk, orders = Desk(), queue.SimpleQueue[Any]()
     drafting: threading.Thread | None = None
 
     def begin(model: PreTrainedModel) -> threading.Thread:
-        thread = threading.Thread(target=_draft, args=(link, model, desk, orders), daemon=True, name="hf_specdec draft")
+        thread = threading.Thread(
+            target=_draft, args=(link, model, desk, orders, stream), daemon=True, name="hf_specdec draft"
+        )
         thread.start()
         return thread
 
@@ -70,22 +77,25 @@ def serve(link: Link, model: PreTrainedModel | None = None) -> None:
         link.close()
 
 
-def _draft(link: Link, model: PreTrainedModel, desk: Desk, orders: "queue.SimpleQueue[Any]") -> None:
-    """The drafting thread. Gradient mode and CUDA streams are thread-local."""
-    on_gpu = model.device.type == "cuda"
-    stream = torch.cuda.stream(torch.cuda.Stream(model.device)) if on_gpu else nullcontext()
+def _draft(link: Link, model: PreTrainedModel, desk: Desk, orders: "queue.SimpleQueue[Any]", stream: Any) -> None:
+    """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
+    if stream is None and model.device.type == "cuda":
+        stream = torch.cuda.Stream(model.device)
     try:
-        with torch.no_grad(), stream:
+        with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
             while (item := orders.get()) is not None:
                 kind, body = item
                 if kind is Kind.OPEN:
-                    desk.session = BackgroundDraft(decode_object(body), model, link, desk)
+                    setup = decode_object(body)
+                    with setup.cast(model.device.type):
+                        desk.session = BackgroundDraft(setup, model, link, desk)
                 elif kind is Kind.CLOSE:
                     desk.session = None
                 elif desk.session is not None:
                     order = Order.decode(body)
                     try:
-                        desk.session.follow(order)
+                        with setup.cast(model.device.type):
+                            desk.session.follow(order)
                     except CancelledError:
                         continue
                     link.send(Kind.DONE, encode_numbers(order.epoch, desk.session.sent))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -73,11 +74,12 @@ class Pool:
                     self.free.pop().close()
 
 
-def start_thread(model: PreTrainedModel, patience: float) -> Worker:
-    """A worker in this process. One that hangs in a kernel cannot be ended: it is left behind as a daemon."""
+def start_thread(model: PreTrainedModel, patience: float, stream: Any = None) -> Worker:
+    """A worker in this process, on a CUDA stream where one is given. One that hangs in a kernel cannot be ended: it is
+    left behind as a daemon."""
     mine, theirs = socket.socketpair()
     link = Link(mine, patience, LARGEST_ANSWER)
-    thread = threading.Thread(target=serve, args=(Link(theirs), model), daemon=True, name="hf_specdec worker")
+    thread = threading.Thread(target=serve, args=(Link(theirs), model, stream), daemon=True, name="hf_specdec worker")
     thread.start()
 
     def close() -> None:

@@ -1,0 +1,31 @@
+"""What a drafter has learned from the calls it served: kept for the next one, never taken for another target's."""
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+
+class Learned(Generic[T]):
+    """One `T` per target and key (a batch size: more rows take longer). Threads may share it; it forgets a target that
+    is gone, and never grows beyond `most` keys of one."""
+
+    def __init__(self, make: Callable[[], T], most: int = 64) -> None:
+        self._make, self._most = make, most
+        self._of: WeakKeyDictionary[Any, dict[Hashable, T]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, target: Any, key: Hashable = None) -> T:
+        """
+        Args:
+            target: the model; anything that can be referred to weakly, or None for one that is not at hand.
+        """
+        with self._lock:
+            known = self._of.setdefault(self if target is None else target, {})
+            if key not in known:
+                while len(known) >= self._most:
+                    known.pop(next(iter(known)))
+                known[key] = self._make()
+            return known[key]
