@@ -115,7 +115,8 @@ class Verdict:
     """[B] the accepted nodes of each row, from the root down"""
     features: dict[int, Tensor] = field(default_factory=dict)
     """[B, T, H] of those asked for, where each of `tokens` was decided: at the token that the draft hung on, then at
-    the accepted ones; `len(tokens[b])` of them count in row b. Of the prompt [B, P, H], left padding included."""
+    the accepted ones; `len(tokens[b])` of them count in row b. Of the prompt [B, P, H], left padding
+    included, without the columns that a continued cache held."""
     draft_seconds: float = 0.0
     """for which the target stood still, waiting for the draft"""
 

@@ -87,7 +87,9 @@ class Mode(NamedTuple):
     ragged: bool
     """each row advances at its own pace; otherwise all rows together, as plain decoding does"""
     trees: bool
-    """the runner takes trees (and rows of uneven lengths), and the judge does, too"""
+    """whether drafts may be trees"""
+    uneven: bool
+    """whether the runner takes trees and rows of uneven lengths"""
 
 
 def choose_mode(call: Call, drafter: AnyDrafter) -> Mode:
@@ -111,8 +113,11 @@ def choose_mode(call: Call, drafter: AnyDrafter) -> Mode:
         warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
     wanted = drafter.proposes_trees or drafter.brings_runner
     ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)
-    trees = takes_ragged and wanted and not call.processing.opaque and not StepOutputs.wanted(call.config)
-    return Mode(ragged, ragged or trees)
+    blocks = not call.processing.opaque and not StepOutputs.wanted(call.config)
+    trees = ragged or (takes_ragged and wanted and blocks)
+    states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
+    own_runner = takes_ragged and drafter.brings_runner and not states
+    return Mode(ragged, trees, trees or own_runner)
 
 
 def _rope_changes(call: Call) -> bool:

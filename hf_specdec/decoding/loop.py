@@ -25,7 +25,7 @@ from ..target.inputs import position_limit
 from ..target.probe import ability
 from ..target.ranks import ranks_of
 from ..transfer import to_device, to_host
-from .call import Call, choose_mode
+from .call import Call, Mode, choose_mode
 from .guard import GuardedSession
 from .own_runner import target_runner
 from .serial import Serial, in_step
@@ -43,24 +43,24 @@ def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tenso
     if call.streamer is not None:
         call.streamer.put(call.input_ids.cpu())
     with torch.no_grad():
-        return Decoding(call, drafter, mode.ragged, mode.trees).run()
+        return Decoding(call, drafter, mode).run()
 
 
 class Decoding:
     """One call: its text, the judge, the target's runner, the drafter's session, and a schedule."""
 
-    def __init__(self, call: Call, drafter: AnyDrafter, ragged: bool, trees: bool) -> None:
-        self.call, self.drafter, self.ragged, self.trees = call, drafter, ragged, trees
+    def __init__(self, call: Call, drafter: AnyDrafter, mode: Mode) -> None:
+        self.call, self.drafter, self.mode, self.ragged = call, drafter, mode, mode.ragged
         self.device, self.vocab = call.input_ids.device, ability(call.target).vocab_size
         self.do_sample = bool(call.config.do_sample)
-        self.stats = SpeculationStats(mode="ragged" if ragged else "lockstep")
+        self.stats = SpeculationStats(mode="ragged" if mode.ragged else "lockstep")
         randomness = Randomness.from_torch() if self.do_sample else Randomness(0)
         self.ranks = ranks_of(call.target)
         if self.ranks is not None:
             randomness.seed = self.ranks.share(randomness.seed)
         self.judge = Judge(call.processing, call.processors, self.do_sample, randomness, self.stats)
         self.picker = DraftPicker(call.processing, self.vocab, self.do_sample, randomness, self.device)
-        self.text = Text(call, ragged)
+        self.text = Text(call, mode.ragged)
         self.round = 0
         self.waited = 0.0
         """seconds for which the schedule held the next round up"""
@@ -100,7 +100,7 @@ class Decoding:
             eos_token_ids=call.stopping.eos,
             do_sample=self.do_sample,
             lockstep=not self.ragged,
-            trees=self.trees,
+            trees=self.mode.trees,
             pick=self.picker,
             device=self.device,
             stats=self.shown_stats,
@@ -112,7 +112,7 @@ class Decoding:
             if self.ranks is None
             else SharedSession(self.ranks, self.drafter, context)
         )
-        self.runner = target_runner(call, self.drafter, self.session, self.trees)
+        self.runner = target_runner(call, self.drafter, self.session, self.mode.uneven)
         ordered = self.drafter.schedule(self.session, context)
         self.schedule: Schedule = Serial(self.session) if ordered is None else ordered
 
@@ -138,7 +138,7 @@ class Decoding:
         began = time.perf_counter()
         passive, active = text.passive(), [not text.finished[row] for row in text.sequences.rows]
         fed = self.schedule.feed(Round(text.view(), self._room(), passive, not self.ragged))
-        fed = fed if self.trees and not call.processing.opaque else as_chain(fed)
+        fed = fed if self.mode.trees else as_chain(fed)
         fed = fed if self.ragged or fed.parents is not None else in_step(fed, passive, call.pad_token_id)
         verifying = time.perf_counter()
         starts = list(self.runner.lengths)

@@ -28,9 +28,9 @@ _proved: "weakref.WeakKeyDictionary[Any, weakref.WeakSet[PreTrainedModel]]" = we
 """by drafter, the targets whose logits its runner was seen to leave alone"""
 
 
-def target_runner(call: Call, drafter: AnyDrafter, session: Guarded, trees: bool) -> Runner:
+def target_runner(call: Call, drafter: AnyDrafter, session: Guarded, uneven: bool) -> Runner:
     """The engine's runner for a call, behind the drafter's own where that brings one."""
-    make = RaggedRunner if trees else LockstepRunner
+    make = RaggedRunner if uneven else LockstepRunner
     runner: Runner = make(call.target, call.model_kwargs, call.input_ids, call.new_columns)
     features = session.ask(lambda s: _named(s.features, call.target))
     runner.features = features or ()

@@ -87,14 +87,13 @@ def runner_agrees(model: PreTrainedModel, wrap: Callable[[Runner], Runner]) -> b
     with torch.no_grad():
         expected = _plain(model, ids, mask)
         runner = wrap(RaggedRunner(model, _kwargs(model, mask[:, :4]), ids[:, :4]))
-        if not agree(runner.prefill().logits[:, -1], expected[:, 0]):
-            return False
+        runner.prefill()
         runner.forward(ids[:, :2])  # rolled back: nothing of it may stay
         runner.truncate([4, 4])
         answer = runner.forward(ids[:, 4:6])
         # What was pruned cannot be compared.
         places = 2 if answer.nodes is None else 1
-        return agree(answer.logits[:, :places], expected[:, 1 : 1 + places])
+        return agree(answer.logits[:, :places], expected[:, :places])
 
 
 def _inputs(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
