@@ -20,6 +20,11 @@ def to_host(tensor: Tensor) -> list[Any]:
     return tensor.tolist()
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor from one device on another. Nothing is done where it is there already, and nobody waits."""
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+
+
 def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """A tensor of host values on a device. The device may still be at work on what came before: nobody waits for it.
 
@@ -29,4 +34,4 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cuda":
         tensor = tensor.pin_memory()  # from ordinary memory the copy would wait, whatever is asked for
-    return tensor.to(device, non_blocking=True)
+    return moved(tensor, device)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, DraftSession
+from ..transfer import moved
 
 MOST_NODES = 4096
 """nodes of one draft, over all rows"""
@@ -38,11 +39,11 @@ def checked(
     width = max(lengths)
     probs, q = _checked_probs(session, draft, lengths, width, vocab)
     return Draft(
-        tokens=tokens[:, :width].to(device, torch.long, non_blocking=True),
+        tokens=moved(tokens[:, :width], device).long(),
         lengths=lengths,
         parents=None if parents is None else [row[:width] for row in parents],
-        token_probs=None if probs is None else probs.to(device, torch.float32, non_blocking=True),
-        q=None if q is None else q.to(device, torch.float32, non_blocking=True),
+        token_probs=None if probs is None else moved(probs, device).float(),
+        q=None if q is None else moved(q, device).float(),
         sources=list(draft.sources),
     )
 
@@ -83,5 +84,5 @@ def _checked_probs(
                 q[b, node] = row.to(q, non_blocking=True)
     q = q[:, :width]
     if probs is None:
-        return q.gather(2, draft.tokens[:, :width].to(q.device).clamp(0, vocab - 1)[..., None])[..., 0], q
+        return q.gather(2, moved(draft.tokens[:, :width], q.device).clamp(0, vocab - 1)[..., None])[..., 0], q
     return probs[:, :width], q

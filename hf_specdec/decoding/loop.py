@@ -24,7 +24,7 @@ from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.probe import ability
 from ..target.ranks import ranks_of
-from ..transfer import to_device, to_host
+from ..transfer import moved, to_device, to_host
 from .call import Call, Mode, choose_mode
 from .guard import GuardedSession
 from .own_runner import target_runner
@@ -52,6 +52,7 @@ class Decoding:
     def __init__(self, call: Call, drafter: AnyDrafter, mode: Mode) -> None:
         self.call, self.drafter, self.mode, self.ragged = call, drafter, mode, mode.ragged
         self.device, self.vocab = call.input_ids.device, ability(call.target).vocab_size
+        self.target_device = call.target.device  # asked once: transformers looks for it among the parameters
         self.do_sample = bool(call.config.do_sample)
         self.stats = SpeculationStats(mode="ragged" if mode.ragged else "lockstep")
         randomness = Randomness.from_torch() if self.do_sample else Randomness(0)
@@ -71,7 +72,6 @@ class Decoding:
         text = self.text
         try:
             self._prefill()
-            self.stats.prefill_seconds = time.perf_counter() - start
             while not all(text.finished):
                 self._play_round()
         except BaseException:
@@ -118,6 +118,7 @@ class Decoding:
 
     def _prefill(self) -> None:
         """The prompt's forward is the verification of an empty draft."""
+        began = time.perf_counter()
         forward = self.runner.prefill()
         held = self.runner.lengths[0] - self.text.prompt_columns
         self.last_column = position_limit(self.call.target) - held
@@ -126,6 +127,7 @@ class Decoding:
         self.stats.target_calls = 1
         empty = Draft.from_lists([[]] * self.text.rows, self.device)
         verdict, _ = self._judged(empty, forward, None)
+        self.stats.prefill_seconds = time.perf_counter() - began
         verdict.features = forward.features
         self._drop_finished()
         self.session.ask(lambda session: session.observe_prompt(verdict))
@@ -145,7 +147,7 @@ class Decoding:
         if not self.session.alive:
             self.runner.features = ()
         forward = self.runner.forward(*self._inputs(fed))
-        forward.logits = forward.logits.to(self.device)
+        forward.logits = moved(forward.logits, self.device)
         launched = time.perf_counter()
         draft, answered = self.schedule.test(fed)
         tested = time.perf_counter()
@@ -168,7 +170,7 @@ class Decoding:
     def _inputs(self, draft: Draft) -> tuple[Tensor, list[list[int]] | None]:
         """The last accepted token followed by the draft [B, K + 1], and their parents in a tree."""
         tokens = torch.cat([self.text.last(), draft.tokens.clamp(0, self.vocab - 1)], dim=1)
-        tokens = tokens.to(self.call.target.device, non_blocking=True)
+        tokens = moved(tokens, self.target_device)
         self.stats.target_calls += 1
         self.stats.verify_widths[tokens.shape[1]] += 1
         if draft.parents is None:

@@ -128,6 +128,11 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
             "merge_and_unload() and save the whole model"
         )
     content = read_json(folder, "config.json")
+    if content.get("auto_map") and not trust_remote_code:
+        raise SpeculationError(
+            f"{folder / 'config.json'} names code of its own (auto_map), which is not run unasked; read it, then pass "
+            "trust_remote_code=True, or use a model of a family that transformers knows"
+        )
     if (folder / GENERATION).exists():
         read_json(folder, GENERATION)
     tensors = {key: info for name in _weight_files(folder) for key, info in tensor_infos(folder, name).items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..transfer import moved
 from .processing import Processing
 from .randomness import Purpose, Randomness
 from .verification import distribution, draw
@@ -38,7 +39,7 @@ class DraftPicker:
 
     def scores(self, ids: Tensor, lengths: Sequence[int], logits: Tensor) -> Tensor:
         """Processed scores [B, target vocabulary]."""
-        logits = logits.to(self.device, torch.float32)
+        logits = moved(logits, self.device).float()
         if logits.shape[-1] > self.vocab:
             logits = logits[:, : self.vocab]
         elif logits.shape[-1] < self.vocab:

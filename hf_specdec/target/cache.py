@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..transfer import to_device
+from ..transfer import moved, to_device
 
 BLOCK = 64
 """slots by which a full buffer grows"""
@@ -76,7 +76,7 @@ class RaggedLayer(CacheLayerMixin):
             more = -(-(end - self.keys.shape[2]) // BLOCK) * BLOCK
             self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
             self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
-        rows, slots = (index.to(key_states.device, non_blocking=True) for index in self.slots.places)
+        rows, slots = (moved(index, key_states.device) for index in self.slots.places)
         self.keys[rows, :, slots] = key_states.transpose(1, 2).to(self.keys.dtype)
         self.values[rows, :, slots] = value_states.transpose(1, 2).to(self.values.dtype)
         return self.keys[:, :, :end], self.values[:, :, :end]
@@ -151,7 +151,7 @@ class RaggedCache(Cache):
             if group in (None, layer.slots):
                 device = layer.keys.device
                 rows, target = layer.slots.after(width)
-                r, t, o = (x.to(device, non_blocking=True) for x in (rows, target, layer.slots.ends[:, None] + offsets))
+                r, t, o = (moved(x, device) for x in (rows, target, layer.slots.ends[:, None] + offsets))
                 layer.keys[r, :, t] = layer.keys[r, :, o]
                 layer.values[r, :, t] = layer.values[r, :, o]
 
@@ -159,7 +159,7 @@ class RaggedCache(Cache):
         """Go on with these rows of the batch; one may come twice."""
         index = to_device(rows, self.device)
         for layer in self.layers:
-            mine = index.to(layer.keys.device, non_blocking=True)
+            mine = moved(index, layer.keys.device)
             layer.keys, layer.values = layer.keys[mine], layer.values[mine]
         for group in self.groups:
             group.set_lengths([group.lengths[row] for row in rows])

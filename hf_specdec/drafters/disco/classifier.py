@@ -27,7 +27,7 @@ def features(logits: Tensor, position: Sequence[int], proposed: Sequence[int], k
         [B, k + 4] float32 on the host: probabilities in falling order; entropy in nats; log(1 + position); whether
         there is a proposal; whether it is the draft's best token. All are known before a token is drawn.
     """
-    return assembled(read(logits, k), position, proposed)
+    return torch.from_numpy(assembled(read(logits, k), position, proposed))
 
 
 class Reading(NamedTuple):
@@ -54,7 +54,7 @@ def read(logits: Tensor, k: int, drawn: Tensor | None = None) -> Reading:
     return Reading(*_on_host(logits, k), [] if drawn is None else to_host(drawn))
 
 
-def assembled(reading: Reading, position: Sequence[int], proposed: Sequence[int]) -> Tensor:
+def assembled(reading: Reading, position: Sequence[int], proposed: Sequence[int]) -> np.ndarray:
     """See `features`."""
     top, best, entropy, _ = reading
     k = top.shape[1]
@@ -62,7 +62,7 @@ def assembled(reading: Reading, position: Sequence[int], proposed: Sequence[int]
     x[:, :k], x[:, k] = top, entropy
     for row, token, n, copied in zip(x, best.tolist(), position, proposed, strict=True):
         row[k + 1 :] = math.log1p(n), copied >= 0, copied == token
-    return torch.from_numpy(x)
+    return x
 
 
 def _on_host(logits: Tensor, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -119,7 +119,7 @@ class StopClassifier(nn.Module):
         w1, w2, last = w1.T, w2[int(do_sample)], float(b2[int(do_sample)])
 
         def chance(reading: Reading, position: Sequence[int], proposed: Sequence[int]) -> list[float]:
-            x = assembled(reading, position, proposed).numpy()
+            x = assembled(reading, position, proposed)
             odds = np.maximum(x @ w1 + b1, 0.0) @ w2
             return [0.5 + 0.5 * math.tanh(0.5 * (z + last)) for z in odds.tolist()]
 

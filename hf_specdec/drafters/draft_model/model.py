@@ -10,7 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...target.inputs import position_limit
 from ...target.lockstep import LockstepRunner
 from ...target.ragged import RaggedRunner
-from ...transfer import to_device
+from ...transfer import moved, to_device
 
 
 class ModelOverCache:
@@ -95,4 +95,4 @@ class ModelOverCache:
 
     def _known(self, ids: Tensor) -> Tensor:
         """Ids for the model's embedding; ones it does not have cost acceptance, not the run."""
-        return ids.to(self.device, non_blocking=True).clamp(0, self.vocab - 1)
+        return moved(ids, self.device).clamp(0, self.vocab - 1)

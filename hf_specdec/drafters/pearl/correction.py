@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...judge.randomness import Purpose, Randomness
 from ...judge.verification import residual
+from ...transfer import to_device
 
 DRAWS = (16, 64, 256)
 """sizes of the batches of draws that a correction asks about, before it asks for the whole distribution"""
@@ -31,14 +32,14 @@ def corrected(p: Tensor, row: int, column: int, randomness: Randomness, question
     for size in DRAWS:
         attempts = np.arange(attempt, attempt + size)
         u, v = (
-            torch.from_numpy(randomness.uniform([row], [column], purpose, attempts))
+            to_device(randomness.uniform([row], [column], purpose, attempts), p.device, torch.float64)
             for purpose in (Purpose.CHOOSE, Purpose.ACCEPT)
         )
-        y = torch.searchsorted(mass, u.to(mass.device) * mass[-1], right=True).clamp(max=last)
+        y = torch.searchsorted(mass, u * mass[-1], right=True).clamp(max=last)
         q = question(row, column, y)
         if q is None:
             return None
-        taken = v.to(p.device) * p[y] < p[y] - q.to(p)
+        taken = v * p[y] < p[y] - q.to(p)
         if taken.any():
             return torch.nn.functional.one_hot(y[taken.int().argmax()], len(p)).to(p)
         attempt += size

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...transfer import to_device
 from .background import Setup
 from .link import Fork, Kind, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
 from .timeline import Timeline
@@ -292,7 +293,7 @@ def as_draft(chains: list[Chain], context: DraftContext) -> Draft:
     if context.do_sample:
         width = draft.tokens.shape[1]
         q = [[q for _, q in chain] + [1.0] * (width - len(chain)) for chain in chains]
-        draft.token_probs = torch.tensor(q, device=context.device).view(len(chains), width)
+        draft.token_probs = to_device(q, context.device, torch.float32).view(len(chains), width)
     return draft
 
 

@@ -1,0 +1,68 @@
+"""What a GPU would feel, counted on the CPU: every place where the host would wait for the device."""
+
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hf_specdec.transfer import to_device
+
+READS = {
+    "tolist",
+    "item",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "cpu",
+    "numpy",
+    "nonzero",
+    "unique",
+    "equal",
+}
+"""functions that give the host a value of the device, or a shape that depends on one"""
+MAKES = {"tensor", "as_tensor", "new_tensor", "from_numpy", "asarray", "scalar_tensor"}
+"""functions that put host values on a device, from memory that the copy waits for"""
+
+
+class Transfers(TorchFunctionMode):
+    """Counts both directions while it is active, on this thread: `to_host`, `to_device` and `waiting` writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.where: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        caller = sys._getframe(1)
+        if name in READS or func is torch.equal:
+            self._note("to_host", caller)
+        elif name in MAKES:
+            self._note("to_device" if caller.f_code is to_device.__code__ else "waiting", caller)
+        elif name in ("__getitem__", "__setitem__") and _by_host_values(args[1]):
+            self._note("waiting", caller)
+        elif name in ("__getitem__", "__setitem__", "masked_select") and _by_mask(args[1]):
+            self._note("to_host", caller)  # its result has as many elements as the mask says
+        elif name == "to" and len(args) > 1 and args[1] == "cpu":
+            self._note("to_host", caller)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, kind: str, caller: Any) -> None:
+        self.counts[kind] += 1
+        self.where[f"{kind} {caller.f_code.co_filename.rsplit('/', 1)[-1]}:{caller.f_lineno}"] += 1
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _by_host_values(index: Any) -> bool:
+    return any(isinstance(part, (list, range)) for part in _parts(index))
+
+
+def _by_mask(index: Any) -> bool:
+    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in _parts(index))

@@ -1,0 +1,120 @@
+"""One transfer a round: the host waits for the device once, whatever was drafted, and writes to it without waiting.
+
+`docs/how-it-works.md` shows the table; `WRITE_DOCS=1 pytest tests/test_transfers.py -k page` prints it.
+"""
+
+from collections import Counter
+from typing import Any
+
+import models
+import pytest
+import torch
+from counting import Transfers
+from test_architectures import nearly
+from test_ngram import documents
+
+from hf_specdec import (
+    DiscoDrafter,
+    DraftModelDrafter,
+    HybridDrafter,
+    NGramDrafter,
+    PearlDrafter,
+    PromptLookupDrafter,
+    SuffixDrafter,
+)
+from hf_specdec.decoding.loop import Decoding
+from hf_specdec.drafters.disco import StopClassifier
+from hf_specdec.drafters.hybrid import HybridSession
+from hf_specdec.drafters.ngram import NGramSession
+from hf_specdec.training.ngram import train_ngram
+
+VOCAB, NEW = 16, 40
+CORRECTION = 7
+"""waits of one of PEARL's corrections: what it asks the worker, what that answers, what is taken of it"""
+BATCHES = {"1": [9], "4": [9, 5, 1, 7]}
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return models.llama(VOCAB)
+
+
+def disco(target: Any) -> DiscoDrafter:
+    torch.manual_seed(0)
+    return DiscoDrafter(nearly(target), StopClassifier(4, 8), tau=0.05, tau_sampled=0.05, max_draft_tokens=6)
+
+
+DRAFTERS: dict[str, Any] = {
+    "draft_model": lambda target: DraftModelDrafter(nearly(target), num_draft_tokens=4),
+    "disco": disco,
+    "pearl": lambda target: PearlDrafter(nearly(target), window=3, worker="thread"),
+    "prompt_lookup": lambda target: PromptLookupDrafter(),
+    "prompt_lookup, 3 branches": lambda target: PromptLookupDrafter(num_branches=3),
+    "suffix": lambda target: SuffixDrafter(),
+    "ngram": lambda target: NGramDrafter(train_ngram(documents(VOCAB), VOCAB, 3)),
+    "hybrid": lambda target: HybridDrafter(nearly(target), num_draft_tokens=3),
+}
+
+
+def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
+    """What was counted in each round of a call, as on an accelerator."""
+    for module in ("drafters.draft_model.session", "drafters.disco.classifier"):
+        monkeypatch.setattr(f"hf_specdec.{module}.waits", lambda device: True)
+    counted: list[Counter[str]] = []
+    play = Decoding._play_round
+
+    def counting(self: Any) -> None:
+        before = self.shown_stats.draft_calls
+        with Transfers() as transfers:
+            play(self)
+        transfers.counts["draft steps"] = self.shown_stats.draft_calls - before
+        counted.append(transfers.counts)
+
+    def on_the_host(self: Any, sequences: Any, budget: list[int]) -> Any:
+        """The n-gram model drafts where it lies: the device's ids are out of its reach, the counting pauses."""
+        sequences.ids = sequences.ids.to("meta")
+        with torch._C.DisableTorchFunction():
+            return propose(self, sequences, budget)
+
+    def opening(self: Any, sequences: Any, budget: list[int]) -> Any:
+        """The hybrid reads the prompt with its draft model when that is needed first, once a call."""
+        if self._model is None:
+            with torch._C.DisableTorchFunction():
+                return ask(self, sequences, budget)
+        return ask(self, sequences, budget)
+
+    propose, ask = NGramSession.propose, HybridSession._ask_model
+    monkeypatch.setattr(NGramSession, "propose", on_the_host)
+    monkeypatch.setattr(HybridSession, "_ask_model", opening)
+    monkeypatch.setattr(Decoding, "_play_round", counting)
+    drafter = DRAFTERS[kind](target)
+    options = {"max_new_tokens": NEW, "do_sample": do_sample, "top_k": 0, "pad_token_id": 0, "eos_token_id": None}
+    torch.manual_seed(0)
+    target.generate(**models.prompts(BATCHES[batch], VOCAB), **options, assistant_model=drafter)
+    assert drafter.last_stats.accepted_tokens and drafter.last_stats.rejections, "nothing to count"
+    return counted
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_one_transfer_a_round(
+    target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = rounds(target, kind, batch, do_sample, monkeypatch)
+    assert len(counted) > 4
+    for counts in counted:
+        if kind == "disco":  # its rule reads each token that it may stop at
+            assert counts["to_host"] <= 1 + counts["draft steps"]
+        elif kind == "pearl" and do_sample:  # a correction asks the worker, and is drawn when that has answered
+            assert counts["to_host"] <= 2 + CORRECTION * len(BATCHES[batch])
+        else:
+            assert counts["to_host"] == 1
+        assert counts["waiting"] == 0
+
+
+def test_the_counting_counts() -> None:
+    x = torch.arange(4)
+    with Transfers() as transfers:
+        x.tolist(), x[1].item(), bool(x[0]), x[x > 1], x[[1, 2]], torch.tensor([1]), int(x[0])
+    assert transfers.counts == {"to_host": 5, "waiting": 2}
