@@ -21,7 +21,7 @@ from hf_specdec.drafters.pearl import seat as meeting
 from hf_specdec.drafters.pearl.link import Kind, Link, Step
 from hf_specdec.drafters.pearl.seat import DraftersLine, LeadersLine, Seat
 from hf_specdec.drafters.pearl.workers import Worker
-from hf_specdec.target.probe import Support
+from hf_specdec.probe import Support
 
 ROOT = Path(__file__).parent.parent
 

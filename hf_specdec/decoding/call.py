@@ -10,11 +10,11 @@ from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..errors import warn
 from ..judge.processing import Processing
+from ..probe import Support, support
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.inputs import takes_ragged_inputs
-from ..target.probe import Support, support
 from .outputs import StepOutputs
 from .stopping import Stopping
 

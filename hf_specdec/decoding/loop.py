@@ -18,11 +18,11 @@ from ..judge.judging import Judge
 from ..judge.picking import DraftPicker
 from ..judge.processing import Bans
 from ..judge.randomness import Randomness
+from ..probe import ability
 from ..protocol import Draft, DraftContext, Forward, Verdict
 from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
-from ..target.probe import ability
 from ..target.ranks import ranks_of
 from ..transfer import moved, to_device, to_host
 from .call import Call, Mode, choose_mode

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from ..judge.picking import DraftPicker
 from ..judge.processing import Processing
 from ..judge.randomness import Randomness
+from ..probe import ability, runner_agrees
 from ..protocol import DraftContext, DraftSession, Forward, Runner
 from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.lockstep import LockstepRunner
-from ..target.probe import ability, runner_agrees
 from ..target.ragged import RaggedRunner
 from ..transfer import to_device
 from .call import Call

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
+from ...probe import Support, support
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
-from ...target.probe import Support, support
 from ..base import Drafter
 from ..learned import Learned
 from .session import DraftModelSession

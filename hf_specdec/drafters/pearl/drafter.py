@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
+from ...probe import Support
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ...schedule import Guarded, Schedule
-from ...target.probe import Support
 from ...target.ranks import ranks_of
 from ..draft_model import DraftModelDrafter
 from ..learned import Learned

@@ -21,7 +21,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from ...errors import SpeculationError, warn
-from ...target.probe import Support, support
+from ...probe import Support, support
 from ...target.ranks import Ranks
 from .link import LARGEST_ANSWER, STEP, Kind, Link
 from .worker import serve

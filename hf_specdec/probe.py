@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ..protocol import Runner
-from .cache import is_adoptable
-from .inputs import takes_ragged_inputs
-from .lockstep import LockstepRunner, prefill
-from .ragged import RaggedRunner
+from .protocol import Runner
+from .target.cache import is_adoptable
+from .target.inputs import takes_ragged_inputs
+from .target.lockstep import LockstepRunner, prefill
+from .target.ragged import RaggedRunner
 
 
 class Support(IntEnum):
