@@ -33,6 +33,15 @@ UPSTREAM_TYPES = ("dflash",)
 UPSTREAM_DEFAULTS = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
 """what transformers fills in by itself (its pipelines do): nobody asked for these"""
 
+OTHER_MODES = {
+    "penalty_alpha": 0.0,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "num_beam_groups": 1,
+}
+"""settings of decoding modes that no drafter serves, each with the value that asks for nothing"""
+
 
 def register() -> None:
     """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
@@ -152,6 +161,12 @@ def _refuse(model: Any, named: dict[str, Any]) -> None:
         )
     if (beams := setting("num_beams")) and beams > 1:
         raise SpeculationError(f"num_beams={beams} is not supported with speculation; use num_beams=1")
+    for name, ours in OTHER_MODES.items():
+        if (value := setting(name)) not in (None, ours):
+            raise SpeculationError(
+                f"{name}={str(value)[:80]} asks for another way of decoding, which does not go with speculation; leave "
+                'it out, or pass speculation_type="none"'
+            )
     if named.get("synced_gpus") or _is_sharded(model):
         raise SpeculationError(
             "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "

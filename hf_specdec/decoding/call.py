@@ -15,6 +15,9 @@ from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.inputs import takes_ragged_inputs
+from ..target.lockstep import LockstepRunner
+from ..target.ragged import RaggedRunner
+from ..target.state import StateRunner
 from .outputs import StepOutputs
 from .stopping import Stopping
 
@@ -88,8 +91,8 @@ class Mode(NamedTuple):
     """each row advances at its own pace; otherwise all rows together, as plain decoding does"""
     trees: bool
     """whether drafts may be trees"""
-    uneven: bool
-    """whether the runner takes trees and rows of uneven lengths"""
+    runner: type[LockstepRunner] | type[RaggedRunner]
+    """the engine's runner; `RaggedRunner` where trees or rows of uneven lengths may come"""
 
 
 def choose_mode(call: Call, drafter: AnyDrafter) -> Mode:
@@ -117,7 +120,9 @@ def choose_mode(call: Call, drafter: AnyDrafter) -> Mode:
     trees = ragged or (takes_ragged and wanted and blocks)
     states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
     own_runner = takes_ragged and drafter.brings_runner and not states
-    return Mode(ragged, trees, trees or own_runner)
+    if trees or own_runner:
+        return Mode(ragged, trees, RaggedRunner)
+    return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner)
 
 
 def _rope_changes(call: Call) -> bool:

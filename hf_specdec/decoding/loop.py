@@ -24,10 +24,12 @@ from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.ranks import ranks_of
+from ..target.state import StateRunner
 from ..transfer import moved, to_device, to_host
 from .call import Call, Mode, choose_mode
 from .guard import GuardedSession
 from .own_runner import target_runner
+from .paying import Paying
 from .serial import Serial, in_step
 from .shared import SharedSession
 from .text import Text
@@ -112,9 +114,11 @@ class Decoding:
             if self.ranks is None
             else SharedSession(self.ranks, self.drafter, context)
         )
-        self.runner = target_runner(call, self.drafter, self.session, self.mode.uneven)
+        self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
         ordered = self.drafter.schedule(self.session, context)
         self.schedule: Schedule = Serial(self.session) if ordered is None else ordered
+        if self.mode.runner is StateRunner:
+            self.schedule = Paying(self.schedule)
 
     def _prefill(self) -> None:
         """The prompt's forward is the verification of an empty draft."""

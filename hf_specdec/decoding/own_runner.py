@@ -17,7 +17,6 @@ from ..protocol import DraftContext, DraftSession, Forward, Runner
 from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
-from ..target.lockstep import LockstepRunner
 from ..target.ragged import RaggedRunner
 from ..transfer import to_device
 from .call import Call
@@ -28,10 +27,13 @@ _proved: "weakref.WeakKeyDictionary[Any, weakref.WeakSet[PreTrainedModel]]" = we
 """by drafter, the targets whose logits its runner was seen to leave alone"""
 
 
-def target_runner(call: Call, drafter: AnyDrafter, session: Guarded, uneven: bool) -> Runner:
-    """The engine's runner for a call, behind the drafter's own where that brings one."""
-    make = RaggedRunner if uneven else LockstepRunner
-    runner: Runner = make(call.target, call.model_kwargs, call.input_ids, call.new_columns)
+def target_runner(call: Call, drafter: AnyDrafter, session: Guarded, make: Callable[..., Runner]) -> Runner:
+    """The engine's runner for a call, behind the drafter's own where that brings one.
+
+    Args:
+        make: the engine's runner's class.
+    """
+    runner = make(call.target, call.model_kwargs, call.input_ids, call.new_columns)
     features = session.ask(lambda s: _named(s.features, call.target))
     runner.features = features or ()
     if not drafter.brings_runner or not session.alive:

@@ -29,9 +29,10 @@ class Text:
     def __init__(self, call: Call, ragged: bool) -> None:
         self.call, self.ragged, self.stopping = call, ragged, call.stopping
         self.rows, self.prompt_columns = call.input_ids.shape
+        prompt = call.input_ids.long()  # plain decoding's output is int64, whatever its input was
         self.device = call.input_ids.device
         self.sequences = Sequences(
-            ids=torch.nn.functional.pad(call.input_ids, (0, BLOCK)),
+            ids=torch.nn.functional.pad(prompt, (0, BLOCK)),
             lengths=[self.prompt_columns] * self.rows,
             rows=list(range(self.rows)),
             tokens=[
@@ -179,7 +180,7 @@ class Text:
         if not self.ragged:
             return self.sequences.ids[:, : self.sequences.lengths[0]].clone()
         longest = max(len(text) for text in self.texts.values())
-        prompt = self.call.input_ids
+        prompt = self.call.input_ids.long()
         ids = prompt.new_full((self.rows, self.prompt_columns + longest), self.call.pad_token_id)
         ids[:, : self.prompt_columns] = prompt
         for row, text in self.texts.items():

@@ -58,7 +58,7 @@ class DraftModelDrafter(Drafter):
 
     def check_target(self, target: PreTrainedModel) -> None:
         check_same_tokenizer(target, self.draft_model)
-        if self.draft_support() is Support.PLAIN:
+        if self.draft_support() < Support.LOCKSTEP:
             raise SpeculationError(
                 f"draft_model {type(self.draft_model).__name__} keeps a state that cannot be rolled back; "
                 "choose a draft with attention layers only"
