@@ -4,6 +4,7 @@ A call that names one of our drafters runs our loop through `custom_generate`, t
 goes to the original untouched. This is the only file that knows transformers' generation API.
 """
 
+import copy
 import functools
 import inspect
 import time
@@ -25,7 +26,7 @@ from .hub.flag import drafter_from_flag
 from .registry import drafter_types
 
 _originals: dict[str, Callable[..., Any]] = {}
-"""what `register` has replaced: `generate`, and the constructor of its config"""
+"""what `register` has replaced, by name (see `_WRAPPED`)"""
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
@@ -46,16 +47,15 @@ OTHER_MODES = {
 def register() -> None:
     """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
     if not _originals:
-        _originals.update(generate=GenerationMixin.generate, config=GenerationConfig.__init__)
-        GenerationMixin.generate = _wrapped(GenerationMixin.generate)
-        GenerationConfig.__init__ = _with_options(GenerationConfig.__init__)
+        for owner, name, wrap in _WRAPPED:
+            _originals[name] = getattr(owner, name)
+            setattr(owner, name, wrap(_originals[name]))
 
 
 def unregister() -> None:
     """Put transformers' own functions back."""
-    if _originals:
-        GenerationMixin.generate, GenerationConfig.__init__ = _originals["generate"], _originals["config"]
-        _originals.clear()
+    for owner, name, _ in _WRAPPED if _originals else ():
+        setattr(owner, name, _originals.pop(name))
 
 
 def _with_options(original: Callable[..., None]) -> Callable[..., None]:
@@ -68,6 +68,21 @@ def _with_options(original: Callable[..., None]) -> Callable[..., None]:
             self.speculation = kwargs["speculation"]
 
     return __init__
+
+
+def _told(original: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' continuous batching knows nothing of drafters: say so, rather than ignore the flag."""
+
+    @functools.wraps(original)
+    def init_continuous_batching(self: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
+        kind = _speculation(self, {"generation_config": generation_config})[0]
+        if kind not in (None, "none", *UPSTREAM_TYPES):
+            warn(
+                f"continuous batching serves no drafters; speculation_type={kind!r} is left out, and it decodes plainly"
+            )
+        return original(self, generation_config, **kwargs)
+
+    return init_continuous_batching
 
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,7 +221,13 @@ def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
         return
     if tokenizer is None:
         raise SpeculationError("stop_strings needs generate(..., tokenizer=...), the tokenizer of the target")
-    named["stop_strings"] = None  # said outright: transformers fills in what is only left out
+    config = named.get("generation_config")
+    if getattr(getattr(model, "generation_config", None), "stop_strings", None) is not None or config is None:
+        named["stop_strings"] = None  # said outright: transformers fills in what is only left out
+    else:  # in a copy: beside a config, transformers warns of every argument
+        named["generation_config"] = config = copy.deepcopy(config)
+        config.stop_strings = None
+        named.pop("stop_strings", None)
     criteria = named.get("stopping_criteria") or []
     named["stopping_criteria"] = StoppingCriteriaList(
         [*criteria, StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)]
@@ -258,3 +279,11 @@ def _pad_id(config: GenerationConfig) -> int:
     if isinstance(eos, (list, tuple)):
         eos = eos[0] if eos else None
     return 0 if eos is None else int(eos)
+
+
+_WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (GenerationMixin, "generate", _wrapped),
+    (GenerationMixin, "init_continuous_batching", _told),
+    (GenerationConfig, "__init__", _with_options),
+)
+"""public functions of transformers, and what is put around each"""

@@ -343,7 +343,7 @@ def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
     monkeypatch.setattr(workers_module, "serve", serve_and_tell)
     worker = workers_module.start_thread(draft, 5.0)
     picker = DraftPicker(Processing([]), TARGET.config.vocab_size, False, Randomness(0), torch.device("cpu"))
-    setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), 20, frozenset(), True, None, picker)
+    setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), 20, frozenset(), True, {}, picker)
     worker.link.send(Kind.OPEN, encode_object(setup))
     assert drafting.wait(10)
     worker.link.close()

@@ -18,6 +18,7 @@ from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.ragged import RaggedRunner
+from ..target.ranks import ranks_of
 from ..transfer import to_device
 from .call import Call
 
@@ -36,7 +37,13 @@ def target_runner(call: Call, drafter: AnyDrafter, session: Guarded, make: Calla
     runner = make(call.target, call.model_kwargs, call.input_ids, call.new_columns)
     features = session.ask(lambda s: _named(s.features, call.target))
     runner.features = features or ()
-    if not drafter.brings_runner or not session.alive:
+    if not (drafter.brings_runner or features) or not session.alive:
+        return runner
+    if ranks_of(call.target) is not None:  # only the leading one has a session
+        session.drop("it lives inside the target, which is spread over several ranks")
+        runner.features = ()
+        return runner
+    if not drafter.brings_runner:
         return runner
     if not isinstance(runner, RaggedRunner):
         session.drop("its runner needs rows of uneven lengths, which this model or call does not take")

@@ -19,7 +19,10 @@ class Paying:
     def __init__(self, inner: Schedule) -> None:
         self.inner = inner
         self.drafted, self.plain = Pace(), Pace()
-        self.left, self.pause = 1, FIRST_PAUSE  # the first round is a plain one: there must be something to compare with
+        self.left, self.pause = (
+            1,
+            FIRST_PAUSE,
+        )  # the first round is a plain one: there must be something to compare with
         """rounds without a draft that are still to come, and the length of the next pause"""
         self.tried = 0
         """rounds with drafts since the last pause"""

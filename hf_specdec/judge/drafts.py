@@ -14,7 +14,8 @@ def is_sound(draft: Draft, vocab: int) -> Tensor:
         fine &= (draft.token_probs > 0) & (draft.token_probs <= 1 + 1e-4)  # false for NaN
         if draft.q is not None:  # what a rejection is made up for with must be what was drawn from
             q = draft.q.gather(2, draft.tokens.clamp(0, vocab - 1)[..., None])[..., 0]
-            fine &= (q - draft.token_probs).abs() <= 1e-3
+            fine &= (q - draft.token_probs).abs() <= 1e-3 * draft.token_probs + 1e-6
+            fine &= (draft.q.sum(-1) - 1).abs() <= 1e-2
     width = draft.tokens.shape[1]
     if min(draft.lengths, default=width) < width:
         lengths = to_device(draft.lengths, fine.device)[:, None]

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..protocol import Forward
+from ..transfer import to_device
 from .inputs import prepares_stock_inputs, takes_ragged_inputs
 
 
@@ -104,7 +105,7 @@ class LockstepRunner:
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
-        index = torch.tensor(rows, device=self.ids.device)
+        index = to_device(rows, self.ids.device)
         for layer in self.cache.layers:
             mine = index.to(layer.keys.device)
             layer.keys, layer.values = layer.keys[mine], layer.values[mine]

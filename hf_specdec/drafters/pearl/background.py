@@ -33,15 +33,15 @@ class Setup:
     max_length: int
     eos_token_ids: frozenset[int]
     lockstep: bool
-    autocast: torch.dtype | None
-    """what the caller's autocast casts to; None where it is off"""
+    autocast: dict[str, torch.dtype]
+    """what the caller's autocast casts to, by the types of devices for which it is on"""
     picker: DraftPicker
     """It draws each position's draft with one number, however often it is drafted: only the last draft of a position
     is ever tested, and nothing else depends on the others. So a seeded text depends on no fixed window, no timing."""
 
     def cast(self, device_type: str) -> torch.autocast:
         """The caller's autocast, for a thread of its own."""
-        return torch.autocast(device_type, dtype=self.autocast, enabled=self.autocast is not None)
+        return torch.autocast(device_type, dtype=self.autocast.get(device_type), enabled=device_type in self.autocast)
 
 
 class CancelledError(Exception):

@@ -67,7 +67,7 @@ class PearlSession(DraftSession):
             context.max_length,
             context.eos_token_ids,
             context.lockstep and not self.forks_can_be,
-            _autocast(context.device.type),
+            _autocast(),
             context.pick,
         )
         worker.link.send(Kind.OPEN, encode_object(setup, on_host=True))
@@ -283,8 +283,8 @@ class PearlSession(DraftSession):
             self.release()
 
 
-def _autocast(device_type: str) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+def _autocast() -> dict[str, torch.dtype]:
+    return {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)}
 
 
 def as_draft(chains: list[Chain], context: DraftContext) -> Draft:

@@ -1,5 +1,6 @@
 """Starting workers, and keeping them from call to call."""
 
+import logging
 import os
 import socket
 import subprocess
@@ -16,8 +17,14 @@ from transformers import PreTrainedModel
 from .link import LARGEST_ANSWER, Kind, Link, encode_object
 from .worker import GRACE, serve
 
+_log = logging.getLogger(__name__)
+
 START_PATIENCE = 300.0
 """seconds for a process to start, which imports torch and takes over the model"""
+
+
+QUIET = 2.0
+"""seconds after which a word is said of a start that takes longer"""
 
 
 @dataclass
@@ -89,6 +96,12 @@ def start_thread(model: PreTrainedModel, patience: float, stream: Any = None) ->
     return Worker(link, close)
 
 
+def _heard(link: Link) -> tuple[Kind, bytes] | None:
+    """The answer of a worker that takes its time."""
+    _log.warning("PEARL's draft worker is starting in a process of its own, which takes some seconds, once per drafter")
+    return link.receive(START_PATIENCE)
+
+
 def start_process(model: PreTrainedModel, patience: float) -> Worker:
     """A worker in a process of its own, which gets a copy of the model over the line."""
     mine, theirs = socket.socketpair()
@@ -111,7 +124,7 @@ def start_process(model: PreTrainedModel, patience: float) -> Worker:
 
     try:
         link.send(Kind.MODEL, encode_object(model))
-        answer = link.receive(START_PATIENCE)
+        answer = link.receive(QUIET) or _heard(link)
         if answer is None or answer[0] is not Kind.READY:
             reason = "it said nothing" if answer is None else answer[1].decode(errors="replace")
             raise RuntimeError(f"the draft worker could not start: {reason}")
