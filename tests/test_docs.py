@@ -74,3 +74,16 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+def test_the_house_names_every_file():
+    """By its folder, then its name: floors are told one after the other."""
+    page = (ROOT / "docs/house.md").read_text().split("## The floors")[1]
+    for path in sorted((ROOT / "hf_specdec").rglob("*.py")):
+        folders = path.relative_to(ROOT / "hf_specdec").parts[:-1]
+        if path.name != "__init__.py":
+            rest = page
+            for folder in folders:
+                assert f"`{folder}/`" in rest, path
+                rest = rest.split(f"`{folder}/`", 1)[1]
+            assert f"`{path.name}`" in rest, path

@@ -1,14 +1,18 @@
 """One transfer a round: the host waits for the device once, whatever was drafted, and writes to it without waiting.
 
-`docs/how-it-works.md` shows the table; `WRITE_DOCS=1 pytest tests/test_transfers.py -k page` prints it.
+`docs/how-it-works.md` shows the table; `WRITE_DOCS=1 pytest tests/test_transfers.py -k page` writes it.
 """
 
+import os
 from collections import Counter
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import models
 import pytest
 import torch
+import transformers
 from counting import Transfers
 from test_architectures import nearly
 from test_ngram import documents
@@ -32,6 +36,12 @@ VOCAB, NEW = 16, 40
 CORRECTION = 7
 """waits of one of PEARL's corrections: what it asks the worker, what that answers, what is taken of it"""
 BATCHES = {"1": [9], "4": [9, 5, 1, 7]}
+PAGE = Path(__file__).parent.parent / "docs" / "how-it-works.md"
+BEGIN, END = "<!-- counted by tests/test_transfers.py -->\n", "<!-- end of what was counted -->\n"
+BY_THE_CLOCK = ("pearl", "hybrid")
+"""drafters whose rounds depend on measured times, and so do their counts"""
+KNOWN: dict[tuple[str, str, bool], list[Counter[str]]] = {}
+"""what was counted, as the table asks for it once more"""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +68,8 @@ DRAFTERS: dict[str, Any] = {
 
 def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     """What was counted in each round of a call, as on an accelerator."""
+    if (kind, batch, do_sample) in KNOWN:
+        return KNOWN[kind, batch, do_sample]
     for module in ("drafters.draft_model.session", "drafters.disco.classifier"):
         monkeypatch.setattr(f"hf_specdec.{module}.waits", lambda device: True)
     counted: list[Counter[str]] = []
@@ -92,6 +104,7 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     torch.manual_seed(0)
     target.generate(**models.prompts(BATCHES[batch], VOCAB), **options, assistant_model=drafter)
     assert drafter.last_stats.accepted_tokens and drafter.last_stats.rejections, "nothing to count"
+    KNOWN[kind, batch, do_sample] = counted
     return counted
 
 
@@ -118,3 +131,45 @@ def test_the_counting_counts() -> None:
     with Transfers() as transfers:
         x.tolist(), x[1].item(), bool(x[0]), x[x > 1], x[[1, 2]], torch.tensor([1]), int(x[0])
     assert transfers.counts == {"to_host": 5, "waiting": 2}
+
+
+# ------------------------------------------------------------------ the table in the docs
+
+
+def cell(counted: list[Counter[str]]) -> str:
+    """Reads and writes per round."""
+    return f"{mean(c['to_host'] for c in counted):.1f} / {mean(c['to_device'] for c in counted):.1f}"
+
+
+def versions() -> str:
+    torch_, transformers_ = (".".join(m.__version__.split(".")[:2]) for m in (torch, transformers))
+    return f"torch {torch_}, transformers {transformers_}"
+
+
+def table(target: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines = [
+        f"| drafter ({versions()}) | 1 row, greedy | 1 row, sampled | 4 rows, greedy | 4 rows, sampled |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for kind in DRAFTERS:
+        cells = []
+        for batch in BATCHES:
+            for do_sample in (False, True):
+                with monkeypatch.context() as patch:
+                    cells.append(cell(rounds(target, kind, batch, do_sample, patch)))
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return lines
+
+
+def test_the_page_is_up_to_date(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
+    shown, after = rest.split(END)
+    lines = table(target, monkeypatch)
+    if os.environ.get("WRITE_DOCS"):
+        shown = "\n" + "\n".join(lines) + "\n\n"
+        PAGE.write_text(before + BEGIN + shown + END + after)
+    if versions() not in shown:
+        pytest.skip("the page is about other versions")
+    for line, found in zip(shown.strip().splitlines(), lines, strict=True):
+        clock = line.startswith(tuple(f"| {kind} |" for kind in BY_THE_CLOCK))
+        assert line == found or (clock and line.split("|")[1] == found.split("|")[1])
