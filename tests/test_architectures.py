@@ -118,7 +118,9 @@ def test_the_text_is_varied(name: str) -> None:
 def mode(name: str, attention: str, batch: str) -> str:
     """How a model runs: ragged, lockstep or plain."""
     _, stats = speculate(name, attention, "oracle", batch, 5)
-    return "plain" if stats is None else str(stats.mode)
+    if stats is None:
+        return "plain"
+    return "state" if support(target(name, attention)) is Support.STATE else str(stats.mode)
 
 
 def table() -> str:
@@ -152,6 +154,8 @@ This is transformers {version}.
 - **ragged**: each row advances by its own accepted count and leaves the batch when it stops.
 - **lockstep**: all rows advance together, by the slowest one; the model sees what plain decoding shows it, several
   tokens at a time. A single row is the simple case and loses nothing.
+- **state**: in lockstep; layers with a recurrent state are rolled back by a copy, and what was accepted is fed once
+  more after a rejection. It drafts only while that is measured to pay.
 - **plain**: the model's state cannot be rolled back exactly, so it decodes plainly, with one warning.
 
 A model is asked by trying, once: three tiny forwards compared with plain ones (`hf_specdec/probe.py`). So a model that
