@@ -10,11 +10,11 @@ from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..errors import warn
 from ..judge.processing import Processing
-from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.inputs import takes_ragged_inputs
 from ..target.probe import Support, support
+from .guard import GuardedDrafter
 from .outputs import StepOutputs
 from .stopping import Stopping
 
@@ -92,7 +92,7 @@ class Mode(NamedTuple):
     """whether the runner takes trees and rows of uneven lengths"""
 
 
-def choose_mode(call: Call, drafter: AnyDrafter) -> Mode:
+def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     """How to run a call; or `PlainDecodingNeeded`."""
     cache = call.model_kwargs.get("past_key_values")
     name = type(call.target).__name__
