@@ -19,8 +19,8 @@ def shown(value: Any) -> str:
     """`repr` for a message: of bounded length, whatever somebody has passed or stored."""
     try:
         return shortened(repr(value))
-    except (RecursionError, ValueError):  # nested too deep; an integer of thousands of digits
-        return f"a {type(value).__name__} too large to show"
+    except Exception:  # nested too deep, an integer of thousands of digits, or a `__repr__` of somebody's own
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def shortened(text: str) -> str:

@@ -11,13 +11,13 @@ from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 from ..errors import warn
 from ..judge.processing import Processing
 from ..probe import Support, support
-from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.inputs import takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
 from ..target.ragged import RaggedRunner
 from ..target.state import StateRunner
+from .guard import GuardedDrafter
 from .outputs import StepOutputs
 from .stopping import Stopping
 
@@ -95,7 +95,7 @@ class Mode(NamedTuple):
     """the engine's runner; `RaggedRunner` where trees or rows of uneven lengths may come"""
 
 
-def choose_mode(call: Call, drafter: AnyDrafter) -> Mode:
+def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     """How to run a call; or `PlainDecodingNeeded`."""
     cache = call.model_kwargs.get("past_key_values")
     name = type(call.target).__name__

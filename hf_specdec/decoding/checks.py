@@ -7,26 +7,26 @@ from ..protocol import Draft, DraftSession
 from ..transfer import moved
 
 MOST_NODES = 4096
-"""nodes of one draft, over all rows"""
+"""nodes of one draft, over all rows: a forward of so many takes memory enough"""
 
 
-def checked(
-    session: DraftSession, draft: Draft, rows: int, budget: list[int], device: torch.device, vocab: int
-) -> Draft:
-    """Shapes, cut to what was asked for; the values are checked with the verification's own transfer.
+def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
+    """Types and shapes, lengths cut to what was asked for; the values are checked with the verification's own transfer.
 
     Raises:
         ValueError, TypeError: it says what is wrong with the draft.
     """
-    tokens = draft.tokens
-    if tokens.ndim != 2 or tokens.shape[0] != rows or len(draft.lengths) != rows:
+    if not isinstance(draft, Draft):
+        raise TypeError(f"a Draft is expected, got {type(draft).__name__}")
+    rows, tokens, counts, sources = len(budget), draft.tokens, draft.lengths, list(draft.sources)
+    if not _is_plain(tokens) or tokens.ndim != 2 or tokens.shape[0] != rows or len(counts) != rows:
         raise ValueError(f"a draft for {rows} rows came with tokens of shape {tuple(tokens.shape)}")
     width = tokens.shape[1]
-    if draft.sources and (len(draft.sources) != rows or not all(isinstance(name, str) for name in draft.sources)):
-        raise ValueError(f"a draft for {rows} rows came with sources {draft.sources!r}; one string per row is expected")
+    if sources and (len(sources) != rows or not all(type(name) is str for name in sources)):
+        raise ValueError(f"a draft for {rows} rows came with sources {sources!r}; one string per row is expected")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-    lengths = [int(length) for length in draft.lengths]
+    lengths = [int(length) for length in counts]
     if not all(0 <= length <= width for length in lengths):
         raise ValueError(f"lengths {lengths} do not fit {width} drafted tokens")
     parents = None if draft.parents is None else _checked_parents(draft.parents, rows, width)
@@ -36,16 +36,20 @@ def checked(
         for b, depths in enumerate(Draft(tokens, lengths, parents).depths()):
             within = [depth <= budget[b] for depth in depths[: lengths[b]]]
             lengths[b] = within.index(False) if False in within else lengths[b]
-    width = max(lengths)
-    probs, q = _checked_probs(session, draft, lengths, width, vocab)
-    return Draft(
-        tokens=moved(tokens[:, :width], device).long(),
-        lengths=lengths,
-        parents=None if parents is None else [row[:width] for row in parents],
-        token_probs=None if probs is None else moved(probs, device).float(),
-        q=None if q is None else moved(q, device).float(),
-        sources=list(draft.sources),
-    )
+    probs, q = draft.token_probs, draft.q
+    for name, values, shape in (("token_probs", probs, tokens.shape), ("q", q, (*tokens.shape, vocab))):
+        if values is None:
+            continue
+        if not _is_plain(values) or values.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(values.shape)}, and should have {tuple(shape)}")
+        if not values.is_floating_point():
+            raise ValueError(f"{name} must be floating point numbers, got {values.dtype}")
+    return Draft(tokens, lengths, parents, probs, q, sources)
+
+
+def _is_plain(values: object) -> bool:
+    """Whether this is a tensor with a value in every place."""
+    return isinstance(values, Tensor) and values.layout == torch.strided and values.device.type != "meta"
 
 
 def _checked_parents(parents: object, rows: int, width: int) -> list[list[int]]:
@@ -60,29 +64,38 @@ def _checked_parents(parents: object, rows: int, width: int) -> list[list[int]]:
     return lists
 
 
-def _checked_probs(
-    session: DraftSession, draft: Draft, lengths: list[int], width: int, vocab: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """q of the drafted tokens and whole, of `width` nodes: a rejection without the rest of q could not be made up for,
-    so it is asked for before any test."""
+def cut(draft: Draft, lengths: list[int]) -> Draft:
+    """The first nodes of each row, and no columns beyond them."""
+    width = max(lengths)
+    return Draft(
+        tokens=draft.tokens[:, :width],
+        lengths=lengths,
+        parents=None if draft.parents is None else [row[:width] for row in draft.parents],
+        token_probs=None if draft.token_probs is None else draft.token_probs[:, :width],
+        q=None if draft.q is None else draft.q[:, :width],
+        sources=draft.sources,
+    )
+
+
+def with_q(session: DraftSession, draft: Draft, device: torch.device, vocab: int) -> Draft:
+    """The draft on the target's device, with q of the drafted tokens and whole: a rejection without the rest of q could
+    not be made up for, so it is asked for before any test."""
     probs, q = draft.token_probs, draft.q
-    if q is None and probs is None:
-        return None, None
-    for name, values, shape in (("token_probs", probs, draft.tokens.shape), ("q", q, (*draft.tokens.shape, vocab))):
-        if values is not None and values.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}, and should have {tuple(shape)}")
-        if values is not None and not values.is_floating_point():
-            raise ValueError(f"{name} must be floating point numbers, got {values.dtype}")
-    if q is None:
-        assert probs is not None
-        q = probs.new_zeros(*probs.shape[:1], width, vocab, dtype=torch.float32)
-        for b, length in enumerate(lengths):
+    if q is None and probs is not None:
+        q = probs.new_zeros(*probs.shape, vocab, dtype=torch.float32)
+        for b, length in enumerate(draft.lengths):
             for node in range(length):
                 row = session.q(b, node)
                 if row.shape != (vocab,):
                     raise ValueError(f"q has shape {tuple(row.shape)}, the target has {vocab} tokens")
                 q[b, node] = row.to(q, non_blocking=True)
-    q = q[:, :width]
-    if probs is None:
-        return q.gather(2, moved(draft.tokens[:, :width], q.device).clamp(0, vocab - 1)[..., None])[..., 0], q
-    return probs[:, :width], q
+    if probs is None and q is not None:
+        probs = q.gather(2, moved(draft.tokens, q.device).long().clamp(0, vocab - 1)[..., None])[..., 0]
+    return Draft(
+        tokens=moved(draft.tokens, device).long().clone(),  # the session may write on into its own
+        lengths=draft.lengths,
+        parents=draft.parents,
+        token_probs=None if probs is None else moved(probs, device).float(),
+        q=None if q is None else moved(q, device).float(),
+        sources=draft.sources,
+    )

@@ -4,22 +4,59 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..errors import warn
+from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import AnyDrafter
-from .checks import checked
+from ..stats import SpeculationStats
+from .checks import MOST_NODES, cut, in_form, with_q
 
 T = TypeVar("T")
+
+
+class GuardedDrafter:
+    """A drafter for one call, which never raises: the first thing of it that does is the last it is asked for."""
+
+    def __init__(self, drafter: AnyDrafter) -> None:
+        self.drafter, self.name, self.alive = drafter, type(drafter).__name__, True
+        self.proposes_trees = bool(self.ask(lambda d: bool(d.proposes_trees)))
+        self.brings_runner = bool(self.ask(lambda d: bool(d.brings_runner)))
+
+    def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
+        """What the drafter says; None where it was dropped."""
+        return self.guard(lambda: action(self.drafter), self.drop) if self.alive else None
+
+    def takes_ragged(self) -> bool:
+        return bool(self.ask(lambda d: bool(d.takes_ragged())))
+
+    def start(self, context: DraftContext) -> DraftSession | None:
+        return self.ask(lambda d: opened(d, context))
+
+    def report(self, stats: SpeculationStats) -> None:
+        """Of every call, also where the drafter was dropped."""
+        self.guard(lambda: setattr(self.drafter, "last_stats", stats), self.drop)
+
+    def drop(self, reason: str) -> None:
+        """Give the drafter up for the rest of the call, with one warning."""
+        if self.alive:
+            self.alive = False
+            warn(f"{self.name} was dropped: {reason}. The target finishes the text alone.")
+
+    @staticmethod
+    def guard(action: Callable[[], T], drop: Callable[[str], None]) -> T | None:
+        try:
+            return action()
+        except Exception as error:
+            drop(f"it raised {shown(error)}")
+            return None
 
 
 class GuardedSession:
     """A `DraftSession` that never raises; one that is late is dropped."""
 
-    def __init__(self, drafter: AnyDrafter, context: DraftContext) -> None:
-        self.name = type(drafter).__name__
-        self.session: DraftSession | None = None
-        self.device, self.vocab = context.device, context.vocab_size
-        self.session = self._guard(lambda: _opened(drafter, context))
+    def __init__(self, drafter: GuardedDrafter, context: DraftContext) -> None:
+        self.drafter, self.device, self.vocab = drafter, context.device, context.vocab_size
+        self.session = drafter.start(context)
+        self.was_cut = False
 
     @property
     def alive(self) -> bool:
@@ -28,36 +65,37 @@ class GuardedSession:
     def ask(self, action: Callable[[Any], T]) -> T | None:
         """What the session says; None where it was dropped."""
         session = self.session
-        return None if session is None else self._guard(lambda: action(session))
+        return None if session is None else self.drafter.guard(lambda: action(session), self.drop)
 
     def tell(self, action: Callable[[Any], object]) -> None:
         self.ask(action)
 
     def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
         """At most `budget` tokens per row; an empty draft where there is nothing to be had."""
-        session, rows = self.session, len(budget)
-        began = time.perf_counter()
-        if session is None or not any(budget):
-            return self._empty(rows)
-        self._guard(lambda: session.start_draft(sequences, list(budget)))
-        late = self.session is not None and self._guard(lambda: self._is_late(session, began))
-        if late:
-            self.drop(f"a draft took longer than {session.patience} seconds")
-        draft = self.ask(lambda session: checked(session, session.take(), rows, budget, self.device, self.vocab))
-        return self._empty(rows) if draft is None else draft
+        draft = self.ask(lambda session: self._drafted(session, sequences, budget)) if any(budget) else None
+        return Draft.from_lists([[]] * len(budget), self.device) if draft is None else draft
 
-    def _is_late(self, session: DraftSession, began: float) -> bool:
-        """Wait for the draft; whether it took longer than the session has patience."""
-        while not session.poll():
-            if time.perf_counter() - began > session.patience:
-                return True
+    def _drafted(self, session: DraftSession, sequences: Sequences, budget: list[int]) -> Draft | None:
+        began, patience = time.perf_counter(), session.patience
+        session.start_draft(sequences, list(budget))
+        while not session.poll() and time.perf_counter() - began <= patience:
             time.sleep(1e-4)
-        return time.perf_counter() - began > session.patience
+        if not time.perf_counter() - began <= patience:  # written so that NaN is no patience at all
+            self.drop(f"a draft took longer than {shown(patience)} seconds")
+            return None
+        return with_q(session, self._bounded(in_form(session.take(), budget, self.vocab)), self.device, self.vocab)
+
+    def _bounded(self, draft: Draft) -> Draft:
+        """At most `MOST_NODES` go to the target; parents come before children, so that what is left is a tree, too."""
+        most = MOST_NODES // len(draft.lengths)
+        if max(draft.lengths) > most and not self.was_cut:
+            self.was_cut = True
+            warn(f"{self.drafter.name} drafted {max(draft.lengths)} nodes in a row; the target is fed {most} of them")
+        return cut(draft, [min(length, most) for length in draft.lengths])
 
     def drop(self, reason: str) -> None:
         """Give the drafter up for the rest of the call, with one warning."""
-        if self.session is not None:
-            warn(f"{self.name} was dropped: {reason}. The target finishes the text alone.")
+        self.drafter.drop(reason)
         self.close()
 
     def close(self) -> None:
@@ -66,23 +104,15 @@ class GuardedSession:
             try:
                 session.close()
             except Exception as error:
-                warn(f"{self.name} could not be closed: {error!r}")
-
-    def _guard(self, action: Callable[[], T]) -> T | None:
-        try:
-            return action()
-        except Exception as error:
-            reason = f"it raised {error!r}"
-            if self.session is None:  # while it was being started
-                warn(f"{self.name} was dropped: {reason}. The target finishes the text alone.")
-            self.drop(reason)
-            return None
-
-    def _empty(self, rows: int) -> Draft:
-        return Draft.from_lists([[]] * rows, self.device)
+                warn(f"{self.drafter.name} could not be closed: {shown(error)}")
 
 
-def _opened(drafter: AnyDrafter, context: DraftContext) -> DraftSession:
+def opened(drafter: AnyDrafter, context: DraftContext) -> DraftSession:
+    """A session of the drafter.
+
+    Raises:
+        TypeError: what it has started is none.
+    """
     session = drafter.start(context)
     if not isinstance(session, DraftSession):
         raise TypeError(f"{type(drafter).__name__}.start returned {type(session).__name__}, not a DraftSession")

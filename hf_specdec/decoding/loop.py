@@ -8,6 +8,8 @@ Two ways to move a batch on:
 """
 
 import time
+from copy import copy, deepcopy
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -20,17 +22,19 @@ from ..judge.processing import Bans
 from ..judge.randomness import Randomness
 from ..probe import ability
 from ..protocol import Draft, DraftContext, Forward, Verdict
-from ..schedule import AnyDrafter, Round, Schedule
+from ..schedule import AnyDrafter, Round
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.ranks import ranks_of
 from ..target.state import StateRunner
 from ..transfer import moved, to_device, to_host
 from .call import Call, Mode, choose_mode
-from .guard import GuardedSession
+from .checks import MOST_NODES
+from .guard import GuardedDrafter, GuardedSession
 from .own_runner import target_runner
+from .own_schedule import schedule_of
 from .paying import Paying
-from .serial import Serial, in_step
+from .serial import in_step
 from .shared import SharedSession
 from .text import Text
 
@@ -41,17 +45,18 @@ def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tenso
     Raises:
         PlainDecodingNeeded: the model, its cache or the call do not allow more; nothing has been touched.
     """
-    mode = choose_mode(call, drafter)
+    guarded = GuardedDrafter(drafter)
+    mode = choose_mode(call, guarded)
     if call.streamer is not None:
         call.streamer.put(call.input_ids.cpu())
     with torch.no_grad():
-        return Decoding(call, drafter, mode).run()
+        return Decoding(call, guarded, mode).run()
 
 
 class Decoding:
     """One call: its text, the judge, the target's runner, the drafter's session, and a schedule."""
 
-    def __init__(self, call: Call, drafter: AnyDrafter, mode: Mode) -> None:
+    def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode) -> None:
         self.call, self.drafter, self.mode, self.ragged = call, drafter, mode, mode.ragged
         self.device, self.vocab = call.input_ids.device, ability(call.target).vocab_size
         self.target_device = call.target.device  # asked once: transformers looks for it among the parameters
@@ -62,7 +67,8 @@ class Decoding:
         if self.ranks is not None:
             randomness.seed = self.ranks.share(randomness.seed)
         self.judge = Judge(call.processing, call.processors, self.do_sample, randomness, self.stats)
-        self.picker = DraftPicker(call.processing, self.vocab, self.do_sample, randomness, self.device)
+        self.shown_processing = deepcopy(call.processing)
+        self.picker = DraftPicker(self.shown_processing, self.vocab, self.do_sample, copy(randomness), self.device)
         self.text = Text(call, mode.ragged)
         self.round = 0
         self.waited = 0.0
@@ -82,10 +88,10 @@ class Decoding:
             raise
         finally:
             self.session.close()
-            self.stats.draft_calls += self.shown_stats.draft_calls
-            self.stats.uncorrected_tokens += self.shown_stats.uncorrected_tokens
+            self.stats.draft_calls += _count_of(self.shown_stats, "draft_calls")
+            self.stats.uncorrected_tokens += _count_of(self.shown_stats, "uncorrected_tokens")
             self.stats.total_seconds = time.perf_counter() - start
-            self.drafter.last_stats = self.stats
+            self.drafter.report(self.stats)
         if self.call.streamer is not None:
             self.call.streamer.end()
         return self._result()
@@ -106,7 +112,7 @@ class Decoding:
             pick=self.picker,
             device=self.device,
             stats=self.shown_stats,
-            forbids=Bans(call.processing, self.vocab) or None,
+            forbids=Bans(self.shown_processing, self.vocab) or None,
             target=call.target,
         )
         self.session: GuardedSession | SharedSession = (
@@ -115,8 +121,7 @@ class Decoding:
             else SharedSession(self.ranks, self.drafter, context)
         )
         self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
-        ordered = self.drafter.schedule(self.session, context)
-        self.schedule: Schedule = Serial(self.session) if ordered is None else ordered
+        self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         if self.mode.runner is StateRunner:
             self.schedule = Paying(self.schedule)
 
@@ -132,7 +137,7 @@ class Decoding:
         empty = Draft.from_lists([[]] * self.text.rows, self.device)
         verdict, _ = self._judged(empty, forward, None)
         self.stats.prefill_seconds = time.perf_counter() - began
-        verdict.features = forward.features
+        verdict.features = self._shown(forward.features)
         self._drop_finished()
         self.session.ask(lambda session: session.observe_prompt(verdict))
 
@@ -165,8 +170,8 @@ class Decoding:
         self._drop_finished()
         if not sound:
             self.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
-        self.session.ask(lambda session: session.observe(verdict))
         self.stats.draft_seconds += verdict.draft_seconds
+        self.session.ask(lambda session: session.observe(verdict))
         settling = time.perf_counter()
         self.schedule.settle(verdict)
         self.waited = time.perf_counter() - settling
@@ -217,8 +222,14 @@ class Decoding:
             draft=draft,
             paths=[path[:n] for path, n in zip(paths, accepted, strict=True)],
         )
-        verdict.features = _along_paths(forward, draft, verdict)
+        verdict.features = self._shown(_along_paths(forward, draft, verdict))
         return verdict, sound
+
+    def _shown(self, features: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Features as a session may have them: it may write into them, and the caller may be given the same states."""
+        if self.text.steps.hidden_states is None:
+            return features
+        return {name: states.clone() for name, states in features.items()}
 
     def _keep(self, starts: list[int], fed: Draft, verdict: Verdict) -> None:
         """Of what was fed the accepted tokens stay in the cache, but for the last: it is fed again."""
@@ -251,8 +262,9 @@ class Decoding:
         """[B] tokens that may be drafted: the target's own one needs a place, and drafted ones need positions that its
         embeddings have."""
         s, end = self.text.sequences, min(self._max_length() - 1, self.last_column)
+        most = MOST_NODES // len(s.rows)
         return [
-            0 if self.text.finished[row] else max(0, end - columns)
+            0 if self.text.finished[row] else min(most, max(0, end - columns))
             for row, columns in zip(s.rows, s.lengths, strict=True)
         ]
 
@@ -276,6 +288,12 @@ class Decoding:
         )
         output.speculation = self.stats
         return output
+
+
+def _count_of(stats: SpeculationStats, name: str) -> int:
+    """What a session has counted; it may have written anything there."""
+    count = getattr(stats, name, 0)
+    return max(0, int(count)) if isinstance(count, Integral) else 0
 
 
 def _along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[int, Tensor]:

@@ -6,9 +6,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..errors import shown
 from ..judge.picking import DraftPicker
 from ..judge.processing import Processing
 from ..judge.randomness import Randomness
@@ -21,6 +23,7 @@ from ..target.ragged import RaggedRunner
 from ..target.ranks import ranks_of
 from ..transfer import to_device
 from .call import Call
+from .guard import GuardedDrafter, opened
 
 T = TypeVar("T")
 
@@ -28,7 +31,7 @@ _proved: "weakref.WeakKeyDictionary[Any, weakref.WeakSet[PreTrainedModel]]" = we
 """by drafter, the targets whose logits its runner was seen to leave alone"""
 
 
-def target_runner(call: Call, drafter: AnyDrafter, session: Guarded, make: Callable[..., Runner]) -> Runner:
+def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, make: Callable[..., Runner]) -> Runner:
     """The engine's runner for a call, behind the drafter's own where that brings one.
 
     Args:
@@ -48,7 +51,8 @@ def target_runner(call: Call, drafter: AnyDrafter, session: Guarded, make: Calla
     if not isinstance(runner, RaggedRunner):
         session.drop("its runner needs rows of uneven lengths, which this model or call does not take")
         return runner
-    _prove(call.target, drafter, session)
+    if not session.ask(lambda _: _is_proved(call.target, drafter.drafter)):
+        session.drop("its runner changes the target's logits")
     engine = Remembering(runner)
     own = session.ask(lambda s: s.runner(engine))
     return runner if own is None else GuardedRunner(own, engine, session)
@@ -62,19 +66,16 @@ def _named(features: Sequence[int], model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(features)
 
 
-def _prove(model: PreTrainedModel, drafter: AnyDrafter, session: Guarded) -> None:
+def _is_proved(model: PreTrainedModel, drafter: AnyDrafter) -> bool:
     known = _proved.setdefault(drafter, weakref.WeakSet())
-    if model in known or not session.alive:
-        return
-    if session.ask(lambda _: _is_faithful(model, drafter)):
+    if model not in known and _is_faithful(model, drafter):
         known.add(model)
-    else:
-        session.drop("its runner changes the target's logits")
+    return model in known
 
 
 def _is_faithful(model: PreTrainedModel, drafter: AnyDrafter) -> bool:
     """Whether the runner of a session of its own, over the probe's prompt, gives the target's logits."""
-    opened: list[DraftSession] = []
+    sessions: list[DraftSession] = []
 
     def wrap(engine: Runner) -> Runner:
         assert isinstance(engine, RaggedRunner)
@@ -93,14 +94,14 @@ def _is_faithful(model: PreTrainedModel, drafter: AnyDrafter) -> bool:
             stats=SpeculationStats(),
             target=model,
         )
-        opened.append(drafter.start(context))
-        engine.features = opened[0].features
-        return opened[0].runner(engine)
+        sessions.append(opened(drafter, context))
+        engine.features = sessions[0].features
+        return sessions[0].runner(engine)
 
     try:
         return runner_agrees(model, wrap)
     finally:
-        for session in opened:
+        for session in sessions:
             session.close()
 
 
@@ -128,6 +129,7 @@ class GuardedRunner:
         """where the present round began"""
         self.fed: Tensor | None = None
         """its tokens"""
+        self.vocab = ability(engine.model).vocab_size
 
     @property
     def features(self) -> Sequence[int]:
@@ -147,7 +149,7 @@ class GuardedRunner:
             try:
                 return action(self.own)
             except Exception as error:
-                self.session.drop(f"its runner raised {error!r}")
+                self.session.drop(f"its runner raised {shown(error)}")
                 return otherwise()
         return action(self.engine.runner)
 
@@ -155,7 +157,8 @@ class GuardedRunner:
         def otherwise() -> Forward:
             return self.engine.prompt_answer or self.engine.runner.prefill()
 
-        return self._try(lambda runner: runner.prefill(), otherwise)
+        rows = len(self.engine.rows)
+        return self._try(lambda runner: _in_form(runner.prefill(), rows, 1, self.vocab), otherwise)
 
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
@@ -167,10 +170,7 @@ class GuardedRunner:
             return self.engine.runner.forward(tokens, parents, counts)
 
         def action(runner: Runner) -> Forward:
-            answer = runner.forward(tokens, parents, counts)
-            if answer.logits.shape[0] != tokens.shape[0] or answer.logits.shape[1] > tokens.shape[1]:
-                raise ValueError(f"logits of shape {tuple(answer.logits.shape)} for tokens of {tuple(tokens.shape)}")
-            return answer
+            return _in_form(runner.forward(tokens, parents, counts), len(tokens), tokens.shape[1], self.vocab)
 
         return self._try(action, otherwise)
 
@@ -207,3 +207,23 @@ class GuardedRunner:
 
     def finish(self, ids: Tensor | None) -> None:
         self.engine.runner.finish(ids)
+
+
+def _in_form(answer: Forward, rows: int, width: int, vocab: int) -> Forward:
+    """A forward's answer over tokens [rows, width]; which nodes it names is held to those that there are.
+
+    Raises:
+        ValueError, or whatever comes of reading something else than tensors.
+    """
+    logits, nodes = answer.logits, answer.nodes
+    places = logits.shape[1]
+    if logits.shape != (rows, places, vocab) or not 1 <= places <= width or not logits.is_floating_point():
+        raise ValueError(f"logits of shape {tuple(logits.shape)} for tokens of {(rows, width)}")
+    if nodes is not None:
+        if nodes.shape != (rows, places - 1) or nodes.dtype != torch.int64:
+            raise ValueError(f"nodes of shape {tuple(nodes.shape)} for logits of {tuple(logits.shape)}")
+        answer.nodes = nodes.clamp(-1, width - 2)
+    for name, states in answer.features.items():
+        if states.ndim != 3 or states.shape[0] != rows or (width > 1 and states.shape[1] != places):
+            raise ValueError(f"features[{name}] of shape {tuple(states.shape)} for logits of {tuple(logits.shape)}")
+    return answer

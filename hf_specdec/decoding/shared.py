@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..protocol import Draft, DraftContext, Sequences
-from ..schedule import AnyDrafter
 from ..target.ranks import Ranks
-from .guard import GuardedSession
+from .guard import GuardedDrafter, GuardedSession
 
 T = TypeVar("T")
 
@@ -18,7 +17,7 @@ T = TypeVar("T")
 class SharedSession:
     """The leader's guarded session, and on the other ranks its answers."""
 
-    def __init__(self, ranks: Ranks, drafter: AnyDrafter, context: DraftContext) -> None:
+    def __init__(self, ranks: Ranks, drafter: GuardedDrafter, context: DraftContext) -> None:
         self.ranks, self.device, self.alive = ranks, context.device, True
         self.own = GuardedSession(drafter, context) if ranks.leads else None
         self._answer(lambda own: None)

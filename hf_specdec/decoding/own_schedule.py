@@ -1,0 +1,88 @@
+"""An order that a drafter brings is guarded in every step. One that raises or orders nonsense is dropped with its
+drafter; what the target was fed in that round is judged as if nothing had been drafted."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import shown
+from ..protocol import Draft, DraftContext, Verdict
+from ..schedule import Correct, Guarded, Round, Schedule
+from .checks import in_form
+from .guard import GuardedDrafter
+from .serial import Serial
+
+T = TypeVar("T")
+
+
+def schedule_of(
+    drafter: GuardedDrafter, session: Guarded, context: DraftContext, device: torch.device, vocab: int
+) -> Schedule:
+    """The drafter's own order of a call, or one after the other. The context is the drafter's: nobody reads it."""
+    try:
+        own = drafter.drafter.schedule(session, context) if session.alive else None
+    except Exception as error:
+        session.drop(f"its schedule raised {shown(error)}")
+        own = None
+    return Serial(session) if own is None else GuardedSchedule(own, session, device, vocab)
+
+
+class GuardedSchedule:
+    """A drafter's own schedule, until it fails or its session is dropped."""
+
+    def __init__(self, own: Schedule, session: Guarded, device: torch.device, vocab: int) -> None:
+        self.own, self.session, self.device, self.vocab = own, session, device, vocab
+        self.room: list[int] = []
+
+    def _try(self, action: Callable[[Schedule], T], otherwise: T) -> T:
+        try:
+            return action(self.own) if self.session.alive else otherwise
+        except Exception as error:
+            self.session.drop(f"its schedule raised {shown(error)}")
+            return otherwise
+
+    def feed(self, round: Round) -> Draft:
+        self.room = round.room
+        return self._try(lambda own: self._held(own.feed(round)), self._empty())
+
+    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
+        def action(own: Schedule) -> tuple[Draft, list[int] | None]:
+            draft, answered = own.test(fed)
+            if answered is not None and [min(max(0, n), fed.tokens.shape[1]) for n in answered] != answered:
+                raise ValueError(f"{answered} nodes answered, of {fed.tokens.shape[1]} that were fed")
+            if answered is not None and len(answered) != len(self.room):
+                raise ValueError(f"{len(answered)} rows answered, of {len(self.room)}")
+            return self._held(draft), answered
+
+        nothing: tuple[Draft, list[int] | None] = self._empty(), [0] * len(self.room)
+        return self._try(action, nothing)
+
+    def _held(self, draft: Draft) -> Draft:
+        """A draft as it is, if it is in form and no longer than there is room for."""
+        if in_form(draft, self.room, self.vocab).lengths != draft.lengths or draft.tokens.shape[1] > max(self.room):
+            raise ValueError(f"lengths {draft.lengths} do not fit the room {self.room}")
+        return draft
+
+    def _empty(self) -> Draft:
+        return Draft.from_lists([[]] * len(self.room), self.device)
+
+    @property
+    def correct(self) -> Correct | None:
+        own = self._try(lambda own: own.correct, None)
+        return None if own is None else lambda p, row, node: self._corrected(own, p, row, node)
+
+    def _corrected(self, own: Correct, p: Tensor, row: int, node: int) -> Tensor:
+        """Asked also where the session was lost in between: only the schedule knows what it can still make up for."""
+        try:
+            found = own(p, row, node)
+            if found.shape != p.shape or not found.is_floating_point():
+                raise ValueError(f"a correction of shape {tuple(found.shape)} for {tuple(p.shape)}")
+            return found.to(p)
+        except Exception as error:
+            self.session.drop(f"its schedule raised {shown(error)}")
+            return p
+
+    def settle(self, verdict: Verdict) -> None:
+        self._try(lambda own: own.settle(verdict), None)
