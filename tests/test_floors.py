@@ -21,6 +21,7 @@ FLOORS = [
     {"registry", "protocol"},
     {"hub", "schedule"},
     {"judge", "target"},
+    {"probe"},
     {"drafters", "decoding"},
     {"integration"},
     {""},  # the package itself: what users import

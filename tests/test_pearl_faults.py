@@ -54,7 +54,7 @@ def short_patience(monkeypatch):
 def answers(make):
     """A worker that answers every message with bytes of its own."""
 
-    def serve(link, model):
+    def serve(link, model, stream=None):
         try:
             while True:
                 kind, body = link.receive()
@@ -95,7 +95,7 @@ def quits_after(messages):
 def changed(kind, change):
     """A worker that does its work, but for the messages of one kind."""
 
-    def serve_changed(link, model):
+    def serve_changed(link, model, stream=None):
         send = link.send
         link.send = lambda k, body=b"": send(k, change(body) if k is kind else body)
         serve(link, model)
@@ -235,7 +235,7 @@ def test_questions_stay_small_beside_whole_distributions():
 def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):
     moments, broken = random.Random(0), []
 
-    def serve_for_a_while(link, model):
+    def serve_for_a_while(link, model, stream=None):
         def cut():
             with suppress(OSError):
                 link.socket.shutdown(socket.SHUT_RDWR)
@@ -336,7 +336,7 @@ def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
     draft = close_to(TARGET, 0.01)
     draft.register_forward_pre_hook(lambda *_: (drafting.set(), go_on.wait(20)))
 
-    def serve_and_tell(link, model):
+    def serve_and_tell(link, model, stream=None):
         serve(link, model)
         ended.set()
 
