@@ -33,6 +33,7 @@ from hf_specdec.drafters import (
     SuffixDrafter,
 )
 from hf_specdec.drafters.disco import StopClassifier
+from hf_specdec.instruments.provenance import peak_memory_bytes, reset_peak_memory
 from hf_specdec.target import ragged
 from hf_specdec.target.cache import BLOCK, RaggedCache
 from hf_specdec.training.ngram import train_ngram
@@ -139,6 +140,19 @@ def test_the_peak_is_plains_and_the_drafts_own(kind: str, rows: int) -> None:
         own += own * BLOCK // 400  # room to grow, which long prompts do not notice
         assert 0 < own < plain
     assert peak(lambda: generate(drafter, lengths)) <= 1.05 * (plain + own)
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system does not count anew")
+def test_the_benchmarks_peak_is_of_one_call() -> None:
+    """What came before does not count, though it was larger and its memory is still the process's."""
+    cpu, peaks = torch.device("cpu"), []
+    for megabytes in (64, 8, 32):
+        reset_peak_memory(cpu)
+        before = peak_memory_bytes(cpu)
+        pieces = [torch.ones(25_000) for _ in range(10 * megabytes)]
+        peaks.append((peak_memory_bytes(cpu) - before) / 1e6)
+        del pieces
+    assert peaks == pytest.approx([64, 8, 32], rel=0.3)
 
 
 def test_the_prompts_keys_and_values_move(monkeypatch: pytest.MonkeyPatch) -> None:
