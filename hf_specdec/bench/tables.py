@@ -14,6 +14,7 @@ COLUMNS = (
     "theory",
     "bound",
     "draft / verify / other",
+    "peak memory",
     "same text",
 )
 NARROW = ("method", "tok/s", "speed-up", "tokens/call", "α", "c", "theory", "bound")
@@ -29,6 +30,7 @@ COLUMN_HELP = {
     "theory": "speed-up by Theorem 3.8 from α, c and the mean window",
     "bound": "share of the decoding time that the forwards take by themselves",
     "draft / verify / other": "decoding time in percent: forwards of the draft, of the target, the rest",
+    "peak memory": "most that the GPU held in a call, weights and all; without a GPU, the process",
     "same text": "prompts with plain decoding's very tokens; in brackets, those that part from it at a near-tie",
 }
 
@@ -48,6 +50,7 @@ def figures(run: dict[str, Any]) -> dict[str, str]:
         "theory": _number(run["predicted_speedup"]),
         "bound": _percent(run["bound_share"]),
         "draft / verify / other": _time_split(run),
+        "peak memory": f"{run['peak_memory_bytes'] / 2**20:.0f} MiB" if run["peak_memory_bytes"] else "-",
         "same text": _same_text(run),
     }
 

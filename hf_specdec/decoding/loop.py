@@ -77,24 +77,28 @@ class Decoding:
     def run(self) -> GenerateDecoderOnlyOutput | Tensor:
         start = time.perf_counter()
         self._open()
-        text = self.text
         try:
-            self._prefill()
-            while not all(text.finished):
-                self._play_round()
+            self._decode(start)
+            if self.call.streamer is not None:
+                self.call.streamer.end()
+            return self._result()
         except BaseException:
-            if self.call.keeps_cache:
+            if self.call.keeps_cache and self.stats.target_calls:  # the prompt was read
                 self.runner.finish(None)
             raise
+
+    def _decode(self, start: float) -> None:
+        """The prompt and all rounds. The session is closed in any case."""
+        try:
+            self._prefill()
+            while not all(self.text.finished):
+                self._play_round()
         finally:
             self.session.close()
             self.stats.draft_calls += _count_of(self.shown_stats, "draft_calls")
             self.stats.uncorrected_tokens += _count_of(self.shown_stats, "uncorrected_tokens")
             self.stats.total_seconds = time.perf_counter() - start
             self.drafter.report(self.stats)
-        if self.call.streamer is not None:
-            self.call.streamer.end()
-        return self._result()
 
     def _open(self) -> None:
         """The session, and the target's runner around which it may put one of its own."""

@@ -1,10 +1,13 @@
 """Where and with what a measurement was made."""
 
+import ctypes
 import datetime
+import gc
 import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,9 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
+    gc.collect()
+    with suppress(OSError, AttributeError):  # what earlier calls have freed shall not count: glibc keeps it
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

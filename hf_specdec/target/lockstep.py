@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from ..protocol import Forward
 from ..transfer import to_device
@@ -119,10 +120,23 @@ class LockstepRunner:
         """Rows that have stopped are fed on with padding, as plain decoding does: nobody leaves."""
 
     def finish(self, ids: Tensor | None) -> None:
-        """Leave the cache as plain decoding would."""
-        for layer in self.cache.layers:
+        """Leave the cache as plain decoding would. After an interrupt its layers may have got unevenly far; sliding
+        ones that have let go of the prompt's last window cannot be rolled back to it."""
+        layers = self.cache.layers
+        if ids is None and all(_holds(layer, self.prompt_length) for layer in layers):
+            for layer in layers:
+                layer.crop(-max(0, layer.get_seq_length() - self.prompt_length))
+        for layer in layers:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
+
+
+def _holds(layer: CacheLayerMixin, columns: int) -> bool:
+    """Whether a layer holds all that can be seen from behind its first `columns`."""
+    window = getattr(layer, "sliding_window", None)
+    if window is None or not layer.is_initialized:
+        return True
+    return layer.get_seq_length() - layer.keys.shape[-2] <= max(0, columns - window + 1)
 
 
 def prefill(

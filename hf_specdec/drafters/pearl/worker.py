@@ -74,6 +74,7 @@ def serve(link: Link, model: PreTrainedModel | None = None, stream: Any = None) 
         orders.put(None)
         if drafting is not None:
             drafting.join(GRACE)
+        desk.session = None  # which knows the desk: the two would keep each other, and the draft's cache
         link.close()
 
 
