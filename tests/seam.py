@@ -80,40 +80,34 @@ class StreamRunner:
         return answer
 
     def forward(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Any = None) -> Forward:
-        seen, depth = self.engine.shape(parents, tokens.shape[1])
-        chain = torch.ones(1, tokens.shape[1], tokens.shape[1]).tril().bool()
-        seen = (chain if seen is None else seen).expand(len(tokens), -1, -1)
-        kept = torch.arange(tokens.shape[1])
-        if parents is not None:
-            kept = torch.tensor([i for i in range(tokens.shape[1]) if i == 0 or i % 2 or any(i in p for p in parents)])
-        n, slots = len(kept), self.upper
+        engine, slots, rows, width = self.engine, self.upper, *tokens.shape
+        seen, depth = engine.shape(parents, width)
+        seen = (torch.ones(1, width, width).tril().bool() if seen is None else seen).expand(rows, -1, -1)
+        leaves = [] if parents is None else [i for i in range(2, width, 2) if not any(i in row for row in parents)]
+        kept = torch.tensor([i for i in range(width) if i not in leaves])
+        n, twice = len(kept), torch.cat([kept, kept])
+        among = seen[:, kept][:, :, kept]
+        nobody, itself = torch.zeros_like(among), torch.eye(n).bool().expand_as(among)
+        wide = torch.cat([torch.cat([among, nobody], 2), torch.cat([among, itself], 2)], 1)
+
+        def widened(layer: Any, args: Any, kwargs: Any) -> Any:
+            states = args[0]
+            if layer is layers[0]:  # the streams begin
+                states = torch.cat([states[:, kept], states[:, kept].roll(1, -1)], 1)
+            rotary = tuple(x.expand(rows, -1, -1)[:, twice] for x in kwargs["position_embeddings"])
+            slots.reserve(2 * n)
+            mask = engine.masks(wide, depth.expand(rows, -1)[:, twice], slots)
+            return (states, *args[1:]), kwargs | {"attention_mask": mask, "position_embeddings": rotary}
+
+        layers = engine.model.model.layers[self.first :]
         with ExitStack() as hooks:
-            model, first = self.engine.model, self.first
-            twice = torch.cat([kept, kept])
-            among = seen[:, kept][:, :, kept]
-            wide = torch.cat([among, torch.zeros_like(among)], 2)  # nobody sees a stream, but itself
-            wide = torch.cat([wide, torch.cat([among, torch.eye(n).bool().expand_as(among)], 2)], 1)
-            far = depth.expand(len(tokens), -1)[:, kept]
-            far = torch.cat([far, far], 1)
-
-            def enter(layer: Any, args: Any, kwargs: Any) -> Any:
-                states = args[0][:, kept]
-                return (torch.cat([states, states.roll(1, -1)], 1), *args[1:]), widened(kwargs)
-
-            def widened(kwargs: Any) -> Any:
-                cos, sin = (x.expand(len(tokens), -1, -1)[:, twice] for x in kwargs["position_embeddings"])
-                slots.reserve(2 * n)
-                mask = self.engine.masks(wide, far, slots)
-                return kwargs | {"attention_mask": mask, "position_embeddings": (cos, sin)}
-
-            for i, layer in enumerate(model.model.layers[first:]):
-                change = enter if i == 0 else lambda layer, args, kwargs: (args, widened(kwargs))
-                hooks.callback(layer.register_forward_pre_hook(change, with_kwargs=True).remove)
-            outputs = self.engine.run(tokens, parents)
-        for group, width in ((self.engine.cache.slots, tokens.shape[1]), (slots, n)):
-            group.advance(width)
+            for layer in layers:
+                hooks.callback(layer.register_forward_pre_hook(widened, with_kwargs=True).remove)
+            outputs = engine.run(tokens, parents)
+        engine.cache.slots.advance(width)
+        slots.advance(n)
         self.session.guesses, self.kept = outputs.logits[:, n:], kept.tolist()
-        nodes = None if n == tokens.shape[1] else (kept[1:] - 1).expand(len(tokens), -1)
+        nodes = (kept[1:] - 1).expand(rows, -1) if leaves else None
         return Forward(outputs.logits[:, :n], nodes, outputs=outputs)
 
     def truncate(self, lengths: list[int]) -> None:
@@ -136,10 +130,8 @@ class StreamSession(DraftSession):
         return StreamRunner(runner, self, first=1)
 
     def observe(self, verdict: Verdict) -> None:
-        if self.guesses is not None:  # at the last accepted node of each row
-            place = [len(tokens) - 1 for tokens in verdict.tokens]
-            self.ends = {row: self.guesses[b, min(i, self.guesses.shape[1] - 1)] for b, (row, i) in
-                         enumerate(zip(verdict.rows, place, strict=True))}  # fmt: skip
+        if self.guesses is not None:  # of the streams beside the token that the draft hung on
+            self.ends = dict(zip(verdict.rows, self.guesses[:, 0], strict=True))
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         if self.guesses is None:
