@@ -75,15 +75,32 @@ SMALL: dict[str, Any] = {name: size for size, names in _NAMES.items() for name i
     "layerdrop": 0.0,
     "use_cache": True,
 }
-LAYERS = (
-    "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers num_blocks "
-    "max_window_layers".split()
-)
+_LAYERS = "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers num_blocks max_window_layers"
+LAYERS = set(_LAYERS.split())
 KINDS = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types", "block_types")
 """lists with an entry per layer"""
 OWN: dict[str, dict[str, Any]] = {  # what the names above do not say
     "mamba2": {"num_heads": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "deepseek_v2": {"head_dim": 4, "num_key_value_heads": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "intermediate_size": [48] * 4,
+    },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [8, 24], "attention_head_size": 8},
+    "roc_bert": {"pronunciation_vocab_size": models.VOCAB, "shape_vocab_size": models.VOCAB},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"n_mamba_heads": 2, "attention_head_dim": 16, "num_key_value_heads": 4},
+    "zaya": {"num_experts_per_tok": 1},
 }
 FALLBACKS: list[dict[str, Any]] = [
     {},
@@ -136,8 +153,9 @@ def config_of(kind: str, changes: dict[str, Any]) -> Any:
     """
     config_class = tf.AutoConfig.for_model(kind).__class__
     default = config_class()
-    if default.get_text_config(decoder=True) is not default:
-        raise Reason(f"has parts beside text: see {default.get_text_config(decoder=True).model_type}")
+    text = default.get_text_config(decoder=True)
+    if text is not default and text.model_type != default.model_type:
+        raise Reason(f"has parts beside text: see {text.model_type}")
     fields = {field.name for field in dataclasses.fields(config_class)}
     names = {name for name in fields if not name.startswith("_")}
     changes = dict(changes)
@@ -145,7 +163,7 @@ def config_of(kind: str, changes: dict[str, Any]) -> Any:
     lists = _kinds(default, names, layers)
     layers = max([layers, *map(len, lists.values())])
     settings = {name: SMALL[name] for name in names & set(SMALL) if _settable(name, default)}
-    settings |= {name: layers for name in names & set(LAYERS) if getattr(default, name, None) is not None} | lists
+    settings |= {name: layers for name in names & LAYERS if getattr(default, name, None) is not None} | lists
     settings |= {name: value for name, value in changes.items() if name in names}
     return config_class(**settings | OWN.get(kind, {}))
 
