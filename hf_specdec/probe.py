@@ -5,7 +5,8 @@ chance to change a text.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -43,6 +44,8 @@ _known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Ability]]" = weakr
 IDS = ((7, 3, 11, 5, 2, 13, 17), (4, 9, 6, 1, 8, 10, 12))
 PADDING = 2
 """columns of it on the left of the second row"""
+WINDOW = 4
+"""tokens of a sliding window while it is probed"""
 NOISES = 4
 """times a model's own rounding that two ways of computing the same may be apart"""
 MOST_NOISE = 1e-3
@@ -62,9 +65,25 @@ def ability(model: PreTrainedModel) -> Ability:
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training} {cast}"
     if state not in per_model:
-        with torch.no_grad():
+        with torch.no_grad(), _narrow(model):
             per_model[state] = _probe(model)
     return per_model[state]
+
+
+@contextmanager
+def _narrow(model: PreTrainedModel) -> Iterator[None]:
+    """With a sliding window so short that the probe's text goes past it: what a model does there differs. Attention
+    kernels with a window of their own keep it, so there it stays."""
+    config = model.config.get_text_config(decoder=True)
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or window <= WINDOW or config._attn_implementation not in ("eager", "sdpa"):
+        yield
+        return
+    config.sliding_window = WINDOW
+    try:
+        yield
+    finally:
+        config.sliding_window = window
 
 
 def _probe(model: PreTrainedModel) -> Ability:

@@ -26,6 +26,8 @@ TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 NEW_TOKENS = 20
 SECONDS = 8
 """a model type may take in all"""
+WINDOW = 12
+"""tokens of the sliding windows: more than the probe feeds, fewer than the texts have"""
 MOST_PARAMETERS = 3_000_000
 BATCHES = {"one row": [7], "four rows": [9, 5, 1, 7]}
 DRAFTERS: dict[str, Callable[[drafters.Future], drafters.Toy]] = {
@@ -53,7 +55,7 @@ _NAMES: dict[Any, str] = {
     16: "kv_lora_rank q_lora_rank mamba_chunk_size chunk_size adapter_rank router_hidden_size",
     1: "mamba_n_groups n_groups mamba_ngroups topk_group num_zero_experts first_k_dense_replace zero_expert_num",
     512: "max_position_embeddings n_positions n_ctx max_seq_len context_length max_sequence_length",
-    models.WINDOW: "sliding_window sliding_window_size attention_window_size window_size",
+    WINDOW: "sliding_window sliding_window_size attention_window_size window_size",
 }
 SMALL: dict[str, Any] = {name: size for size, names in _NAMES.items() for name in names.split()} | {
     "qk_rope_head_dim": 4,
@@ -79,13 +81,21 @@ _LAYERS = "num_hidden_layers n_layer n_layers num_layers decoder_layers num_deco
 LAYERS = set(_LAYERS.split())
 KINDS = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types", "block_types")
 """lists with an entry per layer"""
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 OWN: dict[str, dict[str, Any]] = {  # what the names above do not say
     "mamba2": {"num_heads": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "bamba": {"attn_layer_indices": [1]},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
-    "deepseek_v2": {"head_dim": 4, "num_key_value_heads": 4},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {name: _ROPE for name in ("sliding_attention", "full_attention")},
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+    },
+    "deepseek_v2": {"head_dim": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {
         "num_kv_shared_layers": 2,
@@ -96,6 +106,13 @@ OWN: dict[str, dict[str, Any]] = {  # what the names above do not say
     },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
     "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [8, 24], "attention_head_size": 8},
     "roc_bert": {"pronunciation_vocab_size": models.VOCAB, "shape_vocab_size": models.VOCAB},
     "xmod": {"default_language": "en_XX"},
