@@ -104,7 +104,8 @@ def _probe(model: PreTrainedModel) -> Ability:
         way = StateRunner if keeps_state(cache) else LockstepRunner
         if (way is StateRunner or cache.is_croppable) and agree(_lockstep(way, model, ids, mask), expected, noise):
             found = Support.STATE if way is StateRunner else Support.LOCKSTEP
-        if found is Support.LOCKSTEP and not _counts_columns(model) and agree(_ragged(model, ids, mask), expected, noise):
+        may_be_ragged = found is Support.LOCKSTEP and not _counts_columns(model)
+        if may_be_ragged and agree(_ragged(model, ids, mask), expected, noise):
             found = Support.RAGGED
     except Exception:  # whatever a model raises here, it is run another way
         pass

@@ -12,7 +12,7 @@ import transformers
 
 PAGE = Path(__file__).parent.parent / "docs" / "every-model.md"
 VERSION = ".".join(transformers.__version__.split(".")[:2])
-FEW = ["bamba", "llama", "moshi", "nemotron_h", "recurrent_gemma"]
+FEW = ["bamba", "deepseek_v4", "gpt_neo", "llama", "moshi", "nemotron_h", "recurrent_gemma"]
 
 
 def identical(kind: str) -> None:
