@@ -18,6 +18,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from .decoding.call import Call, PlainDecodingNeeded, plain_stats
+from .decoding.guard import GuardedDrafter
 from .decoding.loop import decode
 from .drafters.base import Drafter
 from .errors import SpeculationError, warn
@@ -159,7 +160,7 @@ def _generate(
         warn(f"plain decoding: {reason}")
         began = time.perf_counter()
         output = original(model, **plain, streamer=streamer)
-        drafter.last_stats = plain_stats(reason.call, output, time.perf_counter() - began)
+        GuardedDrafter(drafter).report(plain_stats(reason.call, output, time.perf_counter() - began))
         return output
 
 

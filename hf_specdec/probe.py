@@ -1,4 +1,4 @@
-"""What a model can do, found out by trying: three tiny forwards, compared with plain ones, once per model.
+"""What a model can do, found out by trying: a few tiny forwards, compared with plain ones, once per model.
 
 A model that ignores a 4-D mask (ALiBi), or whose cache rolls back wrongly, gives other logits; it never gets the
 chance to change a text.

@@ -21,8 +21,9 @@ def to_host(tensor: Tensor) -> list[Any]:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor from one device on another. Nothing is done where it is there already, and nobody waits."""
-    return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+    """A tensor from one device on another. Nothing is done where it is there already. Only what goes to the host is
+    waited for: it would be read before it is there."""
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=waits(device))
 
 
 def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:

@@ -158,7 +158,7 @@ This is transformers {version}.
   more after a rejection. It drafts only while that is measured to pay.
 - **plain**: the model's state cannot be rolled back exactly, so it decodes plainly, with one warning.
 
-A model is asked by trying, once: three tiny forwards compared with plain ones (`hf_specdec/probe.py`). So a model that
+A model is asked by trying, once: a few tiny forwards compared with plain ones (`hf_specdec/probe.py`). So a model that
 is not in this table gets an answer too, and one that would get another text never runs that way.
 Every other causal model of transformers is on [a page of its own](every-model.md).
 

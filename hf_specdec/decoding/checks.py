@@ -1,5 +1,7 @@
 """What a session hands over is held to its form before anything is done with it."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -88,14 +90,17 @@ def with_q(session: DraftSession, draft: Draft, device: torch.device, vocab: int
                 row = session.q(b, node)
                 if row.shape != (vocab,):
                     raise ValueError(f"q has shape {tuple(row.shape)}, the target has {vocab} tokens")
-                q[b, node] = row.to(q, non_blocking=True)
+                q[b, node] = row.to(q)
     if probs is None and q is not None:
         probs = q.gather(2, moved(draft.tokens, q.device).long().clamp(0, vocab - 1)[..., None])[..., 0]
-    return Draft(
+    return on_device(replace(draft, token_probs=probs, q=q), device)
+
+
+def on_device(draft: Draft, device: torch.device) -> Draft:
+    """The draft where the target's ids are, in the types that are reckoned with."""
+    return replace(
+        draft,
         tokens=moved(draft.tokens, device).long().clone(),  # the session may write on into its own
-        lengths=draft.lengths,
-        parents=draft.parents,
-        token_probs=None if probs is None else moved(probs, device).float(),
-        q=None if q is None else moved(q, device).float(),
-        sources=draft.sources,
+        token_probs=None if draft.token_probs is None else moved(draft.token_probs, device).float(),
+        q=None if draft.q is None else moved(draft.q, device).float(),
     )

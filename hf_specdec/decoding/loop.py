@@ -10,6 +10,7 @@ Two ways to move a batch on:
 import time
 from copy import copy, deepcopy
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from ..judge.processing import Bans
 from ..judge.randomness import Randomness
 from ..probe import ability
 from ..protocol import Draft, DraftContext, Forward, Verdict
-from ..schedule import AnyDrafter, Round
+from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.ranks import ranks_of
@@ -34,7 +35,7 @@ from .guard import GuardedDrafter, GuardedSession
 from .own_runner import target_runner
 from .own_schedule import schedule_of
 from .paying import Paying
-from .serial import in_step
+from .serial import Serial, in_step
 from .shared import SharedSession
 from .text import Text
 
@@ -70,13 +71,16 @@ class Decoding:
         self.shown_processing = deepcopy(call.processing)
         self.picker = DraftPicker(self.shown_processing, self.vocab, self.do_sample, copy(randomness), self.device)
         self.text = Text(call, mode.ragged)
+        self.shown_stats = SpeculationStats()
+        self.schedule: Schedule
+        self.session: Any = None
+        """the drafter's, guarded; shared where the target is spread over ranks"""
         self.round = 0
         self.waited = 0.0
         """seconds for which the schedule held the next round up"""
 
     def run(self) -> GenerateDecoderOnlyOutput | Tensor:
         start = time.perf_counter()
-        self._open()
         try:
             self._decode(start)
             if self.call.streamer is not None:
@@ -90,11 +94,13 @@ class Decoding:
     def _decode(self, start: float) -> None:
         """The prompt and all rounds. The session is closed in any case."""
         try:
+            self._open()
             self._prefill()
             while not all(self.text.finished):
                 self._play_round()
         finally:
-            self.session.close()
+            if self.session is not None:
+                self.session.close()
             self.stats.draft_calls += _count_of(self.shown_stats, "draft_calls")
             self.stats.uncorrected_tokens += _count_of(self.shown_stats, "uncorrected_tokens")
             self.stats.total_seconds = time.perf_counter() - start
@@ -103,7 +109,6 @@ class Decoding:
     def _open(self) -> None:
         """The session, and the target's runner around which it may put one of its own."""
         call = self.call
-        self.shown_stats = SpeculationStats()
         context = DraftContext(
             prompt_ids=call.input_ids.clone(),
             prompt_mask=call.prompt_mask.clone(),
@@ -119,14 +124,14 @@ class Decoding:
             forbids=Bans(self.shown_processing, self.vocab) or None,
             target=call.target,
         )
-        self.session: GuardedSession | SharedSession = (
+        self.session = (
             GuardedSession(self.drafter, context)
             if self.ranks is None
             else SharedSession(self.ranks, self.drafter, context)
         )
         self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
-        if self.mode.runner is StateRunner:
+        if self.mode.runner is StateRunner and isinstance(self.schedule, Serial):  # another order knows no rests
             self.schedule = Paying(self.schedule)
 
     def _prefill(self) -> None:
@@ -149,7 +154,7 @@ class Decoding:
         """Draft, verify in one forward, keep what the judge accepts, roll the rest back."""
         text, call = self.text, self.call
         self.round += 1
-        self.picker.attempt = self.round
+        self.picker.randomness.round = self.round
         began = time.perf_counter()
         passive, active = text.passive(), [not text.finished[row] for row in text.sequences.rows]
         fed = self.schedule.feed(Round(text.view(), self._room(), passive, not self.ragged))

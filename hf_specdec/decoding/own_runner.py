@@ -49,6 +49,7 @@ def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, make: C
     if not drafter.brings_runner:
         return runner
     if not isinstance(runner, RaggedRunner):
+        runner.features = ()
         session.drop("its runner needs rows of uneven lengths, which this model or call does not take")
         return runner
     if not session.ask(lambda _: _is_proved(call.target, drafter.drafter)):

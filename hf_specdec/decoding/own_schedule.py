@@ -2,6 +2,7 @@
 drafter; what the target was fed in that round is judged as if nothing had been drafted."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from ..errors import shown
 from ..protocol import Draft, DraftContext, Verdict
 from ..schedule import Correct, Guarded, Round, Schedule
-from .checks import in_form
+from ..transfer import to_device
+from .checks import in_form, on_device
 from .guard import GuardedDrafter
 from .serial import Serial
 
@@ -54,16 +56,24 @@ class GuardedSchedule:
                 raise ValueError(f"{answered} nodes answered, of {fed.tokens.shape[1]} that were fed")
             if answered is not None and len(answered) != len(self.room):
                 raise ValueError(f"{len(answered)} rows answered, of {len(self.room)}")
-            return self._held(draft), answered
+            held = self._held(draft)
+            if held.token_probs is not None and held.q is None and own.correct is None:
+                raise ValueError("token_probs need q, or a correction, for what comes after a rejection")
+            if held.parents is None and held.tokens.shape[1] > fed.tokens.shape[1] + 1:
+                raise ValueError(
+                    f"{held.tokens.shape[1]} tokens tested, {fed.tokens.shape[1]} fed and one more at most"
+                )
+            return _as_fed(held, fed, answered), answered
 
         nothing: tuple[Draft, list[int] | None] = self._empty(), [0] * len(self.room)
         return self._try(action, nothing)
 
     def _held(self, draft: Draft) -> Draft:
         """A draft as it is, if it is in form and no longer than there is room for."""
-        if in_form(draft, self.room, self.vocab).lengths != draft.lengths or draft.tokens.shape[1] > max(self.room):
+        held = in_form(draft, self.room, self.vocab)
+        if held.lengths != draft.lengths:
             raise ValueError(f"lengths {draft.lengths} do not fit the room {self.room}")
-        return draft
+        return on_device(held, self.device)
 
     def _empty(self) -> Draft:
         return Draft.from_lists([[]] * len(self.room), self.device)
@@ -86,3 +96,16 @@ class GuardedSchedule:
 
     def settle(self, verdict: Verdict) -> None:
         self._try(lambda own: own.settle(verdict), None)
+
+
+def _as_fed(draft: Draft, fed: Draft, answered: list[int] | None) -> Draft:
+    """What is judged begins with what was fed, and goes one token at most beyond what the forward answers for."""
+    if draft.parents is not None or fed.parents is not None or answered is None:
+        return draft
+    width = min(draft.tokens.shape[1], fed.tokens.shape[1])
+    places = torch.arange(width, device=draft.tokens.device)
+    was_fed = places < to_device(answered, draft.tokens.device)[:, None]
+    tokens = draft.tokens.clone()
+    tokens[:, :width] = torch.where(was_fed, fed.tokens[:, :width], tokens[:, :width])
+    lengths = [min(length, n + 1) for length, n in zip(draft.lengths, answered, strict=True)]
+    return replace(draft, tokens=tokens, lengths=lengths)

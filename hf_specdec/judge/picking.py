@@ -22,8 +22,6 @@ class DraftPicker:
     do_sample: bool
     randomness: Randomness
     device: torch.device
-    attempt: int = 0
-    """the round: a position that is drafted again needs a fresh draw"""
 
     def __call__(
         self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
@@ -51,5 +49,5 @@ class DraftPicker:
         if not self.do_sample:
             return scores.argmax(-1), None
         q = distribution(scores)
-        u = self.randomness.tensor(rows, lengths, Purpose.DRAFT, q.device, attempt=self.attempt)
+        u = self.randomness.tensor(rows, lengths, Purpose.DRAFT, q.device, attempt=self.randomness.round)
         return draw(q, u), q

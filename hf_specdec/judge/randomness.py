@@ -30,12 +30,14 @@ class Randomness:
 
     def __init__(self, seed: int) -> None:
         self.seed = np.uint64(seed % 2**64)
+        self.round = 0
+        """told by the loop: the attempt of draft draws, as a position that is drafted again needs a fresh one"""
 
     def uniform(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
     ) -> np.ndarray:
         """float64 numbers in [0, 1), one per (row, position) pair, or one per attempt at a single pair."""
-        counter = _mix(np.asarray(positions, np.uint64) + np.uint64((purpose << 40) + (attempt % 2**16 << 48)))
+        counter = _mix(np.asarray(positions, np.uint64) + np.uint64((purpose % 2**12 << 36) + (attempt % 2**16 << 48)))
         counter ^= np.asarray(rows, np.uint64) * GOLDEN
         return (_mix(_mix(counter + self.seed) ^ self.seed) >> SHIFT_32) * 2.0**-32
 

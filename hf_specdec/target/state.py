@@ -41,6 +41,7 @@ class StateRunner(LockstepRunner):
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionCacheLayerMixin):
                 layer.record_past = False  # what a state has seen is not recorded, it is computed anew
+        self.prompt_states = [_copied(layer) for layer in self.cache.layers]
         return answer
 
     def forward(
@@ -68,6 +69,17 @@ class StateRunner(LockstepRunner):
             fed = self.fed[:, :kept]
             super().forward(fed)
             self._trim(0)
+
+    def finish(self, ids: Tensor | None) -> None:
+        """Leave the cache as plain decoding would; after an interrupt as it was behind the prompt."""
+        if ids is None:
+            for layer, state in zip(self.cache.layers, self.prompt_states, strict=True):
+                if state is not None:
+                    _restore(layer, state)
+            self._trim(self.length - self.prompt_length)
+        for layer in self.cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
 
     def _trim(self, removed: int) -> None:
         """Cut the attention part of the cache; it also trims what sliding layers recorded."""

@@ -1,5 +1,6 @@
 """`PearlDrafter`: a draft model that works while the target does (Liu et al. 2024)."""
 
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -23,6 +24,9 @@ from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
 from .workers import Pool, start_process, start_thread
+
+SOON = 0.5
+"""seconds after which a drafter that was not thrown away starts its worker process"""
 
 
 @strict
@@ -68,6 +72,15 @@ class PearlDrafter(DraftModelDrafter):
         self.planners = Learned(
             lambda: Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
         )
+
+        if not self._in_thread() and config.worker != "rank":
+            timer = threading.Timer(SOON, _prepare, [weakref.ref(self)])
+            timer.daemon = True
+            timer.start()
+
+    def _in_thread(self) -> bool:
+        on_host = self.draft_model.device.type == "cpu"
+        return self.config.worker == "thread" or (self.config.worker == "auto" and not on_host)
 
     def join(self) -> "PearlDrafter":
         """With `worker="rank"`: take this process's place in the launch, on every rank at once, before the target is
@@ -116,9 +129,7 @@ class PearlDrafter(DraftModelDrafter):
 
     def start(self, context: DraftContext) -> DraftSession:
         """Two calls at once get a worker each."""
-        in_thread = self.config.worker == "thread" or (
-            self.config.worker == "auto" and self.draft_model.device.type != "cpu"
-        )
+        in_thread = self._in_thread()
         worker = None if in_thread else self.pool.take()
         if in_thread:
             worker = start_thread(self.draft_model, PearlSession.patience, self._stream())
@@ -126,11 +137,11 @@ class PearlDrafter(DraftModelDrafter):
             raise ConnectionError("the drafting rank is gone, or busy with another call")
         elif worker is None:
             worker = start_process(self.draft_model, PearlSession.patience)
-        self.last_timeline = Timeline()
+        self.last_timeline = timeline = Timeline()
         try:
             release = worker.close if in_thread else self.pool.return_of(worker)
             return PearlSession(
-                context, worker, self.planners.of(context.target), self.last_timeline, release, self.takes_ragged()
+                context, worker, self.planners.of(context.target), timeline, release, self.takes_ragged()
             )
         except BaseException:
             worker.close()
@@ -157,3 +168,10 @@ class PearlDrafter(DraftModelDrafter):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _prepare(drafter: "weakref.ref[PearlDrafter]") -> None:
+    """Start the worker of a drafter that is still there, ahead of its first call."""
+    if (alive := drafter()) is not None and not alive.pool.free:
+        model = alive.draft_model
+        alive.pool.prepare(lambda: start_process(model, PearlSession.patience))

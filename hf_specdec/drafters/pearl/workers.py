@@ -48,9 +48,25 @@ class Pool:
         self._lock = threading.Lock()
         self._closed = 0
         """times that it was closed"""
+        self._starting: threading.Thread | None = None
+
+    def prepare(self, start: Callable[[], Worker]) -> None:
+        """Start a worker ahead of its first use. Where that fails the first use tries again, and says why."""
+
+        closed = self._closed
+
+        def work() -> None:
+            with suppress(Exception):
+                self._give_back(start(), closed)
+
+        self._starting = threading.Thread(target=work, daemon=True, name="hf_specdec start")
+        self._starting.start()
 
     def take(self) -> Worker | None:
-        """A worker that is alive, as far as can be told; None where there is none."""
+        """A worker that is alive, as far as can be told; None where there is none. One that is starting is awaited."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.join()
         with self._lock:
             while self.free:
                 worker = self.free.pop()
@@ -62,15 +78,14 @@ class Pool:
     def return_of(self, worker: Worker) -> Callable[[], None]:
         """What gives a taken worker back; or ends it, if the pool is closed in between."""
         closed = self._closed
+        return lambda: self._give_back(worker, closed)
 
-        def give_back() -> None:
-            with self._lock:
-                if wanted := self._closed == closed:
-                    self.free.append(worker)
-            if not wanted:
-                worker.close()
-
-        return give_back
+    def _give_back(self, worker: Worker, closed: int) -> None:
+        with self._lock:
+            if wanted := self._closed == closed:
+                self.free.append(worker)
+        if not wanted:
+            worker.close()
 
     def close(self) -> None:
         """End all that are free, and those in use once they are given back. The pool may be used on."""
