@@ -4,6 +4,7 @@ A model that ignores a 4-D mask (ALiBi), or whose cache rolls back wrongly, give
 chance to change a text.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ class Ability(NamedTuple):
 
 _known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Ability]]" = weakref.WeakKeyDictionary()
 
+_probing = threading.Lock()
+
 IDS = ((7, 3, 11, 5, 2, 13, 17), (4, 9, 6, 1, 8, 10, 12))
 PADDING = 2
 """columns of it on the left of the second row"""
@@ -64,9 +67,10 @@ def ability(model: PreTrainedModel) -> Ability:
     kind = model.device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training} {cast}"
-    if state not in per_model:
-        with torch.no_grad(), _narrow(model):
-            per_model[state] = _probe(model)
+    with _probing:
+        if state not in per_model:
+            with torch.no_grad(), _narrow(model):
+                per_model[state] = _probe(model)
     return per_model[state]
 
 
