@@ -160,6 +160,7 @@ This is transformers {version}.
 
 A model is asked by trying, once: a few tiny forwards compared with plain ones (`hf_specdec/probe.py`). So a model that
 is not in this table gets an answer too, and one that would get another text never runs that way.
+Every other causal model of transformers is on [a page of its own](every-model.md).
 
 Run the whole grid, and write this page:
 
