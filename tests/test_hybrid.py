@@ -102,6 +102,7 @@ def test_the_meter_is_told_the_nodes_that_would_be_verified(branches, monkeypatc
         lockstep=False,
         device="cpu",
         forbids=None,
+        target=None,
     )
     session = HybridDrafter(llama(seed=1), num_branches=branches).start(host)
     lengths = [len(tokens) for tokens in text]

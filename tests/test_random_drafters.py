@@ -16,7 +16,7 @@ from drafters import Draft
 from torch import Tensor
 
 from hf_specdec import SpeculationWarning
-from hf_specdec.decoding.checks import MOST_NODES
+from hf_specdec.decoding import checks
 
 VOCAB, NEW, BLOCK = 31, 9, 250
 """of the model; tokens per call; calls per test"""
@@ -134,9 +134,9 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
             [[i - 1 if i < len(row) else -1 for i in range(10_000)] for row in known],
         )
 
-    for most in (MOST_NODES, 2 * rows):
-        monkeypatch.setattr("hf_specdec.decoding.guard.MOST_NODES", most)
-        monkeypatch.setattr("hf_specdec.decoding.loop.MOST_NODES", most)
+    for most in (checks.MOST_NODES, 2 * rows):
+        monkeypatch.setattr(checks, "MOST_NODES", most)
+        monkeypatch.setattr(checks, "LEAST_NODES", 1)
         toy = drafters.Toy(propose, trees=True)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -149,7 +149,8 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
 
 
 def test_the_budget_keeps_a_chain_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_specdec.decoding.loop.MOST_NODES", 6)
+    monkeypatch.setattr(checks, "MOST_NODES", 6)
+    monkeypatch.setattr(checks, "LEAST_NODES", 1)
     expected = plain(1, 0, 0)
     toy = drafters.oracle(drafters.Future(expected), NEW)
     assert torch.equal(call(1, 0, 0, assistant_model=toy), expected)

@@ -8,8 +8,13 @@ from torch import Tensor
 from ..protocol import Draft, DraftSession
 from ..transfer import moved
 
-MOST_NODES = 4096
-"""nodes of one draft, over all rows: a forward of so many takes memory enough"""
+MOST_NODES, LEAST_NODES = 4096, 16
+"""nodes of one draft that go to the target: over all rows, and in each row, however many those are"""
+
+
+def most_nodes(rows: int) -> int:
+    """Nodes that each of so many rows may draft."""
+    return max(MOST_NODES // rows, LEAST_NODES)
 
 
 def in_form(draft: object, budget: list[int], vocab: int) -> Draft:

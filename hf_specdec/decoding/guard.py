@@ -8,7 +8,7 @@ from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
-from .checks import MOST_NODES, cut, in_form, with_q
+from .checks import cut, in_form, most_nodes, with_q
 
 T = TypeVar("T")
 
@@ -86,8 +86,8 @@ class GuardedSession:
         return with_q(session, self._bounded(in_form(session.take(), budget, self.vocab)), self.device, self.vocab)
 
     def _bounded(self, draft: Draft) -> Draft:
-        """At most `MOST_NODES` go to the target; parents come before children, so that what is left is a tree, too."""
-        most = MOST_NODES // len(draft.lengths)
+        """No more than `most_nodes` go to the target. Parents come before children: what is left is a tree, too."""
+        most = most_nodes(len(draft.lengths))
         if max(draft.lengths) > most and not self.was_cut:
             self.was_cut = True
             warn(f"{self.drafter.name} drafted {max(draft.lengths)} nodes in a row; the target is fed {most} of them")

@@ -30,7 +30,7 @@ from ..target.ranks import ranks_of
 from ..target.state import StateRunner
 from ..transfer import moved, to_device, to_host
 from .call import Call, Mode, choose_mode
-from .checks import MOST_NODES
+from .checks import most_nodes
 from .guard import GuardedDrafter, GuardedSession
 from .own_runner import target_runner
 from .own_schedule import schedule_of
@@ -69,7 +69,9 @@ class Decoding:
             randomness.seed = self.ranks.share(randomness.seed)
         self.judge = Judge(call.processing, call.processors, self.do_sample, randomness, self.stats)
         self.shown_processing = deepcopy(call.processing)
-        self.picker = DraftPicker(self.shown_processing, self.vocab, self.do_sample, copy(randomness), self.device)
+        self.drawing = copy(randomness)
+        """of drafts: the picker is the drafter's, and may be spoilt"""
+        self.picker = DraftPicker(self.shown_processing, self.vocab, self.do_sample, self.drawing, self.device)
         self.text = Text(call, mode.ragged)
         self.shown_stats = SpeculationStats()
         self.schedule: Schedule
@@ -154,7 +156,7 @@ class Decoding:
         """Draft, verify in one forward, keep what the judge accepts, roll the rest back."""
         text, call = self.text, self.call
         self.round += 1
-        self.picker.randomness.round = self.round
+        self.drawing.round = self.round
         began = time.perf_counter()
         passive, active = text.passive(), [not text.finished[row] for row in text.sequences.rows]
         fed = self.schedule.feed(Round(text.view(), self._room(), passive, not self.ragged))
@@ -271,7 +273,7 @@ class Decoding:
         """[B] tokens that may be drafted: the target's own one needs a place, and drafted ones need positions that its
         embeddings have."""
         s, end = self.text.sequences, min(self._max_length() - 1, self.last_column)
-        most = MOST_NODES // len(s.rows)
+        most = most_nodes(len(s.rows)) if s.rows else 0
         return [
             0 if self.text.finished[row] else min(most, max(0, end - columns))
             for row, columns in zip(s.rows, s.lengths, strict=True)

@@ -1,6 +1,5 @@
 """`PearlDrafter`: a draft model that works while the target does (Liu et al. 2024)."""
 
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -24,9 +23,6 @@ from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
 from .workers import Pool, start_process, start_thread
-
-SOON = 0.5
-"""seconds after which a drafter that was not thrown away starts its worker process"""
 
 
 @strict
@@ -72,11 +68,6 @@ class PearlDrafter(DraftModelDrafter):
         self.planners = Learned(
             lambda: Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
         )
-
-        if not self._in_thread() and config.worker != "rank":
-            timer = threading.Timer(SOON, _prepare, [weakref.ref(self)])
-            timer.daemon = True
-            timer.start()
 
     def _in_thread(self) -> bool:
         on_host = self.draft_model.device.type == "cpu"
@@ -168,10 +159,3 @@ class PearlDrafter(DraftModelDrafter):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _prepare(drafter: "weakref.ref[PearlDrafter]") -> None:
-    """Start the worker of a drafter that is still there, ahead of its first call."""
-    if (alive := drafter()) is not None and not alive.pool.free:
-        model = alive.draft_model
-        alive.pool.prepare(lambda: start_process(model, PearlSession.patience))

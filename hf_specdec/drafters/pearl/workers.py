@@ -48,25 +48,9 @@ class Pool:
         self._lock = threading.Lock()
         self._closed = 0
         """times that it was closed"""
-        self._starting: threading.Thread | None = None
-
-    def prepare(self, start: Callable[[], Worker]) -> None:
-        """Start a worker ahead of its first use. Where that fails the first use tries again, and says why."""
-
-        closed = self._closed
-
-        def work() -> None:
-            with suppress(Exception):
-                self._give_back(start(), closed)
-
-        self._starting = threading.Thread(target=work, daemon=True, name="hf_specdec start")
-        self._starting.start()
 
     def take(self) -> Worker | None:
-        """A worker that is alive, as far as can be told; None where there is none. One that is starting is awaited."""
-        starting, self._starting = self._starting, None
-        if starting is not None:
-            starting.join()
+        """A worker that is alive, as far as can be told; None where there is none."""
         with self._lock:
             while self.free:
                 worker = self.free.pop()
