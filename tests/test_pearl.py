@@ -383,4 +383,8 @@ def test_bad_options_are_refused(options):
 
 
 def test_the_schedule_is_the_drafters():
-    assert Overlapped and TARGET.config.vocab_size == VOCAB
+    drafter, made = pearl(), []
+    own = drafter.schedule
+    drafter.schedule = lambda session, context: made.append(own(session, context)) or made[-1]
+    generate(drafter)
+    assert [type(schedule) for schedule in made] == [Overlapped] and TARGET.config.vocab_size == VOCAB
