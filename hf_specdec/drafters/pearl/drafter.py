@@ -22,7 +22,7 @@ from .seat import Seat, join
 from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
-from .workers import Pool, start_process, start_thread
+from .workers import Pool, launch, make_ready, start_thread
 
 
 @strict
@@ -50,7 +50,8 @@ class PearlConfig(DrafterConfig):
 class PearlDrafter(DraftModelDrafter):
     """Parallel speculative decoding: draft and target run at the same time.
 
-    Worker processes outlive a call and are used again; `close()` ends them, as does the end of the drafter.
+    A worker process is launched with the drafter and outlives its calls; `close()` ends it, as does the end of the
+    drafter.
     """
 
     config_class = PearlConfig  # type: ignore[assignment]
@@ -68,6 +69,8 @@ class PearlDrafter(DraftModelDrafter):
         self.planners = Learned(
             lambda: Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
         )
+        if config.worker != "rank" and not self._in_thread():
+            self.pool.free.append(launch())  # so that the first call does not wait for its imports
 
     def _in_thread(self) -> bool:
         on_host = self.draft_model.device.type == "cpu"
@@ -127,7 +130,9 @@ class PearlDrafter(DraftModelDrafter):
         elif worker is None and self.seat is not None:
             raise ConnectionError("the drafting rank is gone, or busy with another call")
         elif worker is None:
-            worker = start_process(self.draft_model, PearlSession.patience)
+            worker = launch()
+        if not worker.ready:
+            make_ready(worker, self.draft_model, PearlSession.patience)
         self.last_timeline = timeline = Timeline()
         try:
             release = worker.close if in_thread else self.pool.return_of(worker)

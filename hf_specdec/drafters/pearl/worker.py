@@ -34,7 +34,7 @@ def serve(link: Link, model: PreTrainedModel | None = None, stream: Any = None) 
     """Read the line until the other side hangs up; a second thread drafts, so that questions never wait for it.
 
     Args:
-        model: None where it comes over the line.
+        model: None where it comes over the line, with the number of threads to compute with.
         stream: to draft on; None makes one, on a GPU.
     """
     desk, orders = Desk(), queue.SimpleQueue[Any]()
@@ -54,7 +54,9 @@ def serve(link: Link, model: PreTrainedModel | None = None, stream: Any = None) 
             assert message is not None
             kind, body = message
             if kind is Kind.MODEL:
-                drafting = begin(decode_object(body))
+                model, threads = decode_object(body)
+                torch.set_num_threads(threads)
+                drafting = begin(model)
                 link.send(Kind.READY)
             elif kind is Kind.CANCEL:
                 desk.cancelled = max(desk.cancelled, *decode_numbers(body))
@@ -111,8 +113,7 @@ def _tell(link: Link, error: Exception) -> None:
         link.send(Kind.ERROR, repr(error).encode())
 
 
-def main(fileno: int, threads: int) -> None:
+def main(fileno: int) -> None:
     """A process of its own: ended by its owner, or by the end of the line when the owner dies."""
-    torch.set_num_threads(threads)
     serve(Link(socket.socket(fileno=fileno)))
     os._exit(0)

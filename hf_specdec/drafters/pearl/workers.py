@@ -38,6 +38,8 @@ class Worker:
     """None for a thread, and for one on another rank"""
     epoch: int = 0
     """of the last order it was given"""
+    ready: bool = True
+    """whether it has its model; a process that was launched has not"""
 
 
 class Pool:
@@ -95,20 +97,13 @@ def start_thread(model: PreTrainedModel, patience: float, stream: Any = None) ->
     return Worker(link, close)
 
 
-def _heard(link: Link) -> tuple[Kind, bytes] | None:
-    """The answer of a worker that takes its time."""
-    _log.warning("PEARL's draft worker is starting in a process of its own, which takes some seconds, once per drafter")
-    return link.receive(START_PATIENCE)
-
-
-def start_process(model: PreTrainedModel, patience: float) -> Worker:
-    """A worker in a process of its own, which gets a copy of the model over the line."""
+def launch() -> Worker:
+    """A process that will be a worker. It imports what it needs meanwhile; `make_ready` gives it its model."""
     mine, theirs = socket.socketpair()
     link = Link(mine, START_PATIENCE, LARGEST_ANSWER)
     # Not multiprocessing: that would run the caller's script a second time, and leaves a helper process behind.
-    call = f"main({theirs.fileno()}, {torch.get_num_threads()})"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from {serve.__module__} import main; {call}"],
+        [sys.executable, "-c", f"from {serve.__module__} import main; main({theirs.fileno()})"],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         process_group=0,  # Ctrl-C is the caller's to handle
@@ -121,14 +116,28 @@ def start_process(model: PreTrainedModel, patience: float) -> Worker:
         process.kill()
         process.wait()
 
+    return Worker(link, close, process, ready=False)
+
+
+def make_ready(worker: Worker, model: PreTrainedModel, patience: float) -> None:
+    """Send a launched process its model, and wait until it has it.
+
+    Raises:
+        RuntimeError: it could not start. It is closed then, as it is when the wait is interrupted.
+    """
     try:
-        link.send(Kind.MODEL, encode_object(model))
-        answer = link.receive(QUIET) or _heard(link)
+        worker.link.send(Kind.MODEL, encode_object((model, torch.get_num_threads())))
+        answer = worker.link.receive(QUIET) or _heard(worker.link)
         if answer is None or answer[0] is not Kind.READY:
             reason = "it said nothing" if answer is None else answer[1].decode(errors="replace")
             raise RuntimeError(f"the draft worker could not start: {reason}")
-        link.patience = patience
+        worker.link.patience, worker.ready = patience, True
     except BaseException:
-        close()
+        worker.close()
         raise
-    return Worker(link, close, process)
+
+
+def _heard(link: Link) -> tuple[Kind, bytes] | None:
+    """The answer of a worker that takes its time."""
+    _log.warning("PEARL's draft worker is starting in a process of its own, which takes some seconds, once per drafter")
+    return link.receive(START_PATIENCE)
