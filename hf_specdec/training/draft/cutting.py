@@ -1,0 +1,68 @@
+"""A draft cut out of its target: a few of its layers, and the rows of its embedding that its texts need most."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from ...drafters.draft_model.cut import CutLlamaConfig, CutLlamaForCausalLM
+from ...errors import SpeculationError
+from .writing import Text
+
+
+def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: Sequence[int]) -> tuple[Tensor, float]:
+    """The tokens that the target wrote most, sorted, and the share of its tokens that they are.
+
+    Args:
+        special: tokens to keep in any case.
+    """
+    written = torch.cat([torch.tensor(text.ids[text.start :]) for text in texts])
+    read = torch.cat([torch.tensor(text.ids) for text in texts])
+    counts = torch.bincount(written, minlength=vocab_size)
+    # Among tokens that were written equally often, those that were read, and then those of small ids, are more common.
+    order = counts.double() + torch.bincount(read, minlength=vocab_size).clamp(max=999) / 1e3
+    order = order + torch.arange(vocab_size, 0, -1) / vocab_size / 1e4
+    order[list(special)] = torch.inf
+    tokens = order.topk(min(known, vocab_size)).indices.sort().values
+    return tokens, float(counts[tokens].sum() / counts.sum())
+
+
+def cut(target: PreTrainedModel, layers: Sequence[int], tokens: Tensor) -> CutLlamaForCausalLM:
+    """A draft of these layers of a Llama, and of these tokens; any other is read as the nearest of them.
+
+    Args:
+        tokens: [K] sorted ids.
+
+    Raises:
+        SpeculationError: the target is no Llama, or has no such layer.
+    """
+    if not isinstance(target, LlamaForCausalLM):
+        raise SpeculationError(
+            f"target is a {type(target).__name__}; a draft can be cut out of a LlamaForCausalLM only. For others train "
+            "a small model of the same tokenizer and give it as --draft"
+        )
+    count = target.config.num_hidden_layers
+    if not layers or any(not 0 <= layer < count for layer in layers):
+        raise SpeculationError(f"layers must be from 0 to {count - 1} and at least one, got {list(layers)}")
+    options = {name: value for name, value in target.config.to_dict().items() if name not in ("model_type", "dtype")}
+    options |= {"num_hidden_layers": len(layers), "known_tokens": len(tokens), "tie_word_embeddings": True}
+    options |= {"architectures": None, "layer_types": None}
+    draft = CutLlamaForCausalLM(CutLlamaConfig(**options))
+    rows = target.get_input_embeddings().weight.detach()
+    draft.token_of.copy_(tokens)
+    draft.row_of.copy_(_nearest(rows.float(), tokens))
+    draft.model.embed_tokens.weight.data.copy_(rows[tokens])
+    draft.model.norm.load_state_dict(target.model.norm.state_dict())
+    for mine, layer in zip(draft.model.layers, layers, strict=True):
+        mine.load_state_dict(target.model.layers[layer].state_dict())
+    draft.tie_weights()
+    return draft
+
+
+def _nearest(rows: Tensor, tokens: Tensor) -> Tensor:
+    """[V] which of the tokens' rows is most like each token's, by cosine."""
+    rows = torch.nn.functional.normalize(rows, dim=-1)
+    nearest = torch.cat([(part @ rows[tokens].T).argmax(-1) for part in rows.split(4096)])
+    nearest[tokens] = torch.arange(len(tokens), device=nearest.device)
+    return nearest

@@ -1,0 +1,183 @@
+"""The target writes what its draft will learn from: prompts of its own making, and answers to them and to others.
+
+A draft is right where the target is predictable, so the best text for it is the target's own, greedy and sampled.
+Texts go to a file as they are finished; a run that was interrupted goes on behind them.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drafters import Drafter
+from ...errors import SpeculationError
+from ...loading.chat import ask
+from ...protocol import Draft, DraftContext, DraftSession, Sequences
+
+PLACE = "\u241f"
+"""Stands for a message's text in a chat template; no template holds it."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt with what the target wrote behind it."""
+
+    ids: list[int]
+    start: int
+    """where the target's own text begins"""
+    temperature: float
+    prompt: int
+    """which prompt it continues; texts of one prompt are held out together"""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the target is to continue."""
+
+    ids: list[int]
+    temperature: float
+    number: int
+
+
+class Undrafted(Drafter):
+    """Drafts nothing: the batched loop alone, in which rows that are done leave."""
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return _NoDraft(context)
+
+
+class _NoDraft(DraftSession):
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        return Draft.from_lists([[]] * len(budget), self.context.device)
+
+
+def write_texts(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    file: Path,
+    max_new_tokens: int,
+    rows: int,
+    seed: int,
+) -> list[Text]:
+    """The texts of all prompts; those in the file are read, the others written and appended to it."""
+    texts = read_texts(file)
+    done = {(text.prompt, text.temperature) for text in texts}
+    missing = [prompt for prompt in prompts if (prompt.number, prompt.temperature) not in done]
+    with file.open("a") as out, tqdm(total=len(prompts), initial=len(done), desc="texts", unit="text") as bar:
+        for batch in _batches(missing, rows):
+            for text in _continue(target, tokenizer, batch, max_new_tokens, seed + batch[0].number):
+                out.write(json.dumps(asdict(text)) + "\n")
+                texts.append(text)
+            out.flush()
+            bar.update(len(batch))
+            tokens = sum(len(text.ids) - text.start for text in texts)
+            bar.set_postfix_str(f"{tokens:,} tokens")
+    return texts
+
+
+def read_texts(file: Path) -> list[Text]:
+    """What a file holds; a last line that an interruption cut is left out."""
+    if not file.exists():
+        return []
+    texts = []
+    for line in file.read_text().splitlines():
+        try:
+            texts.append(Text(**json.loads(line)))
+        except ValueError:
+            break
+    return texts
+
+
+def own_prompts(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, rows: int, seed: int, file: Path
+) -> list[str]:
+    """What the target asks itself: user turns that it writes where its chat template begins one, sampled.
+
+    A tokenizer without a template begins at its first token, and a text's beginning is the prompt.
+    """
+    known = json.loads(file.read_text()) if file.exists() else []
+    begin = _begin_of_a_turn(tokenizer)
+    with tqdm(total=count, initial=min(len(known), count), desc="prompts of its own", unit="prompt") as bar:
+        while len(known) < count:
+            batch = [Prompt(begin, 1.0, i) for i in range(rows)]
+            for text in _continue(target, tokenizer, batch, 80, seed + len(known)):
+                words = tokenizer.decode(text.ids[text.start :], skip_special_tokens=True).strip()
+                if len(words) > 15:
+                    known.append(words)
+            file.write_text(json.dumps(known))
+            bar.update(rows)
+    return known[:count]
+
+
+def _begin_of_a_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if tokenizer.chat_template is None:
+        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if first is None:
+            raise SpeculationError(
+                "the target's tokenizer has neither a chat template nor a first token, so it cannot begin a prompt of "
+                "its own; set own_prompts to 0 and give data"
+            )
+        return [first]
+    message = [{"role": "user", "content": PLACE}]
+    text: Any = tokenizer.apply_chat_template(message, tokenize=False)
+    return tokenizer(text[: text.index(PLACE)], add_special_tokens=False)["input_ids"]
+
+
+def prompts_of(
+    tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], raw: float, sampled: float, longest: int, seed: int
+) -> list[Prompt]:
+    """Questions as prompts: in the chat template or, a share `raw` of them, as they are; greedy or sampled."""
+    rng, prompts = random.Random(seed), []
+    for number, question in enumerate(questions):
+        as_it_is, temperature = rng.random() < raw, float(rng.random() < sampled)
+        ids = tokenizer(question)["input_ids"] if as_it_is else ask(tokenizer, question)
+        if 0 < len(ids) <= longest:
+            prompts.append(Prompt(ids, temperature, number))
+    return prompts
+
+
+def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
+    """Prompts of one temperature and of about one length together, over the whole list bit by bit."""
+    piece = 8 * rows
+    for at in range(0, len(prompts), piece):
+        for temperature in (0.0, 1.0):
+            some = [prompt for prompt in prompts[at : at + piece] if prompt.temperature == temperature]
+            some.sort(key=lambda prompt: len(prompt.ids))
+            for first in range(0, len(some), rows):
+                yield some[first : first + rows]
+
+
+def _continue(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Sequence[Prompt], most: int, seed: int
+) -> list[Text]:
+    longest, pad = max(len(prompt.ids) for prompt in batch), tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (longest - len(prompt.ids)) + prompt.ids for prompt in batch])
+    mask = torch.tensor([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in batch])
+    temperature = batch[0].temperature
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    torch.manual_seed(seed)
+    output: Any = target.generate(
+        input_ids=ids.to(target.device),
+        attention_mask=mask.to(target.device),
+        max_new_tokens=most,
+        pad_token_id=pad,
+        assistant_model=Undrafted(),
+        **sampling,
+    )
+    new = [_until_end(row, tokenizer.eos_token_id) for row in output[:, longest:].tolist()]
+    return [
+        Text(prompt.ids + tokens, len(prompt.ids), temperature, prompt.number)
+        for prompt, tokens in zip(batch, new, strict=True)
+    ]
+
+
+def _until_end(tokens: list[int], end: int | None) -> list[int]:
+    """Up to and with the end of the text; behind it is padding."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
