@@ -176,9 +176,9 @@ def demo(
     svg: Annotated[Path | None, typer.Option(help="Picture to save of what is printed.")] = None,
 ) -> None:
     """A first look with the pair of models in the package: plain decoding beside speculation."""
-    from .demo import run_demo
+    from .demo import DemoSettings, run_demo
 
-    run_demo(svg=svg)
+    run_demo(DemoSettings(svg=str(svg) if svg else None))
 
 
 @app.command()

@@ -1,23 +1,38 @@
-"""The demo's picture tells the truth: without what was rejected it is the text, and every drafted token is in it."""
+"""What the demo and `generate` show is the truth: the text in view is the one that was decoded, token for token."""
 
+import io
 import platform
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 from hf_specdec.bench.methods import PLAIN, Method
-from hf_specdec.cli import app
-from hf_specdec.demo import GenerateSettings, run, run_generate
+from hf_specdec.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate
 from hf_specdec.demo.colour import _pieces, painted
-from hf_specdec.demo.compare import compare
-from hf_specdec.demo.prompts import PROMPTS
-from hf_specdec.demo.run import PAIR, cpu_capabilities, demo_dtype
-from hf_specdec.instruments.audit import first_difference
+from hf_specdec.demo.compare import Outcome, decode
+from hf_specdec.demo.live import LiveText
+from hf_specdec.demo.outcomes import table
+from hf_specdec.demo.prompts import BATCH, SAMPLES
+from hf_specdec.demo.run import cpu_capabilities
+from hf_specdec.demo.talk import Conversation, common
+from hf_specdec.drafters import PromptLookupDrafter
+from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.recording import RecordingDrafter
 from hf_specdec.loading.drafters import load_drafter
-from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.loading.models import ModelSource, Pair, load_model, load_tokenizer
+
+PAIR = Path(__file__).parent / "pair"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PROMPTS = {
+    "code": 'def list_files(path, suffix=".txt"):\n    result = []\n    for',
+    "a sum": "Question: A baker makes 24 rolls and sells 50 of them. How many are left?\nAnswer:",
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,57 +45,170 @@ def tokenizer():
     return load_tokenizer(ModelSource(str(PAIR / "target")))
 
 
+@pytest.fixture
+def talkative(pair):
+    """The pair with a chat template."""
+    tokenizer = load_tokenizer(ModelSource(str(PAIR / "target")))
+    tokenizer.chat_template = TEMPLATE
+    return Pair(tokenizer, pair[0], pair[1])
+
+
+def inputs_of(tokenizer, text):
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 @pytest.mark.parametrize("spec", ["draft_model:num_draft_tokens=5", "draft_model", "prompt_lookup"])
 @pytest.mark.parametrize("name", list(PROMPTS))
-def test_the_picture_without_rejected_tokens_is_the_text(pair, tokenizer, name, spec):
-    recorder = RecordingDrafter(load_drafter(spec, pair[1]))
-    inputs = tokenizer(PROMPTS[name], return_tensors="pt")
-    methods = [Method(PLAIN), Method("ours", {"assistant_model": recorder}, None, recorder)]
-    plain, ours = compare(
-        pair[0],
-        methods,
-        {"input_ids": inputs["input_ids"], "attention_mask": torch.ones_like(inputs["input_ids"])},
-        turns=1,
-        max_new_tokens=24,
-        do_sample=False,
+@pytest.mark.parametrize("coloured", [False, True])
+def test_what_is_shown_is_the_text(pair, tokenizer, name, spec, coloured):
+    """Live and afterwards; with colours the rejected tokens are in it, too, without them it is the bare text."""
+    out = io.StringIO()
+    colours = {"force_terminal": True, "color_system": "truecolor"} if coloured else {}
+    console = Console(file=out, highlight=False, width=100, **colours)
+    live = LiveText(console, tokenizer)
+    recorder = RecordingDrafter(load_drafter(spec, pair[1]), live.told)
+    inputs = inputs_of(tokenizer, PROMPTS[name])
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain = decode(pair[0], Method(PLAIN), inputs, **options)
+    ours = decode(
+        pair[0], Method("ours", {"assistant_model": recorder, "streamer": live}, None, recorder), inputs, **options
     )
-    assert first_difference(plain.tokens, ours.tokens) is None
-    assert plain.mean_acceptance_length == 1
-    pieces = list(_pieces(tokenizer, ours.tokens, recorder.rounds))
-    assert "".join(text for kind, text in pieces if kind != "rejected") == tokenizer.decode(ours.tokens)
-    accepted = sum(r.accepted for r in recorder.rounds)
-    assert accepted == recorder.last_stats.accepted_tokens
-    colourful = painted(
-        Console(force_terminal=True, color_system="truecolor"), tokenizer, "", ours.tokens, recorder.rounds
-    )
-    assert colourful.plain == "".join(text for _, text in pieces)
+    assert plain.rows == ours.rows and plain.mean_acceptance_length == 1
+    text = tokenizer.decode(ours.rows[0])
+    pieces = list(_pieces(tokenizer, ours.rows[0], recorder.rounds))
+    assert "".join(piece for kind, piece in pieces if kind != "rejected") == text
+    assert sum(r.accepted for r in recorder.rounds) == recorder.last_stats.accepted_tokens
+    if coloured:
+        shown = re.sub(r"\x1b\[[0-9;]*9[0-9;]*;31m.*?\x1b\[0m", "", out.getvalue(), flags=re.S)
+        assert painted(console, tokenizer, "", ours.rows[0], recorder.rounds).plain == "".join(t for _, t in pieces)
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\n", "").endswith(text.replace("\n", "")[-5:])
+    else:
+        assert out.getvalue() == text + "\n"
 
 
-def test_generate_continues_a_prompt_with_any_pair(capsys):
-    pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft")}
-    run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
+def test_text_of_a_drafter_that_fails_is_shown_to_its_end(pair, tokenizer):
+    class Failing(PromptLookupDrafter):
+        def start(self, context):
+            session = super().start(context)
+            session.propose = lambda *_: 1 / 0
+            return session
+
+    out = io.StringIO()
+    live = LiveText(Console(file=out, width=100), tokenizer)
+    recorder = RecordingDrafter(Failing(), live.told)
+    method = Method("ours", {"assistant_model": recorder, "streamer": live}, None, recorder)
+    with pytest.warns(UserWarning, match="drop"):
+        found = decode(pair[0], method, inputs_of(tokenizer, PROMPTS["code"]), max_new_tokens=70, do_sample=False)
+    assert out.getvalue() == tokenizer.decode(found.rows[0]) + "\n"
+
+
+def test_generate_answers_with_any_pair(capsys):
+    pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft"), "dtype": "float32"}
+    run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8, compare=True))
     printed = capsys.readouterr().out
-    assert "def add(a, b):" in printed
-    assert "mean acceptance length" in printed
-
-
-AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}
+    assert printed.startswith("def add(a, b):") and "1 of 1" in printed
+    run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
+    assert "same" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "dtype"),
+    "wrong",
     [
-        ({}, "float32"),  # an older torch, which does not say
-        ({"avx2": True, "avx512_f": False, "avx512_bf16": False, "amx_bf16": False}, "float32"),
-        (AVX512 | {"avx512_bf16": False, "amx_bf16": False}, "float32"),  # Skylake to Ice Lake
-        (AVX512 | {"avx512_bf16": True, "amx_bf16": False}, "bfloat16"),
-        (AVX512 | {"avx512_bf16": True, "amx_bf16": True}, "bfloat16"),
-        ({"avx2": True, "amx_tile": True, "amx_int8": True, "amx_bf16": False}, "float32"),
-        ({"avx2": True, "amx_tile": True, "amx_bf16": True}, "bfloat16"),
+        {"prompt": None},
+        {"prompt": "  "},
+        {"max_new_tokens": 0},
+        {"temperature": -0.5},
+        {"chat": True, "raw": True},
+        {"chat": True, "compare": True},
+        {"raw": True, "system": "Be brief."},
     ],
 )
-def test_the_demo_takes_bfloat16_only_where_the_cpu_computes_in_it(capabilities, dtype):
-    assert demo_dtype(capabilities) == dtype
+def test_generate_refuses_what_it_cannot_do(wrong):
+    with pytest.raises(SpeculationError, match=next(reversed(wrong)) if len(wrong) == 1 else "leave one of them out"):
+        run_generate(GenerateSettings(**({"target": "nowhere", "prompt": "Hello"} | wrong)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32])
+def test_a_conversation_reads_only_what_is_new(talkative, dtype):
+    """Each answer is what plain `generate` gives for the whole conversation; the cache saves its beginning."""
+    chat = Conversation(talkative, load_drafter("draft_model:num_draft_tokens=3", talkative.draft))
+    tokenizer, target = talkative.tokenizer, talkative.target
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    for question in ("How many seats are there?", "And with one more?", "Write it as code."):
+        read = len(chat.held)
+        ids = tokenizer.apply_chat_template(
+            [*chat.messages, {"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer(ids, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        plain = target.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        answer = chat.answer(question, **options)
+        assert answer == tokenizer.decode(plain[0, ids.shape[1] :], skip_special_tokens=True).strip()
+        assert chat.held == plain[0, :-1].tolist()
+        assert chat.cache.get_seq_length() == len(chat.held) > read
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 3
+
+
+def test_a_conversation_goes_on_after_an_interruption(talkative):
+    chat = Conversation(talkative, PromptLookupDrafter(), system="Be brief.")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": talkative.tokenizer.pad_token_id}
+    chat.answer("What is 2 + 2?", **options)
+    before = list(chat.messages)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chat.answer("And 3 + 3?", stopping_criteria=[interrupt], **options)
+    assert chat.messages == before and chat.cache is None
+    again = Conversation(talkative, PromptLookupDrafter())
+    again.messages = list(before)
+    assert chat.answer("And 3 + 3?", **options) == again.answer("And 3 + 3?", **options)
+
+
+def test_common_beginnings():
+    assert common([1, 2, 3], [1, 2, 4]) == 2 and common([], [1]) == 0 and common([1, 2], [1, 2, 3]) == 2
+
+
+def test_chat_in_the_terminal(talkative, monkeypatch, capsys):
+    lines = iter(["What is 2 + 2?", "", "/new", "And 3 + 3?", "/exit"])
+    monkeypatch.setattr(Console, "input", lambda *_: next(lines))
+    monkeypatch.setattr(GenerateSettings, "load", lambda _: talkative)
+    run_generate(GenerateSettings(target="pair", chat=True, max_new_tokens=6))
+    assert len(re.findall("tokens per call", capsys.readouterr().out)) == 2
+
+
+def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
+    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
+    settings = DemoSettings(target="pair", drafter="draft_model:num_draft_tokens=3", max_new_tokens=8)
+    run_demo(settings)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
+    for sample in SAMPLES:
+        assert sample.text.splitlines()[0][:60] in printed
+    assert all(question in printed for question in BATCH)
+    assert "transformers assisted: refused" in printed and "5 of 5" in printed
+    assert "hf_specdec" in printed.splitlines()[-1] or "generate(" in printed
+
+
+def test_the_table_counts_what_all_methods_decoded():
+    plain, ours = Outcome(PLAIN, [[1, 2, 3, 4]], 2.0, 1.0), Outcome("ours", [[1, 2, 3, 4]], 1.0, 2.0)
+    other = Outcome("other", [[1, 2, 3, 5]], 4.0, 1.0)
+    batch = [Outcome(PLAIN, [[1], [2]], 1.0, 1.0), Outcome("ours", [[1], [2]], 0.1, 1.0)]
+    out = io.StringIO()
+    Console(file=out, width=100).print(table({"chat": [plain, other, ours], "batch 2": batch}))
+    rows = {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
+    assert rows["ours"] == ["2.00x", "10.00x", "2.00x", "2.00", "2", "of", "2"]
+    assert rows["other"] == ["0.50x", "refused", "0.50x", "1.00", "0", "of", "1"]
+
+
+@pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])
+def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(talkative, monkeypatch, capsys, worthwhile, said):
+    monkeypatch.setattr(run, "WORTHWHILE", worthwhile)
+    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
+    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
+    run_demo(DemoSettings(target="pair", drafter="draft_model", max_new_tokens=4))
+    assert ("On this machine a verification of 6 tokens" in capsys.readouterr().out) == said
 
 
 def test_the_demo_asks_torch_for_what_the_cpu_can_do(monkeypatch):
@@ -90,30 +218,12 @@ def test_the_demo_asks_torch_for_what_the_cpu_can_do(monkeypatch):
     assert cpu_capabilities() == {}
 
 
-@pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])
-def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(monkeypatch, capsys, worthwhile, said):
-    for name, value in {"WORTHWHILE": worthwhile, "MLP": 800, "TURNS": 1, "NEW_TOKENS": 8}.items():
-        monkeypatch.setattr(run, name, value)
-    run.run_demo()
-    printed = capsys.readouterr().out
-    assert ("On this machine a verification of 6 tokens" in printed) == said
-    assert demo_dtype(cpu_capabilities()) in printed and "speed-up" in printed
-
-
-def test_generate_takes_what_bench_takes():
-    arguments = ["generate", "--target", str(PAIR / "target"), "--prompt", "def add(a, b):", "--max-new-tokens", "8"]
-    more = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--temperature", "1"]
-    said = {}
-    for seed in ("1", "2", "1 "):
-        result = CliRunner().invoke(app, [*arguments, *more, "--seed", seed.strip()])
-        assert result.exit_code == 0, result.output
-        said[seed] = result.output.partition("tokens/s")[0]
-    assert said["1"] == said["1 "] != said["2"]
-    result = CliRunner().invoke(app, [*arguments, "--dtype", "float33"])
-    assert result.exit_code == 2 and "dtype must be" in result.output
-
-
-def test_generate_samples_without_a_draft_model(capsys):
-    target = str(PAIR / "target")
-    run_generate(GenerateSettings(prompt="def add(a, b):", target=target, max_new_tokens=8, temperature=1.0))
-    assert "sampled" in capsys.readouterr().out
+def test_generate_samples_the_same_for_one_seed(capsys):
+    said = []
+    for seed in (1, 2, 1):
+        settings = {"target": str(PAIR / "target"), "dtype": "float32", "device": "cpu", "threads": 1}
+        run_generate(
+            GenerateSettings(prompt="def add(a, b):", **settings, max_new_tokens=8, temperature=1.0, seed=seed)
+        )
+        said.append(capsys.readouterr().out.splitlines()[:3])
+    assert said[0] == said[2] != said[1]

@@ -44,10 +44,9 @@ def test_a_page_runs_as_printed(page):
 
 @pytest.mark.parametrize("page", PARTS)
 def test_a_drafters_page_runs_on_a_loaded_pair(page):
-    tokenizer = AutoTokenizer.from_pretrained("hf_specdec/demo/target", padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained("tests/pair/target", padding_side="left")
     model, draft_model = (
-        AutoModelForCausalLM.from_pretrained(f"hf_specdec/demo/{name}", dtype=torch.float32)
-        for name in ("target", "draft")
+        AutoModelForCausalLM.from_pretrained(f"tests/pair/{name}", dtype=torch.float32) for name in ("target", "draft")
     )
     model.generation_config.max_new_tokens = 16
     inputs = tokenizer("def add(a, b):", return_tensors="pt")

@@ -1,6 +1,6 @@
 """What a round costs beside its bare forwards: `python docs/laboratory/profile_round.py`.
 
-The embedded pair, its target cost-padded, decodes the demo's prompts; then every kind of forward that was made is run
+A target and a draft decode the demo's prompts; then every kind of forward that was made is run
 alone over a cache of the same length. What the rounds took above that is the loop's own.
 """
 
@@ -14,12 +14,15 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from hf_specdec.demo.prompts import PROMPTS
-from hf_specdec.demo.run import GAMMA, MLP, PAIR
+from hf_specdec.demo.prompts import SAMPLES
 from hf_specdec.drafters.draft_model import DraftModelDrafter
 from hf_specdec.instruments.bare import bare_seconds, decode_forwards, time_bare_forwards
 from hf_specdec.instruments.meter import Role, metered
-from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.loading.chat import ask
+from hf_specdec.loading.models import PairSettings
+
+GAMMA = 5
+"""tokens drafted per round"""
 
 
 @dataclass
@@ -67,22 +70,25 @@ def profile(target: PreTrainedModel, draft: PreTrainedModel, ids: torch.Tensor, 
 
 
 def main(
+    target: Annotated[str, typer.Option(help="Folder or Hub repo.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="Folder or Hub repo.")] = "hub_configs/draft_model/draft_model",
     repeats: Annotated[int, typer.Option(help="Generations per prompt; the median overhead counts.")] = 3,
     new_tokens: Annotated[int, typer.Option(help="Tokens per generation.")] = 64,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
 ) -> None:
     """Print a round's time and where it goes, prompt by prompt."""
-    torch.set_num_threads(threads)
-    source = ModelSource(str(PAIR / "target"), pad_mlp=MLP)
-    tokenizer, target = load_tokenizer(source), load_model(source)
-    draft = load_model(ModelSource(str(PAIR / "draft")))
+    pair = PairSettings(target=target, draft=draft, device="cpu", threads=threads).load()
+    assert pair.draft is not None
     table = Table(
         "prompt", "rounds", "round", "drafting", "bare", "verifying", "bare", "elsewhere", "overhead", box=None
     )
     overheads = []
-    for name, prompt in PROMPTS.items():
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        profiles = sorted((profile(target, draft, ids, new_tokens) for _ in range(repeats)), key=lambda p: p.overhead)
+    for sample in SAMPLES:
+        tokens = ask(pair.tokenizer, sample.text) if sample.chat else pair.tokenizer(sample.text)["input_ids"]
+        ids = torch.tensor([tokens])
+        profiles = sorted(
+            (profile(pair.target, pair.draft, ids, new_tokens) for _ in range(repeats)), key=lambda p: p.overhead
+        )
         p = profiles[len(profiles) // 2]
         overheads.append(p.overhead)
         per_round = [
@@ -91,7 +97,7 @@ def main(
         ]
         total, drafting, bare_drafting, verifying, bare_verifying = per_round
         table.add_row(
-            name,
+            sample.kind,
             str(p.rounds),
             f"{total:.1f}",
             f"{drafting:.1f}",
@@ -102,9 +108,7 @@ def main(
             f"{p.overhead:+.1%}",
         )
     console = Console()
-    console.print(
-        f"milliseconds per round; bfloat16, CPU threads: {threads}, greedy, γ = {GAMMA}, MLPs padded to {MLP} units"
-    )
+    console.print(f"milliseconds per round; bfloat16, CPU threads: {threads}, greedy, γ = {GAMMA}")
     console.print(table)
     console.print(f"median overhead of a round over its bare forwards: {statistics.median(overheads):+.1%}")
 

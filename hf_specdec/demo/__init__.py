@@ -1,9 +1,6 @@
-"""A first run: plain decoding, transformers' own speculation and ours beside each other, with the tokens in colour.
-
-The pair of models in this folder was trained for it by `docs/laboratory/train_pair.py`; nothing is downloaded.
-"""
+"""What people see first: a demo of all that a drafter gains, single answers, and a talk with a model."""
 
 from .generate import GenerateSettings, run_generate
-from .run import run_demo
+from .run import DemoSettings, run_demo
 
-__all__ = ["GenerateSettings", "run_demo", "run_generate"]
+__all__ = ["DemoSettings", "GenerateSettings", "run_demo", "run_generate"]

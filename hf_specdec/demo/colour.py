@@ -48,22 +48,22 @@ def _pieces(
 ) -> Iterator[tuple[str, str]]:
     """(kind, text) of every token, in the order in which they came up."""
     at = 1
-    yield "own", _text(tokenizer, [], new[:at])
+    yield "own", text_of(tokenizer, [], new[:at])
     for r in rounds:
-        yield "accepted", _text(tokenizer, new[:at], r.tokens[: r.accepted])
+        yield "accepted", text_of(tokenizer, new[:at], r.tokens[: r.accepted])
         at += r.accepted
         own = r.tokens[r.accepted :]
         if r.rejected is not None and own:
-            yield "rejected", _text(tokenizer, new[:at], [r.rejected]).replace("\n", "⏎")
-        yield "own", _text(tokenizer, new[:at], own)
+            yield "rejected", text_of(tokenizer, new[:at], [r.rejected]).replace("\n", "⏎")
+        yield "own", text_of(tokenizer, new[:at], own)
         at += len(own)
-    yield "own", _text(tokenizer, new[:at], new[at:])
+    yield "own", text_of(tokenizer, new[:at], new[at:])
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], tokens: Sequence[int]) -> str:
+def text_of(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], tokens: Sequence[int]) -> str:
     """The text that tokens add after others: word pieces, spaces and parts of a character depend on them."""
-    known = tokenizer.decode(list(before)).rstrip("\ufffd")
-    return tokenizer.decode([*before, *tokens]).removesuffix("\ufffd")[len(known) :]
+    known = tokenizer.decode(list(before), skip_special_tokens=True).rstrip("\ufffd")
+    return tokenizer.decode([*before, *tokens], skip_special_tokens=True).removesuffix("\ufffd")[len(known) :]
 
 
 def _styled(console: Console, kind: str, text: str) -> Text:

@@ -1,55 +1,113 @@
-"""`hf-specdec generate`: continue a text with any models and drafter, beside plain decoding."""
+"""`hf-specdec generate`: answer a question or continue a text with any models and drafter, as it is written."""
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from ..bench.methods import PLAIN, Method
+from ..drafters import Drafter
+from ..errors import SpeculationError
 from ..instruments.recording import RecordingDrafter
+from ..loading.chat import ask
 from ..loading.drafters import default_drafter, load_drafter
-from ..loading.models import PairSettings
+from ..loading.models import Pair, PairSettings
 from ..showing.quiet import quiet
-from .colour import legend, painted
-from .compare import compare_on_prompt
+from .colour import legend
+from .compare import decode
+from .live import LiveText
 from .outcomes import differences, table
+from .talk import talk
 
 
 @dataclass(kw_only=True)
 class GenerateSettings(PairSettings):
     """What to continue, and how."""
 
-    prompt: str
+    prompt: str | None = None
+    """a question for the model's chat template, or a text to continue where it has none"""
     drafter: str | None = None
     """a folder, Hub repo or `type:key=value,...`; a draft model drafts if there is one, else prompt lookup"""
-    max_new_tokens: int = 128
+    chat: bool = False
+    """talk, turn by turn; the prompt, if there is one, is the first turn"""
+    system: str | None = None
+    """the chat's system message"""
+    raw: bool = False
+    """continue the prompt as it is, without the chat template"""
+    compare: bool = False
+    """decode plainly as well, and say where the texts differ"""
+    max_new_tokens: int = 256
     temperature: float = 0.0
     """0 is greedy"""
     seed: int = 0
     """of sampling"""
 
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: values that nothing can be generated with.
+        """
+        if self.max_new_tokens < 1:
+            raise SpeculationError(f"max_new_tokens must be 1 or more, got {self.max_new_tokens}")
+        if self.temperature < 0:
+            raise SpeculationError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if not self.chat and not (self.prompt or "").strip():
+            raise SpeculationError(f"prompt must hold some text, got {self.prompt!r}; or talk to the model with --chat")
+        for name in ("raw", "compare"):
+            if self.chat and getattr(self, name):
+                raise SpeculationError(f"{name} is for a single prompt, not for a chat; leave one of them out")
+        if self.raw and self.system:
+            raise SpeculationError("system needs the chat template, which raw leaves out; leave one of them out")
+
+    def options(self) -> dict[str, Any]:
+        """Of `generate`."""
+        sampling = {"do_sample": True, "temperature": self.temperature} if self.temperature else {"do_sample": False}
+        return {"max_new_tokens": self.max_new_tokens} | sampling
+
 
 def run_generate(settings: GenerateSettings) -> None:
-    """Continue a prompt, and print the text with its history and what speculation gained.
+    """Write a text, or talk, and say what speculation gained.
 
     Raises:
-        SpeculationError: a model, a drafter or a combination of them that does not work.
+        SpeculationError: a setting, a model, a drafter or a combination of them that does not work.
     """
-    console, prompt, greedy = Console(highlight=False), settings.prompt, settings.temperature <= 0
+    settings.check()
+    console = Console(highlight=False)
     with quiet():
         pair = settings.load()
         spec = settings.drafter or default_drafter(settings.draft)
-        recorder = RecordingDrafter(load_drafter(spec, pair.draft))
-        methods = [Method(PLAIN), Method(spec, {"assistant_model": recorder}, pair.draft, recorder)]
-        options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": not greedy}
-        options |= {} if greedy else {"temperature": settings.temperature}
-        found, inputs = compare_on_prompt(
-            pair.target, pair.tokenizer, methods, prompt, turns=1, seed=settings.seed, **options
-        )
-        lines = list(differences(pair.target, pair.tokenizer, inputs, found)) if greedy else []
-    console.print(legend(console), "\n")
-    console.print(painted(console, pair.tokenizer, prompt, found[-1].tokens, recorder.rounds), "\n")
-    console.print(table([found], compared=greedy))
-    for line in lines:
-        console.print(line)
-    console.print(f"\n{recorder.last_stats}")
+        drafter = load_drafter(spec, pair.draft)
+        options = settings.options() | {"pad_token_id": pair.tokenizer.pad_token_id}
+        if settings.chat:
+            torch.manual_seed(settings.seed)
+            talk(console, pair, drafter, settings.system, settings.prompt, options)
+        else:
+            _answer(console, pair, spec, drafter, settings, options)
+
+
+def _answer(
+    console: Console, pair: Pair, spec: str, drafter: Drafter, settings: GenerateSettings, options: dict[str, Any]
+) -> None:
+    prompt = str(settings.prompt)
+    as_it_is = settings.raw or pair.tokenizer.chat_template is None
+    ids = pair.tokenizer(prompt)["input_ids"] if as_it_is else ask(pair.tokenizer, prompt, settings.system)
+    input_ids = torch.tensor([ids], device=pair.target.device)
+    inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    live = LiveText(console, pair.tokenizer)
+    recorder = RecordingDrafter(drafter, live.told)
+    ours = Method(spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
+    if live.coloured:
+        console.print(legend(console), "\n")
+    if as_it_is:
+        console.print(prompt, end="", style="dim", markup=False, soft_wrap=True)
+    found = decode(pair.target, ours, inputs, settings.seed, **options)
+    console.print()
+    if settings.compare:
+        with console.status("plain decoding of the same"):
+            plain = decode(pair.target, Method(PLAIN), inputs, settings.seed, **options)
+        greedy = not options["do_sample"]
+        console.print(table({"": [plain, found]}, compared=greedy))
+        for line in differences(pair.target, pair.tokenizer, inputs, [plain, found]) if greedy else ():
+            console.print(line, markup=False)
+    console.print(str(recorder.last_stats), markup=False)

@@ -1,6 +1,6 @@
 """What methods made of prompts, for the terminal: a table, and where their texts part."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,32 +10,40 @@ from ..instruments.audit import audit
 from .compare import Outcome
 
 
-def table(outcomes: Sequence[Sequence[Outcome]], compared: bool = True) -> Table:
-    """One line per method, over all prompts.
+def table(outcomes: Mapping[str, Sequence[Outcome]], compared: bool = True) -> Table:
+    """One line per method: its speed-up on each kind of prompt, and over all that every method decoded.
 
     Args:
-        outcomes: per prompt, the methods' outcomes, plain decoding's first.
+        outcomes: per kind, the methods' outcomes, plain decoding's first; a method may be missing from a kind,
+            and the figures over all are then of the other kinds.
         compared: whether the texts should be the same.
     """
-    lines = Table("", "tokens/s", "tokens/call", "speed-up", "text", box=None)
-    speeds: list[float] = []
-    for rows in zip(*outcomes, strict=True):
-        speeds.append(speed(rows))
-        same = sum(row.tokens == prompt[0].tokens for row, prompt in zip(rows, outcomes, strict=True))
-        text = f"plain's own in {same} of {len(rows)}" if compared else "sampled"
+    kinds = list(outcomes) if len(outcomes) > 1 else []
+    lines = Table(box=None)
+    lines.add_column("", no_wrap=True)
+    for title in (*kinds, *(("all",) if kinds else ("tokens/s", "speed-up")), "tokens\n/call", "same\ntext"):
+        lines.add_column(title, justify="right", no_wrap=True)
+    names = list(dict.fromkeys(found.name for row in outcomes.values() for found in row))
+    shared = [row for row in outcomes.values() if len(row) == len(names)] or list(outcomes.values())
+    plain_speed = speed([row[0] for row in shared])
+    for name in names:
+        mine = {kind: found for kind, row in outcomes.items() for found in row if found.name == name}
+        overall = [found for row in shared for found in row if found.name == name]
+        gains = [f"{speed([mine[k]]) / speed(outcomes[k][:1]):.2f}x" if k in mine else "refused" for k in kinds]
+        same = sum(found.rows == outcomes[kind][0].rows for kind, found in mine.items())
         lines.add_row(
-            rows[0].name,
-            f"{speeds[-1]:.1f}",
-            f"{sum(row.mean_acceptance_length for row in rows) / len(rows):.2f}",
-            f"{speeds[-1] / speeds[0]:.2f}x",
-            "" if len(speeds) == 1 else text,
+            name,
+            *(gains or (f"{speed(overall):.1f}",)),
+            f"{speed(overall) / plain_speed:.2f}x",
+            f"{sum(found.mean_acceptance_length for found in overall) / len(overall):.2f}",
+            "" if name == names[0] else f"{same} of {len(mine)}" if compared else "sampled",
         )
     return lines
 
 
-def speed(rows: Sequence[Outcome]) -> float:
-    """Tokens per second of one method over all prompts."""
-    return sum(len(row.tokens) for row in rows) / sum(row.seconds for row in rows)
+def speed(outcomes: Sequence[Outcome]) -> float:
+    """Tokens per second over all prompts."""
+    return sum(found.count for found in outcomes) / sum(found.seconds for found in outcomes)
 
 
 def differences(
@@ -44,18 +52,25 @@ def differences(
     inputs: dict[str, Any],
     outcomes: Sequence[Outcome],
 ) -> Iterator[str]:
-    """A sentence for each method whose text left plain decoding's, with the logits that decided."""
+    """A sentence for each method and row whose text left plain decoding's, with the logits that decided."""
     plain, *others = outcomes
     for other in others:
-        found = audit(target, inputs["input_ids"], plain.tokens, other.tokens, pad_token_id=tokenizer.pad_token_id)
-        if found is None:
-            continue
-        if found.gap is None:
-            yield f"{other.name} ends where plain decoding goes on, or the other way round, at token {found.position}"
-            continue
-        tokens = [tokenizer.decode([token]) for token in (found.plain_token, found.other_token)]
-        verdict = "a near tie of plain's own top two" if found.near_tie else "NOT a near tie"
-        yield (
-            f"{other.name} differs first at new token {found.position}, {tokens[1]!r} for {tokens[0]!r}: {verdict}, "
-            f"{found.gap:.4f} apart, where {str(target.dtype).removeprefix('torch.')} rounds to {found.rounding:.4f}"
-        )
+        for b, (plain_row, row) in enumerate(zip(plain.rows, other.rows, strict=True)):
+            prompt = inputs["input_ids"][b : b + 1, inputs["attention_mask"][b].bool()]
+            found = audit(target, prompt, plain_row, row, pad_token_id=tokenizer.pad_token_id)
+            if found is None:
+                continue
+            name = other.name if len(plain.rows) == 1 else f"{other.name}, row {b + 1},"
+            if found.gap is None:
+                yield f"{name} ends where plain decoding goes on, or the other way round, at token {found.position}"
+                continue
+            tokens = [tokenizer.decode([token]) for token in (found.plain_token, found.other_token)]
+            verdict = "a near tie of plain's own top two" if found.near_tie else "NOT a near tie"
+            yield (
+                f"{name} differs first at new token {found.position}, {tokens[1]!r} for {tokens[0]!r}: {verdict}, "
+                f"{found.gap:.4f} apart, where {_dtype(target)} rounds to {found.rounding:.4f}"
+            )
+
+
+def _dtype(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")

@@ -1,92 +1,178 @@
-"""`hf-specdec demo`: a few prompts, decoded by the pair in this folder."""
+"""`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..bench.methods import PLAIN, Method, build_method
 from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
-from ..instruments.padding import pad_mlps
 from ..instruments.recording import RecordingDrafter
-from ..loading.drafters import load_drafter
-from ..loading.models import ModelSource, load_model, load_tokenizer
+from ..loading.chat import ask
+from ..loading.drafters import load_drafter, own_model
+from ..loading.models import Pair, PairSettings
+from ..loading.prompts import WARM_UP_TEXT
 from ..showing.quiet import quiet
-from .colour import legend, painted
-from .compare import compare_on_prompt
+from .colour import legend
+from .compare import Outcome, decode
+from .live import LiveText
 from .outcomes import differences, speed, table
-from .prompts import PROMPTS
+from .prompts import BATCH, SAMPLES, Sample
 
-PAIR = Path(__file__).parent
-MLP = 24_000
-"""hidden units per MLP of the cost-padded target"""
-GAMMA = 5
-"""tokens drafted per round, by us and by transformers"""
-TURNS = 2
+READY = Path(__file__).parents[2] / "hub_configs" / "hybrid"
+"""the drafter that lies in a clone of the repository"""
 WORTHWHILE = 1.2
 """speed-up below which the demo says what stands in the way"""
-NEW_TOKENS = 48
+WIDTH = 6
+"""tokens of the verification that is timed then"""
 PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
-HF, OURS = "transformers assisted", "hf_specdec"
+ASSISTED, LOOKUP, OURS = "transformers assisted", "transformers lookup", "hf_specdec"
+NEXT = """The same for your own model, without any draft:
+
+    import hf_specdec
+    model = AutoModelForCausalLM.from_pretrained("your/model")
+    model.generate(**inputs, speculation_type="prompt_lookup")
+"""
 
 
-def run_demo(svg: Path | str | None = None) -> None:
-    """Decode a few prompts with the embedded pair and print what speculation did and gained.
+@dataclass(kw_only=True)
+class DemoSettings(PairSettings):
+    """What to show, and with which models."""
 
-    Args:
-        svg: where to save what was printed as a picture.
+    target: str = "smollm2"
+    drafter: str | None = None
+    """a folder, Hub repo or `type:key=value,...`; the one in the clone's hub_configs if there is one, else lookup"""
+    max_new_tokens: int = 128
+    svg: str | None = None
+    """picture to save of what is printed"""
+
+
+def run_demo(settings: DemoSettings) -> None:
+    """Decode a few prompts in all ways, show ours as it is written, and print what it gained.
+
+    Raises:
+        SpeculationError: a model or drafter that does not load.
     """
-    console = Console(highlight=False, **(PICTURE if svg is not None else {}))
+    console = Console(highlight=False, **(PICTURE if settings.svg is not None else {}))
     with quiet():
-        dtype = demo_dtype(cpu_capabilities())
-        sources = [ModelSource(str(PAIR / name), dtype) for name in ("target", "draft")]
-        tokenizer, (target, draft) = load_tokenizer(sources[0]), map(load_model, sources)
-        sizes = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (target, draft)]
-        pad_mlps(target, MLP)
-        padded = sum(p.numel() for p in target.parameters()) / 1e6
-        console.print(
-            f"Target: {sizes[0]:.1f} M parameters, cost-padded: its MLPs got units that add exactly zero, so that it "
-            f"costs like a model of {padded:.0f} M and says what it said. Draft: {sizes[1]:.1f} M. Both are small and "
-            f"were trained for minutes: look at the tokens, not at the answers.\n"
-            f"{dtype}, {torch.get_num_threads()} CPU threads, greedy, {NEW_TOKENS} new tokens at most, "
-            f"{GAMMA} drafted per round; each method decodes each prompt {TURNS} times, in turn.\n"
-        )
-        console.print(legend(console), "\n")
-        recorder = RecordingDrafter(load_drafter(f"draft_model:num_draft_tokens={GAMMA}", draft))
-        assisted = build_method(f"hf-assisted:num_assistant_tokens={GAMMA}", draft)
-        assisted.name = HF
-        methods = [Method(PLAIN), assisted, Method(OURS, {"assistant_model": recorder}, draft, recorder)]
-        outcomes, parted = [], []
-        for name, prompt in PROMPTS.items():
-            found, inputs = compare_on_prompt(target, tokenizer, methods, prompt, TURNS, max_new_tokens=NEW_TOKENS)
-            console.rule(name, style="dim")
-            console.print(painted(console, tokenizer, prompt, found[-1].tokens, recorder.rounds))
-            parted += [f"{name}: {line}" for line in differences(target, tokenizer, inputs, found)]
-            outcomes.append(found)
-    console.rule(style="dim")
-    console.print(table(outcomes))
-    for line in parted:
-        console.print(line)
-    plain, *_, ours = map(speed, zip(*outcomes, strict=True))
-    if ours / plain < WORTHWHILE:
-        console.print(cost_of_width(target, draft, inputs["input_ids"]))
-    if svg is not None:
-        console.save_svg(str(svg), title="hf-specdec demo")
+        with console.status("loading the models"):
+            pair = settings.load()
+            spec = settings.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
+            recorder = RecordingDrafter(load_drafter(spec, pair.draft))
+        console.print(_introduction(settings, pair, recorder), markup=False)
+        if LiveText(console, pair.tokenizer).coloured:
+            console.print("\n", legend(console), sep="")
+        stage = Stage(console, pair, _methods(recorder, pair), recorder, settings.max_new_tokens)
+        stage.warm_up()
+        outcomes = {sample.kind: stage.show(sample) for sample in SAMPLES}
+        outcomes |= {f"batch {len(BATCH)}": stage.show_batch(BATCH)}
+        console.rule(style="dim")
+        console.print(table(outcomes))
+        for line in stage.parted:
+            console.print(line, markup=False)
+        plain, ours = (speed([row[i] for row in outcomes.values()]) for i in (0, -1))
+        if ours / plain < WORTHWHILE:
+            console.print(cost_of_width(pair.target, own_model(recorder.inner)))
+    console.print(f"\n{NEXT}", markup=False)
+    if settings.svg is not None:
+        console.save_svg(settings.svg, title="hf-specdec demo")
 
 
-def demo_dtype(capabilities: Mapping[str, Any]) -> str:
-    """bfloat16 where the CPU computes in it, else float32: where bfloat16 is emulated, a forward costs in proportion to
-    its width, and a draft cannot pay.
+def _methods(recorder: RecordingDrafter, pair: Pair) -> list[Method]:
+    """Plain decoding first, ours last; transformers' assisted decoding where there is a draft model."""
+    draft = own_model(recorder.inner) or pair.draft
+    assisted = [build_method("hf-assisted", draft)] if draft is not None else []
+    lookup = build_method("hf-prompt-lookup", None)
+    for method, name in zip([*assisted, lookup], [ASSISTED, LOOKUP] if assisted else [LOOKUP], strict=True):
+        method.name = name
+    return [Method(PLAIN), *assisted, lookup, Method(OURS, {"assistant_model": recorder}, draft, recorder)]
 
-    Args:
-        capabilities: as `cpu_capabilities` says.
-    """
-    return "bfloat16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "float32"
+
+def _introduction(settings: DemoSettings, pair: Pair, recorder: RecordingDrafter) -> str:
+    draft = own_model(recorder.inner)
+    drafts = f"{draft.num_parameters() / 1e6:.0f} M parameters" if draft is not None else "no model"
+    return (
+        f"Target: {settings.target}, {pair.target.num_parameters() / 1e6:.0f} M parameters, "
+        f"{str(pair.target.dtype).removeprefix('torch.')}, {torch.get_num_threads()} CPU threads. "
+        f"Drafter: {recorder.config.drafter_type}, {drafts}. Greedy, {settings.max_new_tokens} new tokens at most."
+    )
+
+
+class Stage:
+    """Where samples are decoded by all methods, ours in view."""
+
+    def __init__(
+        self, console: Console, pair: Pair, methods: list[Method], recorder: RecordingDrafter, most: int
+    ) -> None:
+        self.console, self.pair, self.methods, self.recorder = console, pair, methods, recorder
+        self.options = {"max_new_tokens": most, "do_sample": False, "pad_token_id": pair.tokenizer.pad_token_id}
+        self.parted: list[str] = []
+        """where texts left plain decoding's"""
+
+    def warm_up(self) -> None:
+        """Each method once on text of no importance: no first call of a kernel or of a drafter is measured."""
+        with self.console.status("warming up"):
+            for method in self.methods:
+                self._decode(method, self._inputs([WARM_UP_TEXT]), max_new_tokens=8)
+
+    def show(self, sample: Sample) -> list[Outcome]:
+        """Ours as it is written, then the others; outcomes in the methods' order."""
+        self.console.rule(sample.kind, style="dim")
+        self.console.print(sample.text, style="dim", end="\n\n" if sample.chat else "", markup=False, soft_wrap=True)
+        inputs = self._inputs([sample.text], sample.chat)
+        *others, ours = self.methods
+        shown = self._decode(ours, inputs, LiveText(self.console, self.pair.tokenizer))
+        return self._beside(sample.kind, inputs, others, shown)
+
+    def show_batch(self, questions: tuple[str, ...]) -> list[Outcome]:
+        """Questions that are answered together, by the methods that can."""
+        kind = f"batch {len(questions)}"
+        self.console.rule(kind, style="dim")
+        inputs = self._inputs(list(questions))
+        *others, ours = self.methods
+        with self.console.status(f"{ours.name}: {len(questions)} answers together"):
+            shown = self._decode(ours, inputs)
+        for question, row in zip(questions, shown.rows, strict=True):
+            answer = self.pair.tokenizer.decode(row, skip_special_tokens=True)
+            self.console.print(question, style="dim", markup=False)
+            self.console.print(answer, end="\n\n", markup=False, soft_wrap=True)
+        return self._beside(kind, inputs, others, shown)
+
+    def _beside(self, kind: str, inputs: dict[str, Any], others: list[Method], ours: Outcome) -> list[Outcome]:
+        found = []
+        for method in others:
+            with self.console.status(f"{method.name} on the same"):
+                try:
+                    found.append(self._decode(method, inputs))
+                except ValueError as error:  # transformers speculates on single rows only
+                    self.console.print(f"{method.name}: refused. {str(error).splitlines()[0]}", style="dim")
+        found.append(ours)
+        self.console.print(" · ".join(_pace(outcome, found[0]) for outcome in found), style="dim", markup=False)
+        with self.console.status("comparing the texts"):
+            lines = differences(self.pair.target, self.pair.tokenizer, inputs, found)
+            self.parted += [f"{kind}: {line}" for line in lines]
+        return found
+
+    def _decode(self, method: Method, inputs: dict[str, Any], live: LiveText | None = None, **options: Any) -> Outcome:
+        self.recorder.told = live.told if live is not None else None
+        return decode(self.pair.target, method, inputs, **(self.options | {"streamer": live} | options))
+
+    def _inputs(self, texts: list[str], chat: bool = True) -> dict[str, Any]:
+        """Token ids padded on the left, and their mask."""
+        tokenizer = self.pair.tokenizer
+        rows = [ask(tokenizer, text) if chat else tokenizer(text)["input_ids"] for text in texts]
+        padded = tokenizer.pad({"input_ids": rows}, return_tensors="pt", padding_side="left")
+        return {name: padded[name].to(self.pair.target.device) for name in ("input_ids", "attention_mask")}
+
+
+def _pace(outcome: Outcome, plain: Outcome) -> str:
+    gain = plain.seconds / plain.count / (outcome.seconds / outcome.count)
+    return f"{outcome.name} {outcome.seconds:.1f} s" + ("" if outcome is plain else f" ({gain:.2f}x)")
 
 
 def cpu_capabilities() -> Mapping[str, Any]:
@@ -94,15 +180,17 @@ def cpu_capabilities() -> Mapping[str, Any]:
     return getattr(torch.cpu, "get_capabilities", dict)()
 
 
-def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel, ids: Tensor) -> str:
-    """A sentence with the costs that decide what a draft of `GAMMA` tokens can gain on this machine."""
-    widths = [Forward("target", 1, width, ids.shape[1], 0.0) for width in (1, GAMMA + 1)]
-    table = time_bare_forwards({"target": target, "draft": draft}, widths, ids)
-    step, wide, drafted = (table[kind] for kind in (("target", 1, 1), ("target", 1, GAMMA + 1), ("draft", 1, 1)))
-    round_cost = (wide + GAMMA * drafted) / step
+def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel | None) -> str:
+    """A sentence with the costs that decide what a draft can gain on this machine."""
+    ids = torch.full((1, 64), 1, device=target.device)
+    models: dict[Any, PreTrainedModel] = {"target": target} | ({"draft": draft} if draft is not None else {})
+    kinds = [("target", 1), ("target", WIDTH), *([("draft", 1)] if draft is not None else [])]
+    forwards = [Forward(role, 1, width, ids.shape[1], 0.0) for role, width in kinds]  # type: ignore[arg-type]
+    found = time_bare_forwards(models, forwards, ids)
+    costs = [f"{1000 * found[(role, 1, width)]:.0f} ms" for role, width in kinds]  # type: ignore[index]
+    drafted = f", a draft step {costs[2]}" if draft is not None else ""
     return (
-        f"On this machine a verification of {GAMMA + 1} tokens takes {1000 * wide:.0f} ms, a single step of the target "
-        f"{1000 * step:.0f} ms. With {GAMMA} draft steps before it, a round costs {round_cost:.1f} steps, and has to "
-        "bring as many tokens to be even. Where a forward mostly waits for the weights to come from memory, as "
-        "on a GPU, a verification costs little more than a step."
+        f"On this machine a verification of {WIDTH} tokens takes {costs[1]}, a single step of the target {costs[0]}"
+        f"{drafted}. Where a forward mostly waits for the weights to come from memory, as on a GPU, a verification "
+        "costs little more than a step."
     )

@@ -39,8 +39,12 @@ class Round:
 class RecordingDrafter(Drafter):
     """Delegates to `inner` and keeps the rounds of row 0 of the last `generate` call in `rounds`."""
 
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
+    def __init__(self, inner: Drafter, told: Callable[[Round], None] | None = None) -> None:
+        """
+        Args:
+            told: called with each round when it is over.
+        """
+        self.inner, self.told = inner, told
         self.config = inner.config
         self.last_stats = None
         self.proposes_trees, self.brings_runner = inner.proposes_trees, inner.brings_runner
@@ -50,7 +54,7 @@ class RecordingDrafter(Drafter):
         """The inner drafter's own session, so that any schedule finds what it asks for; only its verdicts are read."""
         self.rounds.clear()
         session = self.inner.start(context)
-        session.observe = _Recorder(session.observe, self.rounds)  # type: ignore[method-assign]
+        session.observe = _Recorder(session.observe, self.rounds, self.told)  # type: ignore[method-assign]
         return session
 
     def check_target(self, target: PreTrainedModel) -> None:
@@ -69,10 +73,13 @@ class _Recorder:
 
     observe: Callable[[Verdict], None]
     rounds: list[Round]
+    told: Callable[[Round], None] | None
 
     def __call__(self, verdict: Verdict) -> None:
         if 0 in verdict.rows and verdict.draft is not None:
             self.rounds.append(_round(verdict.draft, verdict, verdict.rows.index(0)))
+            if self.told is not None:
+                self.told(self.rounds[-1])
         self.observe(verdict)
 
 

@@ -1,0 +1,65 @@
+"""`LiveText`: a text on the console while it is written, with what was drafted, accepted and rejected in colour."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from ..instruments.recording import Round
+from .colour import STYLES, text_of
+
+PATIENCE = 32
+"""tokens that wait for their round to be told"""
+
+
+class LiveText(BaseStreamer):
+    """A streamer of `generate`, and what a `RecordingDrafter` tells its rounds to.
+
+    Where there is no colour it is the bare text: rejected tokens are left out.
+    """
+
+    def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.console, self.tokenizer = console, tokenizer
+        self.coloured = console.color_system is not None and not console.no_color
+        self.shown: list[int] = []
+        self.pending: list[int] = []
+        """written, and not shown yet: their round is not told"""
+        self.prompt_came = False
+
+    def put(self, value: Any) -> None:
+        """New tokens of row 0; the prompt first, which is not shown."""
+        if not self.prompt_came:
+            self.prompt_came = True
+            return
+        self.pending += value.flatten().tolist()
+        if len(self.pending) > PATIENCE:  # nobody tells: the drafter was dropped
+            self._show(self.pending, "own")
+            self.pending = []
+
+    def told(self, r: Round) -> None:
+        """A round is over: its tokens are those that came last; what came before is the prompt's forward's."""
+        before = max(0, len(self.pending) - len(r.tokens))
+        self._show(self.pending[:before], "own")
+        known = len(r.tokens) - len(self.pending) + before
+        self._show(r.tokens[known : r.accepted], "accepted")
+        own = r.tokens[max(known, r.accepted) :]
+        if r.rejected is not None and own and self.coloured:
+            piece = text_of(self.tokenizer, self.shown, [r.rejected]).replace("\n", "⏎")
+            self._print(piece, "rejected")
+        self._show(own, "own")
+        self.pending = []
+
+    def end(self) -> None:
+        self._show(self.pending, "own")
+        self.pending, self.shown, self.prompt_came = [], [], False
+        self.console.print()
+
+    def _show(self, tokens: list[int], kind: str) -> None:
+        self._print(text_of(self.tokenizer, self.shown, tokens), kind)
+        self.shown += tokens
+
+    def _print(self, text: str, kind: str) -> None:
+        if text:
+            self.console.print(Text(text, style=STYLES[kind] if self.coloured else ""), end="", soft_wrap=True)
