@@ -16,7 +16,8 @@ from ..instruments.meter import Meter, Role, metered
 from ..instruments.pacing import paced
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..instruments.synthetic import synthetic_acceptance
-from ..loading.prompts import WARM_UP_TEXT
+from ..loading.chat import batch, prompt_ids
+from ..loading.prompts import WARM_UP_TEXT, Prompt
 from .methods import BASELINES, PLAIN, Method, build_method
 from .plan import Settings, Unit
 from .results import Measurement, Results
@@ -101,7 +102,7 @@ class Bench:
 
     def _warm_up(self, unit: Unit) -> None:
         """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured."""
-        inputs = self.tokenize(replace(unit, texts=[WARM_UP_TEXT] * len(unit.texts)))
+        inputs = self.tokenize(replace(unit, prompts=[Prompt((WARM_UP_TEXT,))] * len(unit.prompts)))
         if inputs is None:
             return
         for method in (method for methods in self.passes for method in methods):
@@ -109,13 +110,14 @@ class Bench:
                 self.generate(method, unit, inputs, max_new_tokens=min(16, self.settings.max_new_tokens))
 
     def tokenize(self, unit: Unit) -> dict[str, Tensor] | None:
-        inputs = self.tokenizer(unit.texts, return_tensors="pt", padding=len(unit.texts) > 1)
+        rows = [prompt_ids(self.tokenizer, prompt) for prompt in unit.prompts]
+        inputs = batch(rows, self.tokenizer.pad_token_id, self.device)
         room = getattr(self.target.config.get_text_config(), "max_position_embeddings", None)
         length = inputs["input_ids"].shape[1] + self.settings.max_new_tokens
         if room is not None and length > room:
             warn(f"{unit.dataset} {unit.index} left out: it needs {length} of the target's {room} positions")
             return None
-        return {name: inputs[name].to(self.device) for name in ("input_ids", "attention_mask")}
+        return inputs
 
     def _reference(self, unit: Unit, inputs: dict[str, Tensor]) -> list[int] | None:
         """For synthetic acceptance: the prompt and plain decoding's continuation."""

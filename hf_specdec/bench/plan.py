@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import SpeculationError
 from ..loading.models import PairSettings, torch_dtype
-from ..loading.prompts import load_prompts
+from ..loading.prompts import Prompt, load_prompts
 
 
 @dataclass(kw_only=True)
@@ -53,7 +53,7 @@ class Unit:
     index: int
     batch_size: int
     temperature: float
-    texts: list[str]
+    prompts: list[Prompt]
 
     @property
     def key(self) -> tuple[str, int, int, float]:
