@@ -60,7 +60,9 @@ app.add_typer(train, name="train")
 @app.command()
 def bench(
     target: Target,
-    prompts: Annotated[list[Path], typer.Option(help="JSON lines of a known task, or text with a prompt per line.")],
+    prompts: Annotated[
+        list[Path], typer.Option(help="JSON lines of a known task or of chats, or text with a prompt per line.")
+    ],
     json: Annotated[Path, typer.Option(help="Result file to write.")],
     draft: Draft = None,
     drafter: Annotated[
@@ -88,6 +90,8 @@ def bench(
     synthetic_acceptance: Annotated[
         float | None, typer.Option(help="Share of draft tokens to get right, whatever the draft has learned.")
     ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Ask chats as texts, without the chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message of chats that have none of their own.")] = None,
     seed: Annotated[int, typer.Option(help="Of sampling, of synthetic acceptance and of the bootstrap.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a result file that was not finished.")] = False,
 ) -> None:
@@ -114,6 +118,8 @@ def bench(
         pace_target=pace_target,
         pace_draft=pace_draft,
         synthetic_acceptance=synthetic_acceptance,
+        raw=raw,
+        system=system,
         seed=seed,
     )
     raise typer.Exit(run_bench(settings, json, resume))

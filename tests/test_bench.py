@@ -24,7 +24,7 @@ from hf_specdec.cli import app
 from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.provenance import provenance
 from hf_specdec.loading.drafters import parse_options
-from hf_specdec.loading.prompts import MAX_LINE_BYTES, load_prompts
+from hf_specdec.loading.prompts import MAX_LINE_BYTES, Prompt, load_prompts
 
 DEMO = Path(__file__).parents[1] / "hf_specdec" / "demo"
 
@@ -56,14 +56,15 @@ ROWS = {
 def test_each_task_has_its_template(tmp_path: Path, shape: str, prompt: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps(ROWS[shape]) + "\n\n" + json.dumps(ROWS[shape]) + "\n")
-    assert load_prompts(path) == [prompt]  # the second is the same
+    (loaded,) = load_prompts(path)  # the second is the same
+    assert loaded.turns[0] == prompt and loaded.chat == (shape == "spec_bench")
 
 
 def test_plain_text_has_a_prompt_per_line_and_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text("one\n\ntwo\nthree\n")
-    assert load_prompts(path) == ["one", "two", "three"]
-    assert load_prompts(path, limit=2) == ["one", "two"]
+    assert load_prompts(path) == [Prompt((text,)) for text in ("one", "two", "three")]
+    assert load_prompts(path, limit=2) == [Prompt((text,)) for text in ("one", "two")]
 
 
 @pytest.mark.parametrize(

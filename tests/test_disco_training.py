@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from disco_oracle import oracle_report, oracle_rounds, plot_oracle
 from hf_specdec import Drafter, SpeculationError
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, StopRule
+from hf_specdec.loading.prompts import Prompt
 from hf_specdec.training.disco import Regime, TrainSettings, extract, extraction, fit, quality, train_disco
 from hf_specdec.training.disco.extraction import load
 from hf_specdec.training.disco.records import Record, record_text
@@ -19,7 +20,8 @@ from hf_specdec.training.disco.tuning import chances, simulated_choices
 
 COSTS = Costs(0.2, lambda width: 1.0 + 0.02 * width)
 WORDS = [f"w{i}" for i in range(95)]
-PROMPTS = [" ".join(WORDS[i : i + 5]) for i in range(40)]
+TEXTS = [" ".join(WORDS[i : i + 5]) for i in range(40)]
+PROMPTS = [Prompt((text,)) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +181,7 @@ def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft
     for name, model in (("target", target), ("draft", draft)):
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    (tmp_path / "data.txt").write_text("\n".join(PROMPTS))
+    (tmp_path / "data.txt").write_text("\n".join(TEXTS))
     settings = TrainSettings(
         target=str(tmp_path / "target"),
         draft=str(tmp_path / "draft"),
@@ -229,7 +231,7 @@ def test_the_table_compares_all_rules_and_none_beats_the_oracle(
     for name, model in (("target", target), ("draft", draft)):
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    (tmp_path / "data.txt").write_text("\n".join(PROMPTS))
+    (tmp_path / "data.txt").write_text("\n".join(TEXTS))
     models = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft")}
     data = {"train": tmp_path / "data.txt", "test": [tmp_path / "data.txt"], "output": tmp_path / "out"}
     main(**models, **data, **options, limit=8, timed=1, max_new_tokens=8, dtype="float32", threads=1)

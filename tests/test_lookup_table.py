@@ -10,6 +10,7 @@ from models import llama, tokenizer
 import lookup_table
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError, SuffixDrafter
 from hf_specdec.loading.models import load_model
+from hf_specdec.loading.prompts import Prompt
 from lookup_table import Tally, encode, main, play, suffix_after
 
 TEXTS = ["ab cd" * 3, "abcdefghi" * 9, "ihgfed", "aabbcc", "cdcdcd"]
@@ -25,12 +26,12 @@ def folder(tmp_path):
 
 def test_prompts_that_all_do_not_fit_are_an_error_that_says_what_to_change():
     with pytest.raises(SpeculationError, match=r"max_new_tokens .* 5 tokens .* max_prompt_tokens=6"):
-        encode(["abcdefghi" * 9], tokenizer(), 6, room=5)
+        encode([Prompt(("abcdefghi" * 9,))], tokenizer(), 6, room=5)
 
 
 @pytest.mark.parametrize("most", [0, 4])
 def test_prompts_are_cut_at_the_front_or_left_out_where_they_do_not_fit(most, capsys):
-    encoded = encode(TEXTS, tokenizer(), most, room=20)
+    encoded = encode([Prompt((text,)) for text in TEXTS], tokenizer(), most, room=20)
     whole = [tokenizer()(text)["input_ids"] for text in TEXTS]
     fitting = [ids[-most:] for ids in whole if most or len(ids) <= 20]
     assert [ids[0].tolist() for ids in encoded] == fitting

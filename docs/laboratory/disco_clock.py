@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from disco_baselines import LONGEST, Chosen, OracleDrafter, PerplexityDrafter
 from hf_specdec.bench.methods import Method, build_method
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.loading.chat import batch, prompt_ids
+from hf_specdec.loading.prompts import Prompt
 from hf_specdec.training.disco.extraction import Regime
 from hf_specdec.training.disco.records import record_text
 
@@ -47,7 +49,7 @@ def clock(
     draft: PreTrainedModel,
     tokenizer: Any,
     methods: dict[str, Method],
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     regime: Regime,
 ) -> dict[str, float]:
     """Seconds per new token of each method; methods take turns, in rotated order, at each prompt.
@@ -56,8 +58,8 @@ def clock(
     """
     seconds: dict[str, list[float]] = {}
     for number, prompt in enumerate(tqdm(prompts, desc="by the clock", unit=" prompts")):
-        inputs = tokenizer(prompt, return_tensors="pt").to(target.device)
-        ids, columns = inputs.input_ids, inputs.input_ids.shape[1]
+        inputs = batch([prompt_ids(tokenizer, prompt)], tokenizer.pad_token_id, target.device)
+        ids, columns = inputs["input_ids"], inputs["input_ids"].shape[1]
         turn = dict(methods)
         if not regime.do_sample:
             text = target.generate(input_ids=ids, pad_token_id=tokenizer.pad_token_id, **regime.options())[0]
@@ -70,8 +72,7 @@ def clock(
             with turn[name].prepared():
                 began = time.perf_counter()
                 output = target.generate(
-                    input_ids=ids,
-                    attention_mask=inputs.attention_mask,
+                    **inputs,
                     pad_token_id=tokenizer.pad_token_id,
                     **regime.options(),
                     **turn[name].kwargs,

@@ -27,7 +27,7 @@ from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.pacing import paced
 from hf_specdec.instruments.provenance import provenance
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
-from hf_specdec.loading.prompts import sample_prompts
+from hf_specdec.loading.prompts import Prompt, sample_prompts
 from hf_specdec.showing.pretended import pretended_costs
 from hf_specdec.training.disco.extraction import Regime, extract
 from hf_specdec.training.disco.fitting import fit, quality
@@ -118,7 +118,7 @@ class Study:
     """greedy and sampled"""
     tested: dict[tuple[str, bool], list[Record]]
     """by set, greedy and sampled"""
-    prompts: dict[str, list[str]]
+    prompts: dict[str, list[Prompt]]
     """of the test sets"""
     classifier: StopClassifier
     plainer: StopClassifier
@@ -212,10 +212,10 @@ def study(settings: Settings) -> Study:
     tokenizer, target, draft = settings.load()
     training = sample_prompts(settings.train, settings.limit, seed)
     held = sample_prompts(settings.validation or settings.train, None, seed)
-    held = [text for text in held if text not in set(training)][:half]
+    held = [prompt for prompt in held if prompt not in set(training)][:half]
     tests = {path.stem: sample_prompts(path, half, seed) for path in settings.test}
 
-    def records(prompts: Sequence[str], do_sample: bool, split: str, rollout: int, number: int) -> list[Record]:
+    def records(prompts: Sequence[Prompt], do_sample: bool, split: str, rollout: int, number: int) -> list[Record]:
         name = f"{split}-{KINDS[do_sample]}"
         regime, folder = settings.regime(do_sample, rollout, number), settings.output / "records" / name
         return extract(target, draft, tokenizer, prompts, regime, folder, name)

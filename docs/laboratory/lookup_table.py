@@ -25,8 +25,9 @@ from hf_specdec.drafters.suffix import SuffixConfig
 from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.meter import metered
 from hf_specdec.instruments.pacing import paced
+from hf_specdec.loading.chat import prompt_ids
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
-from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.prompts import Prompt, load_prompts
 from hf_specdec.showing.pretended import pretended_costs
 from hf_specdec.target.inputs import position_limit
 
@@ -85,13 +86,13 @@ def suffix_after(texts: list[list[int]], **options: Any) -> SuffixDrafter:
     return drafter
 
 
-def encode(texts: list[str], tokenizer: Any, most: int, room: int) -> list[torch.Tensor]:
+def encode(prompts: list[Prompt], tokenizer: Any, most: int, room: int) -> list[torch.Tensor]:
     """Token ids [1, P] of each prompt, its last `most` if that is not 0; says how many are left out as too long.
 
     Raises:
         SpeculationError: all are.
     """
-    encoded = [tokenizer(text, return_tensors="pt")["input_ids"][:, -most:] for text in texts]  # -0: all of it
+    encoded = [torch.tensor([prompt_ids(tokenizer, prompt)[-most:]]) for prompt in prompts]  # -0: all of it
     fitting = [ids for ids in encoded if ids.shape[1] <= room]
     if left_out := len(encoded) - len(fitting):
         print(f"left out: {left_out} longer than {room} tokens, which with the new ones fill the target's context")
@@ -136,8 +137,8 @@ def run(settings: Settings) -> None:
     tokenizer, target = load_tokenizer(source), load_model(source)
     draft = load_model(ModelSource(settings.draft, settings.dtype))
     room = position_limit(target) - settings.max_new_tokens
-    texts = load_prompts(settings.prompts, category=settings.category)
-    encoded = encode(texts, tokenizer, settings.max_prompt_tokens, room)
+    prompts = load_prompts(settings.prompts, category=settings.category)
+    encoded = encode(prompts, tokenizer, settings.max_prompt_tokens, room)
     measured, earlier = encoded[: settings.limit], encoded[settings.limit : settings.limit + settings.warm]
     options = settings.options()
     ways = methods(draft, written(target, earlier, options), settings.branches)

@@ -15,6 +15,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from hf_specdec.drafters.ngram import NGramModel
+from hf_specdec.loading.chat import prompt_ids
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.loading.prompts import load_prompts
 from hf_specdec.training.ngram import token_stream, train_ngram
@@ -63,8 +64,8 @@ def main(
     for temperature in (0, 1):
         torch.manual_seed(0)
         betas: list[list[float]] = [[] for _ in models]
-        for text in tqdm(load_prompts(prompts, limit), desc=f"T={temperature}"):
-            ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        for prompt in tqdm(load_prompts(prompts, limit), desc=f"T={temperature}"):
+            ids = torch.tensor([prompt_ids(tokenizer, prompt)])
             for all_betas, new in zip(betas, alphas(model, ids, models, temperature, max_new_tokens), strict=True):
                 all_betas += new
         for order, (name, beta) in enumerate(zip(("unigram", "bigram", "trigram"), betas, strict=True), start=1):

@@ -24,8 +24,9 @@ from hf_specdec.drafters.draft_model import DraftModelDrafter
 from hf_specdec.drafters.pearl import PearlDrafter
 from hf_specdec.instruments.pacing import paced
 from hf_specdec.instruments.recording import RecordingDrafter, Round
+from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import PairSettings
-from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.prompts import Prompt, load_prompts
 from pearl_bounds import WINDOWS, acceptances, outcomes, pearl_seconds, serial_seconds
 from pearl_pace import Pace
 
@@ -90,23 +91,23 @@ class Table:
     new_tokens: int
 
     def run(
-        self, prompts: str, texts: list[str], ratio: float, temperature: float, windows: list[int], only: str
+        self, name: str, prompts: list[Prompt], ratio: float, temperature: float, windows: list[int], only: str
     ) -> Iterator[Row]:
         """The methods whose name contains `only`, on one file."""
-        inputs = [self.tokenizer(text, return_tensors="pt") for text in texts]
+        inputs = [batch([prompt_ids(self.tokenizer, prompt)], self.tokenizer.pad_token_id) for prompt in prompts]
         plain = [self._generate(None, x, temperature, i) for i, x in enumerate(inputs)]
         bounds = self._serial_bounds(plain, inputs, [[]] * len(inputs), ratio, temperature)
         best = min(bounds, key=bounds.__getitem__)
-        for name, (kind, options) in methods(max(1, round(ratio)), best, windows).items():
-            if only in name:
-                row = Row(prompts, temperature, ratio, name, 0, 0.0, None, None, None, None)
+        for method, (kind, options) in methods(max(1, round(ratio)), best, windows).items():
+            if only in method:
+                row = Row(name, temperature, ratio, method, 0, 0.0, None, None, None, None)
                 made, played, bound = self._decode(row, kind, options, inputs)
                 row.same_text = None if temperature else all(map(torch.equal, made, plain))
                 bounds = self._serial_bounds(made, inputs, played, ratio, temperature)
                 row.serial_bound = min(bounds.values())
-                if name.startswith("serial"):
+                if method.startswith("serial"):
                     row.bound = bounds[best]
-                elif name.startswith("PEARL, window"):
+                elif method.startswith("PEARL, window"):
                     row.bound = bound
                 yield row
 

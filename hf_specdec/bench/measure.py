@@ -16,7 +16,8 @@ from ..instruments.meter import Meter, Role, metered
 from ..instruments.pacing import paced
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..instruments.synthetic import synthetic_acceptance
-from ..loading.prompts import WARM_UP_TEXT
+from ..loading.chat import batch, prompt_ids
+from ..loading.prompts import WARM_UP_TEXT, Prompt
 from .methods import BASELINES, PLAIN, Method, build_method
 from .plan import Settings, Unit
 from .results import Measurement, Results
@@ -78,10 +79,21 @@ class Bench:
                 done()
 
     def measure(self, unit: Unit, rotation: int = 0) -> list[Measurement]:
-        """All methods and repetitions of one unit; none if it does not fit into the target's context."""
-        inputs = self.tokenize(unit)
-        if inputs is None:
-            return []
+        """All methods and repetitions of one unit, turn by turn, as far as they fit into the target's context.
+
+        The turns before stand in the prompt with plain decoding's answers, the same for all methods.
+        """
+        measured: list[Measurement] = []
+        while unit.prompts and (inputs := self.tokenize(unit)) is not None:
+            new, plain = self._measure_turn(unit, inputs, rotation + unit.turn)
+            measured += new
+            unit = unit.after([self._text(row) for row in plain])
+        return measured
+
+    def _measure_turn(
+        self, unit: Unit, inputs: dict[str, Tensor], rotation: int
+    ) -> tuple[list[Measurement], list[list[int]]]:
+        """All methods and repetitions of one turn, and plain decoding's tokens in the first of them."""
         reference = self._reference(unit, inputs)
         measured: list[Measurement] = []
         plain: list[list[int]] = []
@@ -97,11 +109,11 @@ class Bench:
             measured += [
                 self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain) for g in generations
             ]
-        return measured
+        return measured, plain
 
     def _warm_up(self, unit: Unit) -> None:
         """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured."""
-        inputs = self.tokenize(replace(unit, texts=[WARM_UP_TEXT] * len(unit.texts)))
+        inputs = self.tokenize(replace(unit, prompts=[Prompt((WARM_UP_TEXT,))] * len(unit.prompts)))
         if inputs is None:
             return
         for method in (method for methods in self.passes for method in methods):
@@ -109,13 +121,16 @@ class Bench:
                 self.generate(method, unit, inputs, max_new_tokens=min(16, self.settings.max_new_tokens))
 
     def tokenize(self, unit: Unit) -> dict[str, Tensor] | None:
-        inputs = self.tokenizer(unit.texts, return_tensors="pt", padding=len(unit.texts) > 1)
+        raw, system = self.settings.raw, self.settings.system
+        rows = [prompt_ids(self.tokenizer, prompt, raw, system) for prompt in unit.prompts]
+        inputs = batch(rows, self.tokenizer.pad_token_id, self.device)
         room = getattr(self.target.config.get_text_config(), "max_position_embeddings", None)
         length = inputs["input_ids"].shape[1] + self.settings.max_new_tokens
         if room is not None and length > room:
-            warn(f"{unit.dataset} {unit.index} left out: it needs {length} of the target's {room} positions")
+            what = f"{unit.dataset} {unit.index}" + (f" from turn {unit.turn + 1} on" if unit.turn else "")
+            warn(f"{what} left out: it needs {length} of the target's {room} positions")
             return None
-        return {name: inputs[name].to(self.device) for name in ("input_ids", "attention_mask")}
+        return inputs
 
     def _reference(self, unit: Unit, inputs: dict[str, Tensor]) -> list[int] | None:
         """For synthetic acceptance: the prompt and plain decoding's continuation."""
@@ -157,6 +172,11 @@ class Bench:
         rows = [_cut(row, ends) for row in output[:, columns:].tolist()]
         return Generation(method, repeat, rows, meter, _acceptance(method, meter, columns, rows), memory)
 
+    def _text(self, row: list[int]) -> str:
+        """What was said, without the tokens that end it."""
+        ends = _end_tokens(self.target)
+        return self.tokenizer.decode([token for token in row if token not in ends], skip_special_tokens=True)
+
     def _bare_tables(self, generations: list[Generation], ids: Tensor) -> dict[int, dict[Kind, float]]:
         """Bare times of all forwards made, by the id of the draft model (methods may bring one of their own)."""
         tables = {}
@@ -193,6 +213,7 @@ class Bench:
             same_text=generation.rows == plain if greedy else None,
             difference=self._difference(unit, ids, generation, plain) if greedy else None,
             peak_memory_bytes=generation.peak_memory,
+            turn=unit.turn,
         )
 
     def _difference(

@@ -1,11 +1,12 @@
 """What a benchmark run measures: its settings, and the units it goes through."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import SpeculationError
 from ..loading.models import PairSettings, torch_dtype
-from ..loading.prompts import load_prompts
+from ..loading.prompts import Prompt, load_prompts
 
 
 @dataclass(kw_only=True)
@@ -25,6 +26,10 @@ class Settings(PairSettings):
     """milliseconds"""
     pace_draft: float | None = None
     synthetic_acceptance: float | None = None
+    raw: bool = False
+    """whether chats, too, go without the tokenizer's chat template, as texts"""
+    system: str | None = None
+    """said first in chats that begin with no system message of their own"""
     seed: int = 0
 
     def check(self) -> None:
@@ -47,17 +52,24 @@ class Settings(PairSettings):
 
 @dataclass
 class Unit:
-    """A prompt, or a batch of them, and how to decode it."""
+    """A prompt, or a batch of them, and how to decode it; of conversations one turn."""
 
     dataset: str
     index: int
     batch_size: int
     temperature: float
-    texts: list[str]
+    prompts: list[Prompt]
+    turn: int = 0
 
     @property
     def key(self) -> tuple[str, int, int, float]:
         return self.dataset, self.index, self.batch_size, self.temperature
+
+    def after(self, answers: Sequence[str]) -> "Unit":
+        """The next turn, of those conversations that have one."""
+        answered = zip(self.prompts, answers, strict=True)
+        going_on = [prompt.after(answer) for prompt, answer in answered if len(prompt.turns) > 1]
+        return replace(self, prompts=going_on, turn=self.turn + 1)
 
 
 def plan(settings: Settings) -> list[Unit]:

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 @dataclass
 class Measurement:
-    """One generation: a prompt (or a batch of them), a method, a repetition. Times are seconds."""
+    """One generation: a prompt's turn (or those of a batch), a method, a repetition. Times are seconds."""
 
     dataset: str
     prompt: int
@@ -51,6 +51,8 @@ class Measurement:
     difference: dict[str, Any] | None
     """the first place where they are not (`instruments.audit`)"""
     peak_memory_bytes: int
+    turn: int = 0
+    """of a conversation, from 0"""
 
     @property
     def unit(self) -> tuple[str, int, int, float]:

@@ -89,7 +89,11 @@ def _held(settings: Settings, path: Path, resume: bool) -> Results | None:
         raise SpeculationError(f"{path} exists; add --resume to go on with it, or name another file")
     results = Results.load(path)
     before, now = results.provenance.get("settings", {}), _plain(settings)
-    if changed := [name for name in now if before.get(name) != now[name]]:
+    if unknown := [name for name in now if name not in before]:
+        raise SpeculationError(
+            f"cannot resume {path}: the version that made it had no setting {', '.join(unknown)}; name another file"
+        )
+    if changed := [name for name in now if before[name] != now[name]]:
         raise SpeculationError(
             f"cannot resume {path}: it was made with another {', '.join(changed)}; name another file"
         )

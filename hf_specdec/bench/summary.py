@@ -11,6 +11,7 @@ from .. import theory
 from ..errors import SpeculationError
 from .methods import PLAIN
 from .results import Measurement
+from .turns import summed_by_position, whole_conversations
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -28,6 +29,7 @@ def check_installed() -> None:
 
 def summarize(measurements: Sequence[Measurement], seed: int = 0) -> list[dict[str, Any]]:
     """The `runs` of a result file, in the order in which methods were first measured."""
+    measurements = whole_conversations(measurements)
     cells = dict.fromkeys((m.dataset, m.batch_size, m.temperature) for m in measurements)
     return [run for cell in cells for run in _summarize_cell([m for m in measurements if _cell(m) == cell], seed)]
 
@@ -152,7 +154,7 @@ def _speed(measurements: Iterable[Measurement]) -> float:
 
 
 def _totals(measurements: list[Measurement], name: str) -> list[int]:
-    return [sum(column) for column in zip_longest(*(getattr(m, name) for m in measurements), fillvalue=0)]
+    return summed_by_position(getattr(m, name) for m in measurements)
 
 
 def _alpha(measurements: list[Measurement]) -> float | None:

@@ -1,25 +1,73 @@
-"""Prompts from JSON lines of the usual benchmark sets, or from plain text with a prompt per line."""
+"""Prompts from JSON lines of the usual benchmark sets or of chats, or from plain text with a prompt per line."""
 
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import SpeculationError
+from ..errors import SpeculationError, shown
 
 MAX_LINE_BYTES = 1_000_000
 """A longer line is a file of another kind, or one that lost its line breaks."""
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """What a model is given: a text to be continued, or a conversation to be answered turn by turn."""
+
+    turns: tuple[str, ...]
+    """what the user says, each after the answer to the one before; a text is one turn"""
+    history: tuple[tuple[str, str], ...] = ()
+    """role (system, user or assistant) and content of what was said before"""
+    chat: bool = False
+    """whether it goes into the tokenizer's chat template, where there is one; a text is continued as it is"""
+
+    def after(self, answer: str) -> "Prompt":
+        """What is left of the conversation once its first turn has been answered."""
+        said = (("user", self.turns[0]), ("assistant", answer))
+        return replace(self, turns=self.turns[1:], history=self.history + said)
+
+
+@dataclass(frozen=True)
 class Task:
-    """A shape of JSON line and the template that makes a prompt of it."""
+    """A shape of JSON line and the template that makes a prompt of it: a text, or a conversation."""
 
     name: str
     fields: dict[str, type]
-    template: Callable[[dict[str, Any]], str]
+    template: Callable[[dict[str, Any]], str | Prompt]
+
+
+def _of_turns(row: dict[str, Any]) -> Prompt:
+    """A conversation of which only the questions are known, as in MT-bench."""
+    if not row["turns"]:
+        raise ValueError("turns is empty; give one or more texts")
+    return Prompt(tuple(row["turns"]), chat=True)
+
+
+def _of_messages(row: dict[str, Any]) -> Prompt:
+    """A conversation with answers is history up to its last question; without any it is to be played turn by turn."""
+    said = [_message(number, message) for number, message in enumerate(row["messages"], start=1)]
+    first = sum(role == "system" for role, _ in said[:1])
+    if not said or (last := said[-1][0]) != "user":
+        raise ValueError(f"messages must end with a user's, got {last if said else 'none'}; leave out what comes after")
+    if any(role == "system" for role, _ in said[first:]):
+        raise ValueError("a system message must be the first, and there can be only one; put them together")
+    if any(role == "assistant" for role, _ in said):
+        first = len(said) - 1
+    return Prompt(tuple(content for _, content in said[first:]), tuple(said[:first]), chat=True)
+
+
+def _message(number: int, message: Any) -> tuple[str, str]:
+    """Role and content."""
+    fields = message if isinstance(message, dict) else {}
+    role, content = fields.get("role"), fields.get("content")
+    if role not in ("system", "user", "assistant"):
+        raise ValueError(f"message {number} has the role {shown(role)}; it must be system, user or assistant")
+    if not isinstance(content, str):
+        raise ValueError(f"message {number} has the content {shown(content)}; it must be a text")
+    return role, content
 
 
 WARM_UP_TEXT = "The weather of the coming days will be much like that of the days before."
@@ -36,13 +84,14 @@ TASKS = (
     Task("question", {"question": str}, lambda row: f"Question: {row['question']}\nAnswer:"),  # GSM8K
     Task("e2e_nlg", {"mr": str}, lambda row: f"Meaning: {row['mr']}\nText:"),
     Task("dialogsum", {"dialogue": str}, lambda row: f"{row['dialogue']}\nSummary:"),
-    Task("spec_bench", {"turns": list}, lambda row: row["turns"][0]),
+    Task("spec_bench", {"turns": list}, _of_turns),
     Task("text", {"text": str}, lambda row: row["text"]),
+    Task("messages", {"messages": list}, _of_messages),
 )
 """The first task whose fields a line has is taken."""
 
 
-def load_prompts(path: str | Path, limit: int | None = None, category: str | None = None) -> list[str]:
+def load_prompts(path: str | Path, limit: int | None = None, category: str | None = None) -> list[Prompt]:
     """The distinct prompts of a file, in order.
 
     Args:
@@ -59,7 +108,7 @@ def load_prompts(path: str | Path, limit: int | None = None, category: str | Non
         raise SpeculationError(f"limit must be 1 or more, got {limit}")
     is_json = path.suffix in (".json", ".jsonl")
     read = _json_prompt if is_json else _plain_prompt
-    prompts: dict[str, None] = {}  # a set that keeps its order
+    prompts: dict[Prompt, None] = {}  # a set that keeps its order
     categories: set[str] = set()
     for number, line in _lines(path):
         where = f"{path}, line {number}"
@@ -79,7 +128,7 @@ def load_prompts(path: str | Path, limit: int | None = None, category: str | Non
     return list(prompts)
 
 
-def sample_prompts(path: str | Path, limit: int | None, seed: int) -> list[str]:
+def sample_prompts(path: str | Path, limit: int | None, seed: int) -> list[Prompt]:
     """At most `limit` prompts from all over a file: neighbours are often alike."""
     prompts = load_prompts(path)
     random.Random(seed).shuffle(prompts)
@@ -106,8 +155,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise SpeculationError(f"cannot read the prompts of {path}: {error.strerror or error}") from error
 
 
-def _plain_prompt(where: str, line: str) -> str:
-    return line
+def _plain_prompt(where: str, line: str) -> Prompt:
+    return Prompt((line,))
 
 
 def _json_row(where: str, line: str) -> dict[str, Any]:
@@ -120,15 +169,16 @@ def _json_row(where: str, line: str) -> dict[str, Any]:
     return row
 
 
-def _json_prompt(where: str, line: str) -> str:
+def _json_prompt(where: str, line: str) -> Prompt:
     row = _json_row(where, line)
     for task in TASKS:
         if all(isinstance(row.get(name), kind) for name, kind in task.fields.items()):
             try:
-                prompt = task.template(row)
-            except (IndexError, TypeError) as error:
+                made = task.template(row)
+            except (TypeError, ValueError) as error:
                 raise SpeculationError(f"{where} does not fit the {task.name} template: {error}") from error
-            if not isinstance(prompt, str) or not prompt.strip():
+            prompt = made if isinstance(made, Prompt) else Prompt((made,))
+            if not all(isinstance(turn, str) and turn.strip() for turn in prompt.turns):
                 raise SpeculationError(f"{where} makes an empty prompt with the {task.name} template")
             return prompt
     known = "; ".join(f"{task.name}: {', '.join(task.fields)}" for task in TASKS)

@@ -20,6 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.disco.drafter import fingerprint
 from ...errors import SpeculationError
+from ...loading.chat import batch, prompt_ids
+from ...loading.prompts import Prompt
 from .records import Record, record_text
 
 SHARD_ROWS = 16
@@ -49,7 +51,7 @@ def extract(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     regime: Regime,
     folder: str | Path,
     label: str = "records",
@@ -64,12 +66,13 @@ def extract(
         raise SpeculationError(f"no prompts to extract {label} from; give at least one")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _check_manifest(folder, _manifest(target, draft, prompts, regime))
-    starts = range(0, len(prompts), SHARD_ROWS)
+    rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    _check_manifest(folder, _manifest(target, draft, rows, regime))
+    starts = range(0, len(rows), SHARD_ROWS)
     for number, start in enumerate(tqdm(starts, desc=f"extracting {label}", unit=" shards")):
         path = folder / f"{number:05d}.safetensors"
         if not path.exists():
-            texts = _write(target, tokenizer, prompts[start : start + SHARD_ROWS], regime, number)
+            texts = _write(target, tokenizer.pad_token_id, rows[start : start + SHARD_ROWS], regime, number)
             records = [
                 record_text(target, draft, ids, prompt, regime.k, regime.do_sample, regime.rollout, regime.lookup)
                 for ids, prompt in texts
@@ -96,20 +99,16 @@ def load(folder: str | Path) -> Iterator[Record]:
 
 
 def _write(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], regime: Regime, number: int
+    target: PreTrainedModel, pad: int | None, rows: Sequence[list[int]], regime: Regime, number: int
 ) -> Iterator[tuple[Tensor, int]]:
     """The target's texts [L] without padding, and how much of each is prompt. Those of one token are left out."""
-    inputs = tokenizer(list(prompts), return_tensors="pt", padding=True).to(target.device)
+    inputs = batch(rows, pad, target.device)
     torch.manual_seed(regime.seed * 100_003 + number)
-    pad = tokenizer.pad_token_id
-    output = target.generate(
-        input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, pad_token_id=pad, **regime.options()
-    )
-    columns = inputs.input_ids.shape[1]
+    output = target.generate(**inputs, pad_token_id=pad, **regime.options())
+    columns = inputs["input_ids"].shape[1]
     ends = target.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
-    for row, mask in zip(output, inputs.attention_mask, strict=True):
-        prompt = int(mask.sum())
+    for row, prompt in zip(output, map(len, rows), strict=True):
         new = row[columns:].tolist()
         length = next((i + 1 for i, token in enumerate(new) if token in ends), len(new))
         if length > 1:
@@ -130,12 +129,12 @@ def _save(records: list[Record], path: Path) -> None:
 
 
 def _manifest(
-    target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[str], regime: Regime
+    target: PreTrainedModel, draft: PreTrainedModel, rows: Sequence[list[int]], regime: Regime
 ) -> dict[str, Any]:
     return vars(regime) | {
         "target": fingerprint(target),
         "draft": fingerprint(draft),
-        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
+        "prompts": hashlib.sha256(json.dumps(rows).encode()).hexdigest(),
     }
 
 

@@ -13,7 +13,7 @@ from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError
 from ...loading.models import Pair, PairSettings
-from ...loading.prompts import sample_prompts
+from ...loading.prompts import Prompt, sample_prompts
 from .extraction import Regime, extract
 from .fitting import fit, quality
 from .records import Record
@@ -30,6 +30,7 @@ class TrainSettings(PairSettings):
     draft: str = field()
     """which is to be stopped, and so must be named"""
     data: list[str]
+    """prompt files; of a conversation the first turn is answered"""
     output: str
     validation: list[str] = field(default_factory=list)
     """prompt files to choose τ and SLmax on; a quarter of `data` where there are none"""
@@ -70,9 +71,8 @@ class _Training:
 
     settings: TrainSettings
     pair: Pair
-    training: list[str]
-    """prompts"""
-    validation: list[str]
+    training: list[Prompt]
+    validation: list[Prompt]
 
     @property
     def draft(self) -> PreTrainedModel:
@@ -121,17 +121,17 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
     return _save(run, _drafter(run, classifier, best, match.tau), report)
 
 
-def _prompts(settings: TrainSettings) -> tuple[list[str], list[str]]:
+def _prompts(settings: TrainSettings) -> tuple[list[Prompt], list[Prompt]]:
     """For training and for validation; never the same prompt in both."""
-    training = [text for path in settings.data for text in sample_prompts(path, settings.limit, settings.seed)]
+    training = [prompt for path in settings.data for prompt in sample_prompts(path, settings.limit, settings.seed)]
     if settings.validation:
         limit = None if settings.limit is None else max(1, settings.limit // 2)
-        validation = [text for path in settings.validation for text in sample_prompts(path, limit, settings.seed)]
+        validation = [prompt for path in settings.validation for prompt in sample_prompts(path, limit, settings.seed)]
     else:
         random.Random(settings.seed).shuffle(training)
         held = max(1, len(training) // 4)
         training, validation = training[held:], training[:held]
-    training = [text for text in dict.fromkeys(training) if text not in set(validation)]
+    training = [prompt for prompt in dict.fromkeys(training) if prompt not in set(validation)]
     if not training:
         raise SpeculationError("data leaves no prompt to train on beside those for validation; give more prompts")
     return training, validation
@@ -144,7 +144,7 @@ def _extract(run: _Training, name: str) -> tuple[list[Record], list[Record]]:
     wide = replace(regime, rollout=settings.longest - 1, seed=settings.seed + 1)
     folder = Path(settings.output) / "extraction"
 
-    def records(prompts: Sequence[str], how: Regime, split: str) -> list[Record]:
+    def records(prompts: Sequence[Prompt], how: Regime, split: str) -> list[Record]:
         label = f"{name} {split} records"
         return extract(pair.target, run.draft, pair.tokenizer, prompts, how, folder / f"{name}-{split}", label)
 

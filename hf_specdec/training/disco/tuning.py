@@ -14,6 +14,8 @@ from ...drafters.disco.drafter import DiscoDrafter
 from ...drafters.disco.rules import StopRule
 from ...instruments.bare import time_bare_forwards
 from ...instruments.meter import Forward
+from ...loading.chat import batch, prompt_ids
+from ...loading.prompts import Prompt
 from ...theory import interpolate_widths
 from .extraction import Regime
 from .records import Record
@@ -88,20 +90,20 @@ def measured_choice(
     drafter: Callable[[Choice], DiscoDrafter],
     choices: Sequence[Choice],
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     regime: Regime,
 ) -> Choice:
     """The choice that decodes the prompts in the least time. Choices take turns at each prompt."""
     totals = [0.0] * len(choices)
     drafters = [drafter(choice) for choice in choices]
     for number, prompt in enumerate(tqdm(prompts, desc="timing the best stop rules", unit=" prompts")):
-        inputs = tokenizer(prompt, return_tensors="pt").to(target.device)
+        inputs = batch([prompt_ids(tokenizer, prompt)], tokenizer.pad_token_id, target.device)
         for turn in range(len(choices)):
             i = (turn + number) % len(choices)
             torch.manual_seed(regime.seed + number)
             began = time.perf_counter()
             target.generate(
-                **{name: inputs[name] for name in ("input_ids", "attention_mask")},
+                **inputs,
                 assistant_model=drafters[i],
                 pad_token_id=tokenizer.pad_token_id,
                 **regime.options(),

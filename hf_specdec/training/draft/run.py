@@ -109,7 +109,7 @@ def _texts(settings: DraftSettings, pair: Pair, work: Path) -> list[Text]:
         pair.target, pair.tokenizer, settings.own_prompts, settings.rows, settings.seed, work / "prompts.json"
     )
     for path in settings.data:
-        questions += sample_prompts(path, settings.limit, settings.seed)
+        questions += [prompt.turns[0] for prompt in sample_prompts(path, settings.limit, settings.seed)]
     random.Random(settings.seed).shuffle(questions)
     longest = settings.max_new_tokens * 2
     prompts = prompts_of(pair.tokenizer, questions, settings.raw, settings.sampled, longest, settings.seed)
