@@ -22,7 +22,8 @@ WHOLE = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/add-a-draft
 """pages that make all that they use"""
 PARTS = [
     page
-    for page in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "drafters").glob("*.md"))
+    for folder in ("drafters", "guides")
+    for page in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / folder).glob("*.md"))
     if "from_pretrained(" not in "".join(blocks(page))
 ]
 """pages whose blocks start from a loaded `model`, `draft_model`, `tokenizer` and `inputs`, and ask for no repo"""
@@ -48,6 +49,7 @@ def test_a_drafters_page_runs_on_a_loaded_pair(page):
     model, draft_model = (
         AutoModelForCausalLM.from_pretrained(f"tests/pair/{name}", dtype=torch.float32) for name in ("target", "draft")
     )
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
     model.generation_config.max_new_tokens = 16
     inputs = tokenizer("def add(a, b):", return_tensors="pt")
     run(page, {"model": model, "draft_model": draft_model, "tokenizer": tokenizer, "inputs": inputs})
