@@ -1,7 +1,10 @@
 """What a benchmark run measures: its settings, and the units it goes through."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from ..errors import SpeculationError
 from ..loading.models import PairSettings, torch_dtype
@@ -12,20 +15,33 @@ from ..loading.prompts import load_prompts
 class Settings(PairSettings):
     """What to measure; stored in the result file, and compared by `resume`."""
 
-    prompts: list[str]
-    drafters: list[str] | None = None
-    baselines: list[str] | None = None
-    """all that the models allow, where None"""
-    max_new_tokens: int = 128
-    limit: int | None = None
-    batch_sizes: tuple[int, ...] = (1,)
-    temperatures: tuple[float, ...] = (0.0,)
-    repeats: int = 3
-    pace_target: float | None = None
-    """milliseconds"""
-    pace_draft: float | None = None
-    synthetic_acceptance: float | None = None
-    seed: int = 0
+    prompts: Annotated[list[str], Option(help="JSON lines of a known task, or text with a prompt per line.")]
+    drafters: Annotated[
+        list[str] | None,
+        Option("--drafter", help="Folder, repo or type:key=value,... such as draft_model:num_draft_tokens=5."),
+    ] = None
+    baselines: Annotated[
+        list[str] | None,
+        Option(
+            "--baseline",
+            help="plain (always there), hf-assisted, hf-confidence, hf-prompt-lookup; all where not given.",
+        ),
+    ] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
+    limit: Annotated[int | None, Option(help="Prompts to take of each file.")] = None
+    batch_sizes: Annotated[
+        list[int], Option("--batch-size", help="Prompts per generate call; may be given several times.")
+    ] = field(default_factory=lambda: [1])
+    temperatures: Annotated[list[float], Option("--temperature", help="0 is greedy; may be given several times.")] = (
+        field(default_factory=lambda: [0.0])
+    )
+    repeats: Annotated[int, Option(help="Times each prompt is decoded by each method; medians count.")] = 3
+    pace_target: Annotated[float | None, Option(help="Milliseconds that each forward of the target takes.")] = None
+    pace_draft: Annotated[float | None, Option(help="Milliseconds that each forward of the draft takes.")] = None
+    synthetic_acceptance: Annotated[
+        float | None, Option(help="Share of draft tokens to get right, whatever the draft has learned.")
+    ] = None
+    seed: Annotated[int, Option(help="Of sampling, of synthetic acceptance and of the bootstrap.")] = 0
 
     def check(self) -> None:
         """Raise `SpeculationError` for values that cannot be measured."""

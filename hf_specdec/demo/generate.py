@@ -1,9 +1,10 @@
 """`hf-specdec generate`: continue a text with any models and drafter, beside plain decoding."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
+from typer import Option
 
 from ..bench.methods import PLAIN, Method
 from ..instruments.recording import RecordingDrafter
@@ -19,14 +20,14 @@ from .outcomes import differences, table
 class GenerateSettings(PairSettings):
     """What to continue, and how."""
 
-    prompt: str
-    drafter: str | None = None
-    """a folder, Hub repo or `type:key=value,...`; a draft model drafts if there is one, else prompt lookup"""
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    """0 is greedy"""
-    seed: int = 0
-    """of sampling"""
+    prompt: Annotated[str, Option(help="The text to continue.")]
+    drafter: Annotated[
+        str | None,
+        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
+    ] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
+    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
+    seed: Annotated[int, Option(help="Of sampling.")] = 0
 
 
 def run_generate(settings: GenerateSettings) -> None:

@@ -26,7 +26,7 @@ def explain(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Explanation:
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
-    recorder = RecordingDrafter(load_drafter(settings.drafter, draft))
+    recorder = RecordingDrafter(load_drafter(settings.spec, draft))
     draft = own_model(recorder.inner)
     inputs = tokenizer(settings.prompt, return_tensors="pt").to(settings.device)
     prompt = inputs["input_ids"]

@@ -1,9 +1,11 @@
 """Load a target, a draft model and their tokenizer, with errors that say which of them cannot be loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from typer import Option
 
 from ..errors import SpeculationError
 from ..instruments.padding import pad_mlps
@@ -31,17 +33,13 @@ class Pair:
 
 
 @dataclass(kw_only=True)
-class PairSettings:
-    """What every command that loads models is told of them."""
+class TargetSettings:
+    """What every command that loads a model is told of it. The fields of settings are a command's options."""
 
-    target: str
-    draft: str | None = None
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    threads: int | None = None
-    """of the CPU; all where None"""
-    pad_target_mlp: int | None = None
-    pad_draft_mlp: int | None = None
+    target: Annotated[str, Option(help="Folder or Hub repo of the model to speed up.")]
+    dtype: Annotated[str, Option(help="Of the weights: bfloat16, float16 or float32.")] = "bfloat16"
+    device: Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "cpu"
+    threads: Annotated[int | None, Option(help="CPU threads; all where not given.")] = None
 
     def load(self) -> Pair:
         """The models, with torch set to the number of threads.
@@ -51,9 +49,29 @@ class PairSettings:
         """
         if self.threads:
             torch.set_num_threads(self.threads)
-        target = ModelSource(self.target, self.dtype, self.device, self.pad_target_mlp)
-        draft = ModelSource(self.draft, self.dtype, self.device, self.pad_draft_mlp) if self.draft else None
-        return Pair(load_tokenizer(target), load_model(target), load_model(draft) if draft else None)
+        source = self._target()
+        return Pair(load_tokenizer(source), load_model(source), None)
+
+    def _target(self) -> "ModelSource":
+        return ModelSource(self.target, self.dtype, self.device)
+
+
+@dataclass(kw_only=True)
+class PairSettings(TargetSettings):
+    """What every command that loads a target and may load a draft model is told of them."""
+
+    draft: Annotated[str | None, Option(help="Folder or Hub repo of a draft model.")] = None
+    pad_target_mlp: Annotated[int | None, Option(help="Widen the target's MLPs to cost more, outputs the same.")] = None
+    pad_draft_mlp: Annotated[int | None, Option(help="Widen the draft's MLPs likewise.")] = None
+
+    def load(self) -> Pair:
+        pair = super().load()
+        if self.draft:
+            pair.draft = load_model(ModelSource(self.draft, self.dtype, self.device, self.pad_draft_mlp))
+        return pair
+
+    def _target(self) -> "ModelSource":
+        return replace(super()._target(), pad_mlp=self.pad_target_mlp)
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
