@@ -13,9 +13,10 @@ from hf_specdec.demo import GenerateSettings, run, run_generate
 from hf_specdec.demo.colour import _pieces, painted
 from hf_specdec.demo.compare import compare
 from hf_specdec.demo.prompts import PROMPTS
-from hf_specdec.demo.run import PAIR, cpu_capabilities, demo_dtype
+from hf_specdec.demo.run import PAIR
 from hf_specdec.instruments.audit import first_difference
 from hf_specdec.instruments.recording import RecordingDrafter
+from hf_specdec.loading.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.loading.drafters import load_drafter
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 
@@ -80,7 +81,7 @@ AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True
     ],
 )
 def test_the_demo_takes_bfloat16_only_where_the_cpu_computes_in_it(capabilities, dtype):
-    assert demo_dtype(capabilities) == dtype
+    assert cpu_dtype(capabilities) == dtype
 
 
 def test_the_demo_asks_torch_for_what_the_cpu_can_do(monkeypatch):
@@ -97,7 +98,7 @@ def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(monkeypatch, capsys,
     run.run_demo()
     printed = capsys.readouterr().out
     assert ("On this machine a verification of 6 tokens" in printed) == said
-    assert demo_dtype(cpu_capabilities()) in printed and "speed-up" in printed
+    assert cpu_dtype(cpu_capabilities()) in printed and "speed-up" in printed
 
 
 def test_generate_takes_what_bench_takes():

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from ..errors import SpeculationError
-from ..loading.models import PairSettings, torch_dtype
+from ..loading.models import PairSettings
 from ..loading.prompts import load_prompts
 
 
@@ -52,7 +52,6 @@ class Settings(PairSettings):
             raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
         if min(self.temperatures) < 0:
             raise SpeculationError(f"temperature must be 0 (greedy) or more, got {min(self.temperatures)}")
-        torch_dtype(self.dtype)
         if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
             raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
         if self.synthetic_acceptance is not None and (

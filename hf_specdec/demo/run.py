@@ -1,6 +1,5 @@
 """`hf-specdec demo`: a few prompts, decoded by the pair in this folder."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
 from ..instruments.padding import pad_mlps
 from ..instruments.recording import RecordingDrafter
+from ..loading.devices import dtype_name
 from ..loading.drafters import load_drafter
 from ..loading.models import ModelSource, load_model, load_tokenizer
 from ..showing.quiet import quiet
@@ -43,7 +43,7 @@ def run_demo(svg: Path | str | None = None) -> None:
     """
     console = Console(highlight=False, **(PICTURE if svg is not None else {}))
     with quiet():
-        dtype = demo_dtype(cpu_capabilities())
+        dtype = dtype_name("auto", "cpu")
         sources = [ModelSource(str(PAIR / name), dtype) for name in ("target", "draft")]
         tokenizer, (target, draft) = load_tokenizer(sources[0]), map(load_model, sources)
         sizes = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (target, draft)]
@@ -77,21 +77,6 @@ def run_demo(svg: Path | str | None = None) -> None:
         console.print(cost_of_width(target, draft, inputs["input_ids"]))
     if svg is not None:
         console.save_svg(str(svg), title="hf-specdec demo")
-
-
-def demo_dtype(capabilities: Mapping[str, Any]) -> str:
-    """bfloat16 where the CPU computes in it, else float32: where bfloat16 is emulated, a forward costs in proportion to
-    its width, and a draft cannot pay.
-
-    Args:
-        capabilities: as `cpu_capabilities` says.
-    """
-    return "bfloat16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "float32"
-
-
-def cpu_capabilities() -> Mapping[str, Any]:
-    """What torch says of the CPU's instructions; nothing where it is too old to say it."""
-    return getattr(torch.cpu, "get_capabilities", dict)()
 
 
 def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel, ids: Tensor) -> str:
