@@ -16,11 +16,11 @@ from hf_specdec.demo.compare import Outcome, decode
 from hf_specdec.demo.live import LiveText
 from hf_specdec.demo.outcomes import table
 from hf_specdec.demo.prompts import BATCH, SAMPLES
-from hf_specdec.demo.run import cpu_capabilities
 from hf_specdec.demo.talk import Conversation, common
 from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.recording import RecordingDrafter
+from hf_specdec.loading.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.loading.drafters import load_drafter
 from hf_specdec.loading.models import ModelSource, Pair, load_model, load_tokenizer
 
@@ -209,6 +209,25 @@ def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(talkative, monkeypat
     monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
     run_demo(DemoSettings(target="pair", drafter="draft_model", max_new_tokens=4))
     assert ("On this machine a verification of 6 tokens" in capsys.readouterr().out) == said
+
+
+AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [
+        ({}, "float32"),  # an older torch, which does not say
+        ({"avx2": True, "avx512_f": False, "avx512_bf16": False, "amx_bf16": False}, "float32"),
+        (AVX512 | {"avx512_bf16": False, "amx_bf16": False}, "float32"),  # Skylake to Ice Lake
+        (AVX512 | {"avx512_bf16": True, "amx_bf16": False}, "bfloat16"),
+        (AVX512 | {"avx512_bf16": True, "amx_bf16": True}, "bfloat16"),
+        ({"avx2": True, "amx_tile": True, "amx_int8": True, "amx_bf16": False}, "float32"),
+        ({"avx2": True, "amx_tile": True, "amx_bf16": True}, "bfloat16"),
+    ],
+)
+def test_bfloat16_only_where_the_cpu_computes_in_it(capabilities, dtype):
+    assert cpu_dtype(capabilities) == dtype
 
 
 def test_the_demo_asks_torch_for_what_the_cpu_can_do(monkeypatch):

@@ -17,11 +17,11 @@ import torch
 import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from command import command
 from disco_baselines import LONGEST, Chosen
 from disco_choices import blinded, choose_all, seconds_of
 from disco_clock import clock, clock_methods
 from disco_oracle import oracle_report, plot_oracle
+from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.disco import StopClassifier
 from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.pacing import paced
@@ -273,7 +273,7 @@ def compare(settings: Settings, known: Study, models: Models, costs: Costs) -> N
     output.with_name(f"{output.name}.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
-main = command(Settings, run)
+main = expanded(run)
 
 if __name__ == "__main__":
     typer.run(main)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from command import command
+from hf_specdec.commands.options import expanded
 from hf_specdec.drafters import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
 from hf_specdec.drafters.suffix import SuffixConfig
 from hf_specdec.errors import SpeculationError
@@ -215,7 +215,7 @@ def shown(tallies: dict[str, Tally]) -> Table:
     return table
 
 
-main = command(Settings, run)
+main = expanded(run)
 
 if __name__ == "__main__":
     typer.run(main)

@@ -18,7 +18,7 @@ import torch
 import typer
 from torch import Tensor
 
-from command import command
+from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.draft_model import DraftModelDrafter
 from hf_specdec.drafters.pearl import PearlDrafter
@@ -275,7 +275,7 @@ def run(settings: Settings) -> None:
     typer.echo(overview([Row(**{name: row[name] for name in fields}) for row in held if not row["windows"]]))
 
 
-main = command(Settings, run)
+main = expanded(run)
 
 if __name__ == "__main__":
     typer.run(main)

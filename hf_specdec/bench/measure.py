@@ -50,8 +50,8 @@ class Bench:
     def __init__(self, settings: Settings) -> None:
         settings.check()
         self.settings = settings
-        self.device = torch.device(settings.device)
         pair = settings.load()
+        self.device = pair.target.device
         self.tokenizer, self.target, self.draft = pair.tokenizer, pair.target, pair.draft
         baselines = settings.baselines
         if baselines is None:

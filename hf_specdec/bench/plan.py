@@ -1,11 +1,14 @@
 """What a benchmark run measures: its settings, and the units it goes through."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from ..errors import SpeculationError
-from ..loading.models import PairSettings, torch_dtype
+from ..loading.models import PairSettings
 from ..loading.prompts import Prompt, load_prompts
 
 
@@ -13,24 +16,35 @@ from ..loading.prompts import Prompt, load_prompts
 class Settings(PairSettings):
     """What to measure; stored in the result file, and compared by `resume`."""
 
-    prompts: list[str]
-    drafters: list[str] | None = None
-    baselines: list[str] | None = None
-    """all that the models allow, where None"""
-    max_new_tokens: int = 128
-    limit: int | None = None
-    batch_sizes: tuple[int, ...] = (1,)
-    temperatures: tuple[float, ...] = (0.0,)
-    repeats: int = 3
-    pace_target: float | None = None
-    """milliseconds"""
-    pace_draft: float | None = None
-    synthetic_acceptance: float | None = None
-    raw: bool = False
-    """whether chats, too, go without the tokenizer's chat template, as texts"""
-    system: str | None = None
-    """said first in chats that begin with no system message of their own"""
-    seed: int = 0
+    prompts: Annotated[list[str], Option(help="JSON lines of a task or of chats, or text with a prompt per line.")]
+    drafters: Annotated[
+        list[str] | None,
+        Option("--drafter", help="Folder, repo or type:key=value,... such as draft_model:num_draft_tokens=5."),
+    ] = None
+    baselines: Annotated[
+        list[str] | None,
+        Option(
+            "--baseline",
+            help="plain (always there), hf-assisted, hf-confidence, hf-prompt-lookup; all where not given.",
+        ),
+    ] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
+    limit: Annotated[int | None, Option(help="Prompts to take of each file.")] = None
+    batch_sizes: Annotated[
+        list[int], Option("--batch-size", help="Prompts per generate call; may be given several times.")
+    ] = field(default_factory=lambda: [1])
+    temperatures: Annotated[list[float], Option("--temperature", help="0 is greedy; may be given several times.")] = (
+        field(default_factory=lambda: [0.0])
+    )
+    repeats: Annotated[int, Option(help="Times each prompt is decoded by each method; medians count.")] = 3
+    pace_target: Annotated[float | None, Option(help="Milliseconds that each forward of the target takes.")] = None
+    pace_draft: Annotated[float | None, Option(help="Milliseconds that each forward of the draft takes.")] = None
+    synthetic_acceptance: Annotated[
+        float | None, Option(help="Share of draft tokens to get right, whatever the draft has learned.")
+    ] = None
+    raw: Annotated[bool, Option("--raw", help="Ask chats as texts, without the chat template.")] = False
+    system: Annotated[str | None, Option(help="System message of chats that have none of their own.")] = None
+    seed: Annotated[int, Option(help="Of sampling, of synthetic acceptance and of the bootstrap.")] = 0
 
     def check(self) -> None:
         """Raise `SpeculationError` for values that cannot be measured."""
@@ -41,7 +55,6 @@ class Settings(PairSettings):
             raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
         if min(self.temperatures) < 0:
             raise SpeculationError(f"temperature must be 0 (greedy) or more, got {min(self.temperatures)}")
-        torch_dtype(self.dtype)
         if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
             raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
         if self.synthetic_acceptance is not None and (

@@ -35,7 +35,7 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
     units = plan(settings)
     held = _held(settings, path, resume)
     bench = Bench(settings)
-    results = held or Results(provenance(bench.device) | {"settings": _plain(settings)})
+    results = held or Results(provenance(bench.device) | {"settings": asdict(settings)})
     results.save(path)  # now rather than after an hour, if the disk does not take it
     missing = len({unit.key for unit in units} - {m.unit for m in results.measurements})
     try:
@@ -49,7 +49,7 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
         return INTERRUPTED
     if not results.measurements:
         raise SpeculationError("no prompt fits into the target's context with this max_new_tokens; lower it")
-    if pretended := pretended_costs(_plain(settings)):
+    if pretended := pretended_costs(vars(settings)):
         Console().print(f"pretended costs: {', '.join(pretended)}")
     for table in summary_tables(results.runs):
         Console().print(table)
@@ -77,10 +77,6 @@ def _broken(method: str) -> str:
     return method if len(method) <= METHOD_WIDTH else method.replace(":", ":\n  ", 1).replace(",", ",\n  ")
 
 
-def _plain(settings: Settings) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
-
-
 def _held(settings: Settings, path: Path, resume: bool) -> Results | None:
     """What a result file that is already there holds, if it may be gone on with."""
     if not path.exists():
@@ -88,7 +84,7 @@ def _held(settings: Settings, path: Path, resume: bool) -> Results | None:
     if not resume:
         raise SpeculationError(f"{path} exists; add --resume to go on with it, or name another file")
     results = Results.load(path)
-    before, now = results.provenance.get("settings", {}), _plain(settings)
+    before, now = results.provenance.get("settings", {}), asdict(settings)
     if unknown := [name for name in now if name not in before]:
         raise SpeculationError(
             f"cannot resume {path}: the version that made it had no setting {', '.join(unknown)}; name another file"

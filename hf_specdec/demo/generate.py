@@ -1,10 +1,11 @@
 """`hf-specdec generate`: answer a question or continue a text with any models and drafter, as it is written."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
+from typer import Option
 
 from ..bench.methods import PLAIN, Method
 from ..drafters import Drafter
@@ -25,23 +26,22 @@ from .talk import talk
 class GenerateSettings(PairSettings):
     """What to continue, and how."""
 
-    prompt: str | None = None
-    """a question for the model's chat template, or a text to continue where it has none"""
-    drafter: str | None = None
-    """a folder, Hub repo or `type:key=value,...`; a draft model drafts if there is one, else prompt lookup"""
-    chat: bool = False
-    """talk, turn by turn; the prompt, if there is one, is the first turn"""
-    system: str | None = None
-    """the chat's system message"""
-    raw: bool = False
-    """continue the prompt as it is, without the chat template"""
-    compare: bool = False
-    """decode plainly as well, and say where the texts differ"""
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    """0 is greedy"""
-    seed: int = 0
-    """of sampling"""
+    prompt: Annotated[
+        str | None, Option(help="A question for the chat template, or a text to continue where there is none.")
+    ] = None
+    drafter: Annotated[
+        str | None,
+        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
+    ] = None
+    chat: Annotated[bool, Option("--chat", help="Talk, turn by turn; --prompt, if given, is the first turn.")] = False
+    system: Annotated[str | None, Option(help="The chat's system message.")] = None
+    raw: Annotated[bool, Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False
+    compare: Annotated[bool, Option("--compare", help="Decode plainly as well, and say where the texts differ.")] = (
+        False
+    )
+    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per answer.")] = 256
+    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
+    seed: Annotated[int, Option(help="Of sampling.")] = 0
 
     def check(self) -> None:
         """

@@ -1,13 +1,13 @@
 """`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel
+from typer import Option
 
 from ..bench.methods import PLAIN, Method, build_method
 from ..instruments.bare import time_bare_forwards
@@ -44,12 +44,13 @@ NEXT = """The same for your own model, without any draft:
 class DemoSettings(PairSettings):
     """What to show, and with which models."""
 
-    target: str = "smollm2"
-    drafter: str | None = None
-    """a folder, Hub repo or `type:key=value,...`; the one in the clone's hub_configs if there is one, else lookup"""
-    max_new_tokens: int = 128
-    svg: str | None = None
-    """picture to save of what is printed"""
+    target: Annotated[str, Option(help="Folder or Hub repo of the model to speed up.")] = "smollm2"
+    drafter: Annotated[
+        str | None,
+        Option(help="Folder, repo or type:key=value,...; the clone's hub_configs/hybrid if there is one, or lookup."),
+    ] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
+    svg: Annotated[str | None, Option(help="Picture to save of what is printed.")] = None
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -173,11 +174,6 @@ class Stage:
 def _pace(outcome: Outcome, plain: Outcome) -> str:
     gain = plain.seconds / plain.count / (outcome.seconds / outcome.count)
     return f"{outcome.name} {outcome.seconds:.1f} s" + ("" if outcome is plain else f" ({gain:.2f}x)")
-
-
-def cpu_capabilities() -> Mapping[str, Any]:
-    """What torch says of the CPU's instructions; nothing where it is too old to say it."""
-    return getattr(torch.cpu, "get_capabilities", dict)()
 
 
 def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel | None) -> str:

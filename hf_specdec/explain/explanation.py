@@ -1,11 +1,15 @@
 """What is known of a generation once it is taken apart."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
 
 from ..drafters.pearl import Timeline
 from ..instruments.audit import Difference
 from ..instruments.meter import Meter
 from ..instruments.recording import Round
+from ..loading.drafters import default_drafter
 from ..loading.models import PairSettings
 from ..stats import SpeculationStats
 
@@ -14,13 +18,22 @@ from ..stats import SpeculationStats
 class ExplainSettings(PairSettings):
     """What to explain."""
 
-    drafter: str
-    prompt: str
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
-    timeline: str | None = None
-    """PNG to draw into; the terminal shows it, too"""
+    prompt: Annotated[str, Option(help="The text to continue.")]
+    drafter: Annotated[
+        str | None,
+        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
+    ] = None
+    timeline: Annotated[
+        str | None, Option(help="PNG to draw of when each model was busy; the terminal shows it, too.")
+    ] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
+    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
+    seed: Annotated[int, Option(help="Of sampling.")] = 0
+
+    @property
+    def spec(self) -> str:
+        """The drafter's SPEC, also where none was named."""
+        return self.drafter or default_drafter(self.draft)
 
 
 @dataclass

@@ -112,7 +112,7 @@ def explain_page(explanation: Explanation) -> str:
     )
     how = ", ".join([f"T={e.settings.temperature:g}", *pretended_costs(vars(e.settings))])
     body = f"""
-<h1>{escape(e.settings.drafter)}, round by round</h1>
+<h1>{escape(e.settings.spec)}, round by round</h1>
 <p class="soft">Target <code>{escape(e.settings.target)}</code>, {how}. Each line is one call of the
 target. Hover over a token, or tap it, for its probabilities.</p>
 {cards(headline(e))}
@@ -122,7 +122,7 @@ target. Hover over a token, or tap it, for its probabilities.</p>
 <h2>The costliest rejections</h2>{_rejections_html(e)}
 <h2>Exactness</h2><p>{escape(audit_text(e))}</p>
 """
-    return html_page(f"{e.settings.drafter}, explained", body, STYLE)
+    return html_page(f"{e.settings.spec}, explained", body, STYLE)
 
 
 def timeline(explanation: Explanation) -> str:

@@ -26,9 +26,9 @@ def explain(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Explanation:
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
-    recorder = RecordingDrafter(load_drafter(settings.drafter, draft))
+    recorder = RecordingDrafter(load_drafter(settings.spec, draft))
     draft = own_model(recorder.inner)
-    inputs = tokenizer(settings.prompt, return_tensors="pt").to(settings.device)
+    inputs = tokenizer(settings.prompt, return_tensors="pt").to(target.device)
     prompt = inputs["input_ids"]
     options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
     options |= {"temperature": settings.temperature, "top_k": 0, "top_p": 1.0} if settings.temperature > 0 else {}
@@ -37,7 +37,7 @@ def explain(
     def generate(assistant: RecordingDrafter | None) -> tuple[list[int], Meter]:
         extra = {"assistant_model": assistant} if assistant is not None else {}
         arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options | extra
-        warm_up = tokenizer(WARM_UP_TEXT, return_tensors="pt").to(settings.device)
+        warm_up = tokenizer(WARM_UP_TEXT, return_tensors="pt").to(target.device)
         warm_up = {name: warm_up[name] for name in ("input_ids", "attention_mask")}
         target.generate(**arguments | warm_up | {"max_new_tokens": min(16, settings.max_new_tokens)})
         torch.manual_seed(settings.seed)

@@ -82,7 +82,7 @@ def load_draft(
     config = _checked_config(folder, trust_remote_code)
     extra: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
     if quantization is not None:
-        extra["quantization_config"] = _quanto(quantization)
+        extra["quantization_config"] = quanto_config(quantization)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -195,7 +195,12 @@ def _one_line(error: Exception) -> str:
     return shortened(" ".join(str(error).split()))
 
 
-def _quanto(quantization: str) -> Any:
+def quanto_config(quantization: str) -> Any:
+    """What `from_pretrained` takes for weights of 8 or 4 bits.
+
+    Raises:
+        SpeculationError: an unknown quantization, or optimum-quanto is not installed.
+    """
     from transformers import QuantoConfig
 
     if quantization not in QUANTIZATIONS:

@@ -1,24 +1,38 @@
 """Load a target, a draft model and their tokenizer, with errors that say which of them cannot be loaded."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from typer import Option
 
 from ..errors import SpeculationError
 from ..instruments.padding import pad_mlps
+from .devices import DTYPES, device_name, dtype_name
+from .quantization import quantization_config
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model lies, and how it is to be loaded."""
+    """Where a model lies, and how it is to be loaded: what `from_pretrained` takes, by the names that are typed."""
 
     name: str
     """a folder or Hub repo"""
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     device: str = "cpu"
     pad_mlp: int | None = None
     """hidden units to widen every MLP to, so that it costs more; 0 or None leaves them"""
+    device_map: str | None = None
+    """in place of `device`"""
+    revision: str | None = None
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    quantization: str | None = None
 
 
 @dataclass
@@ -30,65 +44,162 @@ class Pair:
     draft: PreTrainedModel | None
 
 
-@dataclass(kw_only=True)
-class PairSettings:
-    """What every command that loads models is told of them."""
+def _how(help: str, *names: str) -> Any:
+    """An option that says how models are loaded."""
+    return Option(*names, help=help, rich_help_panel="How models are loaded")
 
-    target: str
-    draft: str | None = None
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    threads: int | None = None
-    """of the CPU; all where None"""
-    pad_target_mlp: int | None = None
-    pad_draft_mlp: int | None = None
+
+@dataclass(kw_only=True)
+class TargetSettings:
+    """What every command that loads a target is told of it. Fields of settings are options of the command line.
+
+    `device` and `dtype` are names that torch knows once the settings are made: `auto` is decided by then.
+    """
+
+    target: Annotated[str, Option(help="Folder or Hub repo of the model to speed up.")]
+    dtype: Annotated[
+        str,
+        _how(
+            "Of the weights: bfloat16 (bf16), float16 (fp16), float32 (fp32); auto: bfloat16 where the device "
+            "multiplies it, else float32."
+        ),
+    ] = "auto"
+    device: Annotated[str, _how("cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "auto"
+    device_map: Annotated[
+        str | None, _how("Instead of a device: how to spread models over several, as auto, balanced, or JSON.")
+    ] = None
+    threads: Annotated[int | None, _how("CPU threads; all where not given.")] = None
+    revision: Annotated[str | None, _how("Branch, tag or commit of the target's repo.")] = None
+    trust_remote_code: Annotated[bool, _how("Run Python code that a repo brings.", "--trust-remote-code")] = False
+    attn_implementation: Annotated[
+        str | None, _how("sdpa, eager, flash_attention_2, ...; transformers chooses where not given.")
+    ] = None
+    quantization: Annotated[
+        str | None, _how("Of the target: int8, int4 (optimum-quanto), bnb-int8, bnb-nf4 (bitsandbytes).")
+    ] = None
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            SpeculationError: no such device or dtype, or no number of threads.
+        """
+        self.device = device_name(self.device)
+        self.dtype = dtype_name(self.dtype, self.device)
+        if self.threads is not None and self.threads < 1:
+            raise SpeculationError(f"threads must be 1 or more, got {self.threads}; leave it out for all")
 
     def load(self) -> Pair:
-        """The models, with torch set to the number of threads.
+        """The target and its tokenizer, with torch set to the number of threads.
+
+        Raises:
+            SpeculationError: it cannot be loaded as asked.
+        """
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        source = self.target_source()
+        return Pair(load_tokenizer(source), load_model(source), None)
+
+    def target_source(self) -> ModelSource:
+        """The target, as `load_model` and `load_tokenizer` take it."""
+        return replace(self._source(self.target), revision=self.revision, quantization=self.quantization)
+
+    def _source(self, name: str) -> ModelSource:
+        """A model loaded in the way that is the same for all."""
+        return ModelSource(
+            name,
+            self.dtype,
+            self.device,
+            device_map=self.device_map,
+            trust_remote_code=self.trust_remote_code,
+            attn_implementation=self.attn_implementation,
+        )
+
+
+@dataclass(kw_only=True)
+class PairSettings(TargetSettings):
+    """What every command that loads a target and may load a draft model is told of them."""
+
+    draft: Annotated[str | None, Option(help="Folder or Hub repo of a draft model.")] = None
+    draft_revision: Annotated[str | None, _how("Branch, tag or commit of the draft's repo.")] = None
+    pad_target_mlp: Annotated[int | None, _how("Widen the target's MLPs to cost more, outputs the same.")] = None
+    pad_draft_mlp: Annotated[int | None, _how("Widen the draft's MLPs likewise.")] = None
+
+    def load(self) -> Pair:
+        """The target, its tokenizer and the draft model if one is named, with torch set to the number of threads.
 
         Raises:
             SpeculationError: one of them cannot be loaded as asked.
         """
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        target = ModelSource(self.target, self.dtype, self.device, self.pad_target_mlp)
-        draft = ModelSource(self.draft, self.dtype, self.device, self.pad_draft_mlp) if self.draft else None
-        return Pair(load_tokenizer(target), load_model(target), load_model(draft) if draft else None)
+        pair = super().load()
+        if self.draft:
+            source = replace(self._source(self.draft), revision=self.draft_revision, pad_mlp=self.pad_draft_mlp)
+            pair.draft = load_model(source)
+        return pair
+
+    def target_source(self) -> ModelSource:
+        """The target, as `load_model` and `load_tokenizer` take it."""
+        return replace(super().target_source(), pad_mlp=self.pad_target_mlp)
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, padding on the left."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.name, padding_side="left")
-    except (OSError, ValueError) as error:
-        raise SpeculationError(f"cannot load a tokenizer from {source.name!r}: {_first_line(error)}") from error
+    """The model's tokenizer, padding on the left.
+
+    Raises:
+        SpeculationError: there is none, or it cannot be loaded.
+    """
+    with _named("tokenizer", source):
+        tokenizer = AutoTokenizer.from_pretrained(source.name, padding_side="left", **_hub_options(source))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
-    """A decoder-only model, cost-padded where asked for."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(source.name, dtype=torch_dtype(source.dtype))
-    except (OSError, ValueError) as error:
-        raise SpeculationError(f"cannot load a model from {source.name!r}: {_first_line(error)}") from error
-    if source.pad_mlp:
-        pad_mlps(model, source.pad_mlp)
-    return model.to(source.device).eval()
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype of that name.
+    """A decoder-only model, cost-padded where asked for.
 
     Raises:
-        SpeculationError: there is none.
+        SpeculationError: there is none, or it cannot be loaded as asked.
     """
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise SpeculationError(f"dtype must be a torch dtype such as bfloat16 or float32, got {name!r}")
-    return dtype
+    device = device_name(source.device)
+    dtype = DTYPES[dtype_name(source.dtype, device)]
+    options: dict[str, Any] = _hub_options(source) | {"dtype": dtype}
+    if source.attn_implementation is not None:
+        options["attn_implementation"] = source.attn_implementation
+    if source.device_map is not None:
+        options["device_map"] = _device_map(source.device_map)
+    if source.quantization is not None:
+        if source.pad_mlp:
+            raise SpeculationError("quantization leaves no MLP that could be padded; leave out one of the two")
+        options["quantization_config"] = quantization_config(source.quantization, dtype)
+        options.setdefault("device_map", device)  # quantized weights cannot always be moved
+    with _named("model", source):
+        model = AutoModelForCausalLM.from_pretrained(source.name, **options)
+    if source.pad_mlp:
+        pad_mlps(model, source.pad_mlp)
+    return (model if "device_map" in options else model.to(device)).eval()
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _hub_options(source: ModelSource) -> dict[str, Any]:
+    return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
+
+
+def _device_map(text: str) -> Any:
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpeculationError(f"device_map must be a name such as auto, or a JSON object, got {text!r}") from error
+
+
+@contextmanager
+def _named(what: str, source: ModelSource) -> Iterator[None]:
+    """Every way to load fails in its own way; say in one line which model it was."""
+    try:
+        path = Path(source.name)
+        if path.is_file() or (not path.exists() and (path.is_absolute() or source.name.startswith("."))):
+            raise FileNotFoundError("there is no such folder")
+        yield
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise SpeculationError(f"cannot load a {what} from {source.name!r}: {said[0]}") from error

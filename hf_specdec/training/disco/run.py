@@ -5,9 +5,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
 from transformers import PreTrainedModel
+from typer import Option
 
 from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.drafter import DiscoDrafter
@@ -27,28 +28,33 @@ REGIMES = {"greedy": False, "sampled": True}
 class TrainSettings(PairSettings):
     """Arguments of the command."""
 
-    draft: str = field()
-    """which is to be stopped, and so must be named"""
-    data: list[str]
-    """prompt files; of a conversation the first turn is answered"""
-    output: str
-    validation: list[str] = field(default_factory=list)
-    """prompt files to choose τ and SLmax on; a quarter of `data` where there are none"""
-    limit: int | None = None
-    """prompts to take of each file, drawn at random; half as many of a validation file"""
-    max_new_tokens: int = 128
-    rules: list[RuleName] = field(default_factory=lambda: ["token", "draft"])
-    """stop rules to choose among"""
-    longest: int = 32
-    """largest SLmax to consider"""
-    timed_prompts: int = 12
-    """validation prompts on which the clock decides among the best choices; 0 leaves it to the simulation"""
-    k: int = 10
-    lookup: bool = True
-    """whether the classifier is told what copying from earlier text proposes"""
-    hidden: int = 32
-    epochs: int = 100
-    seed: int = 0
+    draft: Annotated[str, Option(help="Folder or Hub repo of the draft model.")] = field()  # which must be named
+    data: Annotated[list[str], Option(help="Prompts to train on (the first turn of a conversation); may be repeated.")]
+    output: Annotated[str, Option(help="Folder of the drafter; an interrupted run goes on from there.")]
+    validation: Annotated[
+        list[str], Option(help="Prompts to choose τ and SLmax on; a quarter of the data if not given.")
+    ] = field(default_factory=list)
+    limit: Annotated[
+        int | None, Option(help="Prompts to take of each file, drawn at random; half as many for validation.")
+    ] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens that the target writes per prompt.")] = 128
+    rules: Annotated[list[str], Option("--rule", help="Stop rules to choose among; both if not given.")] = field(
+        default_factory=lambda: ["token", "draft"]
+    )
+    longest: Annotated[int, Option(help="Largest SLmax to consider.")] = 32
+    timed_prompts: Annotated[
+        int, Option(help="Prompts on which the clock decides among the best rules; 0 leaves it to a simulation.")
+    ] = 12
+    k: Annotated[int, Option(help="Largest probabilities of the draft that the classifier sees.")] = 10
+    lookup: Annotated[bool, Option(help="Tell the classifier what copying from earlier text proposes.")] = True
+    hidden: Annotated[int, Option(help="Hidden units of the classifier.")] = 32
+    epochs: Annotated[int, Option(help="Of the classifier's training.")] = 100
+    seed: Annotated[int, Option(help="Of sampling, of the split and of the classifier.")] = 0
+
+    @property
+    def rule_names(self) -> list[RuleName]:
+        """`rules`, checked."""
+        return [cast(RuleName, rule) for rule in self.rules]
 
     def check(self) -> None:
         """
@@ -156,10 +162,10 @@ def _choose(
 ) -> list[Choice]:
     """Choices, fastest first: by simulation, and the front by the clock."""
     settings = run.settings
-    ranked = simulated_choices(chances(classifier, records, do_sample), costs, settings.rules)
+    ranked = simulated_choices(chances(classifier, records, do_sample), costs, settings.rule_names)
     if not settings.timed_prompts:
         return ranked
-    finalists = [c for name in settings.rules for c in [c for c in ranked if c.rule == name][:FINALISTS]]
+    finalists = [c for name in settings.rule_names for c in [c for c in ranked if c.rule == name][:FINALISTS]]
     regime = Regime(do_sample, settings.max_new_tokens, settings.k, 0, settings.seed)
     measured = measured_choice(
         run.pair.target,
