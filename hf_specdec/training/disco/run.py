@@ -28,7 +28,7 @@ REGIMES = {"greedy": False, "sampled": True}
 class TrainSettings(PairSettings):
     """Arguments of the command."""
 
-    draft: Annotated[str, Option(help="Folder or Hub repo of the draft model.")] = field()  # which must be named
+    draft: Annotated[str, Option(help="Folder, Hub repo or GGUF file of the draft model.")] = field()  # must be named
     data: Annotated[list[str], Option(help="Prompts to train on (the first turn of a conversation); may be repeated.")]
     output: Annotated[str, Option(help="Folder of the drafter; an interrupted run goes on from there.")]
     validation: Annotated[

@@ -1,0 +1,85 @@
+"""GGUF files as folders that load like any other: converted once, and kept in the user's cache."""
+
+import hashlib
+import sys
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import constants
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils import cached_file
+
+from ..errors import SpeculationError
+from ..showing.quiet import quiet
+from .devices import DTYPES
+
+
+def located(name: str, file: str | None, revision: str | None = None) -> Path:
+    """A GGUF file, downloaded where it has to be.
+
+    Args:
+        name: the file itself, or the folder or Hub repo that it lies in.
+        file: its name there.
+
+    Raises:
+        SpeculationError: there is no such file.
+    """
+    if file is None or name.endswith(".gguf"):
+        if file is not None:
+            raise SpeculationError(f"{name!r} is a GGUF file already; leave out gguf_file={file!r}")
+        if not Path(name).is_file():
+            raise SpeculationError(f"there is no file {name!r}")
+        return Path(name)
+    try:
+        return Path(cached_file(name, file, revision=revision))
+    except (OSError, ValueError) as error:
+        raise SpeculationError(f"cannot find gguf_file {file!r} in {name!r}: {_first_line(error)}") from error
+
+
+def converted(file: Path, dtype: str) -> Path:
+    """A folder with the file's model, every weight in this dtype, and its tokenizer.
+
+    The first call makes it, which takes seconds to minutes; it is known again by the file's name, size and time.
+
+    Raises:
+        SpeculationError: the file cannot be read, or the folder cannot be written.
+    """
+    facts = file.stat()
+    identity = hashlib.sha256(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:16]
+    kept = Path(constants.HF_HOME) / "hf_specdec" / "gguf" / f"{file.stem}-{dtype}-{identity}"
+    if kept.is_dir():
+        return kept
+    print(f"converting {file.name} to {dtype}, once; it is kept in {kept}", file=sys.stderr)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its place, so that it gets there whole or not at all.
+        with tempfile.TemporaryDirectory(prefix=".", dir=kept.parent) as folder:
+            made = Path(folder) / kept.name
+            with quiet():
+                _convert(file, dtype, made)
+            _move(made, kept)
+    except ImportError as error:
+        raise SpeculationError(f"{file.name} needs the package gguf; pip install 'hf-specdec[gguf]'") from error
+    except Exception as error:  # a file can be wrong in many ways, and a disk full
+        raise SpeculationError(f"cannot convert {file} into {kept}: {_first_line(error)}") from error
+    return kept
+
+
+def _convert(file: Path, dtype: str, folder: Path) -> None:
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=DTYPES[dtype]
+    )
+    model.save_pretrained(folder)
+
+
+def _move(made: Path, kept: Path) -> None:
+    try:
+        made.rename(kept)
+    except OSError:
+        if not kept.is_dir():  # else another process was faster
+            raise
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
