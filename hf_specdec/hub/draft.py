@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+import transformers  # its auto classes and model families are loaded where they are asked for
 
 from ..errors import SpeculationError, shortened, shown
 from .files import (
@@ -21,7 +21,7 @@ from .files import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 GENERATION = "generation_config.json"
 PATTERNS = ("config.json", GENERATION, "model.safetensors.index.json", "model*.safetensors")
@@ -84,7 +84,7 @@ def load_draft(
     if quantization is not None:
         extra["quantization_config"] = _quanto(quantization)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -117,7 +117,7 @@ def load_draft(
     return model.eval()
 
 
-def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig":
     """The model's config, after every file was found to be plain and the sizes to be those of the weights."""
     for path in folder.iterdir():
         if path.is_symlink() or path.is_file():
@@ -137,7 +137,9 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
         read_json(folder, GENERATION)
     tensors = {key: info for name in _weight_files(folder) for key, info in tensor_infos(folder, name).items()}
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
         if not trust_remote_code:
             _check_sizes(config, tensors, folder, packed="quantization_config" in content)
         _check_window(config.get_text_config(), folder)
@@ -160,7 +162,7 @@ def _weight_files(folder: Path) -> list[str]:
     return sorted(set(shards.values()))
 
 
-def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
+def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
     """Nothing is allocated for a model that config.json makes larger than its weights."""
     if not packed and (wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING)):
         raise SpeculationError(
@@ -172,7 +174,7 @@ def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folde
     declared = None
     if layers <= len(tensors):  # else even a model without memory takes long to build
         with torch.device("meta"):
-            declared = AutoModelForCausalLM.from_config(config).num_parameters()
+            declared = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
     if declared is None or declared > most:
         size = f"{layers} layers" if declared is None else f"{declared} parameters"
         raise SpeculationError(
@@ -181,7 +183,7 @@ def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folde
         )
 
 
-def _check_window(config: PreTrainedConfig, folder: Path) -> None:
+def _check_window(config: "PreTrainedConfig", folder: Path) -> None:
     """A token must see another one; transformers' cache for windows of 1 gives other logits than no cache."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if window is not None and (kinds is None or "sliding_attention" in kinds) and not 2 <= window < 1 << 31:
@@ -196,8 +198,6 @@ def _one_line(error: Exception) -> str:
 
 
 def _quanto(quantization: str) -> Any:
-    from transformers import QuantoConfig
-
     if quantization not in QUANTIZATIONS:
         raise SpeculationError(f"quantization is {quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
     try:
@@ -206,4 +206,4 @@ def _quanto(quantization: str) -> Any:
         raise SpeculationError(
             f"quantization={quantization!r} needs optimum-quanto; pip install 'hf-specdec[quantization]'"
         ) from error
-    return QuantoConfig(weights=quantization)
+    return transformers.QuantoConfig(weights=quantization)

@@ -1,11 +1,10 @@
 """`DiscoDrafter`: after every drafted token a classifier decides whether to draft one more (Mamou 2024, §3)."""
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
@@ -16,6 +15,9 @@ from .config import DiscoConfig
 from .lookup import NONE, Branch, Recurrence
 from .rules import StopRule
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @register_drafter
 class DiscoDrafter(DraftModelDrafter):
@@ -24,7 +26,9 @@ class DiscoDrafter(DraftModelDrafter):
     config_class = DiscoConfig  # type: ignore[assignment]
     config: DiscoConfig  # type: ignore[assignment]
 
-    def __init__(self, draft_model: PreTrainedModel, classifier: StopClassifier | None = None, **options: Any) -> None:
+    def __init__(
+        self, draft_model: "PreTrainedModel", classifier: StopClassifier | None = None, **options: Any
+    ) -> None:
         """
         Args:
             draft_model: the one that the classifier was trained for.
@@ -58,7 +62,7 @@ class DiscoDrafter(DraftModelDrafter):
         self.classifier.load_state_dict(weights)
         self.trained = True
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: "PreTrainedModel") -> None:
         if not self.trained:
             raise SpeculationError(
                 "speculation_type='disco' has no trained stop classifier; train one with `hf-specdec train disco` and "
@@ -132,7 +136,7 @@ class DiscoSession(DraftModelSession):
         return shorter
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def fingerprint(model: "PreTrainedModel") -> str:
     """Tells drafts apart: a hash of sizes and of the first values of every weight, some of which any training changes.
 
     Rounded to bfloat16, so that it does not depend on the dtype that the model was loaded in.

@@ -1,10 +1,9 @@
 """`DraftModelDrafter`: any causal language model as the draft, one forward per drafted token over its own cache."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedModel
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
@@ -15,6 +14,9 @@ from ..base import Drafter
 from ..learned import Learned
 from .session import DraftModelSession
 from .window import WindowTuner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @strict
@@ -36,7 +38,7 @@ class DraftModelDrafter(Drafter):
     config: DraftModelConfig
     needs_draft_model = True
 
-    def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
+    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
         """
         Args:
             draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
@@ -56,7 +58,7 @@ class DraftModelDrafter(Drafter):
         self.draft_model = draft_model
         self._tuners = Learned(WindowTuner)
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: "PreTrainedModel") -> None:
         check_same_tokenizer(target, self.draft_model)
         if self.draft_support() < Support.LOCKSTEP:
             raise SpeculationError(
@@ -78,7 +80,7 @@ class DraftModelDrafter(Drafter):
         return DraftModelSession(context, self.draft_model, self.config.num_draft_tokens, tuner)
 
 
-def check_same_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") -> None:
     """Refuse a draft of another tokenizer: told by a size difference too large for padding, or by special ids.
 
     Raises:

@@ -2,11 +2,10 @@
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedModel
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
@@ -23,6 +22,9 @@ from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
 from .workers import Pool, launch, make_ready, start_thread
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @strict
@@ -59,7 +61,7 @@ class PearlDrafter(DraftModelDrafter):
     last_timeline: Timeline | None = None
     """when each model was busy in the last call, and what the line between them carried"""
 
-    def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
+    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
         super().__init__(draft_model, **options)
         self.pool = Pool()
         weakref.finalize(self, self.pool.close)
@@ -113,7 +115,7 @@ class PearlDrafter(DraftModelDrafter):
     def draft_support(self) -> Support:
         return super().draft_support() if self.seat is None else self.seat.support
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: "PreTrainedModel") -> None:
         if self.config.worker == "rank":
             self._joined().check(ranks_of(target))
         super().check_target(target)
