@@ -164,17 +164,20 @@ def _weight_files(folder: Path) -> list[str]:
 
 def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
     """Nothing is allocated for a model that config.json makes larger than its weights."""
-    if not packed and (wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING)):
-        raise SpeculationError(
-            f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
-        )
     stored = sum(torch.Size(shape).numel() for _, shape in tensors.values())
     most = stored * MOST_PER_WORD if packed else stored
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    declared = None
+    declared, tables = None, set()
     if layers <= len(tensors):  # else even a model without memory takes long to build
         with torch.device("meta"):
-            declared = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        declared = model.num_parameters()
+        tables = {name for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+    wrong = sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING and key not in tables)
+    if wrong and not packed:
+        raise SpeculationError(
+            f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
+        )
     if declared is None or declared > most:
         size = f"{layers} layers" if declared is None else f"{declared} parameters"
         raise SpeculationError(
