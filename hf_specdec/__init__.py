@@ -40,4 +40,10 @@ __all__ = [
     "unregister",
 ]
 
+
+def __dir__() -> list[str]:
+    """What an editor offers: the public names."""
+    return list(__all__)
+
+
 register()

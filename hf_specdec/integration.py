@@ -6,13 +6,14 @@ goes to the original untouched. This is the only file that knows transformers' g
 
 import copy
 import functools
+import importlib
 import inspect
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
@@ -35,6 +36,9 @@ UPSTREAM_TYPES = ("dflash",)
 UPSTREAM_DEFAULTS = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
 """what transformers fills in by itself (its pipelines do): nobody asked for these"""
 
+OWN_MODELS = {"cut_llama": "hf_specdec.drafters.draft_model.cut"}
+"""`model_type` of a config.json → the module whose import registers it with transformers' auto classes"""
+
 OTHER_MODES = {
     "penalty_alpha": 0.0,
     "dola_layers": None,
@@ -49,7 +53,7 @@ def register() -> None:
     """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
     if not _originals:
         for owner, name, wrap in _WRAPPED:
-            _originals[name] = getattr(owner, name)
+            _originals[name] = inspect.getattr_static(owner, name)
             setattr(owner, name, wrap(_originals[name]))
 
 
@@ -69,6 +73,21 @@ def _with_options(original: Callable[..., None]) -> Callable[..., None]:
             self.speculation = kwargs["speculation"]
 
     return __init__
+
+
+def _knowing(original: Any) -> Any:
+    """A model of ours is registered once a config names it: transformers' auto classes and a model's code take longer
+    to import than all of this package."""
+
+    @classmethod  # type: ignore[misc]
+    @functools.wraps(original.__func__)
+    def get_config_dict(cls: type[PreTrainedConfig], *args: Any, **kwargs: Any) -> Any:
+        config, unused = original.__func__(cls, *args, **kwargs)
+        if module := OWN_MODELS.get(str(config.get("model_type"))):
+            importlib.import_module(module)
+        return config, unused
+
+    return get_config_dict
 
 
 def _told(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,5 +305,6 @@ _WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (GenerationMixin, "generate", _wrapped),
     (GenerationMixin, "init_continuous_batching", _told),
     (GenerationConfig, "__init__", _with_options),
+    (PreTrainedConfig, "get_config_dict", _knowing),
 )
 """public functions of transformers, and what is put around each"""

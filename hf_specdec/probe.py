@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from .protocol import Runner
 from .target.cache import is_adoptable
@@ -21,6 +21,9 @@ from .target.inputs import takes_ragged_inputs
 from .target.lockstep import LockstepRunner, prefill
 from .target.ragged import RaggedRunner
 from .target.state import StateRunner, keeps_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Support(IntEnum):
@@ -56,12 +59,12 @@ MOST_NOISE = 1e-3
 keys, or clamps otherwise, in a forward of several tokens than in one of a single token"""
 
 
-def support(model: PreTrainedModel) -> Support:
+def support(model: "PreTrainedModel") -> Support:
     """The best way to run this model, remembered as long as it keeps its attention, dtype and mode."""
     return ability(model).support
 
 
-def ability(model: PreTrainedModel) -> Ability:
+def ability(model: "PreTrainedModel") -> Ability:
     """What this model can do, likewise."""
     per_model = _known.setdefault(model, {})
     kind = model.device.type
@@ -75,7 +78,7 @@ def ability(model: PreTrainedModel) -> Ability:
 
 
 @contextmanager
-def _narrow(model: PreTrainedModel) -> Iterator[None]:
+def _narrow(model: "PreTrainedModel") -> Iterator[None]:
     """With a sliding window so short that the probe's text goes past it: what a model does there differs. Attention
     kernels with a window of their own keep it, so there it stays."""
     config = model.config.get_text_config(decoder=True)
@@ -90,13 +93,13 @@ def _narrow(model: PreTrainedModel) -> Iterator[None]:
         config.sliding_window = window
 
 
-def _counts_columns(model: PreTrainedModel) -> bool:
+def _counts_columns(model: "PreTrainedModel") -> bool:
     """Whether local layers hold their window as a table over columns (GPT-Neo), which no mask of ours can widen and
     the probe's text does not go past."""
     return "local" in (getattr(model.config, "attention_layers", None) or ())
 
 
-def _probe(model: PreTrainedModel) -> Ability:
+def _probe(model: "PreTrainedModel") -> Ability:
     ids, mask = _inputs(model)
     vocab = model.config.get_text_config(decoder=True).vocab_size
     found = Support.PLAIN
@@ -116,7 +119,7 @@ def _probe(model: PreTrainedModel) -> Ability:
     return Ability(found, vocab)
 
 
-def runner_agrees(model: PreTrainedModel, wrap: Callable[[Runner], Runner]) -> bool:
+def runner_agrees(model: "PreTrainedModel", wrap: Callable[[Runner], Runner]) -> bool:
     """Whether a runner of a drafter's own leaves the target's logits as they are.
 
     Args:
@@ -135,7 +138,7 @@ def runner_agrees(model: PreTrainedModel, wrap: Callable[[Runner], Runner]) -> b
         return agree(answer.logits[:, :places], expected[:, :places], noise)
 
 
-def _inputs(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+def _inputs(model: "PreTrainedModel") -> tuple[Tensor, Tensor]:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.tensor(IDS, device=model.device) % vocabulary
     mask = torch.ones_like(ids)
@@ -143,13 +146,13 @@ def _inputs(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def _kwargs(model: PreTrainedModel, mask: Tensor) -> dict:
+def _kwargs(model: "PreTrainedModel", mask: Tensor) -> dict:
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     kwargs = {"attention_mask": mask, "past_key_values": DynamicCache(config=model.config), "use_cache": True}
     return kwargs | ({"position_ids": positions} if takes_ragged_inputs(model, {}) else {})
 
 
-def _plain(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, float]:
+def _plain(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> tuple[Tensor, float]:
     """Logits after columns 4, 5 and 6 [B, 3, V], token by token as plain decoding does it; and how far those of one
     forward over the whole text are from them, which is the model's own rounding."""
     whole = prefill(model, ids, _kwargs(model, mask), None, all_logits=True).logits[:, -3:]
@@ -163,7 +166,7 @@ def _plain(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, f
     return expected, float((expected.float() - whole.float()).abs().max())
 
 
-def _lockstep(way: type[LockstepRunner], model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+def _lockstep(way: type[LockstepRunner], model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
     """The same by a prefill of 4 columns, wrong forwards rolled back in whole and in part, and the right ones."""
     runner = way(model, _kwargs(model, mask[:, :4]), ids[:, :4])
     runner.prefill()
@@ -174,7 +177,7 @@ def _lockstep(way: type[LockstepRunner], model: PreTrainedModel, ids: Tensor, ma
     return torch.cat([first, runner.forward(ids[:, 5:]).logits], dim=1)
 
 
-def _ragged(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
     """The same with rows that advance unevenly, over slots filled with large garbage."""
     kwargs = _kwargs(model, mask[:, :3])
     runner = RaggedRunner(model, kwargs, ids[:, :3])

@@ -1,11 +1,11 @@
 """One `generate` call as transformers prepared it, and in which way it can be sped up, if it can."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..errors import warn
@@ -21,12 +21,15 @@ from .guard import GuardedDrafter
 from .outputs import StepOutputs
 from .stopping import Stopping
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @dataclass
 class Call:
     """One `generate` call, prepared by transformers."""
 
-    target: PreTrainedModel
+    target: "PreTrainedModel"
     input_ids: Tensor
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList

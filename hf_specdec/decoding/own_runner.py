@@ -4,11 +4,10 @@ call. One that raises or changes the target's logits is dropped with its drafter
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..errors import shown
 from ..judge.picking import DraftPicker
@@ -24,6 +23,9 @@ from ..target.ranks import ranks_of
 from ..transfer import to_device
 from .call import Call
 from .guard import GuardedDrafter, opened
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T")
 
@@ -59,7 +61,7 @@ def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, make: C
     return runner if own is None else GuardedRunner(own, engine, session)
 
 
-def _named(features: Sequence[int], model: PreTrainedModel) -> tuple[int, ...]:
+def _named(features: Sequence[int], model: "PreTrainedModel") -> tuple[int, ...]:
     states = model.config.get_text_config(decoder=True).num_hidden_layers + 1
     for name in features:
         if type(name) is not int or not -states <= name < states:
@@ -67,14 +69,14 @@ def _named(features: Sequence[int], model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(features)
 
 
-def _is_proved(model: PreTrainedModel, drafter: AnyDrafter) -> bool:
+def _is_proved(model: "PreTrainedModel", drafter: AnyDrafter) -> bool:
     known = _proved.setdefault(drafter, weakref.WeakSet())
     if model not in known and _is_faithful(model, drafter):
         known.add(model)
     return model in known
 
 
-def _is_faithful(model: PreTrainedModel, drafter: AnyDrafter) -> bool:
+def _is_faithful(model: "PreTrainedModel", drafter: AnyDrafter) -> bool:
     """Whether the runner of a session of its own, over the probe's prompt, gives the target's logits."""
     sessions: list[DraftSession] = []
 

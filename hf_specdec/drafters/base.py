@@ -1,7 +1,11 @@
 """`Drafter`: what every way of drafting has in common. It lives long: its config, and its weights if it has any."""
 
+import functools
+import inspect
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from ..hub import load_drafter, push_drafter, save_drafter
 from ..protocol import DraftContext, DraftSession
@@ -10,16 +14,25 @@ from ..schedule import Guarded, Schedule
 from ..stats import SpeculationStats
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Drafter(Storable):
-    """A way of drafting: config, weights, and a `start` that opens a session per `generate` call."""
+    """A way of drafting: config, weights, and a `start` that opens a session per `generate` call.
+
+    A constructor names its options, with their defaults, and passes them on to this one.
+    """
 
     proposes_trees: bool = False
     """whether sessions may propose drafts with `parents`"""
     brings_runner: bool = False
     """whether sessions bring a runner of their own (`DraftSession.runner`)"""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if (constructor := vars(cls).get("__init__")) is not None:
+            setattr(cls, "__init__", _refusing_unknown(constructor))  # noqa: B010  (mypy knows no other way)
 
     def __init__(self, **options: Any) -> None:
         self.config = self.config_class.from_options(options)
@@ -45,24 +58,179 @@ class Drafter(Storable):
         return None
 
     @classmethod
-    def from_pretrained(cls, repo_or_folder: str, **kwargs: Any) -> "Drafter":
+    def from_pretrained(
+        cls,
+        repo_or_folder: str | Path,
+        *,
+        subfolder: str = "",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        trust_remote_code: bool = False,
+        device_map: Any = None,
+        dtype: "str | torch.dtype" = "auto",
+        quantization: str | None = None,
+        draft_model: "PreTrainedModel | None" = None,
+        **options: Any,
+    ) -> Self:
         """Load from a Hub repo or a local folder; the class follows from `drafter_type` in its `config.json`.
 
-        See `hf_specdec.hub.load_drafter` for what `kwargs` may hold.
+        Args:
+            repo_or_folder: a local folder, else a repo on the Hub.
+            subfolder: where the drafter is inside of it.
+            revision: branch, tag or commit of the repo.
+            token: for private repos; None uses the stored login.
+            cache_dir: of the Hub's files.
+            force_download: whatever the cache holds.
+            local_files_only: ask no server.
+            trust_remote_code: whether the *draft model* may bring modeling code. The drafter itself never does.
+            device_map: of the draft model.
+            dtype: of the draft model; "auto" is the stored one.
+            quantization: of the draft model: "int8" or "int4" (optimum-quanto).
+            draft_model: use this model instead of the one that the config names.
+            options: of this kind of drafter, in place of the stored ones.
+
+        Raises:
+            SpeculationError: whatever is wrong with the repo; the message names the file and the fix.
         """
-        return load_drafter(cls, repo_or_folder, **kwargs)
+        return load_drafter(
+            cls,
+            repo_or_folder,
+            subfolder=subfolder,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            trust_remote_code=trust_remote_code,
+            device_map=device_map,
+            dtype=dtype,
+            quantization=quantization,
+            draft_model=draft_model,
+            **options,
+        )
 
     def save_pretrained(
-        self, folder: str, *, push_to_hub: bool = False, repo_id: str | None = None, **kwargs: Any
+        self,
+        folder: str | Path,
+        *,
+        target: "PreTrainedModel | None" = None,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        embed_draft_model: bool | None = None,
+        license: str | None = None,
+        datasets: list[str] | None = None,
+        trained_on: str | None = None,
+        results: str | Path | None = None,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        private: bool | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        create_pr: bool = False,
+        token: str | bool | None = None,
     ) -> None:
-        """Write `config.json`, weights if there are any, and a model card (see `hf_specdec.hub.save_drafter`).
+        """Write `config.json`, weights if there are any, and a model card.
 
         Args:
-            push_to_hub: upload the folder afterwards to `repo_id` (default: the folder's name); `kwargs` may then also
-                hold what `push_to_hub` takes.
-        """
-        save_drafter(self, folder, push_to_hub=push_to_hub, repo_id=repo_id, **kwargs)
+            folder: made if it is not there.
+            target: the model that the drafter is made for; others are then refused. None keeps what the config says.
+            tokenizer: the target's; its hash is stored too.
+            embed_draft_model: True copies the draft model's weights into a subfolder; False names its Hub repo at the
+                revision it was loaded from. None embeds, unless the drafter was loaded with a repo named.
+            license: for the card, as the Hub names it, such as "apache-2.0".
+            datasets: for the card, ids of data sets on the Hub that the drafter was trained on.
+            trained_on: for the card, a sentence on the training.
+            results: for the card, a result file of `hf-specdec bench`.
+            push_to_hub: upload the folder afterwards; what follows is for that, see `push_to_hub`.
+            repo_id: the folder's name if left out.
+            private, revision, commit_message, create_pr, token: of the upload.
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
-        """Upload to the Hub (see `hf_specdec.hub.push_drafter`); returns the commit's address."""
-        return push_drafter(self, repo_id, **kwargs)
+        Raises:
+            SpeculationError: what cannot be saved as asked, or options of an upload without `push_to_hub`.
+        """
+        save_drafter(
+            self,
+            folder,
+            target=target,
+            tokenizer=tokenizer,
+            embed_draft_model=embed_draft_model,
+            license=license,
+            datasets=datasets,
+            trained_on=trained_on,
+            results=results,
+            push_to_hub=push_to_hub,
+            repo_id=repo_id,
+            private=private,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            token=token,
+        )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        create_pr: bool = False,
+        token: str | bool | None = None,
+        target: "PreTrainedModel | None" = None,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        embed_draft_model: bool | None = None,
+        license: str | None = None,
+        datasets: list[str] | None = None,
+        trained_on: str | None = None,
+        results: str | Path | None = None,
+    ) -> str:
+        """Upload to the Hub.
+
+        Args:
+            repo_id: made if it is not there.
+            private: visibility of a repo that is made; None is the account's default.
+            revision: branch to push to, made if it is not there; None is the main one.
+            commit_message: of the first commit.
+            create_pr: open a pull request instead of changing the branch.
+            token: None uses the stored login.
+            target, tokenizer, embed_draft_model, license, datasets, trained_on, results: see `save_pretrained`.
+
+        Returns:
+            The address of the last commit.
+
+        Raises:
+            SpeculationError: what cannot be saved as asked, or the Hub refuses.
+        """
+        return push_drafter(
+            self,
+            repo_id,
+            private=private,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            token=token,
+            target=target,
+            tokenizer=tokenizer,
+            embed_draft_model=embed_draft_model,
+            license=license,
+            datasets=datasets,
+            trained_on=trained_on,
+            results=results,
+        )
+
+
+def _refusing_unknown(constructor: Callable[..., None]) -> Callable[..., None]:
+    """An option that a constructor does not name is refused like every other bad option, not by a TypeError."""
+    parameters = inspect.signature(constructor).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return constructor  # which passes it on
+
+    @functools.wraps(constructor)
+    def __init__(self: Drafter, *arguments: Any, **options: Any) -> None:
+        if unknown := {name: value for name, value in options.items() if name not in parameters}:
+            self.config_class.from_options(unknown)
+        constructor(self, *arguments, **options)
+
+    return __init__

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+import transformers  # its auto classes and model families are loaded where they are asked for
 
 from ..errors import SpeculationError, shortened, shown
 from .files import (
@@ -21,7 +21,7 @@ from .files import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 GENERATION = "generation_config.json"
 PATTERNS = ("config.json", GENERATION, "model.safetensors.index.json", "model*.safetensors")
@@ -84,7 +84,7 @@ def load_draft(
     if quantization is not None:
         extra["quantization_config"] = quanto_config(quantization)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -117,7 +117,7 @@ def load_draft(
     return model.eval()
 
 
-def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig":
     """The model's config, after every file was found to be plain and the sizes to be those of the weights."""
     for path in folder.iterdir():
         if path.is_symlink() or path.is_file():
@@ -137,7 +137,9 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
         read_json(folder, GENERATION)
     tensors = {key: info for name in _weight_files(folder) for key, info in tensor_infos(folder, name).items()}
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
         if not trust_remote_code:
             _check_sizes(config, tensors, folder, packed="quantization_config" in content)
         _check_window(config.get_text_config(), folder)
@@ -160,19 +162,22 @@ def _weight_files(folder: Path) -> list[str]:
     return sorted(set(shards.values()))
 
 
-def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
+def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
     """Nothing is allocated for a model that config.json makes larger than its weights."""
-    if not packed and (wrong := sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING)):
-        raise SpeculationError(
-            f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
-        )
     stored = sum(torch.Size(shape).numel() for _, shape in tensors.values())
     most = stored * MOST_PER_WORD if packed else stored
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    declared = None
+    declared, tables = None, set()
     if layers <= len(tensors):  # else even a model without memory takes long to build
         with torch.device("meta"):
-            declared = AutoModelForCausalLM.from_config(config).num_parameters()
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        declared = model.num_parameters()
+        tables = {name for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+    wrong = sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING and key not in tables)
+    if wrong and not packed:
+        raise SpeculationError(
+            f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
+        )
     if declared is None or declared > most:
         size = f"{layers} layers" if declared is None else f"{declared} parameters"
         raise SpeculationError(
@@ -181,7 +186,7 @@ def _check_sizes(config: PreTrainedConfig, tensors: dict[str, TensorInfo], folde
         )
 
 
-def _check_window(config: PreTrainedConfig, folder: Path) -> None:
+def _check_window(config: "PreTrainedConfig", folder: Path) -> None:
     """A token must see another one; transformers' cache for windows of 1 gives other logits than no cache."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if window is not None and (kinds is None or "sliding_attention" in kinds) and not 2 <= window < 1 << 31:
@@ -201,8 +206,6 @@ def quanto_config(quantization: str) -> Any:
     Raises:
         SpeculationError: an unknown quantization, or optimum-quanto is not installed.
     """
-    from transformers import QuantoConfig
-
     if quantization not in QUANTIZATIONS:
         raise SpeculationError(f"quantization is {quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
     try:
@@ -211,4 +214,4 @@ def quanto_config(quantization: str) -> Any:
         raise SpeculationError(
             f"quantization={quantization!r} needs optimum-quanto; pip install 'hf-specdec[quantization]'"
         ) from error
-    return QuantoConfig(weights=quantization)
+    return transformers.QuantoConfig(weights=quantization)

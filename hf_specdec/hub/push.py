@@ -21,27 +21,37 @@ from .loading import CARD, CONFIG, WEIGHTS, read_config
 from .saving import write_drafter
 
 GENERATE, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"
-PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 
 
 def save_drafter(
-    drafter: Storable, folder: str | Path, *, push_to_hub: bool = False, repo_id: str | None = None, **options: Any
+    drafter: Storable,
+    folder: str | Path,
+    *,
+    push_to_hub: bool = False,
+    repo_id: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    create_pr: bool = False,
+    token: str | bool | None = None,
+    **save: Any,
 ) -> None:
-    """Write the drafter into `folder`, and upload it if asked to.
+    """Write the drafter into `folder`, and upload it if asked to. `save` is what `write_drafter` takes.
 
     Args:
-        push_to_hub: upload the folder afterwards to `repo_id` (default: the folder's name).
-        options: what `write_drafter` takes; with `push_to_hub` also what `push_folder` takes (`PUSH_OPTIONS`).
+        push_to_hub: upload the folder afterwards to `repo_id` (default: the folder's name), as `push_folder` does.
 
     Raises:
         SpeculationError: options of an upload without `push_to_hub`; see `write_drafter` and `push_folder`.
     """
-    push = {name: options.pop(name) for name in PUSH_OPTIONS if name in options}
-    if (repo_id is not None or push) and not push_to_hub:
-        raise SpeculationError(f"{', '.join(['repo_id'] * (repo_id is not None) + list(push))} needs push_to_hub=True")
-    write_drafter(drafter, folder, **options)
+    push: dict[str, Any] = {"private": private, "revision": revision, "commit_message": commit_message}
+    push |= {"create_pr": create_pr or None, "token": token}
+    given = [name for name, value in ({"repo_id": repo_id} | push).items() if value is not None]
+    if given and not push_to_hub:
+        raise SpeculationError(f"{', '.join(given)} needs push_to_hub=True")
+    write_drafter(drafter, folder, **save)
     if push_to_hub:
-        push_folder(folder, repo_id or Path(folder).resolve().name, **push)
+        push_folder(folder, repo_id or Path(folder).resolve().name, **push | {"create_pr": create_pr})
 
 
 def push_drafter(
@@ -55,7 +65,7 @@ def push_drafter(
     token: str | bool | None = None,
     **save: Any,
 ) -> str:
-    """Save into a temporary folder and upload it; `save` is what `save_pretrained` takes. See `push_folder`."""
+    """Save into a temporary folder and upload it; `save` is what `write_drafter` takes. See `push_folder`."""
     with tempfile.TemporaryDirectory() as folder:
         write_drafter(drafter, folder, **save)
         return push_folder(

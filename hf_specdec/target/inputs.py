@@ -1,9 +1,12 @@
 """What a model's forward takes: asked before it is run, by whoever runs it."""
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 RAGGED_INPUTS = {
     "attention_mask",
@@ -17,18 +20,18 @@ RAGGED_INPUTS = {
 """Model inputs that the ragged runner makes itself or can leave out; any other asks for lockstep."""
 
 
-def position_limit(model: PreTrainedModel) -> int:
+def position_limit(model: "PreTrainedModel") -> int:
     """Positions that a model's embeddings are made for."""
     return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 2**31
 
 
-def prepares_stock_inputs(model: PreTrainedModel) -> bool:
+def prepares_stock_inputs(model: "PreTrainedModel") -> bool:
     """Whether nothing (the class, PEFT, remote code) has its own idea of the inputs of a decoding step."""
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
     return prepare is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
 
 
-def takes_ragged_inputs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+def takes_ragged_inputs(model: "PreTrainedModel", model_kwargs: dict[str, Any]) -> bool:
     """Whether the call's model inputs are ones the ragged runner can carry on."""
     accepted = inspect.signature(model.forward).parameters
     extra = {name for name, value in model_kwargs.items() if value is not None} - RAGGED_INPUTS

@@ -2,23 +2,25 @@
 padding, with the model's own 2-D mask otherwise, and rolls back with `crop`: any model that can do that will do."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..protocol import Forward
 from ..transfer import to_device
 from .inputs import prepares_stock_inputs, takes_ragged_inputs
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class LockstepRunner:
     """Rows of equal length over a stock cache."""
 
     def __init__(
-        self, model: PreTrainedModel, model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
+        self, model: "PreTrainedModel", model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
     ) -> None:
         """
         Args:
@@ -140,7 +142,7 @@ def _holds(layer: CacheLayerMixin, columns: int) -> bool:
 
 
 def prefill(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     ids: Tensor,
     model_kwargs: dict[str, Any],
     new_columns: int | None,

@@ -1,12 +1,16 @@
 """Who sees what in a batch of rows of different lengths: 4-D masks, for chains and for trees."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from ..transfer import to_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SHAPES = 8
 """trees whose masks are kept"""
@@ -85,7 +89,7 @@ def as_bias(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
+def attention_windows(model: "PreTrainedModel") -> dict[str, int | None]:
     """The attention window of each kind of layer the model's masks are keyed by (one key: the mask is a tensor).
 
     Raises:

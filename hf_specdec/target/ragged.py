@@ -4,11 +4,10 @@ The slots of a row are the columns of plain decoding's `input_ids` (plus what a 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..protocol import Forward
 from ..transfer import to_device
@@ -16,6 +15,9 @@ from .cache import RaggedCache, Slots
 from .inputs import position_limit
 from .lockstep import answered, prefill
 from .masks import TreeShapes, allowed_slots, as_bias, attention_windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class RetiredRow(NamedTuple):
@@ -33,7 +35,7 @@ class RaggedRunner:
     cache: RaggedCache
 
     def __init__(
-        self, model: PreTrainedModel, model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
+        self, model: "PreTrainedModel", model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
     ) -> None:
         """
         Args:

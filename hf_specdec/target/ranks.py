@@ -3,12 +3,14 @@
 import io
 import pickle
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T")
 
@@ -58,7 +60,7 @@ class Ranks:
 _groups: dict[tuple[int, ...], Ranks] = {}
 
 
-def ranks_of(target: PreTrainedModel) -> Ranks | None:
+def ranks_of(target: "PreTrainedModel") -> Ranks | None:
     """The ranks that a model was spread over by transformers; None where it lies on this one alone.
 
     The first call for a set of ranks is a collective one of theirs.

@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 
 def train_ngram_drafter(
-    tokenizer: Any, files: Iterable[str | Path], order: int = 3, min_count: int = 1, **options: Any
+    tokenizer: Any, files: Iterable[str | Path], order: int = 3, min_count: int = 1, num_draft_tokens: int = 3
 ) -> NGramDrafter:
     """Train an n-gram drafter on text.
 
@@ -27,7 +27,7 @@ def train_ngram_drafter(
         files: text, one document per line, or JSON lines, whose string values are joined to one document.
         order: 2 is a bigram model; 1 to 6.
         min_count: n-grams of order 2 and more that occur less often are left out.
-        options: of `NGramConfig`, such as `num_draft_tokens`.
+        num_draft_tokens: of the drafter, see `NGramDrafter`.
 
     Raises:
         SpeculationError: an option out of range, or no text.
@@ -35,7 +35,7 @@ def train_ngram_drafter(
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(ModelSource(str(tokenizer)))
     model = train_ngram(token_stream(tokenizer, files), len(tokenizer), order, min_count)
-    return NGramDrafter(model, **options)
+    return NGramDrafter(model, num_draft_tokens=num_draft_tokens)
 
 
 def token_stream(tokenizer: Any, files: Iterable[str | Path]) -> Iterator[list[int]]:

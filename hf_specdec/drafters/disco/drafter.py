@@ -1,43 +1,77 @@
 """`DiscoDrafter`: after every drafted token a classifier decides whether to draft one more (Mamou 2024, §3)."""
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
-from ..draft_model import DraftModelDrafter, DraftModelSession
+from ..draft_model import DraftModelSession, ModelDrafter
 from .classifier import Reading, StopClassifier, read
 from .config import DiscoConfig
 from .lookup import NONE, Branch, Recurrence
 from .rules import StopRule
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @register_drafter
-class DiscoDrafter(DraftModelDrafter):
+class DiscoDrafter(ModelDrafter):
     """A draft model with a trained stop rule, made by `hf-specdec train disco`."""
 
-    config_class = DiscoConfig  # type: ignore[assignment]
-    config: DiscoConfig  # type: ignore[assignment]
+    config_class = DiscoConfig
+    config: DiscoConfig
 
-    def __init__(self, draft_model: PreTrainedModel, classifier: StopClassifier | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        draft_model: "PreTrainedModel",
+        classifier: StopClassifier | None = None,
+        *,
+        rule: Literal["token", "draft"] = "draft",
+        tau: float = 0.4,
+        tau_sampled: float = 0.4,
+        max_draft_tokens: int = 16,
+        lookup: bool = True,
+        k: int = 10,
+        hidden: int = 32,
+        draft_fingerprint: str | None = None,
+    ) -> None:
         """
         Args:
             draft_model: the one that the classifier was trained for.
-            classifier: of this draft; sets the options `k`, `hidden` and `draft_fingerprint`.
-            options: see `DiscoConfig`.
+            classifier: of this draft; sets `k`, `hidden` and `draft_fingerprint`.
+            rule: stop when the last token's chance of acceptance falls below τ, or when the whole draft's does.
+            tau: τ in greedy decoding, a chance, from 0 to 1.
+            tau_sampled: τ in sampling, a chance, from 0 to 1.
+            max_draft_tokens: SLmax, from 1 to 512.
+            lookup: whether the classifier sees if copying from earlier text proposes the draft's best token; set by
+                training.
+            k: how many of the draft's top probabilities the classifier sees, from 1 to 1024; written by training.
+            hidden: its inner units, from 1 to 1024; written by training.
+            draft_fingerprint: of the draft that the classifier was trained for, at most 64 characters; written by
+                training.
 
         Raises:
             SpeculationError: a bad option, or a classifier trained for another draft.
         """
         if classifier is not None:
-            sizes = {"k": classifier.k, "hidden": classifier.inner.out_features}
-            options = {"draft_fingerprint": fingerprint(draft_model)} | options | sizes
-        super().__init__(draft_model, **options)
+            k, hidden = classifier.k, classifier.inner.out_features
+            draft_fingerprint = draft_fingerprint or fingerprint(draft_model)
+        super().__init__(
+            draft_model,
+            rule=rule,
+            tau=tau,
+            tau_sampled=tau_sampled,
+            max_draft_tokens=max_draft_tokens,
+            lookup=lookup,
+            k=k,
+            hidden=hidden,
+            draft_fingerprint=draft_fingerprint,
+        )
         wanted, got = self.config.draft_fingerprint, fingerprint(draft_model)
         if wanted is not None and wanted != got:
             raise SpeculationError(
@@ -58,7 +92,7 @@ class DiscoDrafter(DraftModelDrafter):
         self.classifier.load_state_dict(weights)
         self.trained = True
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: "PreTrainedModel") -> None:
         if not self.trained:
             raise SpeculationError(
                 "speculation_type='disco' has no trained stop classifier; train one with `hf-specdec train disco` and "
@@ -132,7 +166,7 @@ class DiscoSession(DraftModelSession):
         return shorter
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def fingerprint(model: "PreTrainedModel") -> str:
     """Tells drafts apart: a hash of sizes and of the first values of every weight, some of which any training changes.
 
     Rounded to bfloat16, so that it does not depend on the dtype that the model was loaded in.

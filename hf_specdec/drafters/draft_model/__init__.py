@@ -1,6 +1,7 @@
 """Drafting with a smaller model (Leviathan 2023, Algorithm 1)."""
 
+from .base import ModelDrafter
 from .drafter import DraftModelConfig, DraftModelDrafter
 from .session import DraftModelSession
 
-__all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftModelSession"]
+__all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftModelSession", "ModelDrafter"]

@@ -4,12 +4,16 @@ Embedding and head of a large vocabulary are most of a small model's weight, and
 every token: what it cannot draft the target writes. `hf-specdec train draft` makes such models.
 """
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from ...errors import SpeculationError
 
 
 class CutLlamaConfig(LlamaConfig):
@@ -31,7 +35,8 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: CutLlamaConfig) -> None:
         super(LlamaForCausalLM, self).__init__(config)
-        inner = LlamaConfig.from_dict(config.to_dict() | {"vocab_size": config.known_tokens, "pad_token_id": None})
+        inner = copy.deepcopy(config)  # its attention is the one that was asked for
+        inner.vocab_size, inner.pad_token_id = config.known_tokens, None
         self.model = LlamaModel(inner)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.known_tokens, bias=False)
@@ -39,21 +44,51 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
         self.register_buffer("token_of", torch.arange(config.known_tokens))
         self.post_init()
 
-    def hidden(self, input_ids: Tensor, **kwargs: Any) -> Any:
-        """The inner model's outputs for the target's ids [B, T]."""
-        return self.model(input_ids=self.row_of[input_ids], **kwargs)
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As of every model; tables that do not fit its sizes are refused.
 
+        Raises:
+            SpeculationError: a row or token out of range.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, end in (("row_of", model.config.known_tokens), ("token_of", model.vocab_size)):
+            table = getattr(model, name)
+            if not table.is_meta and not bool(((table >= 0) & (table < end)).all()):
+                raise SpeculationError(f"{name} of a cut draft must hold numbers from 0 to {end - 1}; train it again")
+        return loaded
+
+    def hidden(self, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
+        """The inner model's outputs for the target's ids [B, T]."""
+        return self.model(input_ids=None if input_ids is None else self.row_of[input_ids], **kwargs)
+
+    @can_return_tuple
     def forward(  # type: ignore[override]
-        self, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **kwargs: Any
+        self,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, T or logits_to_keep, vocab_size] for the target's ids [B, T]."""
-        kwargs.pop("labels", None)
+        """Logits [B, T or logits_to_keep, vocab_size] for the target's ids [B, T].
+
+        Args:
+            labels: [B, T] the target's ids, for a loss over the known tokens; -100, as any token that is not known, is
+                left out of it.
+        """
         outputs = self.hidden(input_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         known = self.lm_head(outputs.last_hidden_state[:, keep])
         logits = known.new_full((*known.shape[:-1], self.vocab_size), torch.finfo(known.dtype).min)
         logits[..., self.token_of] = known
+        loss = None
+        if labels is not None:
+            rows = self.row_of[labels.clamp_min(0)]
+            rows = rows.where(self.token_of[rows] == labels, -100)
+            loss = self.loss_function(logits=known, labels=rows, vocab_size=self.config.known_tokens, **kwargs)
         return CausalLMOutputWithPast(
+            loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,

@@ -1,22 +1,25 @@
 """`ModelOverCache`: a draft model with its own cache, whose slots are the columns of the target's `ids`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from ...target.inputs import position_limit
 from ...target.lockstep import LockstepRunner
 from ...target.ragged import RaggedRunner
 from ...transfer import moved, to_device
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class ModelOverCache:
     """Fed with accepted and drafted tokens, rolled back to what was accepted. Rows may leave, or come twice."""
 
-    def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, lockstep: bool) -> None:
+    def __init__(self, model: "PreTrainedModel", prompt_ids: Tensor, prompt_mask: Tensor, lockstep: bool) -> None:
         """Reads the prompt.
 
         Args:

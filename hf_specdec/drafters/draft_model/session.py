@@ -1,22 +1,25 @@
 """`DraftModelSession`: one forward of a small model per drafted token (Leviathan 2023, Algorithm 1)."""
 
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .model import ModelOverCache
 from .window import WindowTuner
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class DraftModelSession(DraftSession):
     """Drafts with a model over its own cache."""
 
     def __init__(
-        self, context: DraftContext, model: PreTrainedModel, window: int | str, tuner: WindowTuner | None = None
+        self, context: DraftContext, model: "PreTrainedModel", window: int | str, tuner: WindowTuner | None = None
     ) -> None:
         super().__init__(context)
         self.fixed_window, self.tuner = window, tuner

@@ -5,7 +5,7 @@ Both sources are measured while they run, and a round takes the one that promise
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
@@ -29,12 +29,11 @@ __all__ = ["HybridConfig", "HybridDrafter", "HybridSession", "Meter"]
 @strict
 @dataclass(kw_only=True)
 class HybridConfig(PromptLookupConfig):
-    """Options of `HybridDrafter`: those of prompt lookup, and the draft model's."""
+    """Options of `HybridDrafter`, which says what they mean: those of prompt lookup, and the draft model's."""
 
     drafter_type: ClassVar[str] = "hybrid"
 
     num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
-    """γ of the draft model, from 1 to 512; "auto" chooses it from measured acceptance and times."""
 
 
 class HybridSession(DraftSession):
@@ -101,8 +100,39 @@ class HybridDrafter(Drafter):
     config: HybridConfig
     needs_draft_model = True
 
-    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        draft_model: "PreTrainedModel",
+        *,
+        num_draft_tokens: int | Literal["auto"] = "auto",
+        max_draft_tokens: int = 16,
+        tokens_per_match: int = 4,
+        min_match: int = 1,
+        max_match: int = 8,
+        num_branches: int = 1,
+    ) -> None:
+        """
+        Args:
+            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            num_draft_tokens: γ of the draft model, from 1 to 512; "auto" chooses it from measured acceptance and times.
+            max_draft_tokens: the longest copy, from 1 to 512.
+            tokens_per_match: copied tokens per matched token, from 1 to 512: a short match copies little, a long one
+                much.
+            min_match: shorter matches copy nothing; from 1 to 256.
+            max_match: longer matches count as this long; from 1 to 256, and at least `min_match`.
+            num_branches: competing copies drafted at once as a tree, from 1 to 64; 1 drafts a chain.
+
+        Raises:
+            SpeculationError: a bad option, or a model that cannot draft.
+        """
+        super().__init__(
+            num_draft_tokens=num_draft_tokens,
+            max_draft_tokens=max_draft_tokens,
+            tokens_per_match=tokens_per_match,
+            min_match=min_match,
+            max_match=max_match,
+            num_branches=num_branches,
+        )
         self.draft_model = draft_model
         self._model_drafter = DraftModelDrafter(draft_model, num_draft_tokens=self.config.num_draft_tokens)
         self._meters = Learned(lambda: Meter(self.config.max_match))

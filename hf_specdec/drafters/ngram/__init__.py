@@ -4,7 +4,7 @@ A lookup costs next to nothing beside the target (c ≈ 0), and q is a true dist
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -28,16 +28,13 @@ __all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession"]
 @strict
 @dataclass(kw_only=True)
 class NGramConfig(DrafterConfig):
-    """Options of `NGramDrafter`."""
+    """Options of `NGramDrafter`, which says what they mean."""
 
     drafter_type: ClassVar[str] = "ngram"
 
     num_draft_tokens: int = ranged(3, 1, LONGEST_DRAFT)
-    """γ, tokens per draft; from 1 to 512."""
     vocab_size: int = ranged(0, 0, 1 << 24)
-    """Of the stored model, at most 2^24; written by training."""
     sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)
-    """Stored n-grams of each order from 2 up: at most 15 orders, of at most 2^30 each; written by training."""
 
 
 class NGramSession(DraftSession):
@@ -97,10 +94,27 @@ class NGramDrafter(Drafter):
     config_class = NGramConfig
     config: NGramConfig
 
-    def __init__(self, model: NGramModel | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: NGramModel | None = None,
+        *,
+        num_draft_tokens: int = 3,
+        vocab_size: int = 0,
+        sizes: list[int] | None = None,
+    ) -> None:
+        """
+        Args:
+            model: as trained; sets `vocab_size` and `sizes`.
+            num_draft_tokens: γ, tokens per draft, from 1 to 512.
+            vocab_size: of the stored model, from 0 to 2^24; written by training.
+            sizes: stored n-grams of each order from 2 up: at most 15 orders, of 0 to 2^30 each; written by training.
+
+        Raises:
+            SpeculationError: a bad option.
+        """
         if model is not None:
-            options |= {"vocab_size": model.vocab_size, "sizes": model.sizes}
-        super().__init__(**options)
+            vocab_size, sizes = model.vocab_size, model.sizes
+        super().__init__(num_draft_tokens=num_draft_tokens, vocab_size=vocab_size, sizes=[] if sizes is None else sizes)
         self.model = model
 
     def weights(self) -> dict[str, Tensor]:

@@ -7,17 +7,19 @@ place that has not been verified, what the draft thinks likeliest next to what i
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...judge.picking import DraftPicker
 from ...transfer import to_device, to_host
 from ..draft_model.model import ModelOverCache
 from ..draft_model.session import write_tokens
 from .link import Fork, Kind, Link, Order, Step, encode_forks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
@@ -69,7 +71,7 @@ class BackgroundDraft:
     """Told what to draft behind, it tells every token as soon as it is drawn. All lines, the rows' own first, share the
     draft's steps."""
 
-    def __init__(self, setup: Setup, model: PreTrainedModel, link: Link, desk: Cancelling) -> None:
+    def __init__(self, setup: Setup, model: "PreTrainedModel", link: Link, desk: Cancelling) -> None:
         self.link, self.desk, self.epoch = link, desk, -1
         self.began, self.sent = 0.0, 0
         self.draft_calls = 1

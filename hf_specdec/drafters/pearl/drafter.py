@@ -2,11 +2,10 @@
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedModel
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
@@ -15,7 +14,7 @@ from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ...schedule import Guarded, Schedule
 from ...target.ranks import ranks_of
-from ..draft_model import DraftModelDrafter
+from ..draft_model import ModelDrafter
 from ..learned import Learned
 from .schedule import Overlapped
 from .seat import Seat, join
@@ -24,43 +23,70 @@ from .timeline import Timeline
 from .window import Planner
 from .workers import Pool, launch, make_ready, start_thread
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @strict
 @dataclass(kw_only=True)
 class PearlConfig(DrafterConfig):
-    """Options of PEARL."""
+    """Options of `PearlDrafter`, which says what they mean."""
 
     drafter_type: ClassVar[str] = "pearl"
 
     window: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
-    """γ: tokens drafted per target forward, from 1 to 512, or "auto" to follow the measured speed ratio (Theorem 1)"""
     worker: Literal["auto", "thread", "process", "rank"] = "auto"
-    """where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch; "auto" is the
-    thread for drafts on a GPU, the process for others"""
     pre_verify: bool = True
-    """verify the first draft token while drafting goes on (§3.2)"""
     post_verify: bool = True
-    """go on drafting while the target verifies (§3.3)"""
     corrections: int | Literal["auto"] = ranged("auto", 0, 8)
-    """for each token that the target is verifying, draft behind so many tokens that may come in its place, from 0 to 8;
-    "auto" is 1 while that pays, by the measured times and by how many were foreseen"""
 
 
 @register_drafter
-class PearlDrafter(DraftModelDrafter):
+class PearlDrafter(ModelDrafter):
     """Parallel speculative decoding: draft and target run at the same time.
 
     A worker process is launched with the drafter and outlives its calls; `close()` ends it, as does the end of the
     drafter.
     """
 
-    config_class = PearlConfig  # type: ignore[assignment]
-    config: PearlConfig  # type: ignore[assignment]
+    config_class = PearlConfig
+    config: PearlConfig
     last_timeline: Timeline | None = None
     """when each model was busy in the last call, and what the line between them carried"""
 
-    def __init__(self, draft_model: PreTrainedModel, **options: Any) -> None:
-        super().__init__(draft_model, **options)
+    def __init__(
+        self,
+        draft_model: "PreTrainedModel",
+        *,
+        window: int | Literal["auto"] = "auto",
+        worker: Literal["auto", "thread", "process", "rank"] = "auto",
+        pre_verify: bool = True,
+        post_verify: bool = True,
+        corrections: int | Literal["auto"] = "auto",
+    ) -> None:
+        """
+        Args:
+            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            window: γ, tokens drafted per target forward, from 1 to 512; "auto" follows the measured speed ratio
+                (Theorem 1).
+            worker: where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch;
+                "auto" is the thread for drafts on a GPU, the process for others.
+            pre_verify: verify the first draft token while drafting goes on (§3.2).
+            post_verify: go on drafting while the target verifies (§3.3).
+            corrections: for each token that the target is verifying, draft behind so many tokens that may come in its
+                place, from 0 to 8; "auto" is 1 while that pays, by the measured times and by how many were foreseen.
+
+        Raises:
+            SpeculationError: a bad option, or a model that cannot draft.
+        """
+        super().__init__(
+            draft_model,
+            window=window,
+            worker=worker,
+            pre_verify=pre_verify,
+            post_verify=post_verify,
+            corrections=corrections,
+        )
         self.pool = Pool()
         weakref.finalize(self, self.pool.close)
         self.seat: Seat | None = None
@@ -113,7 +139,7 @@ class PearlDrafter(DraftModelDrafter):
     def draft_support(self) -> Support:
         return super().draft_support() if self.seat is None else self.seat.support
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check_target(self, target: "PreTrainedModel") -> None:
         if self.config.worker == "rank":
             self._joined().check(ranks_of(target))
         super().check_target(target)

@@ -14,11 +14,11 @@ import struct
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from transformers import PreTrainedModel
 
 from ...errors import SpeculationError, warn
 from ...probe import Support, support
@@ -26,6 +26,9 @@ from ...target.ranks import Ranks
 from .link import LARGEST_ANSWER, STEP, Kind, Link
 from .worker import serve
 from .workers import Worker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PATIENCE = 600.0
 """seconds for all ranks to get as far as making their drafter"""
@@ -89,7 +92,7 @@ class Seat:
         if self.line is not None:
             self.line.close()
 
-    def serve(self, model: PreTrainedModel) -> None:
+    def serve(self, model: "PreTrainedModel") -> None:
         """Draft until the target's ranks have closed. An end that they did not intend is a warning: an error here
         would make the launcher end the ranks that go on without a draft."""
         line, self.line = self.line, None
@@ -138,7 +141,7 @@ class LeadersLine(Link):
         return Kind.STEP, body
 
 
-def join(draft_model: PreTrainedModel, patience: float) -> Seat:
+def join(draft_model: "PreTrainedModel", patience: float) -> Seat:
     """Take this process's place in the launch. All ranks do so at once.
 
     On the target's ranks `draft_model` is not looked at; afterwards accelerate's process group has these ranks.

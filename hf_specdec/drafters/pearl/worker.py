@@ -3,19 +3,22 @@
 It runs in a thread of the target's process (`serve`) or in a process of its own (`main`); the line is the same.
 """
 
+import importlib
 import os
 import queue
 import socket
 import threading
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from .background import BackgroundDraft, CancelledError
 from .link import Kind, Link, Order, decode_numbers, decode_object, encode_numbers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GRACE = 5.0
 """seconds for a draft step that has become useless to end"""
@@ -30,7 +33,7 @@ class Desk:
     """orders up to this epoch are useless"""
 
 
-def serve(link: Link, model: PreTrainedModel | None = None, stream: Any = None) -> None:
+def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None) -> None:
     """Read the line until the other side hangs up; a second thread drafts, so that questions never wait for it.
 
     Args:
@@ -40,7 +43,7 @@ def serve(link: Link, model: PreTrainedModel | None = None, stream: Any = None) 
     desk, orders = Desk(), queue.SimpleQueue[Any]()
     drafting: threading.Thread | None = None
 
-    def begin(model: PreTrainedModel) -> threading.Thread:
+    def begin(model: "PreTrainedModel") -> threading.Thread:
         thread = threading.Thread(
             target=_draft, args=(link, model, desk, orders, stream), daemon=True, name="hf_specdec draft"
         )
@@ -80,7 +83,7 @@ def serve(link: Link, model: PreTrainedModel | None = None, stream: Any = None) 
         link.close()
 
 
-def _draft(link: Link, model: PreTrainedModel, desk: Desk, orders: "queue.SimpleQueue[Any]", stream: Any) -> None:
+def _draft(link: Link, model: "PreTrainedModel", desk: Desk, orders: "queue.SimpleQueue[Any]", stream: Any) -> None:
     """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
     if stream is None and model.device.type == "cuda":
         stream = torch.cuda.Stream(model.device)
@@ -115,5 +118,6 @@ def _tell(link: Link, error: Exception) -> None:
 
 def main(fileno: int) -> None:
     """A process of its own: ended by its owner, or by the end of the line when the owner dies."""
+    importlib.import_module("transformers.modeling_utils")  # most of what a model needs, before it is sent
     serve(Link(socket.socket(fileno=fileno)))
     os._exit(0)

@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from .link import LARGEST_ANSWER, Kind, Link, encode_object
 from .worker import GRACE, serve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Pool:
                     self.free.pop().close()
 
 
-def start_thread(model: PreTrainedModel, patience: float, stream: Any = None) -> Worker:
+def start_thread(model: "PreTrainedModel", patience: float, stream: Any = None) -> Worker:
     """A worker in this process, on a CUDA stream where one is given. One that hangs in a kernel cannot be ended: it is
     left behind as a daemon."""
     mine, theirs = socket.socketpair()
@@ -119,7 +121,7 @@ def launch() -> Worker:
     return Worker(link, close, process, ready=False)
 
 
-def make_ready(worker: Worker, model: PreTrainedModel, patience: float) -> None:
+def make_ready(worker: Worker, model: "PreTrainedModel", patience: float) -> None:
     """Send a launched process its model, and wait until it has it.
 
     Raises:

@@ -4,7 +4,7 @@ Leviathan et al. 2023, §3.6, name copying from the context among the drafters o
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
@@ -21,20 +21,15 @@ __all__ = ["LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", 
 @strict
 @dataclass(kw_only=True)
 class PromptLookupConfig(DrafterConfig):
-    """Options of `PromptLookupDrafter`."""
+    """Options of `PromptLookupDrafter`, which says what they mean."""
 
     drafter_type: ClassVar[str] = "prompt_lookup"
 
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
-    """The longest draft; from 1 to 512."""
     tokens_per_match: int = ranged(4, 1, LONGEST_DRAFT)
-    """Draft tokens per matched token: a short match drafts little, a long one much; from 1 to 512."""
     min_match: int = ranged(1, 1, 256)
-    """Shorter matches draft nothing; from 1 to 256."""
     max_match: int = ranged(8, 1, 256)
-    """Longer matches count as this long; from `min_match` to 256."""
     num_branches: int = ranged(1, 1, 64)
-    """Competing continuations drafted at once as a tree; 1 drafts a chain, and 64 is the most."""
 
     def validate_matches(self) -> None:
         if self.max_match < self.min_match:
@@ -81,8 +76,34 @@ class PromptLookupDrafter(Drafter):
     config_class = PromptLookupConfig
     config: PromptLookupConfig
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        *,
+        max_draft_tokens: int = 16,
+        tokens_per_match: int = 4,
+        min_match: int = 1,
+        max_match: int = 8,
+        num_branches: int = 1,
+    ) -> None:
+        """
+        Args:
+            max_draft_tokens: the longest draft, from 1 to 512.
+            tokens_per_match: draft tokens per matched token, from 1 to 512: a short match drafts little, a long one
+                much.
+            min_match: shorter matches draft nothing; from 1 to 256.
+            max_match: longer matches count as this long; from 1 to 256, and at least `min_match`.
+            num_branches: competing continuations drafted at once as a tree, from 1 to 64; 1 drafts a chain.
+
+        Raises:
+            SpeculationError: a bad option.
+        """
+        super().__init__(
+            max_draft_tokens=max_draft_tokens,
+            tokens_per_match=tokens_per_match,
+            min_match=min_match,
+            max_match=max_match,
+            num_branches=num_branches,
+        )
         self.proposes_trees = self.config.num_branches > 1
 
     def start(self, context: DraftContext) -> PromptLookupSession:

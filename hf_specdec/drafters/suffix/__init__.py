@@ -6,7 +6,7 @@ serves similar requests drafts better the longer it is used.
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
@@ -25,23 +25,16 @@ __all__ = ["SuffixConfig", "SuffixDrafter", "SuffixSession", "SuffixStore"]
 @strict
 @dataclass(kw_only=True)
 class SuffixConfig(DrafterConfig):
-    """Options of `SuffixDrafter`."""
+    """Options of `SuffixDrafter`, which says what they mean."""
 
     drafter_type: ClassVar[str] = "suffix"
 
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
-    """The longest draft, or branch of a tree; from 1 to 512."""
     tokens_per_match: int = ranged(2, 1, LONGEST_DRAFT)
-    """Draft tokens per matched token: a short match drafts little, a long one much; from 1 to 512."""
     max_match: int = ranged(32, 2, 256)
-    """Longer matches count as this long; from 2 to 256."""
     min_probability: float = ranged(0.2, 0, 1)
-    """Tokens that fewer of the matched occurrences in past outputs went through are not drafted; from 0 to 1."""
     num_branches: int = ranged(1, 1, 64)
-    """Competing continuations of a token drafted at once as a tree, of 1 + 1/2 + ... times a chain's tokens; 1 drafts a
-    chain, and 64 is the most."""
     memory_mb: int = ranged(64, 1, 1 << 16)
-    """Bound of the store's memory in 2^20 bytes; the oldest tokens make room. From 1 to 65536."""
 
 
 class SuffixSession(DraftSession):
@@ -107,8 +100,41 @@ class SuffixDrafter(Drafter):
     config_class = SuffixConfig
     config: SuffixConfig
 
-    def __init__(self, store: SuffixStore | None = None, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        store: SuffixStore | None = None,
+        *,
+        max_draft_tokens: int = 16,
+        tokens_per_match: int = 2,
+        max_match: int = 32,
+        min_probability: float = 0.2,
+        num_branches: int = 1,
+        memory_mb: int = 64,
+    ) -> None:
+        """
+        Args:
+            store: past outputs to draft from, which other drafters may share; a new one where None.
+            max_draft_tokens: the longest draft, or branch of a tree, from 1 to 512.
+            tokens_per_match: draft tokens per matched token, from 1 to 512: a short match drafts little, a long one
+                much.
+            max_match: longer matches count as this long; from 2 to 256.
+            min_probability: tokens that a smaller share of the matched occurrences in past outputs went through are not
+                drafted; from 0 to 1.
+            num_branches: competing continuations of a token drafted at once as a tree of 1 + 1/2 + ... times a chain's
+                tokens, from 1 to 64; 1 drafts a chain.
+            memory_mb: bound of a new store's memory in 2^20 bytes, from 1 to 65536; the oldest tokens make room.
+
+        Raises:
+            SpeculationError: a bad option.
+        """
+        super().__init__(
+            max_draft_tokens=max_draft_tokens,
+            tokens_per_match=tokens_per_match,
+            max_match=max_match,
+            min_probability=min_probability,
+            num_branches=num_branches,
+            memory_mb=memory_mb,
+        )
         self.store = SuffixStore(self.config.memory_mb) if store is None else store
         self.proposes_trees = self.config.num_branches > 1
 

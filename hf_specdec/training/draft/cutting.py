@@ -1,5 +1,6 @@
 """A draft cut out of its target: a few of its layers, and the rows of its embedding that its texts need most."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -15,10 +16,18 @@ def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: S
     """The tokens that the target wrote most, sorted, and the share of its tokens that they are.
 
     Args:
+        known: how many; all where the vocabulary is smaller.
         special: tokens to keep in any case.
+
+    Raises:
+        SpeculationError: there are more special tokens than that.
     """
-    written = torch.cat([torch.tensor(text.ids[text.start :]) for text in texts])
-    read = torch.cat([torch.tensor(text.ids) for text in texts])
+    if len(set(special)) > min(known, vocab_size):
+        raise SpeculationError(
+            f"known_tokens must be {len(set(special))} or more, which the target's special tokens are, got {known}"
+        )
+    written = torch.tensor([token for text in texts for token in text.ids[text.start :]], dtype=torch.long)
+    read = torch.tensor([token for text in texts for token in text.ids], dtype=torch.long)
     counts = torch.bincount(written, minlength=vocab_size)
     # Among tokens that were written equally often, those that were read, and then those of small ids, are more common.
     order = counts.double() + torch.bincount(read, minlength=vocab_size).clamp(max=999) / 1e3
@@ -35,29 +44,40 @@ def cut(target: PreTrainedModel, layers: Sequence[int], tokens: Tensor) -> CutLl
         tokens: [K] sorted ids.
 
     Raises:
-        SpeculationError: the target is no Llama, or has no such layer.
+        SpeculationError: the target is no Llama of plain weights, or has no such layer.
     """
-    if not isinstance(target, LlamaForCausalLM):
-        raise SpeculationError(
-            f"target is a {type(target).__name__}; a draft can be cut out of a LlamaForCausalLM only. For others train "
-            "a small model of the same tokenizer and give it as --draft"
-        )
+    check_cuttable(target)
     count = target.config.num_hidden_layers
     if not layers or any(not 0 <= layer < count for layer in layers):
         raise SpeculationError(f"layers must be from 0 to {count - 1} and at least one, got {list(layers)}")
     options = {name: value for name, value in target.config.to_dict().items() if name not in ("model_type", "dtype")}
-    options |= {"num_hidden_layers": len(layers), "known_tokens": len(tokens), "tie_word_embeddings": True}
+    options |= {"num_hidden_layers": len(layers), "known_tokens": len(tokens)}
     options |= {"architectures": None, "layer_types": None}
     draft = CutLlamaForCausalLM(CutLlamaConfig(**options))
-    rows = target.get_input_embeddings().weight.detach()
+    rows, head = (layer.weight.detach() for layer in (target.get_input_embeddings(), target.get_output_embeddings()))
     draft.token_of.copy_(tokens)
     draft.row_of.copy_(_nearest(rows.float(), tokens))
     draft.model.embed_tokens.weight.data.copy_(rows[tokens])
+    draft.lm_head.weight.data.copy_(head[tokens])
     draft.model.norm.load_state_dict(target.model.norm.state_dict())
     for mine, layer in zip(draft.model.layers, layers, strict=True):
         mine.load_state_dict(target.model.layers[layer].state_dict())
-    draft.tie_weights()
+    draft.generation_config = copy.deepcopy(target.generation_config)
     return draft
+
+
+def check_cuttable(target: PreTrainedModel) -> None:
+    """
+    Raises:
+        SpeculationError: no draft can be cut out of this model.
+    """
+    if type(target) is not LlamaForCausalLM:
+        raise SpeculationError(
+            f"target is a {type(target).__name__}; a draft can be cut out of a LlamaForCausalLM only. For others train "
+            "a small model of the same tokenizer and give it as --draft"
+        )
+    if getattr(target, "is_quantized", False):
+        raise SpeculationError("target is quantized; a draft is cut out of plain weights, so load it without")
 
 
 def _nearest(rows: Tensor, tokens: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""`ModelDrafter`: what every drafter over a draft model of the target's tokenizer has in common."""
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SpeculationError
+from ...probe import Support, support
+from ..base import Drafter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a causal language model."""
+
+    needs_draft_model = True
+
+    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
+        """
+        Args:
+            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            options: of the config.
+
+        Raises:
+            SpeculationError: a bad option, or a model that cannot draft.
+        """
+        super().__init__(**options)
+        if not hasattr(draft_model, "forward") or not hasattr(draft_model, "config"):
+            raise SpeculationError(f"draft_model must be a transformers model, got {type(draft_model).__name__}")
+        if draft_model.config.is_encoder_decoder:
+            raise SpeculationError(
+                f"draft_model {type(draft_model).__name__} is an encoder-decoder; a decoder-only target needs a "
+                "decoder-only draft (AutoModelForCausalLM)"
+            )
+        self.draft_model = draft_model
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        check_same_tokenizer(target, self.draft_model)
+        if self.draft_support() < Support.LOCKSTEP:
+            raise SpeculationError(
+                f"draft_model {type(self.draft_model).__name__} keeps a state that cannot be rolled back; "
+                "choose a draft with attention layers only"
+            )
+
+    def draft_support(self) -> Support:
+        """How the draft model can be run; where it lies elsewhere, as it was found out there."""
+        return support(self.draft_model)
+
+    def takes_ragged(self) -> bool:
+        return self.draft_support() is Support.RAGGED
+
+
+def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") -> None:
+    """Refuse a draft of another tokenizer: told by a size difference too large for padding, or by special ids.
+
+    Raises:
+        SpeculationError: with a pointer to transformers' own route for different tokenizers.
+    """
+    mine, theirs = (model.config.get_text_config(decoder=True) for model in (target, draft))
+    largest = max(mine.vocab_size, theirs.vocab_size)
+    reason = None
+    if abs(mine.vocab_size - theirs.vocab_size) > max(1024, largest // 50):
+        reason = f"vocabularies of {mine.vocab_size} and {theirs.vocab_size} tokens"
+    for name in ("bos_token_id", "eos_token_id"):
+        a, b = _ids(getattr(mine, name, None)), _ids(getattr(theirs, name, None))
+        if a and b and not a & b:
+            reason = f"{name} {sorted(a)} and {sorted(b)}"
+    if reason:
+        raise SpeculationError(
+            f"the target and the draft have different tokenizers ({reason}). Use a draft of the same family, or "
+            "transformers' own route for different tokenizers: "
+            "generate(assistant_model=draft, tokenizer=..., assistant_tokenizer=...) without speculation_type"
+        )
+
+
+def _ids(value: int | list[int] | None) -> set[int]:
+    return set(value if isinstance(value, list) else [] if value is None else [value])
