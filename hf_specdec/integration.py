@@ -160,7 +160,7 @@ def _generate(
         warn(f"plain decoding: {reason}")
         began = time.perf_counter()
         output = original(model, **plain, streamer=streamer)
-        GuardedDrafter(drafter).report(plain_stats(reason.call, output, time.perf_counter() - began))
+        GuardedDrafter(drafter).report(plain_stats(reason.call, output, time.perf_counter() - began, str(reason)))
         return output
 
 

@@ -49,6 +49,7 @@ class NGramSession(DraftSession):
         self.model = model
         self.pick = context.pick.on(torch.device("cpu"))
         self.prompt = context.prompt_ids.cpu()
+        context.stats.window = config.num_draft_tokens
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Drawn on the host, where the model is: nobody waits for a device between two tokens."""
