@@ -223,6 +223,10 @@ def push(
     commit_message: Annotated[str | None, typer.Option(help="Of the commit with the files.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
     results: Annotated[Path | None, typer.Option(help="Result file of `bench` for the model card.")] = None,
+    license: Annotated[str | None, typer.Option(help="For the model card, such as apache-2.0.")] = None,
+    draft_repo: Annotated[
+        str | None, typer.Option(help="Repo of the draft model, where the folder names one beside it.")
+    ] = None,
 ) -> None:
     """Upload a drafter's folder to the Hub."""
     from .hub import push_folder
@@ -236,6 +240,8 @@ def push(
             commit_message=commit_message,
             create_pr=create_pr,
             results=results,
+            license=license,
+            draft_repo=draft_repo,
         )
     )
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
+from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
@@ -87,12 +88,11 @@ def check_same_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> Non
         SpeculationError: with a pointer to transformers' own route for different tokenizers.
     """
     mine, theirs = (model.config.get_text_config(decoder=True) for model in (target, draft))
-    largest = max(mine.vocab_size, theirs.vocab_size)
     reason = None
-    if abs(mine.vocab_size - theirs.vocab_size) > max(1024, largest // 50):
+    if sizes_apart(mine.vocab_size, theirs.vocab_size):
         reason = f"vocabularies of {mine.vocab_size} and {theirs.vocab_size} tokens"
     for name in ("bos_token_id", "eos_token_id"):
-        a, b = _ids(getattr(mine, name, None)), _ids(getattr(theirs, name, None))
+        a, b = ids_of(getattr(mine, name, None)), ids_of(getattr(theirs, name, None))
         if a and b and not a & b:
             reason = f"{name} {sorted(a)} and {sorted(b)}"
     if reason:
@@ -101,7 +101,3 @@ def check_same_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> Non
             "transformers' own route for different tokenizers: "
             "generate(assistant_model=draft, tokenizer=..., assistant_tokenizer=...) without speculation_type"
         )
-
-
-def _ids(value: int | list[int] | None) -> set[int]:
-    return set(value if isinstance(value, list) else [] if value is None else [value])

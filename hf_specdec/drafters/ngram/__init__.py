@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
+from ...hub.tokenizer import check_fingerprint, check_same_ids
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ...transfer import to_device
@@ -38,6 +39,12 @@ class NGramConfig(DrafterConfig):
     """Of the stored model, at most 2^24; written by training."""
     sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)
     """Stored n-grams of each order from 2 up: at most 15 orders, of at most 2^30 each; written by training."""
+    tokenizer: dict | None = None
+    """Fingerprint of the tokenizer that made the ids (`hub.tokenizer.fingerprint`); written by training. Models without
+    one are held against the target by the size of their vocabulary."""
+
+    def validate_tokenizer(self) -> None:
+        check_fingerprint(self.tokenizer or {})
 
 
 class NGramSession(DraftSession):
@@ -126,11 +133,13 @@ class NGramDrafter(Drafter):
                 "as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
             )
         vocab_size = target.config.get_text_config().vocab_size
+        fix = "Train the drafter with the target's tokenizer: hf-specdec train ngram --tokenizer <the target>"
         if self.model.vocab_size > vocab_size:
             raise SpeculationError(
-                f"the n-gram model has {self.model.vocab_size} token ids and the target {vocab_size}; "
-                "train the drafter with the target's tokenizer"
+                f"the n-gram model has {self.model.vocab_size} token ids, more than the target's {vocab_size}. {fix}"
             )
+        known = {"vocab_size": self.model.vocab_size} | (self.config.tokenizer or {})
+        check_same_ids(known, target, "the n-gram model", fix)
 
     def start(self, context: DraftContext) -> NGramSession:
         if self.model is None:
