@@ -40,7 +40,8 @@ class DrafterConfig:
     target: dict | None = None
     """What the drafter was made for: `{"name": ..., "vocab_size": ..., "hidden_size": ..., "tokenizer_hash": ...}`."""
     draft_model: dict | None = None
-    """Where the draft model lives: `{"repo_id": ..., "revision": ...}` or `{"subfolder": ...}`."""
+    """Where the draft model lives: `{"subfolder": ...}` of the same repo, `{"path": "../..."}` for one beside it, or
+    `{"repo_id": ..., "revision": ...}`, perhaps with a "subfolder"."""
 
     def validate_each_range(self) -> None:
         for option in dataclasses.fields(self):

@@ -119,10 +119,29 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         speculation_type, options = _speculation(self, named)
         if not isinstance(assistant, Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
-            return original(self, *args, **kwargs)
+            try:
+                return original(self, *args, **kwargs)
+            except ValueError:
+                if assistant is not None and speculation_type is None and _rows(self, named) > 1:
+                    _hint_at_batches()
+                raise
         return _generate(original, self, named, speculation_type, options)
 
     return generate
+
+
+@functools.cache  # once per process
+def _hint_at_batches() -> None:
+    warn(
+        "transformers' own assisted generation takes one row at a time; with hf_specdec a batch is "
+        'generate(..., assistant_model=draft, speculation_type="draft_model")'
+    )
+
+
+def _rows(model: Any, named: dict[str, Any]) -> int:
+    """How many rows a call decodes."""
+    given = [named[name] for name in ("inputs", "input_ids") if named.get(name) is not None]
+    return len(given[0]) * (_setting(model, named, "num_return_sequences") or 1) if given else 1
 
 
 def _speculation(model: Any, named: dict[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
@@ -179,7 +198,7 @@ def _generate(
         warn(f"plain decoding: {reason}")
         began = time.perf_counter()
         output = original(model, **plain, streamer=streamer)
-        GuardedDrafter(drafter).report(plain_stats(reason.call, output, time.perf_counter() - began))
+        GuardedDrafter(drafter).report(plain_stats(reason.call, output, time.perf_counter() - began, str(reason)))
         return output
 
 

@@ -182,7 +182,7 @@ class DraftContext:
     device: torch.device
     """of the target's logits and ids"""
     stats: SpeculationStats
-    """a session adds to `draft_calls`"""
+    """a session adds to `draft_calls` and `notes`, and says its `window` where that is a number the user has set"""
     forbids: Forbids | None = None
     """for drafts that do not go through `pick`; None where no processor of the call forbids anything"""
     target: "PreTrainedModel | None" = None

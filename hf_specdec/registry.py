@@ -15,6 +15,8 @@ class Storable:
     needs_draft_model: ClassVar[bool] = False
     """whether the constructor's first argument is a draft model, kept as `draft_model`"""
     config: DrafterConfig
+    trained_on: str | None = None
+    """a sentence on its training, for the model card"""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """

@@ -1,8 +1,18 @@
-"""`SpeculationStats`: what a run accepted and what it cost."""
+"""`SpeculationStats`: what a run accepted, what it cost, and what it gained."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from .theory import best_window, line_through, tokens_per_second
+
+ENOUGH_ROUNDS = 8
+"""verifications, before another window is advised"""
+WORTH_SAYING = 1.05
+"""times as fast as the window that was set"""
+LONGEST_ADVISED = 16
+"""tokens per draft"""
 
 
 @dataclass
@@ -38,8 +48,16 @@ class SpeculationStats:
     total_seconds: float = 0.0
     verify_widths: Counter[int] = field(default_factory=Counter)
     """How many verification forwards had each width (tokens per row)."""
+    seconds_by_width: dict[int, float] = field(default_factory=dict)
+    """Seconds in the verification forwards of each width."""
+    plain_steps: int = 0
+    """Forwards that plain decoding makes for the same text, after the prompt's."""
+    window: int = 0
+    """γ, where it was set to a number; 0 where the drafter chooses it, has none, or runs of several are summed."""
     mode: str = ""
     """How the rows ran: `lockstep`, `ragged` or `plain`; joined by `+` in sums of different modes."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader should know: why drafting was stopped, why the drafter was dropped, why the call ran plainly."""
 
     @property
     def drafted_tokens(self) -> int:
@@ -86,12 +104,86 @@ class SpeculationStats:
         """Time outside prefill, drafting and the verification forwards."""
         return self.total_seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
 
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all rows over the whole call's time, the prefill included."""
+        return self.emitted_tokens / self.total_seconds if self.total_seconds > 0 else 0.0
+
+    @property
+    def plain_step_seconds(self) -> float | None:
+        """T(1), the time of a target forward over one token per row; None where no forward was timed.
+
+        The mean of this call's own forwards of width 1, where there were any (rounds without a draft). Else it lies on
+        the line through the widths that were measured, and is no less than the narrowest one's time per token. Where
+        there was one width only, that width's time stands for it, which is an upper bound (`gain_is_bound`).
+        """
+        seconds = {width: self.seconds_by_width[width] / n for width, n in self._timed.items()}
+        if not seconds:
+            return None
+        narrowest = min(seconds)
+        return max(self._verify_time()(1), seconds[narrowest] / narrowest) if narrowest > 1 else seconds[1]
+
+    @property
+    def estimated_gain(self) -> float | None:
+        """Estimated speed-up over plain decoding; None where the call's forwards do not tell (it was decoded plainly).
+
+        (prefill + `plain_steps` · T(1)) over the time that the call took, with T(1) of `plain_step_seconds`. Plain
+        decoding's own work between its forwards is not counted: where forwards are short, the true gain is somewhat
+        higher. Where drafting goes on beside the target on the same cores (PEARL), forwards are slower than plain
+        decoding's: the true gain is lower. `hf-specdec bench` measures instead.
+        """
+        step = self.plain_step_seconds
+        if step is None or not self.total_seconds > 0:
+            return None
+        return (self.prefill_seconds + self.plain_steps * step) / self.total_seconds
+
+    @property
+    def gain_is_bound(self) -> bool:
+        """Whether `estimated_gain` is an upper bound: all verifications were equally wide, and wider than one token."""
+        return len(self._timed) == 1 and 1 not in self._timed
+
+    @property
+    def better_window(self) -> int | None:
+        """γ that promises at least 5% more tokens per second than the `window` that was set; 0: not to draft.
+
+        By E(γ) / (T(γ + 1) + γ · T_draft) from this run's α and times. None where no window was set, where the one
+        that was is fine, and where there is too little to go by: few rounds, several sources of drafts, or several
+        rows that advance together. A longer window is advised only where verifications of several widths were timed.
+        """
+        drafted = sum((width - 1) * n for width, n in self._timed.items())
+        rounds = sum(self._timed.values())
+        together = "lockstep" in self.mode and self.row_steps > rounds
+        if not self.window or self.alpha is None or rounds < ENOUGH_ROUNDS or not drafted or self.sources or together:
+            return None
+        alpha, draft, verify = min(self.alpha, 1.0), self.draft_seconds / drafted, self._verify_time()
+        largest = LONGEST_ADVISED if len(self._timed) > 1 else min(self.window, LONGEST_ADVISED)
+        best = best_window(alpha, verify, draft, largest)
+        speeds = [tokens_per_second(alpha, gamma, verify, draft) for gamma in (best, self.window)]
+        return best if speeds[0] > WORTH_SAYING * speeds[1] else None
+
+    @property
+    def _timed(self) -> dict[int, int]:
+        """Forwards by width, of those that were timed."""
+        return {width: n for width, n in self.verify_widths.items() if n and self.seconds_by_width.get(width, 0.0) > 0}
+
+    def _verify_time(self) -> Callable[[int], float]:
+        timed = self._timed
+        return line_through({width: self.seconds_by_width[width] / n for width, n in timed.items()}, timed)
+
     def __add__(self, other: "SpeculationStats") -> "SpeculationStats":
         if not isinstance(other, SpeculationStats):
             return NotImplemented
-        summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "mode"}
-        modes = [part for mode in (self.mode, other.mode) for part in mode.split("+") if part]
-        return SpeculationStats(**summed, mode="+".join(dict.fromkeys(modes)))
+        joined: dict[str, Any] = {
+            "mode": "+".join(_once(self.mode.split("+") + other.mode.split("+"))),
+            "notes": _once(self.notes + other.notes),
+            "window": self.window if self.window == other.window else 0,
+            "seconds_by_width": {
+                width: self.seconds_by_width.get(width, 0.0) + other.seconds_by_width.get(width, 0.0)
+                for width in sorted(self.seconds_by_width | other.seconds_by_width)
+            },
+        }
+        summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name not in joined}
+        return SpeculationStats(**summed, **joined)
 
     def __radd__(self, other: int) -> "SpeculationStats":
         return self if other == 0 else NotImplemented  # so that sum() works
@@ -99,7 +191,7 @@ class SpeculationStats:
     def to_dict(self) -> dict[str, Any]:
         """Fields and derived figures as plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        counters = {name: dict(value) for name, value in plain.items() if isinstance(value, Counter)}
+        counters = {name: dict(value) for name, value in plain.items() if isinstance(value, dict)}
         derived = {
             name: getattr(self, name)
             for name in (
@@ -110,9 +202,28 @@ class SpeculationStats:
                 "acceptance_per_position",
                 "alpha",
                 "other_seconds",
+                "tokens_per_second",
+                "plain_step_seconds",
+                "estimated_gain",
+                "gain_is_bound",
+                "better_window",
             )
         }
-        return plain | counters | derived
+        return plain | counters | {"notes": list(self.notes)} | derived
+
+    def summary(self) -> str:
+        """The first line of `str()`: the gain, what makes it, and what would make it larger."""
+        gain, better = self.estimated_gain, self.better_window
+        if gain is None:
+            return f"{self.tokens_per_second:.1f} tokens per second" + ", decoded plainly" * (self.mode == "plain")
+        several = self.row_steps > self.verify_widths.total()
+        parts = [f"{self.mean_acceptance_length:.1f} tokens per call" + " and row" * several]
+        parts.append(
+            f"the draft is right {self.alpha:.0%} of the time" if self.alpha is not None else "nothing was drafted"
+        )
+        if better is not None:
+            parts.append(f"try num_draft_tokens={better}" if better else "to draft costs more than it gains here")
+        return f"{'at most ' * self.gain_is_bound}{gain:.1f}x: {'; '.join(parts)}"
 
     def __str__(self) -> str:
         alpha = "-" if self.alpha is None else f"{self.alpha:.3f}"
@@ -129,9 +240,15 @@ class SpeculationStats:
             ("alpha", alpha),
             ("seconds prefill / draft", f"{self.prefill_seconds:.3f} / {self.draft_seconds:.3f}"),
             ("seconds verify / other", f"{self.verify_seconds:.3f} / {self.other_seconds:.3f}"),
+            ("tokens per second", f"{self.tokens_per_second:.1f}"),
         ]
         if self.uncorrected_tokens:
             rows.append(("uncorrected tokens", str(self.uncorrected_tokens)))
         if self.sources:
             rows.append(("drafts by source", ", ".join(f"{name} {n}" for name, n in self.sources.most_common())))
-        return "\n".join(f"{name:<26} {value}" for name, value in rows)
+        return "\n".join([self.summary(), *self.notes, "", *(f"{name:<26} {value}" for name, value in rows)])
+
+
+def _once(words: list[str]) -> list[str]:
+    """Each word that is not empty, where it came first."""
+    return list(dict.fromkeys(filter(None, words)))

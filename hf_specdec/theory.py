@@ -6,7 +6,7 @@ c: time of one draft step over the time of one target step, 0 or more; PEARL's c
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from .errors import SpeculationError
 
@@ -139,6 +139,24 @@ def interpolate_widths(table: dict[int, float]) -> Callable[[int], float]:
         return table[w1] + (max(slope, 0.0) if beyond > 0 else slope) * beyond
 
     return seconds
+
+
+def line_through(table: Mapping[int, float], weights: Mapping[int, int] | None = None) -> Callable[[int], float]:
+    """Time by width as a straight line through measured widths (least squares), which never falls with the width.
+
+    Args:
+        table: seconds of a target forward by its width in tokens, at least one entry; a single one is taken for all.
+        weights: how often each width was measured; None for all alike.
+    """
+    if not table:
+        raise SpeculationError("table must hold the measured time of at least one width, got an empty one")
+    count = {width: 1 if weights is None else weights[width] for width in table}
+    n = sum(count.values())
+    mean_w = sum(count[w] * w for w in table) / n
+    mean_t = sum(count[w] * t for w, t in table.items()) / n
+    spread = sum(count[w] * (w - mean_w) ** 2 for w in table)
+    slope = sum(count[w] * (w - mean_w) * t for w, t in table.items()) / spread if len(table) > 1 else 0.0
+    return lambda width: max(mean_t + max(slope, 0.0) * (width - mean_w), 1e-9)
 
 
 def _check_alpha(alpha: float) -> None:

@@ -1,10 +1,15 @@
 """Small models and one drafter per type, for the tests of the Hub."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from hub_server import HubServer
+from huggingface_hub import constants
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hf_specdec import Drafter
@@ -46,3 +51,18 @@ def drafter_of(name: str) -> Drafter:
 
 def generate(target: PreTrainedModel, **kwargs: Any) -> list[int]:
     return target.generate(PROMPT, max_new_tokens=12, do_sample=False, **kwargs)[0].tolist()
+
+
+@contextmanager
+def hub_of_our_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A Hub, and an empty cache. What HF_ENDPOINT and HF_HOME set on import is set here afterwards."""
+    with HubServer(folder / "hub") as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+        yield server

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from html import escape, unescape
 from itertools import pairwise
 from pathlib import Path
@@ -130,6 +131,69 @@ def test_the_terminals_table_holds_whole_names_and_figures_in_80_columns() -> No
     assert all(name in letters for name in names)
     for name, run in zip(names, runs[1:], strict=True):
         assert figures(run)["speed-up"] in printed and figures(run)["method"] == name
+
+
+def parted(position: int, gap: float | None, near_tie: bool, other: int | None = 8) -> dict:
+    """A first difference as a result file holds it."""
+    tokens = {"plain_token": 7, "other_token": other, "top_two": near_tie}
+    return {
+        "position": position,
+        "gap": gap,
+        "rounding": None if gap is None else 0.0625,
+        "near_tie": near_tie,
+    } | tokens
+
+
+def with_differences() -> list[Measurement]:
+    """`fast` parts from plain decoding's text in all prompts: at a near-tie, not at one, and by ending before it."""
+    found = {0: parted(5, 0.03125, True), 1: parted(0, 1.5, False), 2: parted(9, None, False, other=None)}
+    measurements = sample()
+    for m in measurements:
+        if m.method == "fast":
+            m.same_text, m.difference = False, found[m.prompt] if m.repeat == 0 else None
+    return measurements
+
+
+def test_first_differences_are_shown_with_their_gaps(tmp_path: Path) -> None:
+    runs = summarize(with_differences())
+    assert [figures(run)["same text"] for run in runs] == ["all", "0/3 (1 tie)"]
+    console = Console(width=80, file=io.StringIO())
+    for table in summary_tables(runs):
+        console.print(table)
+    printed = console.file.getvalue()
+    assert "0/3" in printed and "(1 tie)" in printed and "where texts first part" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert "fast set 0 5 7 / 8 0.0312 0.0625 yes" in lines
+    assert "fast set 1 0 7 / 8 1.5 0.0625 no" in lines
+    assert "fast set 2 9 7 / (ended) - - no" in lines
+
+    path = result_file(tmp_path)
+    results = Results.load(path)
+    results.measurements, results.runs = with_differences(), runs
+    results.save(path)
+    write_report([path], tmp_path / "report")
+    markdown, page = ((tmp_path / "report" / f"report.{kind}").read_text() for kind in ("md", "html"))
+    assert "| fast | set 0 | 5 | 7 / 8 | 0.0312 | 0.0625 | yes |" in markdown
+    assert "0/3 (1 tie)" in markdown and "0/3 (1 tie)" in page
+    assert "<td>set 1</td><td>0</td><td>7 / 8</td><td>1.5</td>" in page
+
+
+def test_a_text_that_parts_in_a_later_repetition_or_in_a_batch_is_not_called_the_same() -> None:
+    plain, fast = summarize([replace(m, same_text=m.repeat == 0) for m in sample()])
+    assert figures(fast)["same text"] == figures(plain)["same text"] == "not all"
+    batches = summarize([replace(m, batch_size=4, same_text=False) for m in sample()])
+    assert figures(batches[1])["same text"] == "not all"
+
+
+def test_a_terminal_shows_some_differences_and_says_where_the_others_are() -> None:
+    many = [replace(with_differences()[1], prompt=i) for i in range(40)]
+    plain = [replace(sample()[0], prompt=i) for i in range(40)]
+    console = Console(width=80, file=io.StringIO())
+    for table in summary_tables(summarize(plain + many)):
+        console.print(table)
+    assert "30 more in `hf-specdec report`" in " ".join(console.file.getvalue().split())
+    assert console.file.getvalue().count("0.0312") == 10
 
 
 def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:

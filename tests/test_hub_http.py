@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hub_server import TOKEN, HubServer
-from hub_tools import PROMPT, ROOT, drafter_of, generate, tiny_model
+from hub_tools import PROMPT, ROOT, drafter_of, generate, hub_of_our_own, tiny_model
 from huggingface_hub import HfApi, constants
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
@@ -33,16 +33,7 @@ def target() -> PreTrainedModel:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A Hub of our own, and an empty cache. What HF_ENDPOINT and HF_HOME set on import is set here afterwards."""
-    with HubServer(tmp_path / "hub") as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    with hub_of_our_own(tmp_path, monkeypatch) as server:
         yield server
 
 

@@ -139,6 +139,28 @@ def replaced(name: str, by: Callable[[Path], Any]) -> Spoil:
     return spoil
 
 
+def beside(folder: Path) -> Path:
+    """Move the draft model out, to a folder beside, and name it."""
+    (folder / "draft_model").rename(folder.parent / "beside")
+    edit(folder / "config.json", draft_model={"path": "../beside"})
+    return folder.parent / "beside"
+
+
+def beside_links_out(folder: Path) -> None:
+    outside = folder.parent.parent / f"{folder.parent.name}-outside"
+    (named := beside(folder)).rename(outside)
+    named.symlink_to(outside)
+
+
+def beside_weights_link_out(folder: Path) -> None:
+    (weights := beside(folder) / "model.safetensors").rename(folder.parent / "weights")
+    weights.symlink_to(folder.parent / "weights")
+
+
+def beside_pickled(folder: Path) -> None:
+    pickled("pytorch_model.bin")(beside(folder))
+
+
 HUGE = json.dumps({"table": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 16]}}).encode()
 HUGE = struct.pack("<Q", len(HUGE)) + HUGE + bytes(16)
 
@@ -215,7 +237,25 @@ DRAFTED: Cases = {
     "absolute path": (edited(draft_model={"subfolder": "/etc"}), "config.json", "inside the repo"),
     "backslashes": (edited(draft_model={"subfolder": "..\\up"}), "config.json", "inside the repo"),
     "draft model from a branch": (edited(draft_model=OTHER), "config.json", "commit hash"),
-    "two places": (edited(draft_model=OTHER | {"subfolder": "d"}), "config.json", "subfolder"),
+    "two places": (edited(draft_model={"path": "../x", "subfolder": "d"}), "config.json", "subfolder"),
+    "a branch, and a folder in it": (edited(draft_model=OTHER | {"subfolder": "d"}), "config.json", "commit hash"),
+    "a folder out of a repo": (
+        edited(draft_model={"repo_id": "org/x", "revision": "0" * 40, "subfolder": "../d"}),
+        "config.json",
+        "inside the repo",
+    ),
+    "beside: two up": (edited(draft_model={"path": "../../drafter/draft_model"}), "config.json", "inside the repo"),
+    "beside: up and up again": (edited(draft_model={"path": "../x/../../etc"}), "config.json", "inside the repo"),
+    "beside: absolute": (edited(draft_model={"path": "/etc"}), "config.json", "beside this one"),
+    "beside: absolute, further down": (edited(draft_model={"path": "..//etc"}), "config.json", "inside the repo"),
+    "beside: not up": (edited(draft_model={"path": "draft_model"}), "config.json", "beside this one"),
+    "beside: the parent itself": (edited(draft_model={"path": "../"}), "config.json", "inside the repo"),
+    "beside: no text": (edited(draft_model={"path": ["..", "x"]}), "config.json", "beside this one"),
+    "beside: backslashes": (edited(draft_model={"path": "..\\x"}), "config.json", "beside this one"),
+    "beside: nothing there": (edited(draft_model={"path": "../elsewhere"}), "elsewhere", "missing"),
+    "beside: links out": (beside_links_out, "beside", "link"),
+    "beside: its weights link out": (beside_weights_link_out, "model.safetensors", "symbolic link"),
+    "beside: a pickle": (beside_pickled, "pytorch_model.bin", "pickle"),
     "no such folder": (edited(draft_model={"subfolder": "elsewhere"}), "elsewhere", "missing"),
     "folder links out": (linked("draft_model"), "draft_model", "link"),
     "draft weights link out": (linked(DRAFT_WEIGHTS), DRAFT_WEIGHTS, "symbolic link"),

@@ -1,6 +1,7 @@
 """N-gram models: true probabilities, storage, pruning, and the engine's promises."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,14 @@ from continuations import (
 )
 from models import llama
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from hf_specdec import Drafter, SpeculationError
 from hf_specdec.drafters.ngram import NGramDrafter, NGramModel
+from hf_specdec.hub.tokenizer import vocabulary_hash
 from hf_specdec.training import ngram as training
 from hf_specdec.training.ngram import train_ngram, train_ngram_drafter
 
@@ -178,3 +184,89 @@ def test_sampled_text_has_the_targets_distribution(settings):
     drafter = NGramDrafter(train_ngram(documents(SMALL), SMALL, 3))
     assert sampling_p_value(drafter, settings) > 1e-3
     assert drafter.last_stats.acceptance_count > 0
+
+
+# ------------------------------------------------------------------ the tokenizer
+
+
+def words(count: int, swap: bool = False, **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of so many words, w0, w1, ..."""
+    vocabulary = {f"w{i}": i for i in range(count)}
+    if swap:
+        vocabulary["w1"], vocabulary["w2"] = 2, 1
+    model = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    model.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=model, **special)
+
+
+def trained(tokenizer: PreTrainedTokenizerFast, folder: Path) -> NGramDrafter:
+    (folder / "text.txt").write_text("w1 w2 w3 w1 w2 w3\nw1 w2 w4\n")
+    return train_ngram_drafter(tokenizer, [folder / "text.txt"], order=2)
+
+
+def refused(drafter: NGramDrafter, target) -> str:
+    with pytest.raises(SpeculationError) as error:
+        target.generate(torch.tensor([[1, 2]]), assistant_model=drafter, max_new_tokens=3)
+    return str(error.value)
+
+
+def test_training_keeps_the_tokenizers_fingerprint(tmp_path):
+    tokenizer = words(40, bos_token="w1", eos_token="w2")
+    drafter = trained(tokenizer, tmp_path)
+    stored = {"vocab_size": 40, "hash": vocabulary_hash(tokenizer.get_vocab()), "bos_token_id": 1, "eos_token_id": 2}
+    assert drafter.config.tokenizer == stored
+    drafter.save_pretrained(str(tmp_path / "drafter"))
+    assert Drafter.from_pretrained(tmp_path / "drafter").config.tokenizer == stored
+    card = (tmp_path / "drafter" / "README.md").read_text()
+    assert (
+        "11 tokens in 2 documents of text.txt; n-grams up to order 2." in card and "Nothing" not in card.split("##")[3]
+    )
+    assert "others are refused" in card
+
+
+def test_a_model_without_a_fingerprint_is_held_against_the_size_of_the_vocabulary(tmp_path):
+    """Repos that were saved before there was one load; they serve targets that may have their tokenizer."""
+    drafter = NGramDrafter(train_ngram(documents(8), 8192))
+    drafter.save_pretrained(str(tmp_path))
+    assert "tokenizer" not in json.loads((tmp_path / "config.json").read_text())
+    assert "Not told" in (tmp_path / "README.md").read_text()
+    loaded = Drafter.from_pretrained(tmp_path)
+    said = refused(loaded, llama(vocab=49152))
+    assert "different tokenizers: vocabularies of 8192 and 49152 tokens" in said and "hf-specdec train ngram" in said
+    target, ids = llama(vocab=8320), torch.tensor([[1, 2, 3]])  # padded
+    plain = target.generate(ids, max_new_tokens=4, do_sample=False)
+    assert torch.equal(target.generate(ids, max_new_tokens=4, do_sample=False, assistant_model=loaded), plain)
+
+
+@pytest.mark.parametrize("name", ["bos_token_id", "eos_token_id"])
+def test_special_ids_are_compared_where_both_are_known(name, tmp_path):
+    drafter, target = trained(words(40, **{name.removesuffix("_id"): "w3"}), tmp_path), llama(vocab=48)
+    several = [([5, 3], True), ([5, 7], False)] if name == "eos_token_id" else []
+    for ids, fits in [(None, True), (3, True), (7, False), *several]:
+        setattr(target.config, name, ids)
+        setattr(target.generation_config, name, None)
+        if fits:
+            drafter.check_target(target)
+        else:
+            assert f"{name} 3 and" in refused(drafter, target)
+    setattr(target.generation_config, name, 3)  # where chat models have some of theirs
+    drafter.check_target(target)
+
+
+def test_where_the_targets_tokenizer_is_at_hand_its_hash_decides(tmp_path):
+    tokenizer = words(40, eos_token="w3")
+    drafter, other = trained(tokenizer, tmp_path), trained(words(40, swap=True), tmp_path)
+    llama(vocab=48, eos_token_id=7).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    drafter.check_target(target)  # whatever its config says of special ids
+    assert "hashes" in refused(other, target)
+
+
+@pytest.mark.parametrize("stored", [{"hash": 3}, {"size": 4}, {"vocab_size": "many"}, [1], "llama", {"hash": [[]]}])
+def test_a_fingerprint_is_checked_when_it_is_read(stored, tmp_path):
+    NGramDrafter(train_ngram(documents(8), 8)).save_pretrained(str(tmp_path))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer": stored}))
+    with pytest.raises(SpeculationError, match=r"config\.json.*tokenizer"):
+        Drafter.from_pretrained(tmp_path)

@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import warn
+from ..hub import made_for
+from ..hub.measured import facts
 from ..instruments.audit import audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
 from ..instruments.meter import Meter, Role, metered
@@ -18,6 +20,7 @@ from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..instruments.synthetic import synthetic_acceptance
 from ..loading.chat import batch, prompt_ids
 from ..loading.prompts import WARM_UP_TEXT, Prompt
+from ..showing.pretended import pretended_costs
 from .methods import BASELINES, PLAIN, Method, build_method
 from .plan import Settings, Unit
 from .results import Measurement, Results
@@ -59,6 +62,12 @@ class Bench:
         specs = dict.fromkeys([PLAIN, *baselines, *(settings.drafters or [])])
         # A drafter may learn from what it has written: each repetition has its own, which meets each prompt once.
         self.passes = [[build_method(spec, self.draft) for spec in specs] for _ in range(settings.repeats)]
+
+    def about(self) -> dict[str, Any]:
+        """Which target and which drafters these are, for whoever shows the figures elsewhere."""
+        drafters = {method.name: facts(method.drafter.config) for method in self.passes[0] if method.drafter}
+        pretended = pretended_costs(asdict(self.settings))
+        return {"target": made_for(self.target, self.tokenizer), "drafters": drafters, "pretended": pretended}
 
     def run(
         self, results: Results, units: list[Unit], save: Callable[[Results], None], done: Callable[[], None]

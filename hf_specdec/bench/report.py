@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
+from ..hub.measured import DIFFERENCES, differences
 from ..showing.page import cards, html_page, write_page
 from ..showing.pretended import pretended_costs
 from .plots import Cells, save_plots
@@ -15,6 +16,10 @@ from .results import Results
 from .tables import COLUMN_HELP, COLUMNS, figures, overview
 
 TITLE = "What speculation gains"
+PARTED = (
+    "Where texts first part from plain decoding's. The gap is plain's logit of its own token less that of the other; "
+    "at a near-tie the two are plain's own top two, at most 4 rounding steps of the dtype apart."
+)
 
 
 def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
@@ -66,6 +71,8 @@ def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, P
     for title, runs in cells.items():
         table = markdown_table(COLUMNS, (figures(run).values() for run in runs))
         parts += [f"## {title}\n", table, f"\n{_size(runs)}\n"]
+        if parted := differences(runs):
+            parts += [f"{PARTED}\n", markdown_table(DIFFERENCES, parted) + "\n"]
     parts += [f"![{caption}]({path.name})\n" for caption, path in plots.items()]
     parts += ["| column | meaning |\n|---|---|", *(f"| {name} | {text} |" for name, text in COLUMN_HELP.items())]
     return "\n".join(parts) + "\n"
@@ -82,14 +89,13 @@ def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]
     best = max((run for runs in cells.values() for run in runs), key=lambda run: run["speedup"])
     sections = "".join(
         f'<h2>{escape(title)}</h2><div class="wide">{_html_table(runs)}</div><p class="soft">{_size(runs)}</p>'
+        f"{_html_differences(runs)}"
         for title, runs in cells.items()
     )
     glance = ""
     if len(cells) > 1:
-        lines = ["".join(f"<td>{escape(value)}</td>" for value in line) for line in overview(cells)]
-        head, rows = lines[0].replace("td>", "th>"), "".join(f"<tr>{line}</tr>" for line in lines[1:])
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        glance = f'<h2>At a glance</h2><div class="wide">{table}</div>'
+        header, *rows = overview(cells)
+        glance = f'<h2>At a glance</h2><div class="wide">{_plain_table(header, rows)}</div>'
     pictures = "".join(
         f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
@@ -126,6 +132,17 @@ def _html_table(runs: list[dict[str, Any]]) -> str:
         for run in runs
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _html_differences(runs: list[dict[str, Any]]) -> str:
+    parted = differences(runs)
+    return f'<p>{escape(PARTED)}</p><div class="wide">{_plain_table(DIFFERENCES, parted)}</div>' if parted else ""
+
+
+def _plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *lines = ("".join(f"<td>{escape(value)}</td>" for value in line) for line in (header, *rows))
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{head.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _size(runs: list[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ..errors import SpeculationError
+from ..hub.measured import DIFFERENCES, differences
 from ..instruments.provenance import provenance
 from ..showing.pretended import pretended_costs
 from .measure import Bench
@@ -19,6 +20,8 @@ from .summary import check_installed
 from .tables import NARROW, figures
 
 INTERRUPTED = 130
+MOST_DIFFERENCES = 10
+LOOKS: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, 2, 0, 0), "pad_edge": False}
 METHOD_WIDTH = 20
 """letters for which a terminal of 80 columns has room"""
 
@@ -35,7 +38,7 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
     units = plan(settings)
     held = _held(settings, path, resume)
     bench = Bench(settings)
-    results = held or Results(provenance(bench.device) | {"settings": asdict(settings)})
+    results = held or Results(provenance(bench.device) | bench.about() | {"settings": asdict(settings)})
     results.save(path)  # now rather than after an hour, if the disk does not take it
     missing = len({unit.key for unit in units} - {m.unit for m in results.measurements})
     try:
@@ -61,15 +64,30 @@ def summary_tables(runs: list[dict[str, Any]]) -> Iterator[Table]:
     for cell in dict.fromkeys((run["dataset"], run["batch_size"], run["temperature"]) for run in runs):
         dataset, batch_size, temperature = cell
         title = f"{dataset}, batch {batch_size}, T={temperature:g}"
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column(NARROW[0], overflow="fold")  # the only one that gives way
+        table = Table(title=title, **LOOKS)
+        table.add_column(NARROW[0], overflow="fold", max_width=METHOD_WIDTH)  # the only one that gives way
         for name in NARROW[1:]:
-            table.add_column(name.replace("/call", "\n/call"), justify="right", no_wrap=True)
+            table.add_column(name.replace("/call", "\n/call").replace(" text", "\ntext"), justify="right", no_wrap=True)
         for run in runs:
             if (run["dataset"], run["batch_size"], run["temperature"]) == cell:
-                method, *numbers = (figures(run)[name] for name in NARROW)
-                table.add_row(_broken(method), *numbers)
+                method, *numbers, same = (figures(run)[name] for name in NARROW)
+                table.add_row(_broken(method), *numbers, same.replace(" (", "\n("))
         yield table
+        if parted := differences(
+            run for run in runs if (run["dataset"], run["batch_size"], run["temperature"]) == cell
+        ):
+            yield _difference_table(parted)
+
+
+def _difference_table(parted: list[list[str]]) -> Table:
+    """Where texts first part from plain decoding's, as many as a terminal has room for."""
+    more = f"; {len(parted) - MOST_DIFFERENCES} more in `hf-specdec report`" if len(parted) > MOST_DIFFERENCES else ""
+    table = Table(title=f"where texts first part from plain decoding's{more}", **LOOKS)
+    for name in DIFFERENCES:
+        table.add_column(name, justify="left" if name in DIFFERENCES[:2] else "right", overflow="fold")
+    for row in parted[:MOST_DIFFERENCES]:
+        table.add_row(_broken(row[0]), *row[1:])
+    return table
 
 
 def _broken(method: str) -> str:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ..hub.measured import same_text
+
 COLUMNS = (
     "method",
     "tok/s",
@@ -17,7 +19,7 @@ COLUMNS = (
     "peak memory",
     "same text",
 )
-NARROW = ("method", "tok/s", "speed-up", "tokens/call", "α", "c", "theory", "bound")
+NARROW = ("method", "tok/s", "speed-up", "tokens/call", "α", "c", "same text")
 """what a terminal has room for"""
 COLUMN_HELP = {
     "tok/s": "new tokens per second of the whole call, prefill included",
@@ -51,7 +53,7 @@ def figures(run: dict[str, Any]) -> dict[str, str]:
         "bound": _percent(run["bound_share"]),
         "draft / verify / other": _time_split(run),
         "peak memory": f"{run['peak_memory_bytes'] / 2**20:.0f} MiB" if run["peak_memory_bytes"] else "-",
-        "same text": _same_text(run),
+        "same text": same_text(run),
     }
 
 
@@ -60,18 +62,6 @@ def overview(cells: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
     names = dict.fromkeys(run["name"] for runs in cells.values() for run in runs)
     speedups = {(title, run["name"]): f"{run['speedup']:.2f}" for title, runs in cells.items() for run in runs}
     return [["speed-up", *cells], *([name, *(speedups.get((title, name), "-") for title in cells)] for name in names)]
-
-
-def _same_text(run: dict[str, Any]) -> str:
-    if run["identical"] is None:
-        return "-"
-    if run["identical"]:
-        return "all"
-    if run["batch_size"] > 1:
-        return "not all"
-    ties = sum(difference["near_tie"] for difference in run["differences"])
-    same = run["prompts"] - len(run["differences"])
-    return f"{same}/{run['prompts']}" + (f" ({ties} tie{'s' * (ties != 1)})" if ties else "")
 
 
 def _ratio(value: float, interval: list[float] | None) -> str:

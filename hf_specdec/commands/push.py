@@ -16,7 +16,12 @@ def push(
     commit_message: Annotated[str | None, Option(help="Of the commit with the files.")] = None,
     create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request instead.")] = False,
     results: Annotated[Path | None, Option(help="Result file of `bench` for the model card.")] = None,
+    license: Annotated[str | None, Option(help="For the model card, such as apache-2.0.")] = None,
+    draft_repo: Annotated[
+        str | None, Option(help="Repo of the draft model, where the folder names one beside it.")
+    ] = None,
 ) -> None:
     """Upload a folder, and say where it is."""
     options: dict[str, Any] = {"private": private, "revision": revision, "commit_message": commit_message}
+    options |= {"license": license, "draft_repo": draft_repo}
     echo(push_folder(folder, repo_id, create_pr=create_pr, results=results, **options))

@@ -75,10 +75,11 @@ class PlainDecodingNeeded(Exception):
         self.call = call
 
 
-def plain_stats(call: Call, output: Any, seconds: float) -> SpeculationStats:
+def plain_stats(call: Call, output: Any, seconds: float, reason: str) -> SpeculationStats:
     """Statistics of a call that was decoded plainly; also put on the output, if it is one that can carry them."""
     ids = output if isinstance(output, Tensor) else output.sequences
-    stats = SpeculationStats(mode="plain", target_calls=ids.shape[1] - call.input_ids.shape[1], total_seconds=seconds)
+    steps = ids.shape[1] - call.input_ids.shape[1]
+    stats = SpeculationStats(mode="plain", target_calls=steps, plain_steps=steps, total_seconds=seconds, notes=[reason])
     for row in ids[:, call.input_ids.shape[1] :].tolist():
         stats.emitted_tokens += next((i + 1 for i, token in enumerate(row) if token in call.stopping.eos), len(row))
     stats.row_steps = stats.emitted_tokens

@@ -18,6 +18,8 @@ class GuardedDrafter:
 
     def __init__(self, drafter: AnyDrafter) -> None:
         self.drafter, self.name, self.alive = drafter, type(drafter).__name__, True
+        self.dropped = ""
+        """why it was given up, in a sentence"""
         self.proposes_trees = bool(self.ask(lambda d: bool(d.proposes_trees)))
         self.brings_runner = bool(self.ask(lambda d: bool(d.brings_runner)))
 
@@ -39,7 +41,8 @@ class GuardedDrafter:
         """Give the drafter up for the rest of the call, with one warning."""
         if self.alive:
             self.alive = False
-            warn(f"{self.name} was dropped: {reason}. The target finishes the text alone.")
+            self.dropped = f"{self.name} was dropped: {reason}. The target finishes the text alone."
+            warn(self.dropped)
 
     @staticmethod
     def guard(action: Callable[[], T], drop: Callable[[str], None]) -> T | None:

@@ -9,7 +9,6 @@ Two ways to move a batch on:
 
 import time
 from copy import copy, deepcopy
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ from .paying import Paying
 from .serial import Serial, in_step
 from .shared import SharedSession
 from .text import Text
+from .told import take_over
 
 
 def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tensor:
@@ -75,6 +75,7 @@ class Decoding:
         self.text = Text(call, mode.ragged)
         self.shown_stats = SpeculationStats()
         self.schedule: Schedule
+        self.paying: Paying | None = None
         self.session: Any = None
         """the drafter's, guarded; shared where the target is spread over ranks"""
         self.round = 0
@@ -103,8 +104,9 @@ class Decoding:
         finally:
             if self.session is not None:
                 self.session.close()
-            self.stats.draft_calls += _count_of(self.shown_stats, "draft_calls")
-            self.stats.uncorrected_tokens += _count_of(self.shown_stats, "uncorrected_tokens")
+            take_over(self.shown_stats, self.stats)
+            self.stats.notes += filter(None, [self.paying.note() if self.paying else "", self.drafter.dropped])
+            self.stats.plain_steps = max(0, self.text.longest() - 1)
             self.stats.total_seconds = time.perf_counter() - start
             self.drafter.report(self.stats)
 
@@ -134,7 +136,7 @@ class Decoding:
         self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         if self.mode.runner is StateRunner and isinstance(self.schedule, Serial):  # another order knows no rests
-            self.schedule = Paying(self.schedule)
+            self.schedule = self.paying = Paying(self.schedule)
 
     def _prefill(self) -> None:
         """The prompt's forward is the verification of an empty draft."""
@@ -177,7 +179,7 @@ class Decoding:
         verdict.seconds, verdict.width = launched - verifying, forward.logits.shape[1]
         verdict.draft_seconds = self.waited + verifying - began + tested - launched
         self._keep(starts, fed, verdict)
-        self._count(draft, verdict, active)
+        self._count(draft, verdict, active, width=fed.tokens.shape[1] + 1)
         self._drop_finished()
         if not sound:
             self.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
@@ -250,9 +252,11 @@ class Decoding:
         else:
             self.runner.truncate([start + len(new) for start, new in zip(starts, verdict.tokens, strict=True)])
 
-    def _count(self, draft: Draft, verdict: Verdict, active: list[bool]) -> None:
+    def _count(self, draft: Draft, verdict: Verdict, active: list[bool], width: int) -> None:
         """Statistics of a round, over the rows that were not finished before it."""
         self.stats.verify_seconds += verdict.seconds
+        by_width = self.stats.seconds_by_width
+        by_width[width] = by_width.get(width, 0.0) + verdict.seconds
         for b in range(len(verdict.rows)):
             if not active[b]:
                 continue
@@ -299,12 +303,6 @@ class Decoding:
         )
         output.speculation = self.stats
         return output
-
-
-def _count_of(stats: SpeculationStats, name: str) -> int:
-    """What a session has counted; it may have written anything there."""
-    count = getattr(stats, name, 0)
-    return max(0, int(count)) if isinstance(count, Integral) else 0
 
 
 def _along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[int, Tensor]:

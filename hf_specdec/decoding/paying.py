@@ -26,6 +26,8 @@ class Paying:
         """rounds without a draft that are still to come, and the length of the next pause"""
         self.tried = 0
         """rounds with drafts since the last pause"""
+        self.rounds = self.rested = 0
+        """all, and those without a draft because drafts had not paid"""
         self.began = 0.0
         self.now: Pace | None = None
         """whose round this is"""
@@ -41,6 +43,8 @@ class Paying:
             self.now.add(self.tokens, now - self.began)
             self._decide()
         self.began, resting = now, self.left > 0
+        self.rounds += 1
+        self.rested += resting and self.rounds > 1
         self.now = self.plain if resting else self.drafted
         if not resting:
             return self.inner.feed(round)
@@ -56,6 +60,15 @@ class Paying:
         elif self.tried >= TRIAL:
             self.left, self.pause, self.tried = self.pause, min(2 * self.pause, LONGEST_PAUSE), 0
             self.drafted = Pace()  # what comes is another text
+
+    def note(self) -> str:
+        """Why drafts were left out, if they were."""
+        if not self.rested:
+            return ""
+        return (
+            f"drafting was stopped in {self.rested} of {self.rounds} rounds, as it did not pay: a rejected draft costs "
+            "this target, which keeps a state, a second forward"
+        )
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
         return self.inner.test(fed)

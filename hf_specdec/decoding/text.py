@@ -175,6 +175,12 @@ class Text:
         self.shown_tokens = [self.shown_tokens[b] for b in stay]
         return stay
 
+    def longest(self) -> int:
+        """New tokens of the longest row."""
+        s = self.sequences
+        ends = [*s.lengths, *(self.prompt_columns + len(text) for text in self.texts.values())]
+        return max(ends) - self.prompt_columns
+
     def ids(self) -> Tensor:
         """The whole output [B, columns], padded on the right."""
         if not self.ragged:

@@ -1,13 +1,16 @@
 """The model card of a drafter: metadata for the Hub, the code to use it, and what was measured."""
 
-import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..errors import SpeculationError
+from ..config import DrafterConfig
+from ..registry import Storable, drafter_class
+from .draft import is_embedded
+from .measured import measured_section
 
 REPO_PLACEHOLDER = "ORG/NAME"
 """Stands for the repo in a card that was not pushed yet."""
@@ -24,18 +27,7 @@ SUMMARIES = {
     "pearl": "A small model drafts while the target verifies (PEARL, 2024).",
 }
 
-COLUMNS = {
-    "method": lambda run: _method_name(run["name"]),
-    "data": lambda run: run["dataset"],
-    "batch": lambda run: str(run["batch_size"]),
-    "T": lambda run: f"{run['temperature']:g}",
-    "prompts": lambda run: str(run["prompts"]),
-    "tokens/s": lambda run: f"{run['tokens_per_second']:.1f}",
-    "speed-up": lambda run: _with_interval(run["speedup"], run.get("speedup_interval")),
-    "tokens per target call": lambda run: f"{run['mean_acceptance_length']:.2f}",
-    "accepted of drafted": lambda run: _rate(run["draft_acceptance_rate"]),
-    "same text": lambda run: {True: "yes", False: "no"}.get(run["identical"], "(sampled)"),
-}
+NOT_TOLD = "Not told; `trained_on=` of `save_pretrained` says it here."
 
 
 def make_card(
@@ -44,7 +36,6 @@ def make_card(
     license: str | None = None,
     datasets: list[str] | None = None,
     trained_on: str | None = None,
-    results: str | Path | None = None,
 ) -> str:
     """The text of `README.md`.
 
@@ -53,17 +44,14 @@ def make_card(
         license: as the Hub names it, such as "apache-2.0".
         datasets: ids of data sets on the Hub that the drafter was trained on.
         trained_on: a sentence on the training, for readers.
-        results: a result file of `hf-specdec bench`; its figures become a table.
-
-    Raises:
-        SpeculationError: the result file cannot be read.
     """
     name, target = config["drafter_type"], (config.get("target") or {}).get("name")
+    draft, base = config.get("draft_model"), target if _is_repo_id(target) else None
     data = ModelCardData(
         library_name="hf_specdec",
         pipeline_tag="text-generation",
         license=license,
-        base_model=target if _is_repo_id(target) else None,
+        base_model=base,
         datasets=datasets,
         tags=["hf_specdec", "speculative-decoding", name],
     )
@@ -73,30 +61,64 @@ def make_card(
         f"A `{name}` drafter for [speculative decoding](https://arxiv.org/abs/2211.17192) inside `model.generate`: "
         f"fewer target calls, the same text. {SUMMARIES.get(name, '')}".rstrip(),
         "## Use",
-        _usage(name),
+        _usage(name, base or "your/target"),
         "## Made for",
-        f"`{target}`; other targets are refused." if target else "Any target.",
+        _made_for(config),
+        *(["## Draft model", draft_sentence(draft)] if draft else []),
         "## Trained on",
-        trained_on or "Nothing: this drafter has no weights of its own.",
+        trained_on or _untold(name, draft),
         MEASURED,
         "Nothing yet. `hf-specdec bench` measures it on your model and texts.",
     ]
-    card = "\n\n".join(sections) + "\n"
-    return card if results is None else with_results(card, results)
+    return "\n\n".join(sections) + "\n"
 
 
-def with_results(card: str, results: str | Path) -> str:
-    """The card with the figures of a result file of `hf-specdec bench` in its last section."""
-    return f"{card.split(MEASURED)[0].rstrip()}\n\n{MEASURED}\n\n{_table(results)}\n"
+def with_results(card: str, results: str | Path, config: DrafterConfig, names: Collection[str] = ()) -> str:
+    """The card with the figures of a result file of `hf-specdec bench` in its last section; see `measured_section`."""
+    return f"{card.split(MEASURED)[0].rstrip()}\n\n{MEASURED}\n\n{measured_section(results, config, names)}\n"
 
 
-def _usage(name: str) -> str:
+def with_license(card: str, license: str) -> str:
+    """The card with this licence in its metadata, as the Hub names it."""
+    changed = ModelCard(card, ignore_metadata_errors=True)
+    changed.data["license"] = license
+    return str(changed)
+
+
+def draft_sentence(entry: dict[str, str]) -> str:
+    """Where the draft model is, for readers."""
+    inside = f", folder `{entry['subfolder']}`" if "subfolder" in entry else ""
+    if "repo_id" in entry:
+        repo = entry["repo_id"]
+        return f"[`{repo}`](https://huggingface.co/{repo}){inside}, at commit `{entry['revision'][:12]}`."
+    return f"In `{entry['path']}`, beside this folder." if "path" in entry else f"In `{entry['subfolder']}/`."
+
+
+def _made_for(config: dict[str, Any]) -> str:
+    target, tokenizer = config.get("target") or {}, config.get("tokenizer") or {}
+    if target.get("name"):
+        return f"`{target['name']}`; other targets are refused."
+    if tokenizer.get("name"):
+        return f"Targets with the tokenizer of `{tokenizer['name']}`; others are refused."
+    return "One target, by its sizes and its tokenizer; others are refused." if target or tokenizer else "Any target."
+
+
+def _untold(name: str, draft: dict[str, str] | None) -> str:
+    """What is said of the training where nobody has said anything."""
+    if drafter_class(name).weights is not Storable.weights:
+        return NOT_TOLD
+    if draft is None:
+        return "Nothing: this drafter has no weights of its own."
+    return NOT_TOLD if is_embedded(draft) else "Nothing of its own: it is the draft model that was trained."
+
+
+def _usage(name: str, target: str) -> str:
     return f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdec import Drafter
 
-tokenizer = AutoTokenizer.from_pretrained("your/target")
-model = AutoModelForCausalLM.from_pretrained("your/target")
+tokenizer = AutoTokenizer.from_pretrained("{target}")
+model = AutoModelForCausalLM.from_pretrained("{target}")
 drafter = Drafter.from_pretrained("{REPO_PLACEHOLDER}")
 
 inputs = tokenizer("Hello", return_tensors="pt")
@@ -104,44 +126,6 @@ model.generate(**inputs, assistant_model=drafter)
 model.generate(**inputs, speculation_type="{name}", speculation={{"drafter": "{REPO_PLACEHOLDER}"}})  # or as a flag
 model.generate(**inputs, custom_generate="{REPO_PLACEHOLDER}", trust_remote_code=True)  # or with nothing imported
 ```"""
-
-
-def _table(path: str | Path) -> str:
-    """The `runs` of a result file, and where they were measured."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        runs, provenance = content["runs"], content["provenance"]
-        rows = [[cell(run) for cell in COLUMNS.values()] for run in runs]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpeculationError(
-            f"results={str(path)!r} is not a result file of `hf-specdec bench`: {error!r}"
-        ) from error
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n{_measured_where(provenance)}".rstrip()
-
-
-def _measured_where(provenance: dict[str, Any]) -> str:
-    """Device, versions and command line, the latter without the folders of that machine."""
-    facts = [
-        f"{name}: {provenance[name]}" for name in ("device", "threads", "git_revision", "time") if name in provenance
-    ]
-    facts += [f"{name} {version}" for name, version in provenance.get("versions", {}).items() if version]
-    command = " ".join(_method_name(word) for word in str(provenance.get("command", "")).split())
-    return "; ".join(facts) + (f"\n\n```sh\n{command}\n```" if command else "")
-
-
-def _method_name(spec: str) -> str:
-    """A SPEC or argument without the folders of the machine that measured it."""
-    return Path(spec).name if spec.startswith(("/", ".", "~")) else spec
-
-
-def _with_interval(ratio: float, interval: list[float] | None) -> str:
-    return f"{ratio:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
-
-
-def _rate(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.0%}"
 
 
 def _is_repo_id(name: str | None) -> bool:

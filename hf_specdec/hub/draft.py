@@ -1,6 +1,6 @@
-"""The draft model of a drafter: in a subfolder of its repo, or a pinned revision of another one."""
+"""The draft model of a drafter: in a subfolder of its repo, in a pinned revision of another, or beside it."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from .files import (
     COMMIT_HASH,
     FLOATING,
     TensorInfo,
+    check_beside,
     check_no_pickles,
     check_relative,
     download,
@@ -30,26 +31,34 @@ MOST_PER_WORD = 16
 QUANTIZATIONS = ("int8", "int4")
 
 
+FORMS = '{"subfolder": ...}, {"path": "../..."} or {"repo_id": ..., "revision": ...}, the last perhaps with "subfolder"'
+
+
 def check_draft_entry(entry: Any, path: Path) -> None:
-    """Refuse a `draft_model` entry that is neither `{"subfolder"}` nor `{"repo_id", "revision"}`."""
-    keys = sorted(entry) if isinstance(entry, dict) else None
-    if keys == ["subfolder"]:
+    """Refuse a `draft_model` entry that is none of `FORMS`."""
+    keys = set(entry) if isinstance(entry, dict) else set()
+    if keys not in ({"subfolder"}, {"path"}, {"repo_id", "revision"}, {"repo_id", "revision", "subfolder"}):
+        raise SpeculationError(f"{path}: draft_model is {shown(entry)}; it must be {FORMS}")
+    if "subfolder" in keys:
         check_relative(entry["subfolder"], f"{path}: draft_model.subfolder")
-    elif keys == ["repo_id", "revision"]:
-        if not isinstance(entry["repo_id"], str):
-            raise SpeculationError(
-                f"{path}: draft_model.repo_id is {shown(entry['repo_id'])}; it must be such as 'org/name'"
-            )
-        if not isinstance(entry["revision"], str) or not COMMIT_HASH.fullmatch(entry["revision"]):
-            raise SpeculationError(
-                f"{path}: draft_model.revision is {shown(entry['revision'])}; it must be a commit hash of 40 digits, "
-                "so that the draft model does not change under the drafter"
-            )
-    else:
+    if "path" in keys:
+        check_beside(entry["path"], f"{path}: draft_model.path")
+    if "repo_id" not in keys:
+        return
+    if not isinstance(entry["repo_id"], str):
         raise SpeculationError(
-            f"{path}: draft_model is {shown(entry)}; "
-            'it must be {"subfolder": ...} or {"repo_id": ..., "revision": ...}'
+            f"{path}: draft_model.repo_id is {shown(entry['repo_id'])}; it must be such as 'org/name'"
         )
+    if not isinstance(entry["revision"], str) or not COMMIT_HASH.fullmatch(entry["revision"]):
+        raise SpeculationError(
+            f"{path}: draft_model.revision is {shown(entry['revision'])}; it must be a commit hash of 40 digits, "
+            "so that the draft model does not change under the drafter"
+        )
+
+
+def is_embedded(entry: dict[str, str]) -> bool:
+    """Whether the draft model is a part of the drafter's own repo."""
+    return list(entry) == ["subfolder"]
 
 
 def find_draft(entry: dict[str, str], folder: Path, trust_remote_code: bool = False, **hub: Any) -> Path:
@@ -57,11 +66,20 @@ def find_draft(entry: dict[str, str], folder: Path, trust_remote_code: bool = Fa
     if "repo_id" in entry:
         # Straight to the Hub: a folder of that name in the working directory is not what the config means.
         wanted = [*PATTERNS, "*.py"] if trust_remote_code else list(PATTERNS)
-        return download(entry["repo_id"], wanted, **hub | {"revision": entry["revision"]})
-    draft = folder / entry["subfolder"]
-    if not draft.is_dir() or not draft.resolve().is_relative_to(folder.resolve()):
+        subfolder = entry.get("subfolder", "")
+        prefix = f"{subfolder}/" if subfolder else ""
+        revision = entry["revision"]
+        root = download(entry["repo_id"], [prefix + name for name in wanted], **hub | {"revision": revision})
+        draft = root / subfolder
+    elif "path" in entry:
+        root = folder.resolve().parent  # what lies beside it, wherever the process runs
+        draft = root.joinpath(*PurePosixPath(entry["path"]).parts[1:])
+    else:
+        root, draft = folder, folder / entry["subfolder"]
+    if not draft.is_dir() or not draft.resolve().is_relative_to(root.resolve()):
         raise SpeculationError(f"{draft} is missing or a link; it must be the folder with the draft model")
-    check_no_pickles(draft)
+    if "repo_id" not in entry:
+        check_no_pickles(draft)
     return draft
 
 

@@ -51,6 +51,14 @@ def check_relative(name: Any, what: str) -> str:
     return "/".join(parts)
 
 
+def check_beside(name: Any, what: str) -> None:
+    """Refuse what is no path such as `../draft` or `../drafter/draft_model`: one folder up, then down."""
+    up, slash, rest = name.partition("/") if isinstance(name, str) else ("", "", "")
+    if up != ".." or not slash:
+        raise SpeculationError(f"{what} is {shown(name)}; it must name a folder beside this one, such as '../draft'")
+    check_relative(rest, f"{what}, behind '../',")
+
+
 def find_folder(repo_or_folder: str | Path, subfolder: str, patterns: Iterable[str], **hub: Any) -> Path:
     """The local folder that holds a drafter: as it is, or downloaded into the Hub cache.
 

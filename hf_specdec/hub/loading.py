@@ -8,7 +8,7 @@ import torch
 from ..config import DrafterConfig
 from ..errors import SpeculationError, shown
 from ..registry import Storable, drafter_class, drafter_types
-from .draft import PATTERNS, check_draft_entry, find_draft, load_draft
+from .draft import PATTERNS, check_draft_entry, find_draft, is_embedded, load_draft
 from .files import check_no_pickles, find_folder, read_json, read_tensors
 from .target import check_fields
 
@@ -73,7 +73,12 @@ def load_drafter(
     if found.needs_draft_model:
         if draft_model is None:
             assert config.draft_model is not None, "read_config() saw to it"
-            if "subfolder" in config.draft_model:  # fetch it from the same commit
+            if "path" in config.draft_model and not Path(repo_or_folder).is_dir():
+                raise SpeculationError(
+                    f"{folder / CONFIG}: draft_model.path is {shown(config.draft_model['path'])}, a folder beside this "
+                    "one, and a repo on the Hub has none; push it again with --draft-repo, or pass draft_model=..."
+                )
+            if is_embedded(config.draft_model):  # fetch it from the same commit
                 names = [f"{config.draft_model['subfolder']}/{pattern}" for pattern in PATTERNS]
                 commit = None if Path(repo_or_folder).is_dir() else _commit_of(folder, subfolder)
                 folder = find_folder(repo_or_folder, subfolder, names, revision=commit, **where)

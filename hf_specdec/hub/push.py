@@ -14,8 +14,9 @@ from ..config import DrafterConfig
 from ..errors import SpeculationError
 from ..registry import Storable
 from ..version import __version__
-from .cards import REPO_PLACEHOLDER, make_card, with_results
-from .draft import PATTERNS
+from .cards import REPO_PLACEHOLDER, draft_sentence, make_card, with_license, with_results
+from .draft import PATTERNS, is_embedded
+from .draft_repo import draft_on_hub
 from .files import check_no_pickles, read_json, safe_file
 from .loading import CARD, CONFIG, WEIGHTS, read_config
 from .saving import write_drafter
@@ -66,7 +67,8 @@ def push_drafter(
     **save: Any,
 ) -> str:
     """Save into a temporary folder and upload it; `save` is what `write_drafter` takes. See `push_folder`."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "drafter"  # with nothing beside it, so that no draft model is named there
         write_drafter(drafter, folder, **save)
         return push_folder(
             folder,
@@ -89,6 +91,8 @@ def push_folder(
     create_pr: bool = False,
     token: str | bool | None = None,
     results: str | Path | None = None,
+    license: str | None = None,
+    draft_repo: str | None = None,
 ) -> str:
     """Upload a drafter's folder in two commits: the files, then a `custom_generate/generate.py` that pins them.
 
@@ -103,12 +107,16 @@ def push_folder(
         create_pr: open a pull request instead of changing the branch.
         token: None uses the stored login.
         results: a result file of `hf-specdec bench` for the card's table.
+        license: for the card, as the Hub names it, such as "apache-2.0"; None leaves what the card says.
+        draft_repo: the repo that holds the draft model, where the config names a folder beside (`../...`); it must hold
+            the same weights.
 
     Returns:
         The address of the last commit.
 
     Raises:
-        SpeculationError: the folder holds no drafter, or the Hub refuses.
+        SpeculationError: the folder holds no drafter, its draft model would not be found, the result file has no
+            figures of this drafter on its target, or the Hub refuses.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -119,7 +127,8 @@ def push_folder(
     where: dict[str, Any] = {"repo_id": repo_id, "revision": revision}
     with tempfile.TemporaryDirectory() as temporary:
         staged = Path(temporary)
-        _stage(folder, staged, config, repo_id, results)
+        config = _stage(folder, staged, config, draft_on_hub(config.draft_model, folder, draft_repo, api))
+        _write_card(folder, staged, config, repo_id, results, license)
         try:
             repo_id = where["repo_id"] = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
             if revision is not None and not create_pr:
@@ -147,21 +156,35 @@ def generate_code(drafter_type: str, repo_id: str | None = None, revision: str |
     return template.substitute(speculation_type=json.dumps(drafter_type), drafter=drafter)
 
 
-def _stage(folder: Path, staged: Path, config: DrafterConfig, repo_id: str, results: str | Path | None) -> None:
-    """Copy what belongs to a drafter, with the card that fits the repo."""
-    draft = (config.draft_model or {}).get("subfolder")
-    patterns = [CONFIG, WEIGHTS, CARD, "LICENSE*", *([f"{draft}/{p}" for p in PATTERNS] if draft else [])]
+def _stage(folder: Path, staged: Path, config: DrafterConfig, draft: dict[str, str] | None) -> DrafterConfig:
+    """Copy what belongs to a drafter; returns its config, which names the draft model as the Hub knows it."""
+    embedded = draft["subfolder"] if draft is not None and is_embedded(draft) else None
+    patterns = [CONFIG, WEIGHTS, "LICENSE*", *([f"{embedded}/{p}" for p in PATTERNS] if embedded else [])]
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         copy = staged / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(safe_file(folder, str(path.relative_to(folder))), copy)
     (staged / REQUIREMENTS).parent.mkdir(exist_ok=True)
     (staged / REQUIREMENTS).write_text(f"hf-specdec>={__version__}\n")
-    card = staged / CARD
-    text = card.read_text() if card.exists() else make_card(read_json(folder, CONFIG))
+    if draft != config.draft_model:
+        content = read_json(folder, CONFIG) | {"draft_model": draft}
+        (staged / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    return read_config(staged)[1]
+
+
+def _write_card(
+    folder: Path, staged: Path, config: DrafterConfig, repo_id: str, results: str | Path | None, license: str | None
+) -> None:
+    """The folder's card, or a new one, as it fits the repo."""
+    stored = read_json(folder, CONFIG)
+    has_card = (folder / CARD).exists() or (folder / CARD).is_symlink()
+    text = safe_file(folder, CARD).read_text(encoding="utf-8") if has_card else make_card(read_json(staged, CONFIG))
+    if config.draft_model is not None:
+        text = text.replace(draft_sentence(stored["draft_model"]), draft_sentence(config.draft_model))
     if results is not None:
-        text = with_results(text, results)
-    card.write_text(text.replace(REPO_PLACEHOLDER, repo_id))
+        text = with_results(text, results, config, [str(folder), repo_id])
+    text = text if license is None else with_license(text, license)
+    (staged / CARD).write_text(text.replace(REPO_PLACEHOLDER, repo_id), encoding="utf-8")
 
 
 def _commit(api: HfApi, info: CommitInfo, where: dict[str, Any]) -> str:

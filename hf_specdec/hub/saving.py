@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from ..errors import SpeculationError
 from ..registry import Storable
 from ..version import __version__
-from .cards import make_card
+from .cards import make_card, with_results
+from .draft import is_embedded
 from .files import COMMIT_HASH
 from .loading import CARD, CONFIG, FORMAT_VERSION, WEIGHTS
 from .target import made_for
@@ -41,27 +42,32 @@ def write_drafter(
         folder: made if it is not there.
         target: the model that the drafter is made for; others are then refused. None keeps what the config says.
         tokenizer: the target's; its hash is stored too.
-        embed_draft_model: True copies the draft model's weights into a subfolder; False names its Hub repo at the
-            revision it was loaded from. None embeds, unless the drafter was loaded with a repo named.
+        embed_draft_model: True copies the draft model's weights into a subfolder; False names where it was loaded from:
+            its Hub repo at that revision, or a folder beside `folder`. None embeds, unless the drafter was loaded with
+            one of these named.
         license, datasets, trained_on, results: for the model card; see `make_card`.
 
     Raises:
-        SpeculationError: a draft model that cannot be named or copied as asked.
+        SpeculationError: a draft model that cannot be named or copied as asked; a result file without figures of this
+            drafter on its target.
     """
     folder = Path(folder)
     if folder.is_file():
         raise SpeculationError(f"folder={str(folder)!r} is a file; name a folder")
     config = drafter.config.to_dict()
     made = made_for(target, tokenizer) if target is not None else config.get("target")
-    entry = _draft_entry(drafter, embed_draft_model)
+    entry = _draft_entry(drafter, embed_draft_model, folder)
     content = {"drafter_type": drafter.config.drafter_type, "format_version": FORMAT_VERSION}
     content |= {"hf_specdec_version": __version__}
     content |= {name: value for name, value in config.items() if name not in ("target", "draft_model")}
     content |= {name: value for name, value in (("draft_model", entry), ("target", made)) if value is not None}
-    card = make_card(content, license=license, datasets=datasets, trained_on=trained_on, results=results)
+    card = make_card(content, license=license, datasets=datasets, trained_on=trained_on or drafter.trained_on)
+    if results is not None:
+        measured = drafter.config.from_options(config | {"target": made})
+        card = with_results(card, results, measured, [str(folder)])
 
     folder.mkdir(parents=True, exist_ok=True)
-    if entry is not None and "subfolder" in entry:
+    if entry is not None and is_embedded(entry):
         drafter.draft_model.save_pretrained(folder / entry["subfolder"])  # type: ignore[attr-defined]
     if weights := drafter.weights():
         save_file({name: w.contiguous() for name, w in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
@@ -69,23 +75,31 @@ def write_drafter(
     (folder / CARD).write_text(card)
 
 
-def _draft_entry(drafter: Storable, embed: bool | None) -> dict[str, str] | None:
+def _draft_entry(drafter: Storable, embed: bool | None, folder: Path) -> dict[str, str] | None:
     """Where the saved config says that the draft model lives."""
     if not drafter.needs_draft_model:
         return None
     model, known = drafter.draft_model, drafter.config.draft_model or {}  # type: ignore[attr-defined]
-    if embed is None:
-        embed = "repo_id" not in known
-    if embed:
-        if getattr(model, "is_quantized", False):
-            raise SpeculationError(
-                "the draft model is quantized in memory and cannot be copied; load the drafter without quantization "
-                "before saving it, or pass embed_draft_model=False"
-            )
-        return {"subfolder": known.get("subfolder", DRAFT_FOLDER)}
-    if "repo_id" in known:
-        return known
-    return _pinned(model)
+    beside = None if embed or (embed is None and "path" not in known) else _beside(model, folder)
+    if not embed and (beside is not None or "repo_id" in known):
+        return beside or known
+    if embed is False:
+        return _pinned(model)
+    if getattr(model, "is_quantized", False):
+        raise SpeculationError(
+            "the draft model is quantized in memory and cannot be copied; load the drafter without quantization "
+            "before saving it, or pass embed_draft_model=False"
+        )
+    return {"subfolder": known["subfolder"] if is_embedded(known) else DRAFT_FOLDER}
+
+
+def _beside(model: "PreTrainedModel", folder: Path) -> dict[str, str] | None:
+    """The model's own folder as seen from `folder`: one beside it, or a folder in that."""
+    mine, own = Path(model.config.name_or_path).resolve(), folder.resolve()
+    near = own.parent in (mine.parent, mine.parent.parent) and not mine.is_relative_to(own)
+    if not model.config.name_or_path or not mine.is_dir() or not near or mine == own.parent:
+        return None
+    return {"path": f"../{mine.relative_to(own.parent).as_posix()}"}
 
 
 def _pinned(model: "PreTrainedModel") -> dict[str, str]:
@@ -96,9 +110,12 @@ def _pinned(model: "PreTrainedModel") -> dict[str, str]:
         commit = getattr(model.config, "_commit_hash", None) or HfApi().model_info(name).sha
     except Exception as error:  # not a repo id, no such repo, no connection
         raise SpeculationError(
-            f"embed_draft_model=False needs a draft model from a repo on the Hub, and this one is {name!r}; "
-            f"push it first, or embed it ({' '.join(str(error).split())})"
+            "embed_draft_model=False needs a draft model from a repo on the Hub or from a folder beside the one to "
+            f"save into, and this one is {name!r}; push it first, or embed it ({' '.join(str(error).split())})"
         ) from error
     if Path(name).is_dir() or not COMMIT_HASH.fullmatch(commit or ""):
-        raise SpeculationError(f"the draft model was loaded from the folder {name!r}; push it first, or embed it")
+        raise SpeculationError(
+            f"the draft model was loaded from the folder {name!r}, which is not beside the one to save into; "
+            "push it first, or embed it"
+        )
     return {"repo_id": name, "revision": commit}

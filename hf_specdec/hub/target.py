@@ -1,30 +1,27 @@
 """What a drafter was made for: written into its config on saving, compared with the target before its first use."""
 
-import hashlib
-import json
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import try_to_load_from_cache
-from tokenizers import Tokenizer
-
 from ..errors import SpeculationError, shown
+from .tokenizer import hash_near, public_name, vocabulary_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FIELDS: dict[str, type] = {"name": str, "vocab_size": int, "hidden_size": int, "tokenizer_hash": str}
+SIZES = ("vocab_size", "hidden_size", "tokenizer_hash")
+"""what must be equal; a name is for messages"""
 
 
 def made_for(target: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None" = None) -> dict[str, Any]:
     """The `target` entry of a drafter's config; the tokenizer's hash is there if a tokenizer is given or found."""
     config = target.config.get_text_config()
     found = {
-        "name": _public_name(target),
+        "name": public_name(target.config.name_or_path),
         "vocab_size": getattr(config, "vocab_size", None),
         "hidden_size": getattr(config, "hidden_size", None),
-        "tokenizer_hash": _vocabulary_hash(tokenizer.get_vocab()) if tokenizer is not None else _hash_near(target),
+        "tokenizer_hash": vocabulary_hash(tokenizer.get_vocab()) if tokenizer is not None else hash_near(target),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -57,7 +54,7 @@ def check_made_for(entry: dict[str, Any] | None, target: "PreTrainedModel") -> N
         if wanted is not None and got is not None and wanted != got:
             raise _refusal(entry, f"a target with {name}={wanted}, and this {type(target).__name__} has {name}={got}")
     wanted = entry.get("tokenizer_hash")
-    got = None if wanted is None else _hash_near(target)
+    got = None if wanted is None else hash_near(target)
     if wanted is not None and got is not None and wanted != got:
         raise _refusal(entry, f"another tokenizer (hash {wanted[:12]}) than that of the target (hash {got[:12]})")
 
@@ -68,38 +65,3 @@ def _refusal(entry: dict[str, Any], why: str) -> SpeculationError:
         f"the drafter's config.json says it was made for {why}; use the model it was made for{of_name}, "
         "or a drafter made for this one"
     )
-
-
-def _public_name(target: "PreTrainedModel") -> str | None:
-    """The repo id, or the last part of a folder: paths of this machine are nobody's business."""
-    name = target.config.name_or_path
-    return (Path(name).name if Path(name).is_dir() else name) if name else None
-
-
-def _hash_near(target: "PreTrainedModel") -> str | None:
-    """Hash of the tokenizer that lies with the target's weights on this machine, or None."""
-    name = target.config.name_or_path
-    if not name:
-        return None
-    path = Path(name) / "tokenizer.json"
-    if not Path(name).is_dir():
-        revision = getattr(target.config, "_commit_hash", None)
-        try:
-            cached = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
-        except ValueError:  # the name is no repo id
-            return None
-        path = Path(cached) if isinstance(cached, str) else path
-    return _file_hash(str(path), path.stat().st_mtime_ns) if path.is_file() else None
-
-
-@lru_cache(maxsize=32)
-def _file_hash(path: str, modified: int) -> str | None:
-    try:
-        return _vocabulary_hash(Tokenizer.from_file(path).get_vocab(with_added_tokens=True))
-    except Exception:  # the library raises plain Exception; a tokenizer that cannot be read is not compared
-        return None
-
-
-def _vocabulary_hash(vocabulary: dict[str, int]) -> str:
-    """SHA-256 over tokens and ids; how the file is laid out does not count."""
-    return hashlib.sha256(json.dumps(sorted(vocabulary.items(), key=lambda item: item[1])).encode()).hexdigest()

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from ..drafters.ngram import Level, NGramDrafter, NGramModel
 from ..errors import SpeculationError
+from ..hub.tokenizer import fingerprint
 from ..loading.models import ModelSource, load_tokenizer
 
 CHUNK = 1 << 20
@@ -34,8 +35,25 @@ def train_ngram_drafter(
     """
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(ModelSource(str(tokenizer)))
-    model = train_ngram(token_stream(tokenizer, files), len(tokenizer), order, min_count)
-    return NGramDrafter(model, num_draft_tokens=num_draft_tokens)
+    files, count = list(files), _Count()
+    model = train_ngram(count.of(token_stream(tokenizer, files)), len(tokenizer), order, min_count)
+    drafter = NGramDrafter(model, num_draft_tokens=num_draft_tokens, tokenizer=fingerprint(tokenizer))
+    drafter.trained_on = (
+        f"{count.tokens:,} tokens in {count.documents:,} documents of {', '.join(Path(file).name for file in files)}; "
+        f"n-grams up to order {order}" + (f" that occur at least {min_count} times" if min_count > 1 else "") + "."
+    )
+    return drafter
+
+
+class _Count:
+    """What went by."""
+
+    documents = tokens = 0
+
+    def of(self, documents: Iterable[list[int]]) -> Iterator[list[int]]:
+        for ids in documents:
+            self.documents, self.tokens = self.documents + 1, self.tokens + len(ids)
+            yield ids
 
 
 def token_stream(tokenizer: Any, files: Iterable[str | Path]) -> Iterator[list[int]]:

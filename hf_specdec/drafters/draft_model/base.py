@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SpeculationError
+from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
 from ..base import Drafter
 
@@ -57,12 +58,11 @@ def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") ->
         SpeculationError: with a pointer to transformers' own route for different tokenizers.
     """
     mine, theirs = (model.config.get_text_config(decoder=True) for model in (target, draft))
-    largest = max(mine.vocab_size, theirs.vocab_size)
     reason = None
-    if abs(mine.vocab_size - theirs.vocab_size) > max(1024, largest // 50):
+    if sizes_apart(mine.vocab_size, theirs.vocab_size):
         reason = f"vocabularies of {mine.vocab_size} and {theirs.vocab_size} tokens"
     for name in ("bos_token_id", "eos_token_id"):
-        a, b = _ids(getattr(mine, name, None)), _ids(getattr(theirs, name, None))
+        a, b = ids_of(getattr(mine, name, None)), ids_of(getattr(theirs, name, None))
         if a and b and not a & b:
             reason = f"{name} {sorted(a)} and {sorted(b)}"
     if reason:
@@ -71,7 +71,3 @@ def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") ->
             "transformers' own route for different tokenizers: "
             "generate(assistant_model=draft, tokenizer=..., assistant_tokenizer=...) without speculation_type"
         )
-
-
-def _ids(value: int | list[int] | None) -> set[int]:
-    return set(value if isinstance(value, list) else [] if value is None else [value])

@@ -51,4 +51,6 @@ class DraftModelDrafter(ModelDrafter):
         tuner = None
         if self.config.num_draft_tokens == "auto":  # what a call has measured serves the next one
             tuner = self._tuners.of(context.target, len(context.prompt_ids))
+        else:
+            context.stats.window = int(self.config.num_draft_tokens)
         return DraftModelSession(context, self.draft_model, self.config.num_draft_tokens, tuner)

@@ -23,6 +23,8 @@ class DraftModelSession(DraftSession):
     ) -> None:
         super().__init__(context)
         self.fixed_window, self.tuner = window, tuner
+        self.rounds = self.rested = 0
+        """all, and those in which drafting would not have paid"""
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep)
         context.stats.draft_calls += 1
@@ -49,7 +51,9 @@ class DraftModelSession(DraftSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self._follow_rows(sequences)
         room = self.model.context_limit - max(sequences.lengths)
-        width = min(self.window(), max(budget), room)
+        gamma = self.window()
+        self.rounds, self.rested = self.rounds + 1, self.rested + (gamma == 0)
+        width = min(gamma, max(budget), room)
         if width < 1:
             return Draft.from_lists([[]] * len(self.rows), self.context.device)
         began = time.perf_counter()
@@ -85,6 +89,11 @@ class DraftModelSession(DraftSession):
             self.tuner.observe_acceptance(verdict.drafted, verdict.accepted)
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
             self.model.accept(verdict.accepted, verdict.stopped)
+
+    def close(self) -> None:
+        if self.tuner is not None and self.rested:
+            when = f"in {self.rested} of {self.rounds} rounds"
+            self.context.stats.notes.append(f"drafting was stopped {when}, as {self.tuner.why_not()}")
 
     def _follow_rows(self, sequences: Sequences) -> None:
         """Rows that stopped leave this cache too; drafts that were never judged are forgotten."""

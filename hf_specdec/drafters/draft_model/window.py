@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ...theory import best_window
+from ...theory import best_window, line_through
 
 
 class WindowTuner:
@@ -47,17 +47,15 @@ class WindowTuner:
 
     def verify_time(self) -> Callable[[int], float]:
         """T(width) in seconds, from the measured widths."""
-        seconds = dict(self.verify_seconds)  # another call may add to it meanwhile
-        widths = sorted(seconds)
-        if len(widths) == 1:
-            only = seconds[widths[0]]
-            return lambda width: only
-        n = len(widths)
-        mean_w = sum(widths) / n
-        mean_t = sum(seconds.values()) / n
-        slope = sum((w - mean_w) * (seconds[w] - mean_t) for w in widths)
-        slope = max(0.0, slope / sum((w - mean_w) ** 2 for w in widths))
-        return lambda width: max(mean_t + slope * (width - mean_w), 1e-9)
+        return line_through(dict(self.verify_seconds))  # a copy: another call may add to it meanwhile
+
+    def why_not(self) -> str:
+        """Why γ is 0, in words."""
+        c = (self.draft_seconds or 0.0) / self.verify_time()(1)
+        return (
+            f"it would have cost more than it gained: a draft step costs {c:.2g} of a target step, "
+            f"the draft is right {self.accepted / self.tested:.0%} of the time"
+        )
 
 
 def running_mean(old: float | None, new: float) -> float:

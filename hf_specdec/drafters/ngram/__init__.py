@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
+from ...hub.tokenizer import check_fingerprint, check_same_ids
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ...transfer import to_device
@@ -35,6 +36,10 @@ class NGramConfig(DrafterConfig):
     num_draft_tokens: int = ranged(3, 1, LONGEST_DRAFT)
     vocab_size: int = ranged(0, 0, 1 << 24)
     sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)
+    tokenizer: dict | None = None
+
+    def validate_tokenizer(self) -> None:
+        check_fingerprint(self.tokenizer or {})
 
 
 class NGramSession(DraftSession):
@@ -46,6 +51,7 @@ class NGramSession(DraftSession):
         self.model = model
         self.pick = context.pick.on(torch.device("cpu"))
         self.prompt = context.prompt_ids.cpu()
+        context.stats.window = config.num_draft_tokens
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Drawn on the host, where the model is: nobody waits for a device between two tokens."""
@@ -101,6 +107,7 @@ class NGramDrafter(Drafter):
         num_draft_tokens: int = 3,
         vocab_size: int = 0,
         sizes: list[int] | None = None,
+        tokenizer: dict | None = None,
     ) -> None:
         """
         Args:
@@ -108,13 +115,20 @@ class NGramDrafter(Drafter):
             num_draft_tokens: γ, tokens per draft, from 1 to 512.
             vocab_size: of the stored model, from 0 to 2^24; written by training.
             sizes: stored n-grams of each order from 2 up: at most 15 orders, of 0 to 2^30 each; written by training.
+            tokenizer: fingerprint of the tokenizer that made the ids (`hub.tokenizer.fingerprint`), by training;
+                models without one are held against the target by the size of their vocabulary.
 
         Raises:
             SpeculationError: a bad option.
         """
         if model is not None:
             vocab_size, sizes = model.vocab_size, model.sizes
-        super().__init__(num_draft_tokens=num_draft_tokens, vocab_size=vocab_size, sizes=[] if sizes is None else sizes)
+        super().__init__(
+            num_draft_tokens=num_draft_tokens,
+            vocab_size=vocab_size,
+            sizes=[] if sizes is None else sizes,
+            tokenizer=tokenizer,
+        )
         self.model = model
 
     def weights(self) -> dict[str, Tensor]:
@@ -139,11 +153,13 @@ class NGramDrafter(Drafter):
                 "as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
             )
         vocab_size = target.config.get_text_config().vocab_size
+        fix = "Train the drafter with the target's tokenizer: hf-specdec train ngram --tokenizer <the target>"
         if self.model.vocab_size > vocab_size:
             raise SpeculationError(
-                f"the n-gram model has {self.model.vocab_size} token ids and the target {vocab_size}; "
-                "train the drafter with the target's tokenizer"
+                f"the n-gram model has {self.model.vocab_size} token ids, more than the target's {vocab_size}. {fix}"
             )
+        known = {"vocab_size": self.model.vocab_size} | (self.config.tokenizer or {})
+        check_same_ids(known, target, "the n-gram model", fix)
 
     def start(self, context: DraftContext) -> NGramSession:
         if self.model is None:
