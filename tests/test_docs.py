@@ -29,11 +29,22 @@ PARTS = [
 """pages whose blocks start from a loaded `model`, `draft_model`, `tokenizer` and `inputs`, and ask for no repo"""
 
 
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+
+
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch, tmp_path):
-    """Documents speak of paths from the root; what they save and register is not left behind."""
+    """Documents speak of paths from the root; what they save and register is not left behind.
+
+    A small pair stands for the real model, which would have to be fetched, and for what is made for it.
+    """
     for path in ROOT.iterdir():
-        (tmp_path / path.name).symlink_to(path)
+        (tmp_path / path.name).symlink_to(ROOT / "tests" / path.name if path.name == "hub_configs" else path)
+    real = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
+    real.mkdir(parents=True)
+    for path in (ROOT / "tests" / "pair" / "target").iterdir():
+        (real / path.name).symlink_to(path)
+    (real / "chat_template.jinja").write_text(TEMPLATE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_drafters", dict(registry._drafters))
 
@@ -49,7 +60,7 @@ def test_a_drafters_page_runs_on_a_loaded_pair(page):
     model, draft_model = (
         AutoModelForCausalLM.from_pretrained(f"tests/pair/{name}", dtype=torch.float32) for name in ("target", "draft")
     )
-    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+    tokenizer.chat_template = TEMPLATE
     model.generation_config.max_new_tokens = 16
     inputs = tokenizer("def add(a, b):", return_tensors="pt")
     run(page, {"model": model, "draft_model": draft_model, "tokenizer": tokenizer, "inputs": inputs})

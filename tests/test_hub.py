@@ -10,7 +10,13 @@ import torch
 from hub_tools import PROMPT, ROOT, drafter_of, generate, tiny_model
 from huggingface_hub import ModelCard
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
@@ -20,7 +26,7 @@ from hf_specdec.registry import drafter_types
 
 torch.set_num_threads(1)
 
-HUB_CONFIGS = sorted(path.parent for path in (ROOT / "hub_configs").glob("*/config.json"))
+HUB_CONFIGS = sorted(path.parent for path in (ROOT / "tests" / "hub_configs").glob("*/config.json"))
 
 
 @pytest.fixture
@@ -260,6 +266,40 @@ def test_each_hub_config_loads_generates_and_is_ready_to_push(folder: Path) -> N
     assert card.data.library_name == "hf_specdec"
     assert card.data.tags == ["hf_specdec", "speculative-decoding", drafter_type]
     assert card.data.license == "apache-2.0"
+
+
+READY = sorted(path.parent for path in (ROOT / "hub_configs").glob("*/config.json"))
+
+
+@pytest.fixture(scope="module")
+def as_large_as_the_real_one() -> PreTrainedModel:
+    """A random Llama of one layer, with the width and the vocabulary of the target that the ready repos are for."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=None, pad_token_id=2)).eval()
+
+
+@pytest.mark.parametrize("folder", READY, ids=lambda folder: folder.name)
+def test_each_ready_repo_loads_and_drafts(folder: Path, as_large_as_the_real_one: PreTrainedModel) -> None:
+    drafter = Drafter.from_pretrained(folder, **({"worker": "thread"} if folder.name == "pearl" else {}))
+    prompt = torch.tensor([[100, 200, 300, 100, 200, 300, 100]])
+    plain = as_large_as_the_real_one.generate(prompt, max_new_tokens=8, do_sample=False)
+    fast = as_large_as_the_real_one.generate(prompt, max_new_tokens=8, do_sample=False, assistant_model=drafter)
+    assert torch.equal(fast, plain) and drafter.last_stats.drafted_tokens > 0
+    if drafter.needs_draft_model:
+        assert drafter.draft_model.num_parameters() <= 12_000_000
+        assert drafter.config.target["name"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+        with pytest.raises(SpeculationError, match="vocab_size"):
+            check_made_for(drafter.config.target, tiny_model())
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.library_name == "hf_specdec" and card.data.license == "apache-2.0"
+
+
+def test_the_ready_repos_store_their_draft_once() -> None:
+    (stored,) = (ROOT / "hub_configs").glob("**/draft_model/model.safetensors")
+    assert stored.parents[1].name == "draft_model" and stored.stat().st_size <= 25_000_000
+    assert {folder.name for folder in READY} >= {"prompt_lookup", "suffix", "draft_model", "hybrid", "pearl"}
 
 
 def test_there_is_a_hub_config_for_each_family() -> None:
