@@ -17,7 +17,7 @@ PACKAGE = "hf_specdec"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
     {"errors", "version", "transfer", "stats"},
-    {"theory", "config"},
+    {"theory", "config", "packing"},
     {"registry", "protocol"},
     {"hub", "schedule"},
     {"judge", "target"},
