@@ -19,6 +19,7 @@ from .drafters import (
 )
 from .errors import SpeculationError, SpeculationWarning
 from .integration import register, unregister
+from .packing import pack_linear, unpack_linear
 from .stats import SpeculationStats
 from .version import __version__
 
@@ -36,7 +37,9 @@ __all__ = [
     "SpeculationWarning",
     "SuffixDrafter",
     "__version__",
+    "pack_linear",
     "register",
+    "unpack_linear",
     "unregister",
 ]
 

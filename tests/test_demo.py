@@ -187,7 +187,7 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     for sample in SAMPLES:
         assert sample.text.splitlines()[0][:60] in printed
     assert all(question in printed for question in BATCH)
-    assert "transformers assisted: refused" in printed and "5 of 5" in printed
+    assert "hf assisted: refused" in printed and "5 of 5" in printed
     assert "hf_specdec" in printed.splitlines()[-1] or "generate(" in printed
 
 

@@ -17,7 +17,7 @@ PACKAGE = "hf_specdec"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
     {"errors", "version", "transfer"},
-    {"theory", "config"},
+    {"theory", "config", "packing"},
     {"stats"},
     {"registry", "protocol"},
     {"hub", "schedule"},

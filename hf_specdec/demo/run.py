@@ -1,5 +1,6 @@
 """`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from ..bench.methods import PLAIN, Method, build_method
+from ..errors import SpeculationWarning
 from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
 from ..instruments.recording import RecordingDrafter
@@ -31,7 +33,7 @@ WORTHWHILE = 1.2
 WIDTH = 6
 """tokens of the verification that is timed then"""
 PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
-ASSISTED, LOOKUP, OURS = "transformers assisted", "transformers lookup", "hf_specdec"
+ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
 NEXT = """The same for your own model, without any draft:
 
     import hf_specdec
@@ -149,7 +151,9 @@ class Stage:
         for method in others:
             with self.console.status(f"{method.name} on the same"):
                 try:
-                    found.append(self._decode(method, inputs))
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", SpeculationWarning)  # our hint, beside transformers' refusal
+                        found.append(self._decode(method, inputs))
                 except ValueError as error:  # transformers speculates on single rows only
                     self.console.print(f"{method.name}: refused. {str(error).splitlines()[0]}", style="dim")
         found.append(ours)
