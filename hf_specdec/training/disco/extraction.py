@@ -20,6 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.disco.drafter import fingerprint
 from ...errors import SpeculationError
+from ..ends import until_end
+from ..folder import hold_to, writable
 from .records import Record, record_text
 
 SHARD_ROWS = 16
@@ -62,9 +64,8 @@ def extract(
     """
     if not prompts:
         raise SpeculationError(f"no prompts to extract {label} from; give at least one")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_manifest(folder, _manifest(target, draft, prompts, regime))
+    folder = writable(folder)
+    hold_to(folder / MANIFEST, _manifest(target, draft, prompts, regime))
     starts = range(0, len(prompts), SHARD_ROWS)
     for number, start in enumerate(tqdm(starts, desc=f"extracting {label}", unit=" shards")):
         path = folder / f"{number:05d}.safetensors"
@@ -106,12 +107,8 @@ def _write(
         input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, pad_token_id=pad, **regime.options()
     )
     columns = inputs.input_ids.shape[1]
-    ends = target.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
     for row, mask in zip(output, inputs.attention_mask, strict=True):
-        prompt = int(mask.sum())
-        new = row[columns:].tolist()
-        length = next((i + 1 for i, token in enumerate(new) if token in ends), len(new))
+        prompt, length = int(mask.sum()), len(until_end(target, row[columns:].tolist()))
         if length > 1:
             yield row[columns - prompt : columns + length], prompt
 
@@ -137,15 +134,3 @@ def _manifest(
         "draft": fingerprint(draft),
         "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
     }
-
-
-def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    path = folder / MANIFEST
-    if not path.exists():
-        path.write_text(json.dumps(manifest, indent=2) + "\n")
-        return
-    found = json.loads(path.read_text())
-    if different := sorted(name for name in manifest if manifest[name] != found.get(name)):
-        raise SpeculationError(
-            f"{folder} holds an extraction with other {', '.join(different)}; name another folder, or remove this one"
-        )
