@@ -52,7 +52,7 @@ class Distillation(Trainer):
         found = acceptance(self.model, eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
         metrics = {f"{metric_key_prefix}_{name}": round(value, 4) for name, value in found.items()}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         tqdm.write(f"step {self.state.global_step} of {self.state.max_steps}, held out: {said(found)}")
         return metrics
 
