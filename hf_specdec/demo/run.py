@@ -54,6 +54,11 @@ class DemoSettings(PairSettings):
     max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
     svg: Annotated[str | None, Option(help="Picture to save of what is printed.")] = None
 
+    def __post_init__(self) -> None:
+        """In float32 on a CPU both sides run on packed weights: on plain ones a wide forward costs too much."""
+        super().__post_init__()
+        self.pack_linear |= self.device == "cpu" and self.dtype == "float32"
+
 
 def run_demo(settings: DemoSettings) -> None:
     """Decode a few prompts in all ways, show ours as it is written, and print what it gained.
@@ -99,9 +104,10 @@ def _methods(recorder: RecordingDrafter, pair: Pair) -> list[Method]:
 def _introduction(settings: DemoSettings, pair: Pair, recorder: RecordingDrafter) -> str:
     draft = own_model(recorder.inner)
     drafts = f"{draft.num_parameters() / 1e6:.0f} M parameters" if draft is not None else "no model"
+    dtype = str(pair.target.dtype).removeprefix("torch.") + (", packed" if settings.pack_linear else "")
     return (
         f"Target: {settings.target}, {pair.target.num_parameters() / 1e6:.0f} M parameters, "
-        f"{str(pair.target.dtype).removeprefix('torch.')}, {torch.get_num_threads()} CPU threads. "
+        f"{dtype}, {torch.get_num_threads()} CPU threads. "
         f"Drafter: {recorder.config.drafter_type}, {drafts}. Greedy, {settings.max_new_tokens} new tokens at most."
     )
 

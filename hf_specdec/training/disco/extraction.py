@@ -22,6 +22,8 @@ from ...drafters.disco.drafter import fingerprint
 from ...errors import SpeculationError
 from ...loading.chat import batch, prompt_ids
 from ...loading.prompts import Prompt
+from ..ends import until_end
+from ..folder import hold_to, writable
 from .records import Record, record_text
 
 SHARD_ROWS = 16
@@ -64,10 +66,9 @@ def extract(
     """
     if not prompts:
         raise SpeculationError(f"no prompts to extract {label} from; give at least one")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = writable(folder)
     rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    _check_manifest(folder, _manifest(target, draft, rows, regime))
+    hold_to(folder / MANIFEST, _manifest(target, draft, rows, regime))
     starts = range(0, len(rows), SHARD_ROWS)
     for number, start in enumerate(tqdm(starts, desc=f"extracting {label}", unit=" shards")):
         path = folder / f"{number:05d}.safetensors"
@@ -106,11 +107,8 @@ def _write(
     torch.manual_seed(regime.seed * 100_003 + number)
     output = target.generate(**inputs, pad_token_id=pad, **regime.options())
     columns = inputs["input_ids"].shape[1]
-    ends = target.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
     for row, prompt in zip(output, map(len, rows), strict=True):
-        new = row[columns:].tolist()
-        length = next((i + 1 for i, token in enumerate(new) if token in ends), len(new))
+        length = len(until_end(target, row[columns:].tolist()))
         if length > 1:
             yield row[columns - prompt : columns + length], prompt
 
@@ -136,15 +134,3 @@ def _manifest(
         "draft": fingerprint(draft),
         "prompts": hashlib.sha256(json.dumps(rows).encode()).hexdigest(),
     }
-
-
-def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    path = folder / MANIFEST
-    if not path.exists():
-        path.write_text(json.dumps(manifest, indent=2) + "\n")
-        return
-    found = json.loads(path.read_text())
-    if different := sorted(name for name in manifest if manifest[name] != found.get(name)):
-        raise SpeculationError(
-            f"{folder} holds an extraction with other {', '.join(different)}; name another folder, or remove this one"
-        )

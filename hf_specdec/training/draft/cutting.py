@@ -18,14 +18,7 @@ def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: S
     Args:
         known: how many; all where the vocabulary is smaller.
         special: tokens to keep in any case.
-
-    Raises:
-        SpeculationError: there are more special tokens than that.
     """
-    if len(set(special)) > min(known, vocab_size):
-        raise SpeculationError(
-            f"known_tokens must be {len(set(special))} or more, which the target's special tokens are, got {known}"
-        )
     written = torch.tensor([token for text in texts for token in text.ids[text.start :]], dtype=torch.long)
     read = torch.tensor([token for text in texts for token in text.ids], dtype=torch.long)
     counts = torch.bincount(written, minlength=vocab_size)
@@ -44,12 +37,9 @@ def cut(target: PreTrainedModel, layers: Sequence[int], tokens: Tensor) -> CutLl
         tokens: [K] sorted ids.
 
     Raises:
-        SpeculationError: the target is no Llama of plain weights, or has no such layer.
+        SpeculationError: see `check_cuttable`.
     """
-    check_cuttable(target)
-    count = target.config.num_hidden_layers
-    if not layers or any(not 0 <= layer < count for layer in layers):
-        raise SpeculationError(f"layers must be from 0 to {count - 1} and at least one, got {list(layers)}")
+    check_cuttable(target, layers)
     options = {name: value for name, value in target.config.to_dict().items() if name not in ("model_type", "dtype")}
     options |= {"num_hidden_layers": len(layers), "known_tokens": len(tokens)}
     options |= {"architectures": None, "layer_types": None}
@@ -66,10 +56,10 @@ def cut(target: PreTrainedModel, layers: Sequence[int], tokens: Tensor) -> CutLl
     return draft
 
 
-def check_cuttable(target: PreTrainedModel) -> None:
+def check_cuttable(target: PreTrainedModel, layers: Sequence[int]) -> None:
     """
     Raises:
-        SpeculationError: no draft can be cut out of this model.
+        SpeculationError: the target is no Llama of plain weights, or has no such layers.
     """
     if type(target) is not LlamaForCausalLM:
         raise SpeculationError(
@@ -78,6 +68,9 @@ def check_cuttable(target: PreTrainedModel) -> None:
         )
     if getattr(target, "is_quantized", False):
         raise SpeculationError("target is quantized; a draft is cut out of plain weights, so load it without")
+    count = target.config.num_hidden_layers
+    if not layers or any(not 0 <= layer < count for layer in layers):
+        raise SpeculationError(f"layers must be from 0 to {count - 1} and at least one, got {list(layers)}")
 
 
 def _nearest(rows: Tensor, tokens: Tensor) -> Tensor:

@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import Trainer
+from tqdm import tqdm
+from transformers import ProgressCallback, Trainer
 
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
+
+FIGURES = {"greedy_match": "first choice right in greedy text", "acceptance": "acceptance at temperature 1"}
+"""what is measured on texts that were held out"""
 
 
 def collate(lessons: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -35,7 +39,8 @@ class Distillation(Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         """Mean of -Σ p log q over the places, p the target's chances of its likeliest tokens, made to sum to 1."""
-        logits = known_logits(model, inputs)
+        with self.accelerator.autocast():  # which accelerate puts around `forward` only
+            logits = known_logits(model, inputs)
         p = inputs["chances"].float()
         p = p / p.sum(-1, keepdim=True).clamp_min(1e-6)
         log_q = logits.gather(1, inputs["rows"].long()) - logits.logsumexp(-1, keepdim=True)
@@ -43,11 +48,22 @@ class Distillation(Trainer):
         return (loss, {"loss": loss}) if return_outputs else loss
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """`greedy_match`, `acceptance`: see `acceptance`."""
+        """A line with the figures of `acceptance`, above the bar."""
         found = acceptance(self.model, eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
         metrics = {f"{metric_key_prefix}_{name}": round(value, 4) for name, value in found.items()}
         self.log(metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        tqdm.write(f"step {self.state.global_step} of {self.state.max_steps}, held out: {said(found)}")
         return metrics
+
+
+class Bar(ProgressCallback):
+    """The steps, with the loss of the last ones."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Nothing but the loss: what else is logged, evaluation says."""
+        if self.training_bar is not None and "loss" in (logs or {}):
+            self.training_bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
 
 
 @torch.no_grad()
@@ -57,7 +73,7 @@ def acceptance(draft: Any, lessons: Dataset[dict[str, Tensor]], rows: int) -> di
     Returns:
         `greedy_match`: share of places in greedy texts where its first choice is the target's;
         `acceptance`: mean of Σ min(p, q) at temperature 1 over the sampled texts (α, Leviathan 2023, Corollary 3.6), of
-        the target's likeliest tokens only, so a little low.
+        the target's likeliest tokens only, so a little low. Each where there are such texts.
     """
     was_training = draft.training
     draft.eval()
@@ -70,9 +86,10 @@ def acceptance(draft: Any, lessons: Dataset[dict[str, Tensor]], rows: int) -> di
         q = logits[sampled].softmax(-1).gather(1, batch["rows"][sampled].long())
         overlaps.append(torch.minimum(q, batch["chances"][sampled].float()).sum(-1).cpu())
     draft.train(was_training)
-    return {"greedy_match": _mean(matches), "acceptance": _mean(overlaps)}
+    values = {"greedy_match": torch.cat(matches), "acceptance": torch.cat(overlaps)}
+    return {name: float(value.mean()) for name, value in values.items() if len(value)}
 
 
-def _mean(parts: Sequence[Tensor]) -> float:
-    values = torch.cat(list(parts))
-    return float(values.mean()) if len(values) else 0.0
+def said(found: dict[str, float]) -> str:
+    """The figures of `acceptance` in words."""
+    return ", ".join(f"{FIGURES[name]}: {found[name]:.1%}" for name in FIGURES if name in found)

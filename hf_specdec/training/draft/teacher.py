@@ -1,10 +1,14 @@
 """What the target would have said at every place of its texts: its likeliest tokens, read once and kept on disk."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -42,12 +46,11 @@ class Lessons(Dataset[dict[str, Tensor]]):
 
 
 def read_lessons(target: PreTrainedModel, texts: Sequence[Text], tokens: Tensor, file: Path) -> Lessons:
-    """The target's distributions over `tokens` for all texts, from the file where they are in it."""
+    """The target's distributions over `tokens` for all texts, from the file where it holds them."""
+    made_of = digest(texts, tokens)
+    if (answers := _stored(file, made_of)) is not None:
+        return Lessons(texts, answers)
     written = sum(len(text.ids) - text.start for text in texts)
-    if file.exists():
-        answers = load_file(file)
-        if len(answers["greedy"]) == written and torch.equal(answers.pop("tokens"), tokens):
-            return Lessons(texts, answers)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
     found: dict[int, dict[str, Tensor]] = {}
     row_of = torch.full((target.config.vocab_size,), -1)
@@ -59,24 +62,46 @@ def read_lessons(target: PreTrainedModel, texts: Sequence[Text], tokens: Tensor,
                 found[i] = _answers(logits, tokens, row_of)
                 bar.update(len(logits))
     answers = {name: torch.cat([found[i][name] for i in range(len(texts))]) for name in found[0]}
-    save_file(answers | {"tokens": tokens}, file)
+    partial = file.with_suffix(".partial")
+    save_file(answers, partial, metadata={"made_of": made_of})
+    os.replace(partial, file)
     return Lessons(texts, answers)
 
 
+def digest(texts: Sequence[Text], tokens: Tensor) -> str:
+    """Tells lessons apart that one target gives."""
+    content = [[text.ids, text.start, text.temperature] for text in texts]
+    return hashlib.sha256(json.dumps([content, tokens.tolist()]).encode()).hexdigest()
+
+
+def _stored(file: Path, made_of: str) -> dict[str, Tensor] | None:
+    """What a file holds, if it is of these texts and tokens."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            if (content.metadata() or {}).get("made_of") != made_of:
+                return None
+            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  (not a dict)
+    except (OSError, SafetensorError):
+        return None
+
+
 def _batch(order: list[int], texts: Sequence[Text], most: int = 2048) -> tuple[list[int], list[int]]:
-    """As many of the next texts as make at most so many tokens with their padding, and the others."""
-    count = max(1, most // len(texts[order[min(len(order), 8) - 1]].ids))
+    """As many of the next texts, sorted by length, as make so many tokens with their padding; and the others."""
+    count = 1
+    while count < len(order) and (count + 1) * len(texts[order[count]].ids) <= most:
+        count += 1
     return order[:count], order[count:]
 
 
-def _logits(target: PreTrainedModel, texts: Sequence[Text]) -> list[Tensor]:
+def _logits(target: PreTrainedModel, texts: Sequence[Text]) -> Iterator[Tensor]:
     """Per text the logits [N, V] that decided each token which the target wrote."""
     longest = max(len(text.ids) for text in texts)
     ids = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in texts], device=target.device)
     # Padded on the right, where a causal model does not look: no mask is needed.
     hidden = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
     head = target.get_output_embeddings()
-    return [head(row[text.start - 1 : len(text.ids) - 1]) for row, text in zip(hidden, texts, strict=True)]
+    for row, text in zip(hidden, texts, strict=True):
+        yield head(row[text.start - 1 : len(text.ids) - 1])
 
 
 def _answers(logits: Tensor, tokens: Tensor, row_of: Tensor) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ Texts go to a file as they are finished; a run that was interrupted goes on behi
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,15 @@ from ...drafters import Drafter
 from ...errors import SpeculationError
 from ...loading.chat import ask
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
+from ..ends import until_end
+from ..folder import write_whole
 
 PLACE = "\u241f"
 """Stands for a message's text in a chat template; no template holds it."""
+SHORTEST = 15
+"""characters up to which what the target writes is no prompt"""
+FRUITLESS = 20
+"""batches without a prompt after which the target is not asked for any more"""
 
 
 @dataclass(frozen=True)
@@ -66,32 +72,31 @@ def write_texts(
     rows: int,
     seed: int,
 ) -> list[Text]:
-    """The texts of all prompts; those in the file are read, the others written and appended to it."""
-    texts = read_texts(file)
-    done = {(text.prompt, text.temperature) for text in texts}
-    missing = [prompt for prompt in prompts if (prompt.number, prompt.temperature) not in done]
-    with file.open("a") as out, tqdm(total=len(prompts), initial=len(done), desc="texts", unit="text") as bar:
+    """The texts of all prompts, in their order; those in the file are read, the others written and appended to it."""
+    known = {_key(text.ids[: text.start], text.temperature): text for text in read_texts(file)}
+    missing = [prompt for prompt in prompts if _key(prompt.ids, prompt.temperature) not in known]
+    _end_with_a_line(file)
+    with file.open("a") as out, tqdm(total=len(prompts), desc="texts", unit="text") as bar:
+        bar.update(len(prompts) - len(missing))
         for batch in _batches(missing, rows):
             for text in _continue(target, tokenizer, batch, max_new_tokens, seed + batch[0].number):
                 out.write(json.dumps(asdict(text)) + "\n")
-                texts.append(text)
+                known[_key(text.ids[: text.start], text.temperature)] = text
             out.flush()
             bar.update(len(batch))
-            tokens = sum(len(text.ids) - text.start for text in texts)
-            bar.set_postfix_str(f"{tokens:,} tokens")
-    return texts
+            bar.set_postfix_str(f"{sum(len(text.ids) - text.start for text in known.values()):,} tokens")
+    # The number is the prompt's of this run: more data, or others, number them anew.
+    return [replace(known[_key(prompt.ids, prompt.temperature)], prompt=prompt.number) for prompt in prompts]
 
 
 def read_texts(file: Path) -> list[Text]:
-    """What a file holds; a last line that an interruption cut is left out."""
-    if not file.exists():
-        return []
+    """The texts of a file; lines that are none, such as the last one of a run that was ended, are left out."""
     texts = []
-    for line in file.read_text().splitlines():
+    for line in file.read_text().splitlines() if file.exists() else ():
         try:
             texts.append(Text(**json.loads(line)))
-        except ValueError:
-            break
+        except (ValueError, TypeError):
+            continue
     return texts
 
 
@@ -101,18 +106,28 @@ def own_prompts(
     """What the target asks itself: user turns that it writes where its chat template begins one, sampled.
 
     A tokenizer without a template begins at its first token, and a text's beginning is the prompt.
+
+    Raises:
+        SpeculationError: there is no such place to begin, or the target writes nothing there.
     """
     known = json.loads(file.read_text()) if file.exists() else []
-    begin = _begin_of_a_turn(tokenizer)
-    with tqdm(total=count, initial=min(len(known), count), desc="prompts of its own", unit="prompt") as bar:
+    fruitless = 0
+    with tqdm(total=count, desc="prompts of its own", unit="prompt") as bar:
+        bar.update(min(len(known), count))
         while len(known) < count:
-            batch = [Prompt(begin, 1.0, i) for i in range(rows)]
-            for text in _continue(target, tokenizer, batch, 80, seed + len(known)):
+            batch, before = [Prompt(_begin_of_a_turn(tokenizer), 1.0, i) for i in range(rows)], len(known)
+            for text in _continue(target, tokenizer, batch, 80, seed + before + 1_000_003 * fruitless):
                 words = tokenizer.decode(text.ids[text.start :], skip_special_tokens=True).strip()
-                if len(words) > 15:
+                if len(words) > SHORTEST:
                     known.append(words)
-            file.write_text(json.dumps(known))
-            bar.update(rows)
+            fruitless = fruitless + 1 if len(known) == before else 0
+            if fruitless == FRUITLESS:
+                raise SpeculationError(
+                    f"the target wrote {fruitless * rows} prompts of its own, none of more than {SHORTEST} characters; "
+                    "set own_prompts to 0 and give data"
+                )
+            write_whole(file, json.dumps(known))
+            bar.update(min(len(known), count) - bar.n)
     return known[:count]
 
 
@@ -133,14 +148,28 @@ def _begin_of_a_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def prompts_of(
     tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], raw: float, sampled: float, longest: int, seed: int
 ) -> list[Prompt]:
-    """Questions as prompts: in the chat template or, a share `raw` of them, as they are; greedy or sampled."""
-    rng, prompts = random.Random(seed), []
+    """Questions as prompts: in the chat template or, a share `raw` of them, as they are; greedy or sampled.
+
+    Prompts of more than `longest` tokens are left out, and a question that comes twice.
+    """
+    rng, prompts = random.Random(seed), dict[str, Prompt]()
     for number, question in enumerate(questions):
         as_it_is, temperature = rng.random() < raw, float(rng.random() < sampled)
         ids = tokenizer(question)["input_ids"] if as_it_is else ask(tokenizer, question)
         if 0 < len(ids) <= longest:
-            prompts.append(Prompt(ids, temperature, number))
-    return prompts
+            prompts.setdefault(question, Prompt(ids, temperature, number))
+    return list(prompts.values())
+
+
+def _key(ids: Sequence[int], temperature: float) -> tuple[tuple[int, ...], float]:
+    return tuple(ids), temperature
+
+
+def _end_with_a_line(file: Path) -> None:
+    """Take away a last line that an interruption cut, so that no other is appended to it."""
+    if file.exists():
+        with file.open("r+b") as content:
+            content.truncate(content.read().rfind(b"\n") + 1)
 
 
 def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
@@ -157,11 +186,12 @@ def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
 def _continue(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Sequence[Prompt], most: int, seed: int
 ) -> list[Text]:
-    longest, pad = max(len(prompt.ids) for prompt in batch), tokenizer.pad_token_id
+    longest, pad = max(len(prompt.ids) for prompt in batch), tokenizer.pad_token_id or 0
     ids = torch.tensor([[pad] * (longest - len(prompt.ids)) + prompt.ids for prompt in batch])
     mask = torch.tensor([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in batch])
     temperature = batch[0].temperature
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": temperature > 0}
+    sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     torch.manual_seed(seed)
     output: Any = target.generate(
         input_ids=ids.to(target.device),
@@ -171,13 +201,7 @@ def _continue(
         assistant_model=Undrafted(),
         **sampling,
     )
-    new = [_until_end(row, tokenizer.eos_token_id) for row in output[:, longest:].tolist()]
     return [
-        Text(prompt.ids + tokens, len(prompt.ids), temperature, prompt.number)
-        for prompt, tokens in zip(batch, new, strict=True)
+        Text(prompt.ids + until_end(target, row[longest:]), len(prompt.ids), temperature, prompt.number)
+        for prompt, row in zip(batch, output.tolist(), strict=True)
     ]
-
-
-def _until_end(tokens: list[int], end: int | None) -> list[int]:
-    """Up to and with the end of the text; behind it is padding."""
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
