@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "Continue a text with speculation, and say what it gained.",
     "push": "Upload a drafter's folder to the Hub.",
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
+    "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",
     "train ngram": "Count an n-gram drafter from text.",
 }
 """`train disco` is the function `train_disco` of a module of the same name, and so on."""

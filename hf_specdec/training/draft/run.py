@@ -4,14 +4,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
+from typer import Option
 
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
 from ...errors import SpeculationError
-from ...loading.models import Pair, PairSettings
+from ...loading.models import Pair, TargetSettings
 from ...loading.prompts import sample_prompts
 from .cutting import cut, most_frequent
 from .distilling import Distillation, acceptance, collate
@@ -20,33 +22,29 @@ from .writing import Text, own_prompts, prompts_of, write_texts
 
 
 @dataclass(kw_only=True)
-class DraftSettings(PairSettings):
+class DraftSettings(TargetSettings):
     """Arguments of the command."""
 
-    output: str
-    data: list[str] = field(default_factory=list)
-    """prompt files to answer, beside the prompts that the target writes itself"""
-    own_prompts: int = 2000
-    """how many it writes"""
-    limit: int | None = None
-    """prompts to take of each file, drawn at random"""
-    max_new_tokens: int = 224
-    """of an answer"""
-    rows: int = 48
-    """texts that are written at once"""
-    raw: float = 0.2
-    """share of the prompts that are continued as they are, without the chat template"""
-    sampled: float = 0.4
-    """share that is answered at temperature 1; the others greedily"""
-    layers: list[int] = field(default_factory=list)
-    """of the target, which the draft starts as; its first and last where none are given"""
-    known_tokens: int = 8192
-    epochs: float = 8.0
-    batch_size: int = 16
-    learning_rate: float = 1e-3
-    held_out: float = 0.04
-    """share of the prompts whose texts the draft never learns from"""
-    seed: int = 0
+    output: Annotated[str, Option(help="Folder of the draft model; an interrupted run goes on from there.")]
+    data: Annotated[
+        list[str], Option(help="Prompts to answer, beside those the target writes itself; may be given several times.")
+    ] = field(default_factory=list)
+    own_prompts: Annotated[int, Option(help="Prompts that the target writes itself.")] = 2000
+    limit: Annotated[int | None, Option(help="Prompts to take of each file, drawn at random.")] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens of an answer.")] = 224
+    rows: Annotated[int, Option(help="Texts that are written at once.")] = 48
+    raw: Annotated[float, Option(help="Share of the prompts continued as they are, without the chat template.")] = 0.2
+    sampled: Annotated[float, Option(help="Share answered at temperature 1; the others greedily.")] = 0.4
+    layers: Annotated[
+        list[int],
+        Option("--layer", help="Layer of the target to start as; may be given several times; first and last if not."),
+    ] = field(default_factory=list)
+    known_tokens: Annotated[int, Option(help="Tokens that the draft can write: those the target writes most.")] = 8192
+    epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 8.0
+    batch_size: Annotated[int, Option(help="Texts per step of the training.")] = 16
+    learning_rate: Annotated[float, Option(help="At its highest.")] = 1e-3
+    held_out: Annotated[float, Option(help="Share of the prompts whose texts the draft never learns from.")] = 0.04
+    seed: Annotated[int, Option(help="Of sampling, of the split and of the training.")] = 0
 
     def check(self) -> None:
         """
@@ -110,6 +108,8 @@ def _texts(settings: DraftSettings, pair: Pair, work: Path) -> list[Text]:
     )
     for path in settings.data:
         questions += sample_prompts(path, settings.limit, settings.seed)
+    if not questions:
+        raise SpeculationError("the target wrote no prompt of its own; give prompts with data")
     random.Random(settings.seed).shuffle(questions)
     longest = settings.max_new_tokens * 2
     prompts = prompts_of(pair.tokenizer, questions, settings.raw, settings.sampled, longest, settings.seed)
