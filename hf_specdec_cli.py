@@ -19,6 +19,7 @@ COMMANDS = {
     "push": "Upload a drafter's folder to the Hub.",
     "train draft": "Cut a draft out of a model and train it on text that the model writes itself.",
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
+    "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",
     "train ngram": "Count an n-gram drafter from text.",
 }
 """`train disco` is the function `train_disco` of a module of the same name, and so on."""

@@ -31,7 +31,7 @@ def train_ngram_drafter(
         num_draft_tokens: of the drafter, see `NGramDrafter`.
 
     Raises:
-        SpeculationError: an option out of range, or no text.
+        SpeculationError: an option out of range, a file that cannot be read, or no text.
     """
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(ModelSource(str(tokenizer)))
@@ -60,16 +60,33 @@ def token_stream(tokenizer: Any, files: Iterable[str | Path]) -> Iterator[list[i
     """The token ids of each document, with the end-of-text token where the tokenizer has one."""
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     for file in files:
+        for number, line in enumerate(tqdm(_lines(file), desc=f"reading {Path(file).name}", unit=" lines"), 1):
+            if text := _document(line, f"{file}, line {number}" if str(file).endswith((".jsonl", ".json")) else None):
+                yield tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + end
+
+
+def _lines(file: str | Path) -> Iterator[str]:
+    try:
         with open(file, encoding="utf-8") as lines:
-            for line in tqdm(lines, desc=f"reading {Path(file).name}", unit=" lines"):
-                if text := _document(line, str(file).endswith((".jsonl", ".json"))):
-                    yield tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + end
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise SpeculationError(f"{file} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise SpeculationError(f"cannot read {file}: {error.strerror or error}") from error
 
 
-def _document(line: str, is_json: bool) -> str:
-    if not is_json or not line.strip():
+def _document(line: str, json_at: str | None) -> str:
+    """A line's text.
+
+    Args:
+        json_at: where the line stands, if it is JSON.
+    """
+    if json_at is None or not line.strip():
         return line.strip()
-    value = json.loads(line)
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise SpeculationError(f"{json_at} is not JSON ({error}); every line must be one JSON value") from error
     values = value.values() if isinstance(value, dict) else [value]
     return "\n".join(text for text in values if isinstance(text, str))
 

@@ -37,25 +37,25 @@ PARTS = 20
 class DraftSettings(TargetSettings):
     """Arguments of the command."""
 
-    output: Annotated[str, Option(help="Folder of the draft; an interrupted run goes on from there.")]
-    data: Annotated[list[str], Option(help="Prompts to answer, beside the target's own; may be repeated.")] = field(
-        default_factory=list
-    )
-    own_prompts: Annotated[int, Option(help="How many prompts the target writes itself.")] = 2000
+    output: Annotated[str, Option(help="Folder of the draft model; an interrupted run goes on from there.")]
+    data: Annotated[
+        list[str], Option(help="Prompts to answer, beside those the target writes itself; may be given several times.")
+    ] = field(default_factory=list)
+    own_prompts: Annotated[int, Option(help="Prompts that the target writes itself.")] = 2000
     limit: Annotated[int | None, Option(help="Prompts to take of each file, drawn at random.")] = None
     max_new_tokens: Annotated[int, Option(help="Tokens of an answer.")] = 224
     rows: Annotated[int, Option(help="Texts that are written at once.")] = 48
-    raw: Annotated[float, Option(help="Share of the prompts that are continued without the chat template.")] = 0.2
-    sampled: Annotated[float, Option(help="Share that is answered at temperature 1; the others greedily.")] = 0.4
+    raw: Annotated[float, Option(help="Share of the prompts continued as they are, without the chat template.")] = 0.2
+    sampled: Annotated[float, Option(help="Share answered at temperature 1; the others greedily.")] = 0.4
     layers: Annotated[
         list[int],
-        Option("--layer", help="Of the target, which the draft starts as; first and last by default."),
+        Option("--layer", help="Layer of the target to start as; may be given several times; first and last if not."),
     ] = field(default_factory=list)
-    known_tokens: Annotated[int, Option(help="Tokens that the draft knows: those that the target writes most.")] = 8192
-    epochs: Annotated[float, Option(help="How often the draft sees each text.")] = 8.0
+    known_tokens: Annotated[int, Option(help="Tokens that the draft can write: those the target writes most.")] = 8192
+    epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 8.0
     batch_size: Annotated[int, Option(help="Texts per step of the training.")] = 16
-    learning_rate: Annotated[float, Option(help="At its highest; it falls to 0.")] = 1e-3
-    held_out: Annotated[float, Option(help="Share of the prompts that the draft is examined on, not trained.")] = 0.04
+    learning_rate: Annotated[float, Option(help="At its highest.")] = 1e-3
+    held_out: Annotated[float, Option(help="Share of the prompts whose texts the draft never learns from.")] = 0.04
     seed: Annotated[int, Option(help="Of sampling, of the split and of the training.")] = 0
 
     def check(self) -> None:
@@ -123,8 +123,9 @@ def closing(settings: DraftSettings, found: dict[str, float]) -> Iterator[str]:
     yield f"held out: {said(found)}"
     yield f"{found['parameters'] / 1e6:.1f} M parameters, and a word of its own for {found['covered']:.1%} of the text"
     yield f"saved to {settings.output}; try it:"
-    command = ["hf-specdec", "generate", "--target", settings.target, "--draft", settings.output, "--prompt", "..."]
-    yield shlex.join(command)
+    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
+    models = ["--target", settings.target, *own, "--draft", settings.output]
+    yield shlex.join(["hf-specdec", "generate", *models, "--prompt", "..."])
 
 
 def _layers(settings: DraftSettings, pair: Pair) -> list[int]:
