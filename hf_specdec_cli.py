@@ -17,7 +17,6 @@ COMMANDS = {
     "demo": "A first look: a real model answers, plainly, with transformers' speculation and with ours.",
     "generate": "Answer a question, continue a text or talk, and say what speculation gained.",
     "push": "Upload a drafter's folder to the Hub.",
-    "train draft": "Cut a draft out of a model and train it on text that the model writes itself.",
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
     "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",
     "train ngram": "Count an n-gram drafter from text.",
