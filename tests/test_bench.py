@@ -26,7 +26,7 @@ from hf_specdec.instruments.provenance import provenance
 from hf_specdec.loading.drafters import parse_options
 from hf_specdec.loading.prompts import MAX_LINE_BYTES, Prompt, load_prompts
 
-DEMO = Path(__file__).parents[1] / "hf_specdec" / "demo"
+DEMO = Path(__file__).parent / "pair"
 
 # ------------------------------------------------------------------ prompts
 

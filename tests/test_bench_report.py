@@ -30,7 +30,7 @@ from hf_specdec.explain.page import audit_text, explain_page, print_explanation,
 from hf_specdec.explain.reading import explain
 from hf_specdec.explain.timeline import save_timeline
 
-DEMO = Path(__file__).parents[1] / "hf_specdec" / "demo"
+DEMO = Path(__file__).parent / "pair"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

@@ -247,7 +247,7 @@ def test_a_target_without_the_files_that_its_type_needs(drafter_type: str, tmp_p
 
 
 def demo_model(name: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(ROOT / "hf_specdec" / "demo" / name, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(ROOT / "tests" / "pair" / name, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("folder", HUB_CONFIGS, ids=lambda folder: folder.name)

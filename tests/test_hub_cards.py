@@ -118,7 +118,7 @@ def test_the_names_of_models() -> None:
     commit = "0123456789" * 4
     assert public_name(f"/cache/hub/models--org--name/snapshots/{commit}") == "org/name"
     assert public_name("org/name") == "org/name" and public_name("") is None and public_name(None) is None
-    assert public_name(str(ROOT / "hf_specdec" / "demo" / "target")) == "target"
+    assert public_name(str(ROOT / "tests" / "pair" / "target")) == "target"
 
 
 # ------------------------------------------------------------------ ties
@@ -151,7 +151,7 @@ def test_what_bench_has_written_fills_a_card(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "prompts.txt").write_text("def add(a, b):\ndef sub(a, b):\n")
     folder, path = tmp_path / "mine", tmp_path / "results.json"
     PromptLookupDrafter(max_match=4).save_pretrained(str(folder))
-    demo = ROOT / "hf_specdec" / "demo" / "target"
+    demo = ROOT / "tests" / "pair" / "target"
     settings = Settings(target=str(demo), prompts=[str(tmp_path / "prompts.txt")], drafters=[str(folder)])
     settings.baselines, settings.max_new_tokens, settings.repeats, settings.dtype = [], 6, 1, "float32"
     settings.pad_target_mlp, settings.threads = 800, 1
