@@ -342,8 +342,6 @@ def test_another_target_does_not_learn_from_these_texts(settings: DraftSettings,
         ({"limit": 0}, "limit"),
         ({"epochs": float("nan")}, "epochs"),
         ({"layers": [2]}, "layers must be from 0 to 1"),
-        ({"draft": "a/draft"}, "leave it out"),
-        ({"pad_target_mlp": 100}, "leave it out"),
         ({"known_tokens": 1}, "known_tokens"),
     ],
 )

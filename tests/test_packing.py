@@ -141,7 +141,7 @@ def test_it_is_an_option_of_loading(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     assert type(load_model(ModelSource(str(tmp_path), "fp32", pack_linear=True)).lm_head) is PackedLinear
     assert type(load_model(ModelSource(str(tmp_path), "fp32")).lm_head) is nn.Linear
-    arguments = ["generate", "--target", "hf_specdec/demo/target", "--prompt", "def", "--max-new-tokens", "4"]
+    arguments = ["generate", "--target", "tests/pair/target", "--prompt", "def", "--max-new-tokens", "4"]
     result = CliRunner().invoke(app, [*arguments, "--dtype", "bf16", "--pack-linear"])
     assert result.exit_code == 2 and "needs float32 weights on the CPU, got bfloat16" in result.stderr
     assert CliRunner().invoke(app, [*arguments, "--dtype", "fp32", "--pack-linear"]).exit_code == 0
