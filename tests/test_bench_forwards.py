@@ -184,3 +184,15 @@ def test_audit_finds_the_first_difference_and_its_gap() -> None:
     assert first_difference([1, 2], [1, 2, 3]) == 2
     shorter = audit(model, PROMPT, mine, mine[:5])
     assert shorter is not None and shorter.gap is None and shorter.other_token is None
+
+
+def test_audit_judges_the_text_that_was_written() -> None:
+    """Plain decoding of a batch may have gone another way than it goes alone."""
+    model = llama(0)
+    alone = plain(model, 12)[PROMPT.shape[1] :]
+    written = [(alone[0] + 1) % 90, 5, 6]
+    logits = model(torch.tensor([PROMPT[0].tolist() + written])).logits[0, -1]
+    first, second = logits.topk(2).indices.tolist()
+    found = audit(model, PROMPT, [*written, first], [*written, second, 1])
+    assert found is not None and (found.position, found.plain_token, found.other_token) == (3, first, second)
+    assert found.top_two and found.gap == pytest.approx((logits[first] - logits[second]).item(), abs=1e-3)

@@ -4,7 +4,7 @@ In float32 they must not part. In lower precision a forward of several tokens ro
 token, so a first difference is fair where plain decoding's own top two logits are within that rounding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,11 @@ def audit(
         return_dict_in_generate=True,
         **options,
     )
+    if output.sequences[0, prompt.shape[1] : -1].tolist() != plain[:position]:
+        # Plain decoding of a batch may have parted, by its padding's rounding, from what it says of a row alone.
+        written = torch.cat([prompt, prompt.new_tensor([plain[:position]])], dim=1)
+        found = audit(target, written, plain[position:], other[position:], **generate)
+        return replace(found, position=position) if found is not None else None
     logits = output.logits[-1][0].float()
     a, b = (logits[token].item() for token in tokens)
     rounding = torch.finfo(target.dtype).eps * max(abs(a), abs(b))
