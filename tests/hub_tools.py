@@ -1,5 +1,6 @@
 """Small models and one drafter per type, for the tests of the Hub."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hub_server import HubServer
-from huggingface_hub import constants
+from hub_server import TOKEN, HubServer
+from huggingface_hub import HfApi, constants
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hf_specdec import Drafter
@@ -66,3 +67,12 @@ def hub_of_our_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hu
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
         yield server
+
+
+def push_model(model: PreTrainedModel, repo_id: str) -> None:
+    """A model into a repo of its own; transformers' own way to push remembers the first Hub that it has met."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        api = HfApi(endpoint=constants.ENDPOINT, token=TOKEN)
+        api.create_repo(repo_id, exist_ok=True)
+        api.upload_folder(repo_id=repo_id, folder_path=folder)

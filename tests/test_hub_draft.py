@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hub_server import TOKEN, HubServer
-from hub_tools import ROOT, generate, hub_of_our_own, tiny_model
+from hub_tools import ROOT, generate, hub_of_our_own, push_model, tiny_model
 from huggingface_hub import HfApi, ModelCard, constants
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
@@ -140,7 +140,7 @@ def test_pushed_it_becomes_a_repo_at_a_commit(
 def test_a_model_repo_may_hold_it(hub: HubServer, tmp_path: Path) -> None:
     tiny_model(1).save_pretrained(tmp_path / "draft")
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
-    draft.push_to_hub("org/draft", token=TOKEN)
+    push_model(draft, "org/draft")
     DraftModelDrafter(draft).save_pretrained(tmp_path / "drafter", embed_draft_model=False)
     push_folder(tmp_path / "drafter", "org/drafter", token=TOKEN, draft_repo="org/draft")
     assert same_weights(Drafter.from_pretrained("org/drafter").draft_model, tiny_model(1))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hub_server import TOKEN, HubServer
-from hub_tools import PROMPT, ROOT, drafter_of, generate, hub_of_our_own, tiny_model
+from hub_tools import PROMPT, ROOT, drafter_of, generate, hub_of_our_own, push_model, tiny_model
 from huggingface_hub import HfApi, constants
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
@@ -110,13 +110,13 @@ def test_an_interrupted_download_is_resumed(hub: HubServer, monkeypatch: pytest.
 
 def test_a_draft_model_in_its_own_repo(target: PreTrainedModel, hub: HubServer, tmp_path: Path) -> None:
     draft = tiny_model(1)
-    draft.push_to_hub("org/draft", token=TOKEN)
+    push_model(draft, "org/draft")
     commit = HfApi().model_info("org/draft").sha
     drafter = DraftModelDrafter(LlamaForCausalLM.from_pretrained("org/draft"))
     drafter.save_pretrained(tmp_path / "drafter", embed_draft_model=False)
     content = json.loads((tmp_path / "drafter" / "config.json").read_text())
     assert content["draft_model"] == {"repo_id": "org/draft", "revision": commit}
-    tiny_model(7).push_to_hub("org/draft", token=TOKEN)  # a later change does not reach the drafter
+    push_model(tiny_model(7), "org/draft")  # a later change does not reach the drafter
     (tmp_path / "org" / "draft").mkdir(parents=True)  # nor does a folder of that name
     loaded = Drafter.from_pretrained(tmp_path / "drafter")
     for key, weight in draft.state_dict().items():
