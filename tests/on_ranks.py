@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from models import llama, prompts
 from test_pearl import close_to
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,6 +36,7 @@ def launch(ranks, function, folder, timeout=200):
     for rank in range(ranks):
         if (child := os.fork()) == 0:
             os.environ.update(told | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            AcceleratorState._reset_state(reset_partial_state=True)  # what a training here has told accelerate
             _run(function, folder, rank)
         children[rank] = child
     until, codes = time.monotonic() + timeout, {}
