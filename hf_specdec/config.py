@@ -1,6 +1,7 @@
 """`DrafterConfig`: the options of a drafter, checked on construction, stored as `config.json`."""
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -106,3 +107,18 @@ class SameVocabulary:
         return True
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def parse_options(spec: str) -> tuple[str, dict[str, Any]]:
+    """`name:key=value,...` → name and options; values are JSON where they can be, else text."""
+    name, _, rest = spec.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise SpeculationError(f"cannot read {part!r} in {spec!r}; options look like name:key=value,key=value")
+        try:
+            options[key.strip()] = json.loads(value)
+        except ValueError:
+            options[key.strip()] = value
+    return name, options

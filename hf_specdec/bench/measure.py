@@ -14,6 +14,7 @@ from ..hub import made_for
 from ..hub.measured import facts
 from ..instruments.audit import audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
+from ..instruments.ends import end_tokens, until_end
 from ..instruments.meter import Meter, Role, metered
 from ..instruments.pacing import paced
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
@@ -177,13 +178,12 @@ class Bench:
                 output = self.target.generate(**inputs, **(self.options(unit) | options), **method.kwargs)
             memory = peak_memory_bytes(self.device)
         columns = inputs["input_ids"].shape[1]
-        ends = _end_tokens(self.target)
-        rows = [_cut(row, ends) for row in output[:, columns:].tolist()]
+        rows = [until_end(self.target, row) for row in output[:, columns:].tolist()]
         return Generation(method, repeat, rows, meter, _acceptance(method, meter, columns, rows), memory)
 
     def _text(self, row: list[int]) -> str:
         """What was said, without the tokens that end it."""
-        ends = _end_tokens(self.target)
+        ends = end_tokens(self.target)
         return self.tokenizer.decode([token for token in row if token not in ends], skip_special_tokens=True)
 
     def _bare_tables(self, generations: list[Generation], ids: Tensor) -> dict[int, dict[Kind, float]]:
@@ -268,14 +268,3 @@ def _by_position(counts: dict[int, int]) -> list[int]:
 def _rotated(items: Sequence[T], by: int) -> list[T]:
     by %= len(items)
     return [*items[by:], *items[:by]]
-
-
-def _end_tokens(target: PreTrainedModel) -> set[int]:
-    ends = target.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends} - {None}
-
-
-def _cut(row: list[int], ends: set[int]) -> list[int]:
-    """New tokens up to the end of text; what follows is padding."""
-    stop = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
-    return row[: stop + 1]

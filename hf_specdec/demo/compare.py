@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..bench.methods import Method
+from ..instruments.ends import until_end
 from ..instruments.meter import Meter, metered
 
 
@@ -41,16 +42,8 @@ def decode(target: PreTrainedModel, method: Method, inputs: dict[str, Any], seed
     with method.prepared(), metered(target, method.draft) as meter:
         output: Any = target.generate(**inputs, **options, **method.kwargs)
     columns = inputs["input_ids"].shape[1]
-    ends = target.generation_config.eos_token_id
-    rows = [until_end(row, ends) for row in output[:, columns:].tolist()]
+    rows = [until_end(target, row) for row in output[:, columns:].tolist()]
     return Outcome(method.name, rows, meter.seconds, _mean_acceptance_length(method, meter, columns, rows))
-
-
-def until_end(tokens: list[int], ends: int | list[int] | None) -> list[int]:
-    """Up to and with the first end of text; what follows in a batch is padding."""
-    known = set(ends) if isinstance(ends, list) else {ends}
-    stop = next((i for i, token in enumerate(tokens) if token in known), len(tokens) - 1)
-    return tokens[: stop + 1]
 
 
 def _mean_acceptance_length(method: Method, meter: Meter, prompt: int, rows: Sequence[Sequence[int]]) -> float:

@@ -11,13 +11,12 @@ from ..bench.methods import PLAIN, Method
 from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..instruments.recording import RecordingDrafter
-from ..loading.chat import ask
+from ..loading.chat import ask, batch
 from ..loading.drafters import default_drafter, load_drafter
 from ..loading.models import Pair, PairSettings
 from ..showing.quiet import quiet
-from .colour import legend
 from .compare import decode
-from .live import LiveText
+from .live import LiveText, legend
 from .outcomes import differences, table
 from .talk import talk
 
@@ -91,14 +90,13 @@ def _answer(
 ) -> None:
     prompt = str(settings.prompt)
     as_it_is = settings.raw or pair.tokenizer.chat_template is None
-    ids = pair.tokenizer(prompt)["input_ids"] if as_it_is else ask(pair.tokenizer, prompt, settings.system)
-    input_ids = torch.tensor([ids], device=pair.target.device)
-    inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    ids = ask(pair.tokenizer, prompt, settings.system, settings.raw)
+    inputs = batch([ids], pair.tokenizer.pad_token_id, pair.target.device)
     live = LiveText(console, pair.tokenizer)
     recorder = RecordingDrafter(drafter, live.told)
     ours = Method(spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
     if live.coloured:
-        console.print(legend(console), "\n")
+        console.print(legend(), "\n")
     if as_it_is:
         console.print(prompt, end="", style="dim", markup=False, soft_wrap=True)
     found = decode(pair.target, ours, inputs, settings.seed, **options)

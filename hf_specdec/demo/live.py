@@ -1,5 +1,9 @@
-"""`LiveText`: a text on the console while it is written, with what was drafted, accepted and rejected in colour."""
+"""`LiveText`: a text on the console while it is written, with what was drafted, accepted and rejected in colour.
 
+As in Figure 1 of Leviathan 2023: accepted tokens green, rejected ones red, the target's own blue.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -8,8 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ..instruments.recording import Round
-from .colour import STYLES, text_of
 
+STYLES = {"accepted": "green", "rejected": "red strike", "own": "bold blue"}
+MEANINGS = {
+    "accepted": "drafted and accepted",
+    "rejected": "drafted and rejected",
+    "own": "the target's own: a correction, or the bonus token",
+}
 PATIENCE = 32
 """tokens that wait for their round to be told"""
 
@@ -63,3 +72,14 @@ class LiveText(BaseStreamer):
     def _print(self, text: str, kind: str) -> None:
         if text:
             self.console.print(Text(text, style=STYLES[kind] if self.coloured else ""), end="", soft_wrap=True)
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    return Text("   ").join(Text(text, style=STYLES[kind]) for kind, text in MEANINGS.items())
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text that tokens add after others: word pieces, spaces and parts of a character depend on them."""
+    known = tokenizer.decode(list(before), skip_special_tokens=True).rstrip("\ufffd")
+    return tokenizer.decode([*before, *tokens], skip_special_tokens=True).removesuffix("\ufffd")[len(known) :]

@@ -15,14 +15,13 @@ from ..errors import SpeculationWarning
 from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
 from ..instruments.recording import RecordingDrafter
-from ..loading.chat import ask
+from ..loading.chat import ask, batch
 from ..loading.drafters import load_drafter, own_model
 from ..loading.models import Pair, PairSettings
 from ..loading.prompts import WARM_UP_TEXT
 from ..showing.quiet import quiet
-from .colour import legend
 from .compare import Outcome, decode
-from .live import LiveText
+from .live import LiveText, legend
 from .outcomes import differences, speed, table
 from .prompts import BATCH, SAMPLES, Sample
 
@@ -74,7 +73,7 @@ def run_demo(settings: DemoSettings) -> None:
             recorder = RecordingDrafter(load_drafter(spec, pair.draft))
         console.print(_introduction(settings, pair, recorder), markup=False)
         if LiveText(console, pair.tokenizer).coloured:
-            console.print("\n", legend(console), sep="")
+            console.print("\n", legend(), sep="")
         stage = Stage(console, pair, _methods(recorder, pair), recorder, settings.max_new_tokens)
         stage.warm_up()
         outcomes = {sample.kind: stage.show(sample) for sample in SAMPLES}
@@ -176,14 +175,13 @@ class Stage:
     def _inputs(self, texts: list[str], chat: bool = True) -> dict[str, Any]:
         """Token ids padded on the left, and their mask."""
         tokenizer = self.pair.tokenizer
-        rows = [ask(tokenizer, text) if chat else tokenizer(text)["input_ids"] for text in texts]
-        padded = tokenizer.pad({"input_ids": rows}, return_tensors="pt", padding_side="left")
-        return {name: padded[name].to(self.pair.target.device) for name in ("input_ids", "attention_mask")}
+        rows = [ask(tokenizer, text, raw=not chat) for text in texts]
+        return batch(rows, tokenizer.pad_token_id, self.pair.target.device)
 
 
 def _pace(outcome: Outcome, plain: Outcome) -> str:
-    gain = plain.seconds / plain.count / (outcome.seconds / outcome.count)
-    return f"{outcome.name} {outcome.seconds:.1f} s" + ("" if outcome is plain else f" ({gain:.2f}x)")
+    gain = "" if outcome is plain else f" ({speed([outcome]) / speed([plain]):.2f}x)"
+    return f"{outcome.name} {outcome.seconds:.1f} s{gain}"
 
 
 def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel | None) -> str:

@@ -137,8 +137,9 @@ class Drafter(Storable):
             folder: made if it is not there.
             target: the model that the drafter is made for; others are then refused. None keeps what the config says.
             tokenizer: the target's; its hash is stored too.
-            embed_draft_model: True copies the draft model's weights into a subfolder; False names its Hub repo at the
-                revision it was loaded from. None embeds, unless the drafter was loaded with a repo named.
+            embed_draft_model: True copies the draft model's weights into a subfolder; False names where it was loaded
+                from: its Hub repo at that revision, or a folder beside `folder`. None embeds, unless the drafter was
+                loaded with one of these named.
             license: for the card, as the Hub names it, such as "apache-2.0".
             datasets: for the card, ids of data sets on the Hub that the drafter was trained on.
             trained_on: for the card, a sentence on the training.

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from ..config import DrafterConfig
+from ..config import DrafterConfig, parse_options
 from ..errors import SpeculationError, shown
 from .target import SIZES
 
@@ -110,23 +110,14 @@ def _is_of(name: str, config: DrafterConfig, names: Collection[str], told: dict[
     """Whether a row is this drafter's: by what the file tells of it, or, in older files, by its SPEC."""
     if name in told:
         return told[name] == json.loads(json.dumps(facts(config)))
-    drafter_type, _, rest = name.partition(":")
-    if name in names or drafter_type != config.drafter_type:
-        return name in names
-    options = dict(part.partition("=")[::2] for part in rest.split(",") if part)
+    if name in names:
+        return True
     try:
-        measured = type(config).from_options({key: _value(text) for key, text in options.items()})
+        drafter_type, options = parse_options(name)
+        measured = type(config).from_options(options)
     except SpeculationError:
         return False
-    return facts(measured) == facts(config)
-
-
-def _value(text: str) -> Any:
-    """An option's value in a SPEC: JSON where it can be, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return drafter_type == config.drafter_type and facts(measured) == facts(config)
 
 
 def _check_target(path: str, wanted: dict[str, Any], provenance: dict[str, Any]) -> None:

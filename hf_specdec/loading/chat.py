@@ -14,9 +14,10 @@ Message = dict[str, str]
 """`role` (system, user or assistant) and `content`."""
 
 
-def ask(tokenizer: PreTrainedTokenizerBase, question: str, system: str | None = None) -> list[int]:
-    """Token ids of a first question, ready to be answered; of the bare text where there is no chat template."""
-    return prompt_ids(tokenizer, Prompt((question,), chat=True), system=system)
+def ask(tokenizer: PreTrainedTokenizerBase, question: str, system: str | None = None, raw: bool = False) -> list[int]:
+    """Token ids of a first question, ready to be answered; of the bare text where there is no chat template, or where
+    it is not wanted (`raw`)."""
+    return prompt_ids(tokenizer, Prompt((question,), chat=True), raw, system)
 
 
 def prompt_ids(

@@ -1,6 +1,5 @@
 """Drafters by SPEC: a folder, a Hub repo, or `type:key=value,...` of a registered drafter."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,23 +7,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from .. import registry
+from ..config import parse_options
 from ..drafters import Drafter
 from ..errors import SpeculationError
-
-
-def parse_options(spec: str) -> tuple[str, dict[str, Any]]:
-    """`name:key=value,...` → name and options; values are JSON where they can be, else text."""
-    name, _, rest = spec.partition(":")
-    options: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
-            raise SpeculationError(f"cannot read {part!r} in {spec!r}; options look like name:key=value,key=value")
-        try:
-            options[key.strip()] = json.loads(value)
-        except ValueError:
-            options[key.strip()] = value
-    return name, options
 
 
 def default_drafter(draft: str | None) -> str:

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.disco.drafter import fingerprint
 from ...errors import SpeculationError
+from ...instruments.ends import until_end
 from ...loading.chat import batch, prompt_ids
 from ...loading.prompts import Prompt
-from ..ends import until_end
 from ..folder import hold_to, writable
 from .records import Record, record_text
 

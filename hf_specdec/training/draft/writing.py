@@ -17,9 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters import Drafter
 from ...errors import SpeculationError
-from ...loading.chat import ask
+from ...instruments.ends import until_end
+from ...loading.chat import ask, batch
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
-from ..ends import until_end
 from ..folder import write_whole
 
 PLACE = "\u241f"
@@ -78,12 +78,12 @@ def write_texts(
     _end_with_a_line(file)
     with file.open("a") as out, tqdm(total=len(prompts), desc="texts", unit="text") as bar:
         bar.update(len(prompts) - len(missing))
-        for batch in _batches(missing, rows):
-            for text in _continue(target, tokenizer, batch, max_new_tokens, seed + batch[0].number):
+        for some in _batches(missing, rows):
+            for text in _continue(target, tokenizer, some, max_new_tokens, seed + some[0].number):
                 out.write(json.dumps(asdict(text)) + "\n")
                 known[_key(text.ids[: text.start], text.temperature)] = text
             out.flush()
-            bar.update(len(batch))
+            bar.update(len(some))
             bar.set_postfix_str(f"{sum(len(text.ids) - text.start for text in known.values()):,} tokens")
     # The number is the prompt's of this run: more data, or others, number them anew.
     return [replace(known[_key(prompt.ids, prompt.temperature)], prompt=prompt.number) for prompt in prompts]
@@ -115,8 +115,8 @@ def own_prompts(
     with tqdm(total=count, desc="prompts of its own", unit="prompt") as bar:
         bar.update(min(len(known), count))
         while len(known) < count:
-            batch, before = [Prompt(_begin_of_a_turn(tokenizer), 1.0, i) for i in range(rows)], len(known)
-            for text in _continue(target, tokenizer, batch, 80, seed + before + 1_000_003 * fruitless):
+            some, before = [Prompt(_begin_of_a_turn(tokenizer), 1.0, i) for i in range(rows)], len(known)
+            for text in _continue(target, tokenizer, some, 80, seed + before + 1_000_003 * fruitless):
                 words = tokenizer.decode(text.ids[text.start :], skip_special_tokens=True).strip()
                 if len(words) > SHORTEST:
                     known.append(words)
@@ -155,7 +155,7 @@ def prompts_of(
     rng, prompts = random.Random(seed), dict[str, Prompt]()
     for number, question in enumerate(questions):
         as_it_is, temperature = rng.random() < raw, float(rng.random() < sampled)
-        ids = tokenizer(question)["input_ids"] if as_it_is else ask(tokenizer, question)
+        ids = ask(tokenizer, question, raw=as_it_is)
         if 0 < len(ids) <= longest:
             prompts.setdefault(question, Prompt(ids, temperature, number))
     return list(prompts.values())
@@ -184,24 +184,22 @@ def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
 
 
 def _continue(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Sequence[Prompt], most: int, seed: int
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], most: int, seed: int
 ) -> list[Text]:
-    longest, pad = max(len(prompt.ids) for prompt in batch), tokenizer.pad_token_id or 0
-    ids = torch.tensor([[pad] * (longest - len(prompt.ids)) + prompt.ids for prompt in batch])
-    mask = torch.tensor([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in batch])
-    temperature = batch[0].temperature
+    inputs = batch([prompt.ids for prompt in prompts], tokenizer.pad_token_id, target.device)
+    temperature, pad = prompts[0].temperature, tokenizer.pad_token_id or 0
     sampling: dict[str, Any] = {"do_sample": temperature > 0}
     sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     torch.manual_seed(seed)
     output: Any = target.generate(
-        input_ids=ids.to(target.device),
-        attention_mask=mask.to(target.device),
+        **inputs,
         max_new_tokens=most,
         pad_token_id=pad,
         assistant_model=Undrafted(),
         **sampling,
     )
+    columns = inputs["input_ids"].shape[1]
     return [
-        Text(prompt.ids + until_end(target, row[longest:]), len(prompt.ids), temperature, prompt.number)
-        for prompt, row in zip(batch, output.tolist(), strict=True)
+        Text(prompt.ids + until_end(target, row[columns:]), len(prompt.ids), temperature, prompt.number)
+        for prompt, row in zip(prompts, output.tolist(), strict=True)
     ]

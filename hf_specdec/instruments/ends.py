@@ -5,9 +5,14 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 
+def end_tokens(model: PreTrainedModel) -> set[int]:
+    """The tokens that end its texts."""
+    ends = model.generation_config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends} - {None}
+
+
 def until_end(model: PreTrainedModel, tokens: Sequence[int]) -> list[int]:
     """New tokens of a row of `generate`, up to and with the first that ends a text."""
-    ends = model.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
+    ends = end_tokens(model)
     last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
     return list(tokens[: last + 1])
