@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import models
@@ -15,7 +16,7 @@ from hf_specdec import DraftModelDrafter, SpeculationStats, theory
 from hf_specdec.decoding.told import MOST_NOTES, take_over
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.errors import LONGEST_VALUE
-from hf_specdec.instruments.pacing import paced
+from hf_specdec.instruments.forwards import input_shape, wrapped_forward
 from hf_specdec.protocol import Draft
 
 
@@ -71,21 +72,38 @@ def test_the_gain_is_plain_decodings_time_over_the_calls() -> None:
     assert SpeculationStats().estimated_gain is None
 
 
+class Clock:
+    """Stands still but for the forwards of models, each of which takes a set time per token that it is fed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def moved_by(self, model: Any, seconds: Callable[[int], float]) -> Any:
+        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.now += seconds(input_shape(args, kwargs)[1])
+            return forward(*args, **kwargs)
+
+        return wrapped_forward(model, around)
+
+
 @pytest.mark.parametrize("lengths", [[7], PROMPTS])
-def test_the_gain_is_the_one_that_is_measured(lengths: list[int]) -> None:
-    """With models of a set pace, over one row and several."""
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+def test_the_gain_is_the_one_that_is_measured(lengths: list[int], slope: float, monkeypatch: Any) -> None:
+    """Over one row and several, whether a wider forward costs more or not."""
     model, draft = models.llama(), models.llama(num_hidden_layers=1)
     sides, drafter = Sides(model, lengths), DraftModelDrafter(draft, num_draft_tokens=3)
-    sides.ours(drafter)  # the probe, and first calls of kernels
-    with paced(model, 20.0), paced(draft, 4.0):
-        began = time.perf_counter()
+    sides.ours(drafter)  # the probe
+    clock = Clock(monkeypatch)
+    with clock.moved_by(model, lambda width: 1 + slope * width), clock.moved_by(draft, lambda width: 0.2):
         assert torch.equal(sides.run(), sides.plain)
-        plain = time.perf_counter() - began
+        plain, clock.now = clock.now, 0.0
         assert torch.equal(sides.ours(drafter), sides.plain)
     run = drafter.last_stats
     assert run is not None
-    assert run.estimated_gain == pytest.approx(plain / run.total_seconds, rel=0.2)
-    assert run.tokens_per_second == pytest.approx(run.emitted_tokens / run.total_seconds)
+    assert run.total_seconds == pytest.approx(clock.now)
+    assert run.estimated_gain == pytest.approx(plain / clock.now)
+    assert run.tokens_per_second == pytest.approx(run.emitted_tokens / clock.now)
 
 
 @pytest.mark.parametrize("at", [(4, 9), (2, 3, 5, 7)])
@@ -152,11 +170,12 @@ def test_a_call_is_told_the_window_that_was_set() -> None:
 
 
 @pytest.mark.parametrize("drafter_class", [DraftModelDrafter, HybridDrafter])
-def test_why_drafting_was_stopped(drafter_class: Any) -> None:
+def test_why_drafting_was_stopped(drafter_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is as slow as the target, and mostly wrong."""
     model, draft = models.llama(), models.llama(seed=5)
     drafter, sides = drafter_class(draft), Sides(model, [7], max_new_tokens=40)
-    with paced(model, 3.0), paced(draft, 3.0):
+    clock = Clock(monkeypatch)
+    with clock.moved_by(model, lambda width: 1.0), clock.moved_by(draft, lambda width: 1.0):
         assert torch.equal(sides.ours(drafter), sides.plain)
     (note,) = drafter.last_stats.notes
     assert note.startswith("drafting was stopped in ") and "as it would have cost more than it gained" in note
