@@ -19,6 +19,7 @@ from typer import Option
 from ...drafters.disco.drafter import fingerprint
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
 from ...errors import SpeculationError
+from ...loading.devices import dtype_name
 from ...loading.models import Pair, TargetSettings
 from ...loading.prompts import sample_prompts
 from ...showing.quiet import quiet
@@ -206,7 +207,7 @@ def _distil(
         weight_decay=0.01,
         max_grad_norm=1.0,
         use_cpu=on_cpu,
-        bf16=settings.dtype == "bfloat16" and not on_cpu,
+        bf16=settings.dtype == "bfloat16" and dtype_name("auto", settings.device) == "bfloat16",
         eval_strategy="steps",
         eval_on_start=True,
         eval_steps=every,

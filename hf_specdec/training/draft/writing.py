@@ -150,10 +150,12 @@ def prompts_of(
 ) -> list[Prompt]:
     """Questions as prompts: in the chat template or, a share `raw` of them, as they are; greedy or sampled.
 
-    Prompts of more than `longest` tokens are left out, and a question that comes twice.
+    Prompts of more than `longest` tokens are left out, and a question that comes twice. How one is put depends on the
+    question alone, so that a training with more of them finds the answers of one with fewer.
     """
-    rng, prompts = random.Random(seed), dict[str, Prompt]()
+    prompts: dict[str, Prompt] = {}
     for number, question in enumerate(questions):
+        rng = random.Random(f"{seed} {question}")
         as_it_is, temperature = rng.random() < raw, float(rng.random() < sampled)
         ids = ask(tokenizer, question, raw=as_it_is)
         if 0 < len(ids) <= longest:
