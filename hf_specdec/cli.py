@@ -3,3 +3,6 @@
 from hf_specdec_cli import app
 
 __all__ = ["app"]
+
+if __name__ == "__main__":
+    app(prog_name="hf-specdec")

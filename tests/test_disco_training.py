@@ -1,6 +1,7 @@
 """Training DISCO: records are what decoding does, extraction can be interrupted, and bad data is refused."""
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -9,10 +10,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from disco_oracle import oracle_report, oracle_rounds, plot_oracle
-from hf_specdec import Drafter, SpeculationError
+from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, StopRule
 from hf_specdec.loading.prompts import Prompt
-from hf_specdec.training.disco import Regime, TrainSettings, extract, extraction, fit, quality, train_disco
+from hf_specdec.training.disco import (
+    Quality,
+    Regime,
+    TrainSettings,
+    closing,
+    extract,
+    extraction,
+    fit,
+    quality,
+    run,
+    train_disco,
+)
 from hf_specdec.training.disco.extraction import load
 from hf_specdec.training.disco.records import Record, record_text
 from hf_specdec.training.disco.simulation import Costs, Round, Values, play
@@ -259,6 +271,49 @@ def test_the_table_compares_all_rules_and_none_beats_the_oracle(
 
 
 OPTIONS = {"pad_target_mlp": 300, "pad_draft_mlp": 300, "pace_target": 10.0, "pace_draft": 5.0, "timed": 0}
+
+
+@pytest.fixture
+def settings(target, draft, tokenizer, tmp_path):
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "data.txt").write_text("\n".join(TEXTS))
+    return TrainSettings(
+        target=str(tmp_path / "target"),
+        draft=str(tmp_path / "draft"),
+        data=[str(tmp_path / "data.txt")],
+        output=str(tmp_path / "the drafter"),
+        max_new_tokens=8,
+        longest=4,
+        timed_prompts=0,
+        k=4,
+        epochs=1,
+        dtype="float32",
+    )
+
+
+@pytest.mark.parametrize(("f1", "warned"), [(0.5, ["greedy", "sampled"]), (0.6, []), (0.7, [])])
+def test_a_classifier_worse_than_always_accepting_is_warned_of(settings, monkeypatch, recwarn, f1, warned):
+    monkeypatch.setattr(run, "quality", lambda *_: Quality(f1, 0.6, 0.1, [], 5))
+    report = train_disco(settings)
+    said = [str(w.message) for w in recwarn if issubclass(w.category, SpeculationWarning)]
+    assert [message.split(":")[0] for message in said] == warned
+    assert all("below the 0.600 of always accepting" in message for message in said)
+    *lines, command = closing(settings, report)
+    assert "F1" in lines[0] and settings.output in lines[-1]
+    wanted = ["hf-specdec", "generate", "--target", settings.target, "--drafter", settings.output]
+    assert shlex.split(command)[:6] == wanted
+
+
+def test_ctrl_c_says_how_to_go_on(settings, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_disco(settings)
+    assert "the same command goes on where it stopped" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", OPTIONS)

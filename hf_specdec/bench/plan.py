@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from ..errors import SpeculationError
+from ..loading.checks import check_seed, check_temperature
 from ..loading.models import PairSettings
 from ..loading.prompts import Prompt, load_prompts
 
@@ -53,8 +54,9 @@ class Settings(PairSettings):
                 raise SpeculationError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if min(self.batch_sizes) < 1:
             raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
-        if min(self.temperatures) < 0:
-            raise SpeculationError(f"temperature must be 0 (greedy) or more, got {min(self.temperatures)}")
+        for temperature in self.temperatures:
+            check_temperature(temperature)
+        check_seed(self.seed)
         if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
             raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
         if self.synthetic_acceptance is not None and (

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ class Results:
                 os.fsync(file.fileno())
             unfinished.replace(path)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink()
             kept = f"; {path} still holds what was saved before" if path.exists() else ""
             raise SpeculationError(f"cannot write results to {path}: {error.strerror or error}{kept}") from error
 

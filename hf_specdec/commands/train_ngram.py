@@ -23,5 +23,5 @@ def train_ngram(
 ) -> None:
     """Count n-grams, and say where the drafter is."""
     source = ModelSource(tokenizer, revision=revision, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
-    train_ngram_drafter(load_tokenizer(source), data, order, min_count).save_pretrained(str(output))
+    train_ngram_drafter(load_tokenizer(source), data, order, min_count, output=output)
     echo(output)

@@ -12,6 +12,7 @@ from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import ask, batch
+from ..loading.checks import check_new_tokens, check_seed, check_temperature, check_tokens
 from ..loading.drafters import default_drafter, load_drafter
 from ..loading.models import Pair, PairSettings
 from ..showing.quiet import quiet
@@ -47,10 +48,9 @@ class GenerateSettings(PairSettings):
         Raises:
             SpeculationError: values that nothing can be generated with.
         """
-        if self.max_new_tokens < 1:
-            raise SpeculationError(f"max_new_tokens must be 1 or more, got {self.max_new_tokens}")
-        if self.temperature < 0:
-            raise SpeculationError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        check_new_tokens(self.max_new_tokens)
+        check_temperature(self.temperature)
+        check_seed(self.seed)
         if not self.chat and not (self.prompt or "").strip():
             raise SpeculationError(f"prompt must hold some text, got {self.prompt!r}; or talk to the model with --chat")
         for name in ("raw", "compare"):
@@ -92,6 +92,7 @@ def _answer(
     as_it_is = settings.raw or pair.tokenizer.chat_template is None
     ids = ask(pair.tokenizer, prompt, settings.system, settings.raw)
     inputs = batch([ids], pair.tokenizer.pad_token_id, pair.target.device)
+    check_tokens(inputs["input_ids"], prompt)
     live = LiveText(console, pair.tokenizer)
     recorder = RecordingDrafter(drafter, live.told)
     ours = Method(spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)

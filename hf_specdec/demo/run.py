@@ -16,8 +16,10 @@ from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import ask, batch
+from ..loading.checks import check_new_tokens
 from ..loading.drafters import load_drafter, own_model
 from ..loading.models import Pair, PairSettings
+from ..loading.outputs import writable_file
 from ..loading.prompts import WARM_UP_TEXT
 from ..showing.quiet import quiet
 from .compare import Outcome, decode
@@ -63,8 +65,11 @@ def run_demo(settings: DemoSettings) -> None:
     """Decode a few prompts in all ways, show ours as it is written, and print what it gained.
 
     Raises:
-        SpeculationError: a model or drafter that does not load.
+        SpeculationError: a model or drafter that does not load, or a setting that nothing can be shown with.
     """
+    check_new_tokens(settings.max_new_tokens)
+    if settings.svg is not None:
+        writable_file(settings.svg, "svg")
     console = Console(highlight=False, **(PICTURE if settings.svg is not None else {}))
     with quiet():
         with console.status("loading the models"):

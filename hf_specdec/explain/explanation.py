@@ -9,6 +9,7 @@ from ..drafters.pearl import Timeline
 from ..instruments.audit import Difference
 from ..instruments.meter import Meter
 from ..instruments.recording import Round
+from ..loading.checks import check_new_tokens, check_prompt, check_seed, check_temperature
 from ..loading.drafters import default_drafter
 from ..loading.models import PairSettings
 from ..stats import SpeculationStats
@@ -29,6 +30,16 @@ class ExplainSettings(PairSettings):
     max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
     temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
     seed: Annotated[int, Option(help="Of sampling.")] = 0
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: an argument out of range.
+        """
+        check_prompt(self.prompt)
+        check_new_tokens(self.max_new_tokens)
+        check_temperature(self.temperature)
+        check_seed(self.seed)
 
     @property
     def spec(self) -> str:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..instruments.audit import Difference, audit
 from ..instruments.meter import Meter, metered
 from ..instruments.recording import RecordingDrafter, Round
+from ..loading.checks import check_tokens
 from ..loading.drafters import load_drafter, own_model
 from ..loading.prompts import WARM_UP_TEXT
 from .explanation import Candidate, ExplainSettings, Explanation, Rejection, TokenInfo
@@ -30,6 +31,7 @@ def explain(
     draft = own_model(recorder.inner)
     inputs = tokenizer(settings.prompt, return_tensors="pt").to(target.device)
     prompt = inputs["input_ids"]
+    check_tokens(prompt, settings.prompt)
     options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
     options |= {"temperature": settings.temperature, "top_k": 0, "top_p": 1.0} if settings.temperature > 0 else {}
     options |= {"pad_token_id": tokenizer.pad_token_id}

@@ -8,7 +8,6 @@ from string import Template
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError
@@ -141,10 +140,10 @@ def push_folder(
             last = api.upload_file(
                 path_or_fileobj=code.encode(), path_in_repo=GENERATE, commit_message="Pin the drafter's files", **where
             )
-        except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        except Exception as error:  # the Hub's, and those of whatever carries its requests
             raise SpeculationError(
-                f"could not push {folder} to {repo_id!r}; check the name and that the token may write there. "
-                f"The Hub's answer: {' '.join(str(error).split())}"
+                f"could not push {folder} to {repo_id!r}; check the name, that the token may write there, and the "
+                f"connection. The Hub's answer: {' '.join(str(error).split()) or type(error).__name__}"
             ) from error
     return str(last.commit_url)
 

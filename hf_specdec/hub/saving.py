@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import SpeculationError
@@ -48,8 +49,8 @@ def write_drafter(
         license, datasets, trained_on, results: for the model card; see `make_card`.
 
     Raises:
-        SpeculationError: a draft model that cannot be named or copied as asked; a result file without figures of this
-            drafter on its target.
+        SpeculationError: a draft model that cannot be named or copied as asked; a folder that cannot be written; a
+            result file without figures of this drafter on its target.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -66,13 +67,16 @@ def write_drafter(
         measured = drafter.config.from_options(config | {"target": made})
         card = with_results(card, results, measured, [str(folder)])
 
-    folder.mkdir(parents=True, exist_ok=True)
-    if entry is not None and is_embedded(entry):
-        drafter.draft_model.save_pretrained(folder / entry["subfolder"])  # type: ignore[attr-defined]
-    if weights := drafter.weights():
-        save_file({name: w.contiguous() for name, w in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
-    (folder / CARD).write_text(card)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if entry is not None and is_embedded(entry):
+            drafter.draft_model.save_pretrained(folder / entry["subfolder"])  # type: ignore[attr-defined]
+        if weights := {name: tensor.contiguous() for name, tensor in drafter.weights().items()}:
+            save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+        (folder / CARD).write_text(card)
+    except (OSError, SafetensorError) as error:
+        raise SpeculationError(f"cannot write to folder {str(folder)!r}: {error}; name another one") from error
 
 
 def _draft_entry(drafter: Storable, embed: bool | None, folder: Path) -> dict[str, str] | None:

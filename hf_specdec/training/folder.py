@@ -1,32 +1,14 @@
-"""The folder that a training writes to: it can be written, holds one training only, and an interrupted one goes on."""
+"""The folder that a training writes to: it holds one training only, and an interrupted one goes on."""
 
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
-
-
-def writable(output: str | Path) -> Path:
-    """The folder, made if it is not there; asked before the work begins, not after it.
-
-    Raises:
-        SpeculationError: nothing can be written there.
-    """
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise SpeculationError(
-            f"cannot write to output {str(output)!r}: {error.strerror or error}; name another folder"
-        ) from error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -13,13 +13,20 @@ from ..drafters.ngram import Level, NGramDrafter, NGramModel
 from ..errors import SpeculationError
 from ..hub.tokenizer import fingerprint
 from ..loading.models import ModelSource, load_tokenizer
+from ..loading.outputs import writable_folder
+from .folder import interruptible
 
 CHUNK = 1 << 20
 """Tokens worked on at once."""
 
 
 def train_ngram_drafter(
-    tokenizer: Any, files: Iterable[str | Path], order: int = 3, min_count: int = 1, num_draft_tokens: int = 3
+    tokenizer: Any,
+    files: Iterable[str | Path],
+    order: int = 3,
+    min_count: int = 1,
+    num_draft_tokens: int = 3,
+    output: str | Path | None = None,
 ) -> NGramDrafter:
     """Train an n-gram drafter on text.
 
@@ -29,19 +36,29 @@ def train_ngram_drafter(
         order: 2 is a bigram model; 1 to 6.
         min_count: n-grams of order 2 and more that occur less often are left out.
         num_draft_tokens: of the drafter, see `NGramDrafter`.
+        output: folder to save it to, if one is named.
 
     Raises:
-        SpeculationError: an option out of range, a file that cannot be read, or no text.
+        SpeculationError: an option out of range, a file that cannot be read, no text, or a folder that cannot be
+            written.
     """
+    files, count = list(files), _Count()
+    for file in files:
+        if not Path(file).is_fifo():  # which can be opened once
+            next(_lines(file), None)
+    if output is not None:
+        writable_folder(output)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(ModelSource(str(tokenizer)))
-    files, count = list(files), _Count()
-    model = train_ngram(count.of(token_stream(tokenizer, files)), len(tokenizer), order, min_count)
+    with interruptible("nothing was saved; the same command begins again"):
+        model = train_ngram(count.of(token_stream(tokenizer, files)), len(tokenizer), order, min_count)
     drafter = NGramDrafter(model, num_draft_tokens=num_draft_tokens, tokenizer=fingerprint(tokenizer))
     drafter.trained_on = (
         f"{count.tokens:,} tokens in {count.documents:,} documents of {', '.join(Path(file).name for file in files)}; "
         f"n-grams up to order {order}" + (f" that occur at least {min_count} times" if min_count > 1 else "") + "."
     )
+    if output is not None:
+        drafter.save_pretrained(output)
     return drafter
 
 

@@ -2,6 +2,6 @@
 
 from .extraction import Regime, extract
 from .fitting import Quality, fit, quality
-from .run import TrainSettings, train_disco
+from .run import TrainSettings, closing, train_disco
 
-__all__ = ["Quality", "Regime", "TrainSettings", "extract", "fit", "quality", "train_disco"]
+__all__ = ["Quality", "Regime", "TrainSettings", "closing", "extract", "fit", "quality", "train_disco"]

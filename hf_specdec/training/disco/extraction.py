@@ -22,8 +22,9 @@ from ...drafters.disco.drafter import fingerprint
 from ...errors import SpeculationError
 from ...instruments.ends import until_end
 from ...loading.chat import batch, prompt_ids
+from ...loading.outputs import writable_folder
 from ...loading.prompts import Prompt
-from ..folder import hold_to, writable
+from ..folder import hold_to
 from .records import Record, record_text
 
 SHARD_ROWS = 16
@@ -66,7 +67,7 @@ def extract(
     """
     if not prompts:
         raise SpeculationError(f"no prompts to extract {label} from; give at least one")
-    folder = writable(folder)
+    folder = writable_folder(folder)
     rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     hold_to(folder / MANIFEST, _manifest(target, draft, rows, regime))
     starts = range(0, len(rows), SHARD_ROWS)

@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -12,9 +13,12 @@ from typer import Option
 
 from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.drafter import DiscoDrafter
-from ...errors import SpeculationError
+from ...errors import SpeculationError, warn
+from ...loading.checks import check_seed
 from ...loading.models import Pair, PairSettings
+from ...loading.outputs import writable_folder
 from ...loading.prompts import Prompt, sample_prompts
+from ..folder import interruptible
 from .extraction import Regime, extract
 from .fitting import fit, quality
 from .records import Record
@@ -65,6 +69,9 @@ class TrainSettings(PairSettings):
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise SpeculationError(f"{name} must be {bound} or more, got {getattr(self, name)}")
+        if self.limit is not None and self.limit < 1:
+            raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
+        check_seed(self.seed)
         if not self.data:
             raise SpeculationError("data must name at least one file of prompts")
         if not self.rules or set(self.rules) - {"token", "draft"}:
@@ -98,7 +105,27 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
         SpeculationError: bad arguments, data or models.
     """
     settings.check()
-    run = _Training(settings, settings.load(), *_prompts(settings))
+    writable_folder(settings.output)
+    prompts = _prompts(settings)
+    with interruptible("the same command goes on where it stopped"):
+        return _train(_Training(settings, settings.load(), *prompts))
+
+
+def closing(settings: TrainSettings, report: dict[str, Any]) -> Iterator[str]:
+    """What the command says at its end."""
+    for name in REGIMES:
+        found, choice = report[name]["quality"], report[name]["choices"][0]
+        yield (
+            f"{name}: F1 {found['f1']:.3f} (always accepting: {found['f1_always']:.3f}), calibration error "
+            f"{found['calibration_error']:.3f}, rule {choice['rule']}, τ {choice['tau']}, SLmax {choice['longest']}"
+        )
+    yield f"saved to {settings.output}; try it:"
+    command = ["hf-specdec", "generate", "--target", settings.target, "--drafter", settings.output, "--prompt", "..."]
+    yield shlex.join(command)
+
+
+def _train(run: _Training) -> dict[str, Any]:
+    settings = run.settings
     records = {name: _extract(run, name) for name in REGIMES}
     classifier = fit(
         {REGIMES[name]: seen for name, (seen, _) in records.items()},
@@ -116,7 +143,14 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
     chosen = {}
     for name, do_sample in REGIMES.items():
         held_out = records[name][1]
-        report[name] = {"quality": asdict(quality(classifier, held_out, do_sample))}
+        found = quality(classifier, held_out, do_sample)
+        report[name] = {"quality": asdict(found)}
+        if found.f1 < found.f1_always:
+            warn(
+                f"{name}: the classifier's F1, {found.f1:.3f}, is below the {found.f1_always:.3f} of always accepting: "
+                "it stops drafts that the target would take. Give it more prompts or longer texts to learn from, or "
+                "draft a fixed window (speculation_type='draft_model')"
+            )
         chosen[name] = _choose(run, classifier, held_out, costs, do_sample)
         report[name]["choices"] = [asdict(choice) for choice in chosen[name]]
     # The rule and SLmax are one for both regimes: those of greedy decoding; sampling gets the best τ for them.

@@ -19,12 +19,14 @@ from typer import Option
 from ...drafters.disco.drafter import fingerprint
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
 from ...errors import SpeculationError
+from ...loading.checks import check_seed
 from ...loading.devices import dtype_name
 from ...loading.models import Pair, TargetSettings
+from ...loading.outputs import writable_folder
 from ...loading.prompts import sample_prompts
 from ...showing.quiet import quiet
 from ...target.inputs import position_limit
-from ..folder import hold_to, interruptible, writable, write_whole
+from ..folder import hold_to, interruptible, write_whole
 from .cutting import check_cuttable, cut, most_frequent
 from .distilling import Bar, Distillation, acceptance, collate, said
 from .teacher import Lessons, digest, read_lessons
@@ -83,6 +85,7 @@ class DraftSettings(TargetSettings):
             raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
         if not self.data and not self.own_prompts:
             raise SpeculationError("there is nothing to answer: give data, or own_prompts above 0")
+        check_seed(self.seed)
 
 
 def train_draft(settings: DraftSettings) -> dict[str, float]:
@@ -96,7 +99,8 @@ def train_draft(settings: DraftSettings) -> dict[str, float]:
         SpeculationError: an argument out of range, bad data, or a target that no draft can be cut out of.
     """
     settings.check()
-    work = writable(Path(settings.output) / "training")
+    work = writable_folder(settings.output) / "training"
+    work.mkdir(exist_ok=True)
     prompts = [prompt for path in settings.data for prompt in sample_prompts(path, settings.limit, settings.seed)]
     questions = [prompt.turns[0] for prompt in prompts]
     with quiet(), interruptible("the same command goes on where it stopped"):
