@@ -1,14 +1,16 @@
-"""Linear layers of a float32 model on the CPU, their weights kept in the layout that oneDNN multiplies fastest.
+"""Linear layers of a model on the CPU, their weights kept in the layout that oneDNN multiplies fastest.
 
 With plain weights a call of a few tokens, such as a verification, costs much more than one of a single token; with
 packed ones little more.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .devices import DTYPES, cpu_capabilities, cpu_dtype
 from .errors import SpeculationError
 
 
@@ -16,18 +18,18 @@ class PackedLinear(nn.Linear):
     """An `nn.Linear` that holds its weight packed, too: parameters, ties and state_dict are what they were.
 
     It packs in its first call, and again once the weight has changed. Where gradients are wanted, under autocast, or
-    once the weight has left float32 on the CPU, it is the plain layer.
+    once the weight has become one that cannot be packed, it is the plain layer.
     """
 
-    packed: tuple[tuple[int, int], Tensor] | None = None
-    """what the weight was when it was packed (place and version), and the packed weight"""
+    packed: tuple[tuple[int, int, torch.dtype], Tensor] | None = None
+    """what the weight was when it was packed (place, version and dtype), and the packed weight"""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features]"""
         weight = self.weight
-        if _plainly() or not (_packable(weight) and _packable(input) and input.numel()):
+        if _plainly() or not (_packable(weight) and input.dtype == weight.dtype and input.is_cpu and input.numel()):
             return super().forward(input)
-        now = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        now = (weight.data_ptr(), 0 if weight.is_inference() else weight._version, weight.dtype)
         packed = self.packed
         if packed is None or packed[0] != now:
             self.packed = packed = now, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
@@ -39,7 +41,7 @@ class PackedLinear(nn.Linear):
 
 
 def pack_linear(model: nn.Module) -> int:
-    """Make every `nn.Linear` of a model a `PackedLinear`, in place. Outputs are the same within float32's rounding.
+    """Make every `nn.Linear` of a model a `PackedLinear`, in place. Outputs are the same within the dtype's rounding.
 
     The plain weights stay, for whoever saves, trains or unpacks the model. Of a model loaded from safetensors they are
     pages of the file, which the system can drop; of any other, packed layers take twice the memory. A weight changed
@@ -49,7 +51,8 @@ def pack_linear(model: nn.Module) -> int:
         How many layers were packed; 0 if all were already.
 
     Raises:
-        SpeculationError: a layer's weight is not float32 on the CPU, there is no layer, or torch has no oneDNN.
+        SpeculationError: a layer's weight is not on the CPU in float32 (or in bfloat16, where the CPU multiplies it),
+            there is no layer, or torch has no oneDNN.
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, PackedLinear)]
     if not layers:
@@ -57,8 +60,8 @@ def pack_linear(model: nn.Module) -> int:
     for weight in (layer.weight for layer in layers):
         if not _packable(weight):
             raise SpeculationError(
-                f"pack_linear needs float32 weights on the CPU, got {str(weight.dtype).removeprefix('torch.')} on "
-                f"{weight.device}; load the model in float32 on the CPU, or leave pack_linear out"
+                f"pack_linear needs weights on the CPU in {' or '.join(_packable_dtypes())}, got "
+                f"{str(weight.dtype).removeprefix('torch.')} on {weight.device}; load them so, or leave pack_linear out"
             )
     if not torch.backends.mkldnn.is_available():
         raise SpeculationError("pack_linear needs a torch that was built with oneDNN; leave it out")
@@ -90,4 +93,10 @@ def _plainly() -> bool:
 
 
 def _packable(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    return tensor.is_cpu and tensor.dtype in _packable_dtypes().values()
+
+
+@cache
+def _packable_dtypes() -> dict[str, torch.dtype]:
+    """What the CPU itself multiplies."""
+    return {name: DTYPES[name] for name in dict.fromkeys(["float32", cpu_dtype(cpu_capabilities())])}

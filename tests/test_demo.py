@@ -16,10 +16,10 @@ from hf_specdec.demo.live import LiveText
 from hf_specdec.demo.outcomes import table
 from hf_specdec.demo.prompts import BATCH, SAMPLES
 from hf_specdec.demo.talk import Conversation, common
+from hf_specdec.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.recording import RecordingDrafter
-from hf_specdec.loading.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.loading.drafters import load_drafter
 from hf_specdec.loading.models import ModelSource, Pair, load_model, load_tokenizer
 

@@ -17,6 +17,7 @@ PACKAGE = "hf_specdec"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
     {"errors", "version", "transfer"},
+    {"devices"},
     {"theory", "config", "packing"},
     {"stats"},
     {"registry", "protocol"},

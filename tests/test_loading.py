@@ -9,11 +9,12 @@ from models import llama, tokenizer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from hf_specdec import devices
 from hf_specdec.cli import app
+from hf_specdec.devices import device_name, dtype_name
 from hf_specdec.errors import SpeculationError
 from hf_specdec.hub import draft
-from hf_specdec.loading import devices, models, quantization
-from hf_specdec.loading.devices import device_name, dtype_name
+from hf_specdec.loading import models, quantization
 from hf_specdec.loading.models import ModelSource, PairSettings, TargetSettings, load_model
 
 

@@ -9,9 +9,9 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import cached_file
 
+from ..devices import DTYPES
 from ..errors import SpeculationError
 from ..showing.quiet import quiet
-from .devices import DTYPES
 
 
 def located(name: str, file: str | None, revision: str | None = None) -> Path:

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from typer import Option
 
+from ..devices import DTYPES, device_name, dtype_name
 from ..errors import SpeculationError
 from ..instruments.padding import pad_mlps
 from ..packing import pack_linear
 from . import gguf
-from .devices import DTYPES, device_name, dtype_name
 from .names import whole_name
 from .quantization import quantization_config
 
@@ -89,7 +89,7 @@ class TargetSettings:
     pack_linear: Annotated[
         bool,
         _how(
-            "float32 on the CPU: hold weights as oneDNN multiplies them, faster and the same within rounding.",
+            "On the CPU: hold weights as oneDNN multiplies them, faster and the same within rounding.",
             "--pack-linear",
         ),
     ] = False

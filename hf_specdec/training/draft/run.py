@@ -16,11 +16,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from typer import Option
 
+from ...devices import dtype_name
 from ...drafters.disco.drafter import fingerprint
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
 from ...errors import SpeculationError
 from ...loading.checks import check_seed
-from ...loading.devices import dtype_name
 from ...loading.models import Pair, TargetSettings
 from ...loading.outputs import writable_folder
 from ...loading.prompts import sample_prompts

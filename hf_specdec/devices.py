@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SpeculationError
+from .errors import SpeculationError
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
