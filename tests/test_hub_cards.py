@@ -128,7 +128,7 @@ def test_ties_are_shown_as_ties(tmp_path: Path) -> None:
     end = TIE | {"prompt": 9, "other_token": None, "gap": None, "rounding": None, "near_tie": False}
     rows = [
         run_of("prompt_lookup", identical=False, differences=[TIE, end]),
-        run_of("suffix", identical=False, differences=[TIE]),
+        run_of("suffix", identical=False, differences=[TIE | {"turn": 1}]),
         run_of("plain", temperature=1.0, identical=None),
         run_of("pearl", batch_size=4, identical=False),
     ]
@@ -137,6 +137,7 @@ def test_ties_are_shown_as_ties(tmp_path: Path) -> None:
     assert [line.split(" | ")[-1] for line in lines] == ["38/40 (1 tie) |", "39/40 (1 tie) |", "- |", "not all |"]
     assert "| prompt_lookup | gsm8k 3 | 17 | 5 / 6 | 0.0125 | 0.0312 | yes |" in card
     assert "| prompt_lookup | gsm8k 9 | 17 | 5 / (ended) | - | - | no |" in card
+    assert "| suffix | gsm8k 3, turn 2 | 17 |" in card
 
 
 def test_without_differences_there_is_no_table_of_them(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def differences(runs: Iterable[dict[str, Any]]) -> list[list[str]]:
     return [
         [
             method_name(run["name"]),
-            f"{run['dataset']} {found['prompt']}",
+            f"{run['dataset']} {found['prompt']}" + (f", turn {found['turn'] + 1}" if found.get("turn") else ""),
             str(found["position"]),
             " / ".join("(ended)" if token is None else str(token) for token in _tokens(found)),
             *("-" if found[name] is None else f"{found[name]:.3g}" for name in ("gap", "rounding")),
