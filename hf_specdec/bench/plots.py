@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpeculationError
+from .methods import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRAFT, TARGET, OTHER = "#5b9bd5", "#7d5ba6", "#d9a441"
+PARTS = {"draft": "#5b9bd5", "verify": "#7d5ba6", "overhead": "#d9a441"}
+"""where the time of a round goes → its colour"""
+KINDS = {"plain decoding": "#9aa4b5", "transformers": "#d9a441", "hf_specdec": "#7d5ba6"}
+"""whose method a bar is → its colour"""
 
 Cells = dict[str, list[dict[str, Any]]]
 """title → runs"""
@@ -43,21 +47,25 @@ def save_plots(cells: Cells, folder: Path) -> dict[str, Path]:
 
 
 def speedup(cells: Cells) -> "Figure | None":
-    """Bars with intervals, a panel per cell."""
+    """Bars with intervals, a panel per cell; the best one's figure is bold."""
     figure, panels = _panels(cells)
     for axes, runs in zip(panels, cells.values(), strict=True):
+        best = max(run["speedup"] for run in runs)
         for y, run in enumerate(runs):
-            interval = run["speedup_interval"]
-            error = (
-                [[max(run["speedup"] - interval[0], 0)], [max(interval[1] - run["speedup"], 0)]] if interval else None
-            )
-            axes.barh(y, run["speedup"], xerr=error, color="#9aa4b5" if run["name"] == "plain" else TARGET, height=0.7)
-            axes.annotate(
-                f" {run['speedup']:.2f}", (interval[1] if interval else run["speedup"], y), va="center", size=8
-            )
+            low, high = run["speedup_interval"] or (run["speedup"], run["speedup"])
+            error = [[max(run["speedup"] - low, 0)], [max(high - run["speedup"], 0)]]
+            axes.barh(y, run["speedup"], xerr=error, color=KINDS[_whose(run["name"])], height=0.7)
+            weight = "bold" if run["speedup"] == best else "normal"
+            axes.annotate(f" {run['speedup']:.2f}", (high, y), va="center", size=8, weight=weight)
         axes.axvline(1, color="#777", linewidth=0.8)
         axes.margins(x=0.12)
+    there = {_whose(run["name"]) for runs in cells.values() for run in runs}
+    _legend(figure, {name: colour for name, colour in KINDS.items() if name in there})
     return figure
+
+
+def _whose(name: str) -> str:
+    return "plain decoding" if name == PLAIN else "transformers" if name.startswith("hf-") else "hf_specdec"
 
 
 def time_split(cells: Cells) -> "Figure | None":
@@ -66,15 +74,15 @@ def time_split(cells: Cells) -> "Figure | None":
     for axes, runs in zip(panels, cells.values(), strict=True):
         for y, run in enumerate(runs):
             left = 0.0
-            for part, color in (("draft", DRAFT), ("verify", TARGET), ("overhead", OTHER)):
+            for part, colour in PARTS.items():
                 width = 1000 * max(run[f"{part}_seconds"], 0.0) / run["tokens"]
-                axes.barh(y, width, left=left, color=color, height=0.7, label=part if y == 0 else None)
+                axes.barh(y, width, left=left, color=colour, height=0.7)
                 left += width
             axes.plot(
                 [1000 * run["bare_seconds"] / run["tokens"]] * 2, [y - 0.4, y + 0.4], color="black", linewidth=1.5
             )
         axes.set_xlabel("ms per token", size=8)
-    panels[0].legend(fontsize=8)
+    _legend(figure, PARTS)
     return figure
 
 
@@ -92,7 +100,7 @@ def theory(cells: Cells) -> "Figure | None":
     axes.plot([low, high], [low, high], color="#999", linewidth=0.8)
     axes.set_xlabel("predicted speed-up")
     axes.set_ylabel("measured speed-up")
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
@@ -102,12 +110,12 @@ def acceptance(cells: Cells) -> "Figure | None":
         return None
     figure, panels = _panels(cells, label=False)
     for axes, runs in zip(panels, cells.values(), strict=True):
-        for run in runs:
+        for i, run in enumerate(runs):
             if rates := run["acceptance_per_position"]:
-                axes.plot(range(1, len(rates) + 1), rates, marker="o", markersize=3, label=run["name"])
+                axes.plot(range(1, len(rates) + 1), rates, color=f"C{i}", marker="o", markersize=3, label=run["name"])
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("draft position", size=8)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -122,6 +130,14 @@ def _panels(cells: Cells, label: bool = True) -> tuple["Figure", list[Any]]:
             axes.set_yticks(range(len(runs)), [run["name"] for run in runs], size=8)
             axes.invert_yaxis()
     return figure, panels
+
+
+def _legend(figure: "Figure", colours: dict[str, str]) -> None:
+    """One for all panels, above them, so that it hides nothing."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=8, frameon=False)
 
 
 def _figure(width: float, height: float) -> "Figure":
