@@ -11,17 +11,20 @@ from collections.abc import Callable, Mapping
 from .errors import SpeculationError
 
 
-def expected_tokens(alpha: float, gamma: int) -> float:
+def expected_tokens(alpha: float, gamma: int, rescue: float = 0.0) -> float:
     """Tokens per round with window gamma, (1 − α^(γ+1)) / (1 − α) (Leviathan et al. 2023, Equation 1).
 
     Summed as 1 + α + … + α^γ, which is exact at α = 0 and α = 1, too.
+
+    Args:
+        rescue: chance that another candidate is right where a drafted token is not; adds (1 − α^γ) · rescue.
     """
     _check_alpha(alpha)
     _check_at_least_zero("gamma", gamma)
     tokens = 1.0
     for _ in range(gamma):
         tokens = 1.0 + alpha * tokens
-    return tokens
+    return tokens + (1 - alpha**gamma) * rescue
 
 
 def improvement_factor(alpha: float, gamma: int, c: float) -> float:
@@ -94,21 +97,40 @@ def pearl_tokens_per_second(alpha: float, gamma: int, target: float, draft: floa
     return (pre + post * post_tokens) / seconds
 
 
-def tokens_per_second(alpha: float, gamma: int, target_seconds: Callable[[int], float], draft_seconds: float) -> float:
+def tokens_per_second(
+    alpha: float,
+    gamma: int,
+    target_seconds: Callable[[int], float],
+    draft_seconds: float,
+    candidates: int = 1,
+    rescue: float = 0.0,
+) -> float:
     """Speed of window gamma from measured times, E(γ) / (T(γ + 1) + γ · T_draft).
+
+    With k candidates per position the verification is of kγ + 1 tokens.
 
     Args:
         target_seconds: duration of a target forward by its width in tokens.
         draft_seconds: duration of one draft step.
+        candidates: k, tokens tried at each position, the drafted one included.
+        rescue: as in `expected_tokens`.
     """
     _check_at_least_zero("draft_seconds", draft_seconds)
-    seconds = target_seconds(gamma + 1) + gamma * draft_seconds
+    width = candidates * gamma + 1
+    seconds = target_seconds(width) + gamma * draft_seconds
     if not seconds > 0:
-        raise SpeculationError(f"target_seconds({gamma + 1}) must be above 0 seconds, got {seconds}; measure it first")
-    return expected_tokens(alpha, gamma) / seconds
+        raise SpeculationError(f"target_seconds({width}) must be above 0 seconds, got {seconds}; measure it first")
+    return expected_tokens(alpha, gamma, rescue) / seconds
 
 
-def best_window(alpha: float, target_seconds: Callable[[int], float], draft_seconds: float, max_window: int) -> int:
+def best_window(
+    alpha: float,
+    target_seconds: Callable[[int], float],
+    draft_seconds: float,
+    max_window: int,
+    candidates: int = 1,
+    rescue: float = 0.0,
+) -> int:
     """The fastest window in 0…max_window by measured times; 0 means that drafting does not pay.
 
     Theorem 3.8 takes a verification of any width to cost one target step; this takes what it costs.
@@ -116,7 +138,9 @@ def best_window(alpha: float, target_seconds: Callable[[int], float], draft_seco
     """
     _check_at_least_zero("max_window", max_window)
     windows = range(max_window + 1)
-    return max(windows, key=lambda gamma: tokens_per_second(alpha, gamma, target_seconds, draft_seconds))
+    return max(
+        windows, key=lambda gamma: tokens_per_second(alpha, gamma, target_seconds, draft_seconds, candidates, rescue)
+    )
 
 
 def interpolate_widths(table: dict[int, float]) -> Callable[[int], float]:

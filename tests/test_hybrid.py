@@ -90,15 +90,14 @@ def test_a_tree_is_charged_for_all_its_nodes(seconds_per_token):
 @pytest.mark.parametrize("branches", [1, 3])
 def test_the_meter_is_told_the_nodes_that_would_be_verified(branches, monkeypatch):
     told = []
-    monkeypatch.setattr(
-        Meter, "lookup_pays", lambda self, matches, lengths, nodes, lockstep: told.append(nodes) or True
-    )
+    monkeypatch.setattr(Meter, "lookup_pays", lambda self, matches, lengths, nodes, *more: told.append(nodes) or True)
     text = [[1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 7, 8, 1, 2], [9, 8, 7]]
     host = SimpleNamespace(
         prompt_ids=torch.zeros(2, 3),
         eos_token_ids=frozenset(),
         vocab_size=97,
         trees=True,
+        do_sample=False,
         lockstep=False,
         device="cpu",
         forbids=None,
@@ -114,7 +113,11 @@ def test_the_meter_is_told_the_nodes_that_would_be_verified(branches, monkeypatc
 # ---------------------------------------------------------------------- in generate
 
 
-@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 3, "num_branches": 3}], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_draft_tokens": 3, "num_branches": 3}, {"num_candidates": 3}],
+    ids=["chain", "tree", "candidates"],
+)
 @pytest.mark.parametrize("eos", [None, 4])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_greedy_text_is_plain_decodings(lengths, eos, options):
@@ -129,7 +132,7 @@ def test_greedy_text_is_plain_decodings(lengths, eos, options):
 def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, monkeypatch):
     turn = iter(range(10**6))
     monkeypatch.setattr(
-        Meter, "lookup_pays", lambda self, matches, lengths, nodes, lockstep: next(turn) % 3 > 0 and any(lengths)
+        Meter, "lookup_pays", lambda self, matches, lengths, nodes, *more: next(turn) % 3 > 0 and any(lengths)
     )
     proposes_nothing_forbidden(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, settings)
 
@@ -146,7 +149,7 @@ def test_sources_may_change_at_every_round(lengths, monkeypatch):
     """Whatever was chosen, the draft model finds its way back into the text."""
     turn = iter(range(10**6))
     monkeypatch.setattr(
-        Meter, "lookup_pays", lambda self, matches, lengths, nodes, lockstep: next(turn) % 3 > 0 and any(lengths)
+        Meter, "lookup_pays", lambda self, matches, lengths, nodes, *more: next(turn) % 3 > 0 and any(lengths)
     )
     target = llama(vocab=8)
     drafter = HybridDrafter(target, num_draft_tokens=3)  # the target itself: all that it drafts is accepted

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+MOST_CANDIDATES = 16
+
+
 @strict
 @dataclass(kw_only=True)
 class DraftModelConfig(DrafterConfig):
@@ -25,6 +28,7 @@ class DraftModelConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "draft_model"
 
     num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
+    num_candidates: int = ranged(1, 1, MOST_CANDIDATES)
 
 
 @register_drafter
@@ -34,17 +38,27 @@ class DraftModelDrafter(ModelDrafter):
     config_class = DraftModelConfig
     config: DraftModelConfig
 
-    def __init__(self, draft_model: "PreTrainedModel", *, num_draft_tokens: int | Literal["auto"] = "auto") -> None:
+    def __init__(
+        self,
+        draft_model: "PreTrainedModel",
+        *,
+        num_draft_tokens: int | Literal["auto"] = "auto",
+        num_candidates: int = 1,
+    ) -> None:
         """
         Args:
             draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
             num_draft_tokens: γ, tokens drafted per round, from 1 to 512; "auto" chooses it from measured acceptance and
                 times.
+            num_candidates: k, tokens tried at each position of a greedy draft, from 1 to 16: the draft's likeliest
+                ones, of which it goes on with the first. Pays where a wide forward of the target costs little more than
+                a narrow one. Sampled drafts, and targets that take no trees, try one.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.
         """
-        super().__init__(draft_model, num_draft_tokens=num_draft_tokens)
+        super().__init__(draft_model, num_draft_tokens=num_draft_tokens, num_candidates=num_candidates)
+        self.proposes_trees = num_candidates > 1
         self._tuners = Learned(WindowTuner)
 
     def start(self, context: DraftContext) -> DraftSession:
@@ -53,4 +67,5 @@ class DraftModelDrafter(ModelDrafter):
             tuner = self._tuners.of(context.target, len(context.prompt_ids))
         else:
             context.stats.window = int(self.config.num_draft_tokens)
-        return DraftModelSession(context, self.draft_model, self.config.num_draft_tokens, tuner)
+        config = self.config
+        return DraftModelSession(context, self.draft_model, config.num_draft_tokens, tuner, config.num_candidates)

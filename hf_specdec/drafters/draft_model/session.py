@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
-from ...transfer import to_device, to_host, waits
+from ...transfer import moved, to_device, to_host, waits
 from .model import ModelOverCache
 from .window import WindowTuner
 
@@ -19,10 +19,17 @@ class DraftModelSession(DraftSession):
     """Drafts with a model over its own cache."""
 
     def __init__(
-        self, context: DraftContext, model: "PreTrainedModel", window: int | str, tuner: WindowTuner | None = None
+        self,
+        context: DraftContext,
+        model: "PreTrainedModel",
+        window: int | str,
+        tuner: WindowTuner | None = None,
+        candidates: int = 1,
     ) -> None:
         super().__init__(context)
         self.fixed_window, self.tuner = window, tuner
+        self.candidates = candidates_of(context, candidates)
+        """tokens tried at each position"""
         self.rounds = self.rested = 0
         """all, and those in which drafting would not have paid"""
         self.rows = list(range(context.prompt_ids.shape[0]))
@@ -31,7 +38,7 @@ class DraftModelSession(DraftSession):
 
     def window(self) -> int:
         """γ of the next round."""
-        return self.tuner.choose() if self.tuner is not None else int(self.fixed_window)
+        return self.tuner.choose(self.candidates) if self.tuner is not None else int(self.fixed_window)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
@@ -65,10 +72,13 @@ class DraftModelSession(DraftSession):
         self.context.stats.draft_calls += 1
         logits = self.model.catch_up(ids, sequences.lengths)
         drafted: list[Tensor] = []
+        beside: list[Tensor] = []
         drawn_from: list[Tensor] = []
         for i in range(width):
             tokens, q = self.context.pick(ids, [n + i for n in sequences.lengths], sequences.rows, logits)
             drafted.append(tokens)
+            if self.candidates > 1:
+                beside.append(next_likeliest(logits[:, : self.context.vocab_size], tokens, self.candidates - 1))
             if q is not None:
                 drawn_from.append(q)
             if i + 1 < width:
@@ -81,14 +91,30 @@ class DraftModelSession(DraftSession):
         if self.tuner is not None:
             self.tuner.observe_draft((time.perf_counter() - began) / len(drafted))
         lengths = [min(k, len(drafted)) for k in lengths]
+        if beside:
+            return with_candidates(torch.stack(drafted, 1), torch.stack(beside, 1), lengths)
         return Draft(torch.stack(drafted, 1), lengths, q=torch.stack(drawn_from, 1) if drawn_from else None)
 
     def observe(self, verdict: Verdict) -> None:
         if self.tuner is not None:
             self.tuner.observe_verify(verdict.width, verdict.seconds)
-            self.tuner.observe_acceptance(verdict.drafted, verdict.accepted)
+            self.tell(self.tuner, verdict)
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
-            self.model.accept(verdict.accepted, verdict.stopped)
+            self.model.accept(self._drafted_on(verdict), verdict.stopped)
+
+    def tell(self, tuner: WindowTuner, verdict: Verdict) -> None:
+        """What the verdict says of this draft's acceptance."""
+        accepted = self._drafted_on(verdict)
+        tuner.observe_acceptance(verdict.drafted, accepted)
+        if self.candidates > 1:
+            rows = zip(verdict.drafted, verdict.accepted, accepted, strict=True)
+            tuner.observe_candidates([n > mine for drafted, n, mine in rows if mine < drafted])
+
+    def _drafted_on(self, verdict: Verdict) -> list[int]:
+        """[B] accepted tokens that the draft went on from: of a position's candidates the first one."""
+        if self.candidates == 1:
+            return verdict.accepted
+        return [sum(node % self.candidates == 0 for node in path) for path in verdict.paths]
 
     def close(self) -> None:
         if self.tuner is not None and self.rested:
@@ -101,6 +127,25 @@ class DraftModelSession(DraftSession):
         if sequences.rows != self.rows:
             self.model.select([self.rows.index(row) for row in sequences.rows])
             self.rows = list(sequences.rows)
+
+
+def candidates_of(context: DraftContext, wanted: int) -> int:
+    """Tokens tried at each position. What is drawn at random stays alone: its q is what it is tested by."""
+    return wanted if context.trees and not context.do_sample else 1
+
+
+def next_likeliest(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """The `count` likeliest tokens [B, count] after the ones [B] that were picked from logits [B, V]."""
+    others = logits.scatter(1, tokens.clamp(max=logits.shape[1] - 1)[:, None].to(logits.device), -torch.inf)
+    return moved(others.topk(min(count, others.shape[1])).indices, tokens.device)
+
+
+def with_candidates(drafted: Tensor, beside: Tensor, lengths: list[int]) -> Draft:
+    """A tree of a chain [B, γ] and, as its leaves, other candidates [B, γ, k - 1] for each of its positions."""
+    tokens = torch.cat([drafted[..., None], beside], dim=2).flatten(1)
+    k = beside.shape[2] + 1
+    parents = [(node // k - 1) * k if node >= k else -1 for node in range(tokens.shape[1])]
+    return Draft(tokens, [k * n for n in lengths], [parents] * len(lengths))
 
 
 def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:

@@ -6,7 +6,7 @@ from ...theory import best_window, line_through
 
 
 class WindowTuner:
-    """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft).
+    """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft), or what `theory.tokens_per_second` makes of candidates.
 
     α and the times are running means that forget, so γ follows the text. Verification times of widths that have not
     been seen lie on the line through those that have. Theorem 3.8 is the special case T(γ + 1) = T(1).
@@ -16,9 +16,21 @@ class WindowTuner:
         self.window, self.largest, self.memory = start, largest, memory
         # A prior of a few tokens keeps the first rounds from jumping to conclusions.
         self.accepted, self.tested = 3.0, 4.0
+        self.rescued, self.missed = 1.0, 3.0
+        """drafted tokens that were wrong, and those among them beside which another candidate was right"""
         self.draft_seconds: float | None = None
         self.verify_seconds: dict[int, float] = {}
         self.rounds = 0
+
+    @property
+    def alpha(self) -> float:
+        """How often a drafted token was right."""
+        return self.accepted / self.tested
+
+    @property
+    def rescue(self) -> float:
+        """How often another candidate was right where a drafted token was wrong."""
+        return self.rescued / self.missed
 
     def observe_draft(self, seconds: float) -> None:
         """One draft step took this long."""
@@ -33,13 +45,18 @@ class WindowTuner:
         self.accepted = self.memory * self.accepted + sum(accepted)
         self.tested = self.memory * self.tested + sum(n + (n < k) for k, n in zip(drafted, accepted, strict=True))
 
-    def choose(self) -> int:
+    def observe_candidates(self, rescued: list[bool]) -> None:
+        """Per drafted token that was wrong, whether another candidate was right."""
+        self.rescued = self.memory * self.rescued + sum(rescued)
+        self.missed = self.memory * self.missed + len(rescued)
+
+    def choose(self, candidates: int = 1) -> int:
         """γ for the next round; 0 where drafting does not pay."""
         self.rounds += 1
         if self.draft_seconds is None or not self.verify_seconds:
             return self.window
-        alpha = self.accepted / self.tested
-        best = best_window(alpha, self.verify_time(), self.draft_seconds, self.largest)
+        rescue = self.rescue if candidates > 1 else 0.0
+        best = best_window(self.alpha, self.verify_time(), self.draft_seconds, self.largest, candidates, rescue)
         if best == 0 and self.rounds % 32 == 0:
             return 1  # look again from time to time
         self.window = best
@@ -54,7 +71,7 @@ class WindowTuner:
         c = (self.draft_seconds or 0.0) / self.verify_time()(1)
         return (
             f"it would have cost more than it gained: a draft step costs {c:.2g} of a target step, "
-            f"the draft is right {self.accepted / self.tested:.0%} of the time"
+            f"the draft is right {self.alpha:.0%} of the time"
         )
 
 

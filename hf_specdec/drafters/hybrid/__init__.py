@@ -14,7 +14,9 @@ from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...registry import register_drafter
 from ...target.inputs import position_limit
 from ..base import Drafter
-from ..draft_model import DraftModelDrafter
+from ..draft_model import DraftModelDrafter, DraftModelSession
+from ..draft_model.drafter import MOST_CANDIDATES
+from ..draft_model.session import candidates_of
 from ..learned import Learned
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
 from ..prompt_lookup.branches import draft_from_branches
@@ -34,6 +36,7 @@ class HybridConfig(PromptLookupConfig):
     drafter_type: ClassVar[str] = "hybrid"
 
     num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
+    num_candidates: int = ranged(1, 1, MOST_CANDIDATES)
 
 
 class HybridSession(DraftSession):
@@ -44,10 +47,11 @@ class HybridSession(DraftSession):
         self.lookup = PromptLookupSession(context, config)
         self.meter = meter
         self._model_drafter = model
-        self._model: DraftSession | None = None
+        self._model: DraftModelSession | None = None
         self._model_limit = position_limit(model.draft_model)  # columns; text that fills them is left to the lookup
         self._copies: dict[int, tuple[int, list[int]]] = {}  # row → match length, and what a lookup would draft
         self._used_model = False
+        self._candidates = candidates_of(context, config.num_candidates)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         matches, branches = self.lookup.copies(sequences, budget)
@@ -58,7 +62,7 @@ class HybridSession(DraftSession):
         }
         lengths = [len(copies[0]) if copies else 0 for copies in branches]
         copied = draft_from_branches(branches, self.context)
-        pays = self.meter.lookup_pays(matches, lengths, copied.lengths, self.context.lockstep)
+        pays = self.meter.lookup_pays(matches, lengths, copied.lengths, self.context.lockstep, self._candidates)
         self._used_model = not pays and max(sequences.lengths) < self._model_limit
         if self._used_model:
             draft, source = self._ask_model(sequences, budget), self._model_drafter.config.drafter_type
@@ -72,8 +76,8 @@ class HybridSession(DraftSession):
             self._model = self._model_drafter.start(self.context)
         began = time.perf_counter()
         draft = self._model.propose(sequences, budget)
-        if width := max(draft.lengths, default=0):
-            self.meter.observe_draft(time.perf_counter() - began, width)
+        if steps := max(draft.lengths, default=0) // self._model.candidates:
+            self.meter.observe_draft(time.perf_counter() - began, steps)
         return draft
 
     def observe(self, verdict: Verdict) -> None:
@@ -83,7 +87,7 @@ class HybridSession(DraftSession):
                 match, copied = self._copies[row]
                 self.meter.observe_lookup(match, copied, emitted)
         if self._used_model and self._model is not None:
-            self.meter.model.observe_acceptance(verdict.drafted, verdict.accepted)
+            self._model.tell(self.meter.model, verdict)
             self._model.observe(verdict)
         self._used_model, self._copies = False, {}
 
@@ -105,6 +109,7 @@ class HybridDrafter(Drafter):
         draft_model: "PreTrainedModel",
         *,
         num_draft_tokens: int | Literal["auto"] = "auto",
+        num_candidates: int = 1,
         max_draft_tokens: int = 16,
         tokens_per_match: int = 4,
         min_match: int = 1,
@@ -115,6 +120,7 @@ class HybridDrafter(Drafter):
         Args:
             draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
             num_draft_tokens: γ of the draft model, from 1 to 512; "auto" chooses it from measured acceptance and times.
+            num_candidates: of the draft model, tokens tried at each position of a greedy draft, from 1 to 16.
             max_draft_tokens: the longest copy, from 1 to 512.
             tokens_per_match: copied tokens per matched token, from 1 to 512: a short match copies little, a long one
                 much.
@@ -127,6 +133,7 @@ class HybridDrafter(Drafter):
         """
         super().__init__(
             num_draft_tokens=num_draft_tokens,
+            num_candidates=num_candidates,
             max_draft_tokens=max_draft_tokens,
             tokens_per_match=tokens_per_match,
             min_match=min_match,
@@ -134,9 +141,11 @@ class HybridDrafter(Drafter):
             num_branches=num_branches,
         )
         self.draft_model = draft_model
-        self._model_drafter = DraftModelDrafter(draft_model, num_draft_tokens=self.config.num_draft_tokens)
+        self._model_drafter = DraftModelDrafter(
+            draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
+        )
         self._meters = Learned(lambda: Meter(self.config.max_match))
-        self.proposes_trees = self.config.num_branches > 1
+        self.proposes_trees = self.config.num_branches > 1 or self.config.num_candidates > 1
 
     def check_target(self, target: "PreTrainedModel") -> None:
         self._model_drafter.check_target(target)

@@ -37,7 +37,9 @@ class Meter:
         self.window = max(1, window)
         self.model.observe_draft(seconds / self.window)
 
-    def lookup_pays(self, matches: list[int], lengths: list[int], nodes: list[int], lockstep: bool) -> bool:
+    def lookup_pays(
+        self, matches: list[int], lengths: list[int], nodes: list[int], lockstep: bool, candidates: int = 1
+    ) -> bool:
         """Whether copying promises more tokens per second than the draft model.
 
         Args:
@@ -45,20 +47,24 @@ class Meter:
             lengths: [B] tokens to copy after it, in the likeliest branch.
             nodes: [B] tokens in all branches, which the verification is charged for.
             lockstep: all rows advance by the shortest acceptance.
+            candidates: tokens that the draft model tries at each position.
         """
         if not any(lengths):
             return False
         if self.model.draft_seconds is None or not self.model.verify_seconds:
             return False  # the draft model has never been measured
-        alpha = self.model.accepted / self.model.tested
+        alpha, rescue = self.model.alpha, self.model.rescue if candidates > 1 else 0.0
         verify_seconds = self.model.verify_time()
 
-        def rate(alphas: list[float], gammas: list[int], widths: list[int], draft_seconds: float) -> float:
+        def rate(
+            alphas: list[float], gammas: list[int], widths: list[int], draft_seconds: float, rescue: float = 0.0
+        ) -> float:
             if lockstep:
                 alphas, gammas, widths = [prod(alphas)], [min(gammas)], [min(widths)]
-            tokens = sum(expected_tokens(a, g) for a, g in zip(alphas, gammas, strict=True))
+            tokens = sum(expected_tokens(a, g, rescue) for a, g in zip(alphas, gammas, strict=True))
             return tokens / (verify_seconds(max(widths) + 1) + draft_seconds)
 
         copying = rate([self.alpha(match) for match in matches], lengths, nodes, 0.0)
-        gammas = [self.window] * len(matches)
-        return copying > rate([alpha] * len(matches), gammas, gammas, self.window * self.model.draft_seconds)
+        rows, gamma = len(matches), self.window
+        seconds = gamma * self.model.draft_seconds
+        return copying > rate([alpha] * rows, [gamma] * rows, [candidates * gamma] * rows, seconds, rescue)
