@@ -212,6 +212,7 @@ def _distil(
         max_grad_norm=1.0,
         use_cpu=on_cpu,
         bf16=settings.dtype == "bfloat16" and dtype_name("auto", settings.device) == "bfloat16",
+        train_sampling_strategy="group_by_length",  # little is padded
         eval_strategy="steps",
         eval_on_start=True,
         eval_steps=every,
