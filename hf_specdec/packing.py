@@ -60,7 +60,7 @@ def pack_linear(model: nn.Module) -> int:
     for weight in (layer.weight for layer in layers):
         if not _packable(weight):
             raise SpeculationError(
-                f"pack_linear needs weights on the CPU in {' or '.join(_packable_dtypes())}, got "
+                f"pack_linear needs weights on the CPU in {' or '.join(packable_dtypes())}, got "
                 f"{str(weight.dtype).removeprefix('torch.')} on {weight.device}; load them so, or leave pack_linear out"
             )
     if not torch.backends.mkldnn.is_available():
@@ -93,10 +93,10 @@ def _plainly() -> bool:
 
 
 def _packable(tensor: Tensor) -> bool:
-    return tensor.is_cpu and tensor.dtype in _packable_dtypes().values()
+    return tensor.is_cpu and tensor.dtype in packable_dtypes().values()
 
 
 @cache
-def _packable_dtypes() -> dict[str, torch.dtype]:
-    """What the CPU itself multiplies."""
+def packable_dtypes() -> dict[str, torch.dtype]:
+    """By name, what the CPU itself multiplies."""
     return {name: DTYPES[name] for name in dict.fromkeys(["float32", cpu_dtype(cpu_capabilities())])}

@@ -62,7 +62,8 @@ class Bench:
             baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
         specs = dict.fromkeys([PLAIN, *baselines, *(settings.drafters or [])])
         # A drafter may learn from what it has written: each repetition has its own, which meets each prompt once.
-        self.passes = [[build_method(spec, self.draft) for spec in specs] for _ in range(settings.repeats)]
+        loading = settings.of_drafts()
+        self.passes = [[build_method(spec, self.draft, **loading) for spec in specs] for _ in range(settings.repeats)]
 
     def about(self) -> dict[str, Any]:
         """Which target and which drafters these are, for whoever shows the figures elsewhere."""

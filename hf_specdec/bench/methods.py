@@ -55,11 +55,12 @@ class Method:
         return _generation_options(self.draft, self.draft_options) if self.draft is not None else nullcontext()
 
 
-def build_method(spec: str, draft: PreTrainedModel | None) -> Method:
+def build_method(spec: str, draft: PreTrainedModel | None, **loading: Any) -> Method:
     """What a SPEC stands for.
 
     Args:
         draft: for drafters and baselines that take a draft model, unless they bring their own.
+        loading: of the draft models that drafters bring; see `TargetSettings.of_drafts`.
 
     Raises:
         SpeculationError: the SPEC cannot be read, names nothing known, or needs a draft model that was not given.
@@ -67,7 +68,7 @@ def build_method(spec: str, draft: PreTrainedModel | None) -> Method:
     name, options = parse_options(spec)
     if name in BASELINES:
         return _baseline(spec, name, options, draft)
-    drafter = load_drafter(spec, draft, others=BASELINES)
+    drafter = load_drafter(spec, draft, others=BASELINES, **loading)
     return Method(spec, {"assistant_model": drafter}, own_model(drafter), drafter)
 
 

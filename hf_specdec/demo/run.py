@@ -21,6 +21,7 @@ from ..loading.drafters import load_drafter, own_model
 from ..loading.models import Pair, PairSettings
 from ..loading.outputs import writable_file
 from ..loading.prompts import WARM_UP_TEXT
+from ..packing import packable_dtypes
 from ..showing.quiet import quiet
 from .compare import Outcome, decode
 from .live import LiveText, legend
@@ -56,9 +57,9 @@ class DemoSettings(PairSettings):
     svg: Annotated[str | None, Option(help="Picture to save of what is printed.")] = None
 
     def __post_init__(self) -> None:
-        """In float32 on a CPU both sides run on packed weights: on plain ones a wide forward costs too much."""
+        """On a CPU both sides run on packed weights: on plain ones a wide forward costs too much."""
         super().__post_init__()
-        self.pack_linear |= self.device == "cpu" and self.dtype == "float32"
+        self.pack_linear |= self.device == "cpu" and self.dtype in packable_dtypes() and self.quantization is None
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -75,7 +76,7 @@ def run_demo(settings: DemoSettings) -> None:
         with console.status("loading the models"):
             pair = settings.load()
             spec = settings.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
-            recorder = RecordingDrafter(load_drafter(spec, pair.draft))
+            recorder = RecordingDrafter(load_drafter(spec, pair.draft, **settings.of_drafts()))
         console.print(_introduction(settings, pair, recorder), markup=False)
         if LiveText(console, pair.tokenizer).coloured:
             console.print("\n", legend(), sep="")

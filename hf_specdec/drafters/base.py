@@ -72,6 +72,7 @@ class Drafter(Storable):
         device_map: Any = None,
         dtype: "str | torch.dtype" = "auto",
         quantization: str | None = None,
+        pack_linear: bool = False,
         draft_model: "PreTrainedModel | None" = None,
         **options: Any,
     ) -> Self:
@@ -89,6 +90,7 @@ class Drafter(Storable):
             device_map: of the draft model.
             dtype: of the draft model; "auto" is the stored one.
             quantization: of the draft model: "int8" or "int4" (optimum-quanto).
+            pack_linear: whether the draft model's weights are packed, on a CPU; see `hf_specdec.pack_linear`.
             draft_model: use this model instead of the one that the config names.
             options: of this kind of drafter, in place of the stored ones.
 
@@ -108,6 +110,7 @@ class Drafter(Storable):
             device_map=device_map,
             dtype=dtype,
             quantization=quantization,
+            pack_linear=pack_linear,
             draft_model=draft_model,
             **options,
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers  # its auto classes and model families are loaded where they are asked for
 
+from .. import packing
 from ..errors import SpeculationError, shortened, shown
 from .files import (
     COMMIT_HASH,
@@ -89,6 +90,7 @@ def load_draft(
     dtype: Any = "auto",
     device_map: Any = None,
     quantization: str | None = None,
+    pack_linear: bool = False,
     trust_remote_code: bool = False,
 ) -> "PreTrainedModel":
     """Load the model in `folder` after its files were checked.
@@ -132,6 +134,8 @@ def load_draft(
             f"{folder}: the draft model's weight {bad} holds NaN or infinite values in {model.dtype}; "
             "save the model again, or load it in another dtype"
         )
+    if pack_linear:
+        packing.pack_linear(model)
     return model.eval()
 
 

@@ -35,6 +35,7 @@ def load_drafter(
     device_map: Any = None,
     dtype: Any = "auto",
     quantization: str | None = None,
+    pack_linear: bool = False,
     draft_model: "PreTrainedModel | None" = None,
     **options: Any,
 ) -> DrafterT:
@@ -48,6 +49,7 @@ def load_drafter(
         token, cache_dir, force_download, local_files_only: as in `huggingface_hub`.
         trust_remote_code: whether the *draft model* may bring modeling code. The drafter itself never does.
         device_map, dtype, quantization: for the draft model; quantization is "int8" or "int4" (optimum-quanto).
+        pack_linear: whether the draft model's weights are packed, on a CPU; see `hf_specdec.pack_linear`.
         draft_model: use this model instead of the one that the config names.
         options: override the stored options.
 
@@ -88,6 +90,7 @@ def load_drafter(
                 dtype=dtype,
                 device_map=device_map,
                 quantization=quantization,
+                pack_linear=pack_linear,
                 trust_remote_code=trust_remote_code,
             )
         arguments = [draft_model]

@@ -17,25 +17,26 @@ def default_drafter(draft: str | None) -> str:
     return "prompt_lookup" if draft is None else "draft_model"
 
 
-def load_drafter(spec: str, draft: PreTrainedModel | None, others: Iterable[str] = ()) -> Drafter:
+def load_drafter(spec: str, draft: PreTrainedModel | None, others: Iterable[str] = (), **loading: Any) -> Drafter:
     """The drafter that a SPEC describes.
 
     Args:
         draft: for drafters that need a draft model and do not bring their own.
         others: names that are no drafters and that the caller knows as well, for the message.
+        loading: of the draft models that drafters bring; see `TargetSettings.of_drafts`.
 
     Raises:
         SpeculationError: the SPEC cannot be read, names nothing known, or needs a draft model that was not given.
     """
     if Path(spec).is_dir() and spec not in registry.drafter_types():
-        return Drafter.from_pretrained(spec)
+        return Drafter.from_pretrained(spec, **loading)
     name, options = parse_options(spec)
     if name in registry.drafter_types():
         drafter_class: Any = registry.drafter_class(name)
         models = [required_draft(spec, draft)] if drafter_class.needs_draft_model else []
         return drafter_class(*models, **options)
     if "/" in spec:
-        return Drafter.from_pretrained(spec)
+        return Drafter.from_pretrained(spec, **loading)
     known = ", ".join((*registry.drafter_types(), *others))
     raise SpeculationError(f"{spec!r} is no folder, no Hub repo and no known drafter; known: {known}")
 

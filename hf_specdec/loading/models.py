@@ -115,6 +115,15 @@ class TargetSettings:
         source = self.target_source()
         return Pair(load_tokenizer(source), load_model(source), None)
 
+    def of_drafts(self) -> dict[str, Any]:
+        """How draft models that drafters bring are loaded: as the target is, so far as one can be as the other."""
+        return {
+            "dtype": self.dtype,
+            "device_map": None if self.device == "cpu" else self.device,
+            "pack_linear": self.pack_linear,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
     def target_source(self) -> ModelSource:
         """The target, as `load_model` and `load_tokenizer` take it."""
         source = self._source(self.target)
