@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import hf_specdec
 from hf_specdec import registry
 
 ROOT = Path(__file__).parent.parent
@@ -86,6 +87,11 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+def test_the_reference_has_every_public_name():
+    lines = (ROOT / "docs/reference.md").read_text().splitlines()
+    assert [name for name in hf_specdec.__all__ if f"::: hf_specdec.{name}" not in lines] == []
 
 
 def test_the_house_names_every_file():
