@@ -40,12 +40,12 @@ class Draft:
     """What a session proposes: B rows, K nodes."""
 
     tokens: Tensor
-    """[B, K]"""
+    """[B, K] token ids"""
     lengths: list[int]
     """[B] nodes that count in each row"""
     parents: Sequence[Sequence[int]] | None = None
-    """[B][K] on the host: index of each node's parent, smaller than its own, -1 for the last accepted token; None for a
-    chain"""
+    """`[B][K]` on the host: index of each node's parent, smaller than its own, -1 for the last accepted token; None for
+    a chain"""
     token_probs: Tensor | None = None
     """[B, K] float32 q of each drafted token; None for a point mass (the token was not drawn at random)"""
     q: Tensor | None = None
@@ -64,7 +64,7 @@ class Draft:
         return cls(to_device(padded, torch.device(device)), [len(row) for row in rows])
 
     def depths(self) -> list[list[int]]:
-        """[B][K] how many drafted tokens lead to each node, itself included."""
+        """`[B][K]` how many drafted tokens lead to each node, itself included."""
         if self.parents is None:
             return [list(range(1, self.tokens.shape[1] + 1))] * len(self.lengths)
         rows = []
@@ -118,7 +118,7 @@ class Verdict:
     the accepted ones; `len(tokens[b])` of them count in row b. Of the prompt [B, P, H], left padding
     included, without the columns that a continued cache held."""
     draft_seconds: float = 0.0
-    """for which the target stood still, waiting for the draft"""
+    """seconds for which the target stood still, waiting for the draft"""
 
 
 class Picker(Protocol):
@@ -173,12 +173,15 @@ class DraftContext:
     vocab_size: int
     """of the target's logits; every drafted id is below it"""
     eos_token_ids: frozenset[int]
+    """behind which nothing need be drafted"""
     do_sample: bool
+    """whether tokens are drawn; else decoding is greedy"""
     lockstep: bool
     """rows keep equal lengths (always true of a single row); otherwise each row advances at its own pace"""
     trees: bool
     """whether a draft with `parents` is welcome; elsewhere the engine keeps the first branch only"""
     pick: Picker
+    """draws each token of a stochastic draft"""
     device: torch.device
     """of the target's logits and ids"""
     stats: SpeculationStats
@@ -210,7 +213,7 @@ class Runner(Protocol):
         """Append tokens [B, T] to every row.
 
         Args:
-            parents: [B][T] index of each token's parent among the T, -1 for the row's last one; None for a chain.
+            parents: `[B][T]` index of each token's parent among the T, -1 for the row's last one; None for a chain.
             counts: [B] how many of the T count in each row (the others are overwritten by the next forward).
         """
 
@@ -240,7 +243,7 @@ class DraftSession(CandidateGenerator):
     """
 
     patience: float = 60.0
-    """seconds a draft may take before the drafter is given up"""
+    """seconds a draft may take before the drafter is given up; 60 where a session sets none"""
     features: Sequence[int] = ()
     """hidden states of the target that verdicts shall carry, by their index in `hidden_states`: 0 the embeddings, -1
     the last layer's after the norm"""

@@ -12,9 +12,11 @@ class Storable:
     """What the Hub knows of a drafter: its options, and its weights if it has any."""
 
     config_class: ClassVar[type[DrafterConfig]] = DrafterConfig
+    """what its options are, and its `drafter_type`"""
     needs_draft_model: ClassVar[bool] = False
     """whether the constructor's first argument is a draft model, kept as `draft_model`"""
     config: DrafterConfig
+    """the options that it was made with"""
     trained_on: str | None = None
     """a sentence on its training, for the model card"""
 

@@ -37,15 +37,20 @@ class SpeculationStats:
     acceptance_sum: float = 0.0
     """Sum of β = Σ min(p, q) (Theorem 3.5) over tested positions, where q is known."""
     acceptance_count: int = 0
+    """How many positions those were."""
     uncorrected_tokens: int = 0
     """Tokens that were drawn from p after a rejection, because who drafted was lost before it could say the rest of q:
     there is no exact draw left then. Only a worker's death in mid-call can bring that about."""
     sources: Counter[str] = field(default_factory=Counter)
     """Row steps by where the draft came from, for drafters that choose between several."""
     prefill_seconds: float = 0.0
+    """In the prompt's forward."""
     draft_seconds: float = 0.0
+    """In which the target waited for drafts."""
     verify_seconds: float = 0.0
+    """In the verification forwards."""
     total_seconds: float = 0.0
+    """From the call's beginning to its end."""
     verify_widths: Counter[int] = field(default_factory=Counter)
     """How many verification forwards had each width (tokens per row)."""
     seconds_by_width: dict[int, float] = field(default_factory=dict)
@@ -61,10 +66,12 @@ class SpeculationStats:
 
     @property
     def drafted_tokens(self) -> int:
+        """Draft tokens sent to the target."""
         return self.drafted_per_position.total()
 
     @property
     def accepted_tokens(self) -> int:
+        """Draft tokens kept."""
         return self.accepted_per_position.total()
 
     @property

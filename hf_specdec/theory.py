@@ -1,8 +1,10 @@
 """The papers' formulas as pure functions, in the papers' letters.
 
-alpha: acceptance rate, the mean of β = Σ min(p, q), in [0, 1].
-gamma: window, draft tokens per round, 0 or more (0 is plain decoding).
-c: time of one draft step over the time of one target step, 0 or more; PEARL's c is its inverse, the *speed ratio*.
+- alpha: acceptance rate, the mean of β = Σ min(p, q), in [0, 1].
+- gamma: window, draft tokens per round, 0 or more (0 is plain decoding).
+- c: time of one draft step over the time of one target step, 0 or more; PEARL's c is its inverse, the *speed ratio*.
+
+An argument out of its range raises `SpeculationError`.
 """
 
 import math

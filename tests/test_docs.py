@@ -1,6 +1,7 @@
-"""Every Python block of the documents runs, in order, page by page, as if from the repository's root."""
+"""Every Python block of the documents and the notebook runs, in order, page by page, as if from the root."""
 
 import doctest
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import hf_specdec
 from hf_specdec import registry
 
 ROOT = Path(__file__).parent.parent
@@ -15,10 +17,13 @@ ROOT = Path(__file__).parent.parent
 
 def blocks(page: str) -> list[str]:
     """Scripts for a launcher are marked ```py; tests/test_pearl_ranks.py runs them."""
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = (ROOT / page).read_text()
+    if page.endswith(".ipynb"):
+        return ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-WHOLE = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/add-a-drafter.md"]
+WHOLE = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/add-a-drafter.md", "docs/notebook.ipynb"]
 """pages that make all that they use"""
 PARTS = [
     page
@@ -45,6 +50,7 @@ def at_the_root(monkeypatch, tmp_path):
     for path in (ROOT / "tests" / "pair" / "target").iterdir():
         (real / path.name).symlink_to(path)
     (real / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "smollm2").symlink_to(real)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_drafters", dict(registry._drafters))
 
@@ -79,13 +85,25 @@ def run(page: str, names: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))]
+    "page",
+    ["README.md", "docs/notebook.ipynb", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))],
 )
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+def test_the_notebook_is_stored_without_outputs():
+    """Times of another machine would be read as promises."""
+    cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+def test_the_reference_has_every_public_name():
+    lines = (ROOT / "docs/reference.md").read_text().splitlines()
+    assert [name for name in hf_specdec.__all__ if f"::: hf_specdec.{name}" not in lines] == []
 
 
 def test_the_house_names_every_file():

@@ -37,6 +37,7 @@ class Drafter(Storable):
     def __init__(self, **options: Any) -> None:
         self.config = self.config_class.from_options(options)
         self.last_stats: SpeculationStats | None = None
+        """what the last call accepted, cost and gained; None before the first"""
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={getattr(self.config, name)!r}" for name in self.config.options())
@@ -147,9 +148,13 @@ class Drafter(Storable):
             datasets: for the card, ids of data sets on the Hub that the drafter was trained on.
             trained_on: for the card, a sentence on the training.
             results: for the card, a result file of `hf-specdec bench`.
-            push_to_hub: upload the folder afterwards; what follows is for that, see `push_to_hub`.
-            repo_id: the folder's name if left out.
-            private, revision, commit_message, create_pr, token: of the upload.
+            push_to_hub: upload the folder afterwards; what follows is for that.
+            repo_id: the repo to upload to; the folder's name if left out.
+            private: visibility of a repo that is made; None is the account's default.
+            revision: branch to push to, made if it is not there; None is the main one.
+            commit_message: of the first commit.
+            create_pr: open a pull request instead of changing the branch.
+            token: None uses the stored login.
 
         Raises:
             SpeculationError: what cannot be saved as asked, or options of an upload without `push_to_hub`.
@@ -199,7 +204,13 @@ class Drafter(Storable):
             commit_message: of the first commit.
             create_pr: open a pull request instead of changing the branch.
             token: None uses the stored login.
-            target, tokenizer, embed_draft_model, license, datasets, trained_on, results: see `save_pretrained`.
+            target: the model that the drafter is made for; see `save_pretrained` for this and what follows.
+            tokenizer: the target's.
+            embed_draft_model: whether the draft model's weights go along.
+            license: for the card, as the Hub names it.
+            datasets: for the card, ids of data sets on the Hub.
+            trained_on: for the card, a sentence on the training.
+            results: for the card, a result file of `hf-specdec bench`.
 
         Returns:
             The address of the last commit.

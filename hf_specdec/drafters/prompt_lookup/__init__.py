@@ -71,7 +71,7 @@ class PromptLookupSession(DraftSession):
 
 @register_drafter
 class PromptLookupDrafter(Drafter):
-    """`generate(..., assistant_model=PromptLookupDrafter())` or `generate(..., speculation_type="prompt_lookup")`."""
+    """Copies what followed the same words before. Needs no model."""
 
     config_class = PromptLookupConfig
     config: PromptLookupConfig
