@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from hf_specdec import DraftModelDrafter, SpeculationError, pack_linear, unpack_linear
 from hf_specdec.cli import app
 from hf_specdec.devices import cpu_capabilities, cpu_dtype
-from hf_specdec.loading.models import ModelSource, load_model
+from hf_specdec.loading.drafters import load_drafter, own_model
+from hf_specdec.loading.models import ModelSource, PairSettings, load_model
 from hf_specdec.packing import PackedLinear
 
 LAYERS = 2 * 7 + 1
@@ -156,3 +157,12 @@ def test_it_is_an_option_of_loading(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*arguments, "--dtype", "fp16", "--pack-linear"])
     assert result.exit_code == 2 and "got float16" in result.stderr
     assert CliRunner().invoke(app, [*arguments, "--dtype", "fp32", "--pack-linear"]).exit_code == 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_drafters_own_draft_is_loaded_as_the_target_is(packed: bool) -> None:
+    settings = PairSettings(target="tests/pair/target", device="cpu", dtype="float64", pack_linear=packed)
+    loading = settings.of_drafts() | ({"dtype": "float32"} if packed else {})
+    model = own_model(load_drafter("tests/hub_configs/hybrid", None, **loading))
+    assert model is not None and model.dtype is (torch.float32 if packed else torch.float64)
+    assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {PackedLinear if packed else nn.Linear}
