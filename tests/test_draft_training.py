@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import DraftModelDrafter, SpeculationError
 from hf_specdec.training.draft import DraftSettings, distilling, run, teacher, train_draft, writing
-from hf_specdec.training.draft.cutting import cut, most_frequent
+from hf_specdec.training.draft.cutting import cut, most_frequent, take_over
 from hf_specdec.training.draft.distilling import acceptance
 from hf_specdec.training.draft.teacher import read_lessons
 from hf_specdec.training.draft.writing import Prompt, Text, own_prompts, prompts_of, read_texts, write_texts
@@ -239,6 +239,26 @@ def test_acceptance_of_the_target_itself_is_one(target: Any, texts: list[Text], 
 
 
 # ------------------------------------------------------------------ whole runs
+
+
+def test_a_draft_goes_on_from_an_earlier_one(target: Any) -> None:
+    earlier, layers = cut(target, [0, 1], torch.arange(0, 60)), [0, 1]
+    with torch.no_grad():
+        for weight in earlier.parameters():
+            weight.add_(1.0)
+    draft, fresh = (cut(target, layers, torch.arange(30, 90)) for _ in range(2))
+    take_over(draft, earlier)
+    for mine, other, was in (
+        (draft.model.embed_tokens, earlier.model.embed_tokens, fresh.model.embed_tokens),
+        (draft.lm_head, earlier.lm_head, fresh.lm_head),
+    ):
+        assert torch.equal(mine.weight[:30], other.weight[30:])  # tokens 30 to 59, which both know
+        assert torch.equal(mine.weight[30:], was.weight[30:])
+    assert torch.equal(draft.model.layers[1].mlp.up_proj.weight, earlier.model.layers[1].mlp.up_proj.weight)
+    assert draft.token_of.tolist() == list(range(30, 90))
+    for other in (cut(target, [0], torch.arange(60)), target):
+        with pytest.raises(SpeculationError, match="start_from must be a draft that was cut out of this target with 2"):
+            take_over(draft, other)
 
 
 @pytest.fixture

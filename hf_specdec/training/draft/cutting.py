@@ -56,6 +56,29 @@ def cut(target: PreTrainedModel, layers: Sequence[int], tokens: Tensor) -> CutLl
     return draft
 
 
+def take_over(draft: CutLlamaForCausalLM, earlier: PreTrainedModel) -> None:
+    """What an earlier cut of the same target has learned: its layers, and its rows of the tokens that both know.
+
+    Raises:
+        SpeculationError: it is no such cut.
+    """
+    tables = ("model.embed_tokens.weight", "lm_head.weight", "row_of", "token_of")
+    ours, theirs = (
+        {name: value for name, value in model.state_dict().items() if name not in tables} for model in (draft, earlier)
+    )
+    alike = {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
+    if not isinstance(earlier, CutLlamaForCausalLM) or earlier.vocab_size != draft.vocab_size or not alike:
+        raise SpeculationError(
+            f"start_from must be a draft that was cut out of this target with {len(draft.model.layers)} layers, got a "
+            f"{type(earlier).__name__} of {earlier.config.num_hidden_layers}"
+        )
+    draft.load_state_dict(theirs, strict=False)
+    rows = earlier.row_of[draft.token_of]
+    both = earlier.token_of[rows] == draft.token_of
+    for mine, other in ((draft.model.embed_tokens, earlier.model.embed_tokens), (draft.lm_head, earlier.lm_head)):
+        mine.weight.data[both] = other.weight.detach()[rows[both]].to(mine.weight)
+
+
 def check_cuttable(target: PreTrainedModel, layers: Sequence[int]) -> None:
     """
     Raises:

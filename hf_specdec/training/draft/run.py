@@ -21,13 +21,13 @@ from ...drafters.disco.drafter import fingerprint
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
 from ...errors import SpeculationError
 from ...loading.checks import check_seed
-from ...loading.models import Pair, TargetSettings
+from ...loading.models import ModelSource, Pair, TargetSettings, load_model
 from ...loading.outputs import writable_folder
 from ...loading.prompts import sample_prompts
 from ...showing.quiet import quiet
 from ...target.inputs import position_limit
 from ..folder import hold_to, interruptible, write_whole
-from .cutting import check_cuttable, cut, most_frequent
+from .cutting import check_cuttable, cut, most_frequent, take_over
 from .distilling import Bar, Distillation, acceptance, collate, said
 from .teacher import Lessons, digest, read_lessons
 from .writing import Text, own_prompts, prompts_of, write_texts
@@ -55,6 +55,9 @@ class DraftSettings(TargetSettings):
         Option("--layer", help="Layer of the target to start as; may be given several times; first and last if not."),
     ] = field(default_factory=list)
     known_tokens: Annotated[int, Option(help="Tokens that the draft can write: those the target writes most.")] = 8192
+    start_from: Annotated[
+        str | None, Option(help="Draft that was cut out of this target before: go on from what it has learned.")
+    ] = None
     epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 8.0
     batch_size: Annotated[int, Option(help="Texts per step of the training.")] = 16
     learning_rate: Annotated[float, Option(help="At its highest.")] = 1e-3
@@ -113,6 +116,8 @@ def train_draft(settings: DraftSettings) -> dict[str, float]:
         lessons = read_lessons(pair.target, learned, tokens, work / "lessons.safetensors")
         examination = read_lessons(pair.target, held_out, tokens, work / "held_out.safetensors")
         draft = cut(pair.target, _layers(settings, pair), tokens).float()
+        if settings.start_from is not None:
+            take_over(draft, load_model(ModelSource(settings.start_from, "float32", "cpu")))
         _distil(settings, draft, lessons, examination, work / "checkpoints" / _name(settings, learned, tokens))
         found = acceptance(draft, examination, settings.batch_size)
         found |= {"covered": covered, "parameters": float(draft.num_parameters())}
@@ -189,7 +194,7 @@ def _halves(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Tex
 
 def _name(settings: DraftSettings, learned: Sequence[Text], tokens: torch.Tensor) -> str:
     """Tells trainings apart: the checkpoints of one are no beginning of another."""
-    chosen = ("layers", "epochs", "batch_size", "learning_rate", "seed", "dtype")
+    chosen = ("layers", "start_from", "epochs", "batch_size", "learning_rate", "seed", "dtype")
     content = [digest(learned, tokens), *(getattr(settings, name) for name in chosen)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
