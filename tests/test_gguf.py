@@ -107,7 +107,8 @@ def test_a_file_is_converted_once(file: Path, conversions: list[str], capsys: py
     for model in models:
         assert model.dtype == torch.float32 and torch.equal(model(ids).logits, plain(ids).logits)
     assert torch.equal(models[0].lm_head.weight, llama().lm_head.weight)
-    assert tokenizer.decode(ids[0]) == "abcde" and tokenizer.padding_side == "left" and tokenizer.pad_token == "</s>"
+    assert tokenizer.decode(ids[0]) == "abcde" and tokenizer.padding_side == "left"
+    assert tokenizer.pad_token in ("<s>", "</s>")  # releases of transformers differ in which
 
 
 def test_each_dtype_and_each_content_is_converted_by_itself(file: Path, conversions: list[str]) -> None:
