@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from hf_specdec.bench.methods import build_method
 from hf_specdec.errors import SpeculationError
-from hf_specdec.instruments.audit import audit, first_difference
+from hf_specdec.instruments.audit import Audit, first_difference
 from hf_specdec.instruments.bare import bare_seconds, time_bare_forwards
 from hf_specdec.instruments.meter import Forward, Meter, metered
 from hf_specdec.instruments.pacing import paced
@@ -174,16 +174,27 @@ def test_rounds_of_a_loop_that_drafts_before_the_prefill() -> None:
 def test_audit_finds_the_first_difference_and_its_gap() -> None:
     model = llama(0)
     mine = plain(model, 12)[PROMPT.shape[1] :]
-    assert audit(model, PROMPT, mine, mine) is None
+    assert Audit(model, PROMPT, mine).difference(mine) is None
     logits = model(torch.tensor([PROMPT[0].tolist() + mine[:4]])).logits[0, -1]
     second = int(logits.topk(2).indices[1])
-    found = audit(model, PROMPT, mine, [*mine[:4], second, 1, 2])
+    found = Audit(model, PROMPT, mine).difference([*mine[:4], second, 1, 2])
     assert found is not None and (found.position, found.plain_token, found.other_token) == (4, mine[4], second)
     assert found.gap == pytest.approx((logits[mine[4]] - logits[second]).item(), abs=1e-3)
     assert found.top_two and not found.near_tie
     assert first_difference([1, 2], [1, 2, 3]) == 2
-    shorter = audit(model, PROMPT, mine, mine[:5])
+    shorter = Audit(model, PROMPT, mine).difference(mine[:5])
     assert shorter is not None and shorter.gap is None and shorter.other_token is None
+
+
+def test_one_decoding_serves_all_differences_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama(0)
+    mine = plain(model, 12)[PROMPT.shape[1] :]
+    audit, calls, generate = Audit(model, PROMPT, mine), [], model.generate
+    monkeypatch.setattr(model, "generate", lambda *a, **k: calls.append(k["max_new_tokens"]) or generate(*a, **k))
+    for position in (8, 3, 8, 5, 10):
+        found = audit.difference([*mine[:position], (mine[position] + 1) % 90])
+        assert found == Audit(llama(0), PROMPT, mine).difference([*mine[:position], (mine[position] + 1) % 90])
+    assert calls == [9, 11]
 
 
 def test_audit_judges_the_text_that_was_written() -> None:
@@ -193,6 +204,6 @@ def test_audit_judges_the_text_that_was_written() -> None:
     written = [(alone[0] + 1) % 90, 5, 6]
     logits = model(torch.tensor([PROMPT[0].tolist() + written])).logits[0, -1]
     first, second = logits.topk(2).indices.tolist()
-    found = audit(model, PROMPT, [*written, first], [*written, second, 1])
+    found = Audit(model, PROMPT, [*written, first]).difference([*written, second, 1])
     assert found is not None and (found.position, found.plain_token, found.other_token) == (3, first, second)
     assert found.top_two and found.gap == pytest.approx((logits[first] - logits[second]).item(), abs=1e-3)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..errors import warn
 from ..hub import made_for
 from ..hub.measured import facts
-from ..instruments.audit import audit
+from ..instruments.audit import Audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
 from ..instruments.ends import end_tokens, until_end
 from ..instruments.meter import Meter, Role, metered
@@ -117,8 +117,10 @@ class Bench:
             generations.sort(key=lambda generation: methods.index(generation.method))
             tables = self._bare_tables(generations, inputs["input_ids"])
             plain = plain or generations[0].rows
+            audit = Audit(self.target, inputs["input_ids"][:1], plain[0], **self.options(unit))
             measured += [
-                self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain) for g in generations
+                self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain, audit)
+                for g in generations
             ]
         return measured, plain
 
@@ -199,7 +201,13 @@ class Bench:
         return tables
 
     def _measurement(
-        self, unit: Unit, ids: Tensor, generation: Generation, table: dict[Kind, float], plain: list[list[int]]
+        self,
+        unit: Unit,
+        ids: Tensor,
+        generation: Generation,
+        table: dict[Kind, float],
+        plain: list[list[int]],
+        audit: Audit,
     ) -> Measurement:
         meter, greedy = generation.meter, unit.temperature == 0
         rows = ids.shape[0]
@@ -221,19 +229,18 @@ class Bench:
             target_calls=len(meter.of("target")),
             **generation.acceptance,
             same_text=generation.rows == plain if greedy else None,
-            difference=self._difference(unit, ids, generation, plain) if greedy else None,
+            difference=_difference(generation, audit) if greedy else None,
             peak_memory_bytes=generation.peak_memory,
             turn=unit.turn,
         )
 
-    def _difference(
-        self, unit: Unit, ids: Tensor, generation: Generation, plain: list[list[int]]
-    ) -> dict[str, Any] | None:
-        """Where a single row's text leaves plain's; looked up once, in the first repetition."""
-        if len(generation.rows) > 1 or generation.repeat:
-            return None
-        found = audit(self.target, ids, plain[0], generation.rows[0], **self.options(unit))
-        return asdict(found) | {"near_tie": found.near_tie} if found else None
+
+def _difference(generation: Generation, audit: Audit) -> dict[str, Any] | None:
+    """Where a single row's text leaves plain's; looked up once, in the first repetition."""
+    if len(generation.rows) > 1 or generation.repeat:
+        return None
+    found = audit.difference(generation.rows[0])
+    return asdict(found) | {"near_tie": found.near_tie} if found else None
 
 
 def _acceptance(method: Method, meter: Meter, prompt: int, rows: list[list[int]]) -> dict[str, Any]:

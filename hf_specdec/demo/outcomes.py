@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..instruments.audit import audit
+from ..instruments.audit import Audit
 from .compare import Outcome
 
 
@@ -54,10 +54,12 @@ def differences(
 ) -> Iterator[str]:
     """A sentence for each method and row whose text left plain decoding's, with the logits that decided."""
     plain, *others = outcomes
+    prompts = [ids[None, mask.bool()] for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+    options = {"pad_token_id": tokenizer.pad_token_id}
+    audits = [Audit(target, prompt, row, **options) for prompt, row in zip(prompts, plain.rows, strict=True)]
     for other in others:
-        for b, (plain_row, row) in enumerate(zip(plain.rows, other.rows, strict=True)):
-            prompt = inputs["input_ids"][b : b + 1, inputs["attention_mask"][b].bool()]
-            found = audit(target, prompt, plain_row, row, pad_token_id=tokenizer.pad_token_id)
+        for b, (audit, row) in enumerate(zip(audits, other.rows, strict=True)):
+            found = audit.difference(row)
             if found is None:
                 continue
             name = other.name if len(plain.rows) == 1 else f"{other.name}, row {b + 1},"

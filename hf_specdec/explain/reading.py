@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..instruments.audit import Difference, audit
+from ..instruments.audit import Audit, Difference
 from ..instruments.meter import Meter, metered
 from ..instruments.recording import RecordingDrafter, Round
 from ..loading.checks import check_tokens
@@ -52,7 +52,7 @@ def explain(
     timeline = timeline_of(recorder.inner, meter, recorder.rounds)
     see_worker(meter, timeline)
     greedy = settings.temperature == 0
-    difference = audit(target, prompt, plain, new, **options) if greedy else None
+    difference = Audit(target, prompt, plain, **options).difference(new) if greedy else None
     ids = torch.cat([prompt, torch.tensor([new], device=prompt.device)], dim=1)
     p = _next_probs(target, ids, settings.temperature)
     q = _next_probs(draft, ids, settings.temperature) if draft is not None else None

@@ -4,6 +4,7 @@ In float32 they must not part. In lower precision a forward of several tokens ro
 token, so a first difference is fair where plain decoding's own top two logits are within that rounding.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,39 +43,53 @@ def first_difference(plain: list[int], other: list[int]) -> int | None:
     return None if len(plain) == len(other) else min(len(plain), len(other))
 
 
-@torch.inference_mode()
-def audit(
-    target: PreTrainedModel, prompt: Tensor, plain: list[int], other: list[int], **generate: Any
-) -> Difference | None:
-    """Compare two greedy outputs for one prompt, with the logits that plain decoding itself sees there.
+class Audit:
+    """Where outputs for one prompt leave plain decoding's, with the logits that plain decoding itself sees there.
 
-    Args:
-        prompt: [1, P].
-        plain: new tokens of plain decoding.
-        other: new tokens of another method.
-        generate: further arguments of both calls (`pad_token_id` and the like).
+    It decodes plainly once, when the first difference is looked up, and again only for a later one.
     """
-    position = first_difference(plain, other)
-    if position is None:
-        return None
-    tokens = [ids[position] if position < len(ids) else None for ids in (plain, other)]
-    if tokens[0] is None or tokens[1] is None:
-        return Difference(position, tokens[0], tokens[1], None, None, False)
-    options = generate | {"max_new_tokens": position + 1, "do_sample": False}
-    output = target.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        output_logits=True,
-        return_dict_in_generate=True,
-        **options,
-    )
-    if output.sequences[0, prompt.shape[1] : -1].tolist() != plain[:position]:
-        # Plain decoding of a batch may have parted, by its padding's rounding, from what it says of a row alone.
-        written = torch.cat([prompt, prompt.new_tensor([plain[:position]])], dim=1)
-        found = audit(target, written, plain[position:], other[position:], **generate)
-        return replace(found, position=position) if found is not None else None
-    logits = output.logits[-1][0].float()
-    a, b = (logits[token].item() for token in tokens)
-    rounding = torch.finfo(target.dtype).eps * max(abs(a), abs(b))
-    top_two = set(tokens) == set(logits.topk(2).indices.tolist())
-    return Difference(position, tokens[0], tokens[1], a - b, rounding, top_two)
+
+    def __init__(self, target: PreTrainedModel, prompt: Tensor, plain: list[int], **generate: Any) -> None:
+        """
+        Args:
+            prompt: [1, P].
+            plain: new tokens of plain decoding.
+            generate: further arguments of both calls (`pad_token_id` and the like).
+        """
+        self.target, self.prompt, self.plain, self.generate = target, prompt, plain, generate
+        self._said: list[int] = []
+        self._logits: Sequence[Tensor] = ()
+        """[1, V] each, of the tokens said"""
+
+    @torch.inference_mode()
+    def difference(self, other: list[int]) -> Difference | None:
+        """The first one of another method's new tokens; None where there is none."""
+        plain, position = self.plain, first_difference(self.plain, other)
+        if position is None:
+            return None
+        tokens = [ids[position] if position < len(ids) else None for ids in (plain, other)]
+        if tokens[0] is None or tokens[1] is None:
+            return Difference(position, tokens[0], tokens[1], None, None, False)
+        if len(self._said) <= position:
+            self._decode(position + 1)
+        if self._said[:position] != plain[:position]:
+            # Plain decoding of a batch may have parted, by its padding's rounding, from what it says of a row alone.
+            written = torch.cat([self.prompt, self.prompt.new_tensor([plain[:position]])], dim=1)
+            found = Audit(self.target, written, plain[position:], **self.generate).difference(other[position:])
+            return replace(found, position=position) if found is not None else None
+        logits = self._logits[position][0].float()
+        a, b = (logits[token].item() for token in tokens)
+        rounding = torch.finfo(self.target.dtype).eps * max(abs(a), abs(b))
+        top_two = set(tokens) == set(logits.topk(2).indices.tolist())
+        return Difference(position, tokens[0], tokens[1], a - b, rounding, top_two)
+
+    def _decode(self, tokens: int) -> None:
+        options = self.generate | {"max_new_tokens": tokens, "do_sample": False}
+        output = self.target.generate(
+            self.prompt,
+            attention_mask=torch.ones_like(self.prompt),
+            output_logits=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+        self._said, self._logits = output.sequences[0, self.prompt.shape[1] :].tolist(), output.logits
