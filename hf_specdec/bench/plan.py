@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from ..errors import SpeculationError
-from ..loading.checks import check_seed, check_temperature
+from ..loading.checks import check_new_tokens, check_seed, check_temperature
 from ..loading.models import PairSettings
 from ..loading.prompts import Prompt, load_prompts
 
@@ -49,9 +49,9 @@ class Settings(PairSettings):
 
     def check(self) -> None:
         """Raise `SpeculationError` for values that cannot be measured."""
-        for name in ("max_new_tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise SpeculationError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        check_new_tokens(self.max_new_tokens)
+        if self.repeats < 1:
+            raise SpeculationError(f"repeats must be 1 or more, got {self.repeats}")
         if min(self.batch_sizes) < 1:
             raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
         for temperature in self.temperatures:

@@ -17,7 +17,7 @@ class WindowTuner:
         # A prior of a few tokens keeps the first rounds from jumping to conclusions.
         self.accepted, self.tested = 3.0, 4.0
         self.rescued, self.missed = 1.0, 3.0
-        """drafted tokens that were wrong, and those among them beside which another candidate was right"""
+        """drafted tokens that were wrong beside another candidate that was right, and all that were wrong"""
         self.draft_seconds: float | None = None
         self.verify_seconds: dict[int, float] = {}
         self.rounds = 0
