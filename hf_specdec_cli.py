@@ -19,6 +19,7 @@ COMMANDS = {
     "push": "Upload a drafter's folder to the Hub.",
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
     "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",
+    "train streaming": "Train streams in the target's upper layers, by which it drafts for itself.",
     "train ngram": "Count an n-gram drafter from text.",
 }
 """`train disco` is the function `train_disco` of a module of the same name, and so on."""

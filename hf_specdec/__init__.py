@@ -15,6 +15,7 @@ from .drafters import (
     NGramDrafter,
     PearlDrafter,
     PromptLookupDrafter,
+    StreamingDrafter,
     SuffixDrafter,
 )
 from .errors import SpeculationError, SpeculationWarning
@@ -35,6 +36,7 @@ __all__ = [
     "SpeculationError",
     "SpeculationStats",
     "SpeculationWarning",
+    "StreamingDrafter",
     "SuffixDrafter",
     "__version__",
     "pack_linear",

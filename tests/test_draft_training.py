@@ -12,11 +12,21 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import DraftModelDrafter, SpeculationError
-from hf_specdec.training.draft import DraftSettings, distilling, run, teacher, train_draft, writing
-from hf_specdec.training.draft.cutting import cut, most_frequent, take_over
+from hf_specdec.loading.models import Pair
+from hf_specdec.training import writing
+from hf_specdec.training.draft import DraftSettings, distilling, run, teacher, train_draft
+from hf_specdec.training.draft.cutting import cut, take_over
 from hf_specdec.training.draft.distilling import acceptance
 from hf_specdec.training.draft.teacher import read_lessons
-from hf_specdec.training.draft.writing import Prompt, Text, own_prompts, prompts_of, read_texts, write_texts
+from hf_specdec.training.writing import (
+    Prompt,
+    Text,
+    most_frequent,
+    own_prompts,
+    prompts_of,
+    read_texts,
+    write_texts,
+)
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ 'ab' if m['role'] == 'user' else 'cd' }}{{ m['content'] }}{% endfor %}"
@@ -219,7 +229,7 @@ def test_batches_of_lessons_are_bounded() -> None:
     texts = [Text([0] * n, 1, 0.0, n) for n in (*[2] * 9, 500, 900, 1500, 3000)]
     order, sizes = list(range(len(texts))), []
     while order:
-        batch, order = teacher._batch(order, texts)
+        batch, order = writing.batched(order, texts)
         sizes.append(len(batch) * max(len(texts[i].ids) for i in batch))
     assert max(sizes[:-1]) <= 2048 and sizes[-1] == 3000
 
@@ -389,4 +399,4 @@ def test_what_no_draft_can_be_cut_out_of(settings: DraftSettings, tmp_path: Path
 def _many_special() -> Any:
     tokenizer = models.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [a + b for a in "ab" for b in LETTERS]})
-    return run.Pair(tokenizer, models.llama(), None)
+    return Pair(tokenizer, models.llama(), None)

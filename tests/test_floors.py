@@ -40,6 +40,7 @@ OVER = {
     "pearl": {"draft_model"},
     "hybrid": {"draft_model", "prompt_lookup"},
     "suffix": {"prompt_lookup"},
+    "streaming": {"draft_model"},
 }
 """which families of drafters are built over which"""
 LONGEST = 350

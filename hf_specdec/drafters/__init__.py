@@ -8,6 +8,7 @@ from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
 from .pearl import PearlDrafter
 from .prompt_lookup import PromptLookupDrafter
+from .streaming import StreamingDrafter
 from .suffix import SuffixDrafter
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PearlDrafter",
     "PromptLookupDrafter",
     "Sequences",
+    "StreamingDrafter",
     "SuffixDrafter",
     "Verdict",
 ]

@@ -9,25 +9,6 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ...drafters.draft_model.cut import CutLlamaConfig, CutLlamaForCausalLM
 from ...errors import SpeculationError
-from .writing import Text
-
-
-def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: Sequence[int]) -> tuple[Tensor, float]:
-    """The tokens that the target wrote most, sorted, and the share of its tokens that they are.
-
-    Args:
-        known: how many; all where the vocabulary is smaller.
-        special: tokens to keep in any case.
-    """
-    written = torch.tensor([token for text in texts for token in text.ids[text.start :]], dtype=torch.long)
-    read = torch.tensor([token for text in texts for token in text.ids], dtype=torch.long)
-    counts = torch.bincount(written, minlength=vocab_size)
-    # Among tokens that were written equally often, those that were read, and then those of small ids, are more common.
-    order = counts.double() + torch.bincount(read, minlength=vocab_size).clamp(max=999) / 1e3
-    order = order + torch.arange(vocab_size, 0, -1) / vocab_size / 1e4
-    order[list(special)] = torch.inf
-    tokens = order.topk(min(known, vocab_size)).indices.sort().values
-    return tokens, float(counts[tokens].sum() / counts.sum())
 
 
 def cut(target: PreTrainedModel, layers: Sequence[int], tokens: Tensor) -> CutLlamaForCausalLM:

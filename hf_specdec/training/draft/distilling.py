@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
-from transformers import ProgressCallback, Trainer
 
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
+from ..learning import Examined
 
 FIGURES = {"greedy_match": "first choice right in greedy text", "acceptance": "acceptance at temperature 1"}
 """what is measured on texts that were held out"""
@@ -34,7 +33,7 @@ def known_logits(draft: CutLlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor
     return draft.lm_head(hidden[batch["wanted"]]).float()
 
 
-class Distillation(Trainer):
+class Distillation(Examined):
     """Cross entropy against the target's likeliest tokens; evaluation says how often the draft would be right."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
@@ -47,23 +46,11 @@ class Distillation(Trainer):
         loss = -(p * log_q).sum(-1).mean()
         return (loss, {"loss": loss}) if return_outputs else loss
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """A line with the figures of `acceptance`, above the bar."""
-        found = acceptance(self.model, eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
-        metrics = {f"{metric_key_prefix}_{name}": round(value, 4) for name, value in found.items()}
-        self.log(metrics)
-        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        tqdm.write(f"step {self.state.global_step} of {self.state.max_steps}, held out: {said(found)}")
-        return metrics
+    def examine(self, lessons: Any, rows: int) -> dict[str, float]:
+        return acceptance(self.model, lessons, rows)
 
-
-class Bar(ProgressCallback):
-    """The steps, with the loss of the last ones."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Nothing but the loss: what else is logged, evaluation says."""
-        if self.training_bar is not None and "loss" in (logs or {}):
-            self.training_bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
+    def said(self, found: dict[str, float]) -> str:
+        return said(found)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from .writing import Text
+from ..writing import Text, batched
 
 LIKELIEST = 32
 """tokens kept per place; a target seldom has more in mind"""
@@ -57,7 +57,7 @@ def read_lessons(target: PreTrainedModel, texts: Sequence[Text], tokens: Tensor,
     row_of[tokens] = torch.arange(len(tokens))
     with tqdm(total=written, desc="what the target would say", unit="token", unit_scale=True) as bar, torch.no_grad():
         while order:
-            batch, order = _batch(order, texts)
+            batch, order = batched(order, texts)
             for i, logits in zip(batch, _logits(target, [texts[i] for i in batch]), strict=True):
                 found[i] = _answers(logits, tokens, row_of)
                 bar.update(len(logits))
@@ -83,14 +83,6 @@ def _stored(file: Path, made_of: str) -> dict[str, Tensor] | None:
             return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  (not a dict)
     except (OSError, SafetensorError):
         return None
-
-
-def _batch(order: list[int], texts: Sequence[Text], most: int = 2048) -> tuple[list[int], list[int]]:
-    """As many of the next texts, sorted by length, as make so many tokens with their padding; and the others."""
-    count = 1
-    while count < len(order) and (count + 1) * len(texts[order[count]].ids) <= most:
-        count += 1
-    return order[:count], order[count:]
 
 
 def _logits(target: PreTrainedModel, texts: Sequence[Text]) -> Iterator[Tensor]:

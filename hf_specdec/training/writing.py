@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...drafters import Drafter
-from ...errors import SpeculationError
-from ...instruments.ends import until_end
-from ...loading.chat import ask, batch
-from ...protocol import Draft, DraftContext, DraftSession, Sequences
-from ..folder import write_whole
+from ..drafters import Drafter
+from ..errors import SpeculationError
+from ..instruments.ends import until_end
+from ..loading.chat import ask, batch
+from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from .folder import write_whole
 
 PLACE = "\u241f"
 """Stands for a message's text in a chat template; no template holds it."""
@@ -98,6 +99,32 @@ def read_texts(file: Path) -> list[Text]:
         except (ValueError, TypeError):
             continue
     return texts
+
+
+def batched(order: list[int], texts: Sequence[Text], most: int = 2048) -> tuple[list[int], list[int]]:
+    """As many of the next texts, sorted by length, as make so many tokens with their padding; and the others."""
+    count = 1
+    while count < len(order) and (count + 1) * len(texts[order[count]].ids) <= most:
+        count += 1
+    return order[:count], order[count:]
+
+
+def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: Sequence[int]) -> tuple[Tensor, float]:
+    """The tokens that the target wrote most, sorted, and the share of its tokens that they are.
+
+    Args:
+        known: how many; all where the vocabulary is smaller.
+        special: tokens to keep in any case.
+    """
+    written = torch.tensor([token for text in texts for token in text.ids[text.start :]], dtype=torch.long)
+    read = torch.tensor([token for text in texts for token in text.ids], dtype=torch.long)
+    counts = torch.bincount(written, minlength=vocab_size)
+    # Among tokens that were written equally often, those that were read, and then those of small ids, are more common.
+    order = counts.double() + torch.bincount(read, minlength=vocab_size).clamp(max=999) / 1e3
+    order = order + torch.arange(vocab_size, 0, -1) / vocab_size / 1e4
+    order[list(special)] = torch.inf
+    tokens = order.topk(min(known, vocab_size)).indices.sort().values
+    return tokens, float(counts[tokens].sum() / counts.sum())
 
 
 def own_prompts(

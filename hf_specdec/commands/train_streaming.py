@@ -1,0 +1,11 @@
+"""`hf-specdec train streaming`."""
+
+from typer import echo
+
+from ..training import streaming
+
+
+def train_streaming(settings: streaming.StreamingSettings) -> None:
+    """Train streams, and say how often they would be right."""
+    for line in streaming.closing(settings, streaming.train_streaming(settings)):
+        echo(line)

@@ -1,0 +1,22 @@
+"""Speculative Streaming: the target drafts for itself (Bhendawade 2024)."""
+
+from .config import StreamingConfig
+from .drafter import StreamingDrafter
+from .session import StreamingSession
+from .streams import LowRank, Streams
+from .tree import Node, likeliest_nodes, most_valuable, product_tree
+from .upper import Upper, with_streams
+
+__all__ = [
+    "LowRank",
+    "Node",
+    "StreamingConfig",
+    "StreamingDrafter",
+    "StreamingSession",
+    "Streams",
+    "Upper",
+    "likeliest_nodes",
+    "most_valuable",
+    "product_tree",
+    "with_streams",
+]

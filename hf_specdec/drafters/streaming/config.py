@@ -1,0 +1,63 @@
+"""`StreamingConfig`: the options of the streaming drafter."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+
+from ...config import DrafterConfig, ranged
+
+MOST_STREAMS, MOST_CANDIDATES, MOST_NODES = 16, 16, 256
+WIDEST = 2**20
+"""units of a layer that an adapter may stand beside"""
+
+
+@strict
+@dataclass(kw_only=True)
+class StreamingConfig(DrafterConfig):
+    """Options of `StreamingDrafter`, which says what they mean; those in the second half are written by training."""
+
+    drafter_type: ClassVar[str] = "streaming"
+
+    tree: Literal["value", "product"] = "value"
+    num_nodes: int | Literal["auto"] = ranged("auto", 0, MOST_NODES)
+    num_candidates: int = ranged(4, 1, MOST_CANDIDATES)
+    prune_below: float = ranged(0.0, 0, 1)
+
+    mode: Literal["untouched", "tuned"] = "untouched"
+    num_streams: int = ranged(4, 1, MOST_STREAMS)
+    num_layers: int = ranged(1, 1, 1024)
+    hidden_size: int = ranged(16, 1, WIDEST)
+    map_rank: int = ranged(0, 0, 1024)
+    adapter_rank: int = ranged(0, 0, 1024)
+    adapted: dict = field(default_factory=dict)
+    rotation: float = ranged(0.0, 0, 1)
+    prune_rank: int = ranged(0, 0, 1024)
+    known_tokens: int = ranged(0, 0, 2**24)
+    acceptance: list = field(default_factory=list)
+    acceptance_sampled: list = field(default_factory=list)
+
+    def validate_adapted(self) -> None:
+        for name, sizes in self.adapted.items():
+            fine = isinstance(name, str) and isinstance(sizes, list) and len(sizes) == 2
+            if not fine or not all(type(n) is int and 1 <= n <= WIDEST for n in sizes):
+                raise ValueError(
+                    f"adapted must name linear layers with their two sizes, such as "
+                    f'{{"self_attn.q_proj": [576, 576]}}, got {name!r}: {sizes!r}'[:200]
+                )
+
+    def validate_acceptance(self) -> None:
+        for name in ("acceptance", "acceptance_sampled"):
+            table: list[Any] = getattr(self, name)
+            rows = [row if isinstance(row, list) else [None] for row in table]
+            numbers: list[Any] = [number for row in rows for number in row]
+            if not all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers):
+                raise ValueError(f"{name} must hold a list of shares from 0 to 1 for each stream")
+            if table and (len(table) != self.num_streams or len(numbers) > MOST_STREAMS * MOST_CANDIDATES):
+                raise ValueError(f"{name} must have {self.num_streams} lists, one per stream, got {len(table)}")
+
+    def validate_pruning(self) -> None:
+        if self.prune_below > 0 and self.prune_rank == 0:
+            raise ValueError(
+                f"prune_below is {self.prune_below}, and these streams have no pruning map; leave it at 0"
+            )

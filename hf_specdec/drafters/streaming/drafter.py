@@ -1,0 +1,162 @@
+"""`StreamingDrafter`: the target drafts for itself, by streams in its upper layers (Bhendawade 2024)."""
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...errors import SpeculationError
+from ...protocol import DraftContext
+from ...registry import register_drafter
+from ..base import Drafter
+from ..learned import Learned
+from .config import StreamingConfig
+from .session import StreamingSession
+from .streams import Streams
+from .tuner import TreeTuner
+from .upper import Upper
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@register_drafter
+class StreamingDrafter(Drafter):
+    """Streams for one target, made by `hf-specdec train streaming`."""
+
+    config_class = StreamingConfig
+    config: StreamingConfig
+    proposes_trees = brings_runner = True
+
+    def __init__(
+        self,
+        *,
+        tree: Literal["value", "product"] = "value",
+        num_nodes: int | Literal["auto"] = "auto",
+        num_candidates: int = 4,
+        prune_below: float = 0.0,
+        mode: Literal["untouched", "tuned"] = "untouched",
+        num_streams: int = 4,
+        num_layers: int = 1,
+        hidden_size: int = 16,
+        map_rank: int = 0,
+        adapter_rank: int = 0,
+        adapted: dict[str, list[int]] | None = None,
+        rotation: float = 0.0,
+        prune_rank: int = 0,
+        known_tokens: int = 0,
+        acceptance: list[list[float]] | None = None,
+        acceptance_sampled: list[list[float]] | None = None,
+    ) -> None:
+        """
+        Args:
+            tree: "value" drafts the likeliest tokens as far as they pay; "product" every candidate of each stream
+                behind every one of the stream before, as the paper does.
+            num_nodes: drafted tokens per round of a tree by value, from 0 to 256; "auto" chooses by measured acceptance
+                and times.
+            num_candidates: k, tokens tried per stream, from 1 to 16.
+            prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 (none do)
+                to 1; for streams with a pruning map.
+            mode: whether adapters act on streams only, or the target itself was tuned; written by training, as is all
+                that follows.
+            num_streams: γ, from 1 to 16.
+            num_layers: N_s, upper layers with streams, from 1 to 1024.
+            hidden_size: H, of the target.
+            map_rank: η of the map that begins the streams; 0 is the identity.
+            adapter_rank: of the adapters beside linear layers; 0 for none.
+            adapted: names of these linear layers within each layer, with their sizes [in, out].
+            rotation: ε of value rotation, in radians; 0 for none.
+            prune_rank: θ of the pruning map; 0 for none.
+            known_tokens: how many tokens the streams predict; 0 for all.
+            acceptance: [γ][k], how often a candidate of a stream was right in greedy text where all before it were.
+            acceptance_sampled: likewise in text at temperature 1.
+
+        Raises:
+            SpeculationError: a bad option.
+        """
+        super().__init__(
+            tree=tree,
+            num_nodes=num_nodes,
+            num_candidates=num_candidates,
+            prune_below=prune_below,
+            mode=mode,
+            num_streams=num_streams,
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            map_rank=map_rank,
+            adapter_rank=adapter_rank,
+            adapted=adapted or {},
+            rotation=rotation,
+            prune_rank=prune_rank,
+            known_tokens=known_tokens,
+            acceptance=acceptance or [],
+            acceptance_sampled=acceptance_sampled or [],
+        )
+        self.streams = Streams(self.config).to(torch.bfloat16).requires_grad_(False)
+        self._fitted: Learned[list[Streams]] = Learned(list)
+        self._tuners: dict[bool, Learned[TreeTuner]] = {
+            sampled: Learned(lambda sampled=sampled: TreeTuner(self.config, sampled))  # type: ignore[misc]
+            for sampled in (False, True)
+        }
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self.streams.state_dict())
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        self.streams.load_state_dict(weights)
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        size = target.config.get_text_config(decoder=True).hidden_size
+        if size != self.config.hidden_size:
+            raise SpeculationError(
+                f"these streams were trained for states of {self.config.hidden_size} units, and the target's have "
+                f"{size}; use the target they were trained for, or train others with `hf-specdec train streaming`"
+            )
+        upper = Upper(target, self.config.num_layers)
+        for name, (size, out) in self.config.adapted.items():
+            for layer in upper.layers:
+                try:
+                    linear: Any = layer.get_submodule(name)
+                    found = [linear.in_features, linear.out_features]
+                except AttributeError:
+                    found = []
+                if found != [size, out]:
+                    raise SpeculationError(
+                        f"these streams adapt a linear layer {name} of sizes {[size, out]}, and the target's upper "
+                        f"layers have {found or 'none of this name'}; use the target they were trained for"
+                    )
+        vocab = upper.head.out_features
+        if (
+            len(known := self.streams.known)
+            and not known.is_meta
+            and not 0 <= int(known.min()) <= int(known.max()) < vocab
+        ):
+            raise SpeculationError(
+                f"these streams know tokens up to id {int(known.max())}, and the target has {vocab}; use the target "
+                "they were trained for"
+            )
+
+    def start(self, context: DraftContext) -> StreamingSession:
+        target = context.target
+        if target is None:
+            raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
+        upper = Upper(target, self.config.num_layers)
+        tuner = self._tuners[context.do_sample].of(target, len(context.prompt_ids))
+        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner)
+
+    def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
+        """The streams in the target's dtype, each part beside what it belongs to; made once per target."""
+        kept = self._fitted.of(target, target.dtype)
+        if not kept:
+            kept.append(_beside(deepcopy(self.streams), upper, target.dtype))
+        return kept[0]
+
+
+def _beside(streams: Streams, upper: Upper, dtype: torch.dtype) -> Streams:
+    devices = [next(layer.parameters()).device for layer in upper.layers]
+    streams.to(device=devices[0], dtype=dtype)
+    for adapters, device in zip(streams.adapters, devices, strict=False):
+        adapters.to(device)
+    streams.known = streams.known.to(upper.head.weight.device)
+    return streams

@@ -1,0 +1,193 @@
+"""`StreamRunner`: one forward verifies a tree and makes the streams of every node of it (§3.2.2, §3.2.3)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...protocol import Forward, Runner
+from ...transfer import moved, to_device, to_host
+from .streams import Streams
+from .upper import Upper, here_only, with_streams
+
+
+class StreamRunner:
+    """Around the engine's: below layer N - N_s every forward is as it was; from there on the streams run along, behind
+    the main stream's rows, and what is pruned does not. Streams leave no keys behind."""
+
+    def __init__(self, engine: Runner, streams: Streams, upper: Upper, prune_below: float = 0.0) -> None:
+        self.engine: Any = engine
+        self.streams, self.upper, self.prune_below = streams, upper, prune_below
+        self.states: Tensor | None = None
+        """[B, n, γ, H] of the last forward's streams, behind the norm: of the prompt's last token, or of every node"""
+        self.kept: list[list[int]] | None = None
+        """[B] which of the fed tokens the n are, where some were pruned"""
+        self.fed = self.pruned = 0
+        """nodes in all forwards, and those that were pruned"""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def prefill(self) -> Forward:
+        """The prompt's forward as it always is. Its last state begins the first streams, which then run alone."""
+        with self._entering(lambda states: self._remember(states[:, -1:])):
+            answer = self.engine.prefill()
+        self.slots = self.engine.cache.split(self.upper.first)
+        gamma, engine = self.streams.gamma, self.engine
+        depth = torch.arange(gamma, device=engine.cache.device)[None]  # a chain behind the prompt
+        self.slots.reserve(gamma)
+        with self.streams.beside(self.upper, 0, gamma):
+            mask, positions = engine.masks(None, depth, self.slots), engine.positions(depth)
+            states = self.upper.run(self.streams.begin(self.entered), mask, positions, engine.cache)
+        self.states, self.kept = states.unflatten(1, (1, gamma)), None
+        return answer
+
+    def _remember(self, states: Tensor) -> None:
+        self.entered = states
+
+    @contextmanager
+    def _entering(self, look: Callable[[Tensor], None]) -> Iterator[None]:
+        """`look` is shown the states [B, T, H] that enter the first of the upper layers."""
+
+        def hook(_: Any, args: Any, kwargs: Any) -> None:
+            look(args[0] if args else kwargs["hidden_states"])
+
+        handle = self.upper.layers[0].register_forward_pre_hook(here_only(hook), with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def forward(
+        self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
+    ) -> Forward:
+        engine, width = self.engine, tokens.shape[1]
+        seen, depth = engine.shape(parents, width)
+        if seen is None:
+            seen = torch.ones(1, width, width, dtype=torch.bool, device=depth.device).tril()
+        wide = Wide(self, tokens, seen, depth)
+        with ExitStack() as hooks:
+            for layer in self.upper.layers:
+                hook = here_only(wide.widened)
+                hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            hooks.callback(self.upper.decoder.register_forward_hook(here_only(wide.narrowed)).remove)
+            wide.hooks = hooks
+            outputs = engine.run(tokens, parents)
+        self.states, self.kept = wide.streams, wide.kept
+        self._advance(tokens.shape, wide, counts)
+        nodes = None
+        if wide.kept is not None:
+            lists = [[node - 1 for node in row[1:]] + [-1] * (wide.places - len(row)) for row in wide.kept]
+            nodes = to_device(lists, outputs.logits.device).view(len(lists), -1)
+        return Forward(outputs.logits, nodes, outputs=outputs)
+
+    def _advance(self, shape: Sequence[int], wide: "Wide", counts: Sequence[int] | None) -> None:
+        cache, (rows, width) = self.engine.cache, shape
+        lower = [width] * rows if counts is None else list(counts)
+        upper = lower if wide.kept is None else [len(row) for row in wide.kept]
+        self.fed, self.pruned = self.fed + sum(lower) - rows, self.pruned + sum(lower) - sum(upper)
+        for group, more in ((cache.slots, lower), (self.slots, upper)):
+            group.set_lengths([n + m for n, m in zip(group.lengths, more, strict=True)])
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Roll every row back to its length."""
+        self.engine.truncate(lengths)
+
+    def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
+        """Roll back, then keep an accepted path: in the upper layers its nodes lie where pruning has left them."""
+        if self.kept is None:
+            self.engine.keep(lengths, paths)
+            return
+        cache = self.engine.cache
+        above = [[kept.index(node + 1) - 1 for node in path] for kept, path in zip(self.kept, paths, strict=True)]
+        cache.set_lengths(lengths)
+        cache.keep(paths, cache.slots)
+        cache.keep(above, self.slots)
+        cache.set_lengths([n + len(path) for n, path in zip(lengths, paths, strict=True)])
+
+
+class Wide:
+    """One forward: what enters the first of the upper layers is pruned and joined by the streams, all of these layers
+    are told so, and what leaves the decoder is taken apart again."""
+
+    def __init__(self, runner: StreamRunner, tokens: Tensor, seen: Tensor, depth: Tensor) -> None:
+        self.runner, self.tokens, self.seen, self.depth = runner, tokens, seen, depth
+        self.places = tokens.shape[1]
+        self.kept: list[list[int]] | None = None
+        self.told: dict[str, Any] | None = None
+        self.hooks = ExitStack()
+        self.streams: Tensor | None = None
+
+    def widened(self, layer: Any, args: Any, kwargs: Any) -> Any:
+        """Before each layer."""
+        states = args[0] if args else kwargs["hidden_states"]
+        if self.told is None:
+            states = self._begun(states)
+        assert self.told is not None
+        more = {name: value for name, value in self.told.items() if name in kwargs}
+        more["attention_mask"] = self.runner.upper.mask_of(layer, more["attention_mask"])
+        if args:
+            return (states, *args[1:]), kwargs | more
+        return args, kwargs | more | {"hidden_states": states}
+
+    def _begun(self, states: Tensor) -> Tensor:
+        """Main stream and streams [B, n (1 + γ), H], and what the layers are told of them."""
+        runner, upper, streams = self.runner, self.runner.upper, self.runner.streams
+        if runner.prune_below > 0 and self.places > 1:
+            states = self._pruned(states)
+        seen, depth = with_streams(self.seen, self.depth, streams.gamma)
+        states = torch.cat([states, streams.begin(states)], 1)
+        runner.slots.reserve(states.shape[1])
+        self.told = {"attention_mask": runner.engine.masks(seen, depth, runner.slots)}
+        positions = runner.engine.positions(depth).expand(len(states), -1)
+        self.told |= upper.positions(states, positions)
+        self.hooks.enter_context(streams.beside(upper, self.places, states.shape[1]))
+        return states
+
+    def _pruned(self, states: Tensor) -> Tensor:
+        """Nodes that their parent gives too small a chance go, with all below them (§3.2.3, Appendix A.1)."""
+        runner, rows = self.runner, len(states)
+        likely = early_chances(runner.streams, runner.upper, states, self.tokens, self.seen) >= runner.prune_below
+        seen = self.seen.expand(rows, -1, -1)
+        alive = to_host(~(seen & ~likely[:, None]).any(-1))
+        kept = [[i for i, lives in enumerate(row) if lives] for row in alive]
+        if all(len(row) == self.places for row in kept):
+            return states
+        n = max(map(len, kept))
+        index = to_device([row + [0] * (n - len(row)) for row in kept], states.device)
+        counts = torch.arange(n, device=states.device) < to_device([[len(row)] for row in kept], states.device)
+        at = torch.arange(rows, device=states.device)[:, None]
+        among = seen[at[:, :, None], index[:, :, None], index[:, None]] & counts[:, None]
+        itself = torch.eye(n, dtype=torch.bool, device=states.device)
+        self.seen, self.depth = among | itself, self.depth.expand(rows, -1)[at, index]
+        self.places, self.kept = n, kept
+        return states[at, index]
+
+    def narrowed(self, _: Any, args: Any, output: Any) -> Any:
+        """Behind the decoder: the model's head sees the main stream only."""
+        states = output.last_hidden_state
+        self.streams = states[:, self.places :].unflatten(1, (self.places, -1))
+        output.last_hidden_state = states[:, : self.places]
+        return output
+
+
+def early_chances(streams: Streams, upper: Upper, states: Tensor, tokens: Tensor, seen: Tensor) -> Tensor:
+    """Chance [B, T] that each fed token's parent gives it by its early-exit logits, H(o_θ(M)); 1 for the root and for
+    tokens that the streams do not know.
+
+    Args:
+        states: M [B, T, H] before the first layer with streams.
+        seen: [B or 1, T, T] each token's ancestors and itself.
+    """
+    assert streams.pruning is not None
+    logits = streams.head(upper, upper.after(states + streams.pruning(states))).float()
+    depth = seen.sum(-1)
+    # The parent is the deepest that a token sees beside itself.
+    above = seen & ~torch.eye(seen.shape[1], dtype=torch.bool, device=seen.device)
+    parent = (above * depth[:, None]).argmax(-1).expand(len(states), -1)
+    rows = moved(streams.rows_of(tokens), logits.device)
+    log_p = logits.log_softmax(-1)
+    chance = log_p[torch.arange(len(states), device=logits.device)[:, None], parent, rows.clamp_min(0)].exp()
+    return torch.where((rows < 0) | (depth == 1), 1.0, chance)

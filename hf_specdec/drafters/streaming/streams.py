@@ -1,0 +1,127 @@
+"""`Streams`: all that is trained. Everything else is the target's own."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import StreamingConfig
+from .upper import Upper, here_only
+
+
+class LowRank(nn.Module):
+    """x ↦ U D x with D [rank, in] and U [out, rank], zero before it is trained."""
+
+    def __init__(self, size: int, rank: int, out: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(size, rank, bias=False)
+        self.up = nn.Linear(rank, out, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] → [..., out]"""
+        return self.up(self.down(x))
+
+
+class Streams(nn.Module):
+    """Stream embeddings P, the map f_η, adapters beside linear layers, the pruning map o_θ, and the known tokens."""
+
+    known: Tensor
+    """[K] ids of the tokens that streams can predict; empty: all"""
+
+    def __init__(self, config: StreamingConfig) -> None:
+        super().__init__()
+        size, self.gamma, self.rotation = config.hidden_size, config.num_streams, config.rotation
+        self.embeddings = nn.Parameter(torch.zeros(self.gamma, size))
+        self.map = LowRank(size, config.map_rank, size) if config.map_rank else None
+        self.pruning = LowRank(size, config.prune_rank, size) if config.prune_rank else None
+        self.adapters = nn.ModuleList()
+        adapts = config.adapter_rank > 0 and config.mode == "untouched"
+        for _ in range(config.num_layers if adapts else 0):
+            beside = {
+                name.replace(".", "/"): LowRank(sizes[0], config.adapter_rank, sizes[1])
+                for name, sizes in config.adapted.items()
+            }
+            self.adapters.append(nn.ModuleDict(beside))
+        self.register_buffer("known", torch.zeros(config.known_tokens, dtype=torch.long))
+        self._head: tuple[Any, Tensor, Tensor | None] | None = None
+
+    def begin(self, states: Tensor) -> Tensor:
+        """The streams of each place, S_tj = f_η(M_t) + P_j (Eq. 3); f_η is the identity plus a map of rank η.
+
+        Args:
+            states: M [B, n, H] of the main stream, before the first layer with streams.
+
+        Returns:
+            [B, n γ, H], the γ streams of a place one after the other.
+        """
+        mapped = states if self.map is None else states + self.map(states)
+        return (mapped[:, :, None] + self.embeddings).flatten(1, 2)
+
+    @contextmanager
+    def beside(self, upper: Upper, main: int, width: int) -> Iterator[None]:
+        """Of `width` places per row, adapters (and the rotation of values) act on those behind the first `main`, and on
+        no other."""
+        with ExitStack() as hooks:
+            for layer, beside in zip(upper.layers, self.adapters, strict=False):
+                for name, adapter in beside.items():  # type: ignore[union-attr, operator]
+                    linear = layer.get_submodule(name.replace("/", "."))
+                    hooks.callback(linear.register_forward_hook(here_only(_adding(adapter, main, width))).remove)
+            if self.rotation:
+                for linear in upper.value_projections():
+                    turn = _turning(self.rotation, self.gamma, upper.head_size, main)
+                    hooks.callback(linear.register_forward_hook(here_only(turn)).remove)
+            yield
+
+    def head(self, upper: Upper, states: Tensor) -> Tensor:
+        """Logits [..., K] over the known tokens, by the target's own head."""
+        weight, bias = upper.head.weight, upper.head.bias
+        if not len(self.known):
+            return nn.functional.linear(states, weight, bias)
+        # Its rows are copied once, as long as the head stays what it is.
+        now = (weight.data_ptr(), weight._version, self.known.data_ptr())
+        if self._head is None or self._head[0] != now:
+            self._head = now, weight.detach()[self.known], None if bias is None else bias.detach()[self.known]
+        return nn.functional.linear(states, self._head[1], self._head[2])
+
+    def named(self, rows: Tensor) -> Tensor:
+        """Token ids of rows of the head."""
+        return self.known[rows] if len(self.known) else rows
+
+    def rows_of(self, tokens: Tensor) -> Tensor:
+        """The opposite: rows of the head, -1 for tokens that streams do not know."""
+        if not len(self.known):
+            return tokens
+        order = self.known.argsort()
+        place = torch.searchsorted(self.known[order], tokens).clamp_max(len(order) - 1)
+        rows = order[place]
+        return torch.where(self.known[rows] == tokens, rows, -1)
+
+
+def _adding(adapter: nn.Module, main: int, width: int) -> Any:
+    def add(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        # Some models put the rows of a batch one behind the other.
+        x, y = (t if t.ndim == 3 else t.unflatten(0, (-1, width)) for t in (args[0], output))
+        extra = adapter(x[:, main:]).to(y.dtype)
+        if torch.is_grad_enabled():
+            return torch.cat([y[:, :main], y[:, main:] + extra], 1).view_as(output)
+        y[:, main:] += extra
+        return output
+
+    return add
+
+
+def _turning(step: float, gamma: int, size: int, main: int) -> Any:
+    """V_tn e^(iεn) for stream n = 1 … γ (Eq. 7): neighbouring values of a head are a complex number."""
+
+    def turn(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        values = output[:, main:].unflatten(-1, (-1, size // 2, 2))
+        n = torch.arange(values.shape[1], device=output.device) % gamma + 1
+        cos, sin = (f(step * n).to(output.dtype)[:, None, None] for f in (torch.cos, torch.sin))
+        a, b = values.unbind(-1)
+        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(2)
+        return torch.cat([output[:, :main], turned], 1)
+
+    return turn

@@ -1,0 +1,127 @@
+"""The upper layers of a target: who sees what there once streams have joined, and how they run by themselves."""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import SpeculationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NORMS = ("norm", "final_layernorm", "final_layer_norm")
+"""what decoders call the norm behind their last layer"""
+VALUES = ("self_attn.v_proj",)
+
+
+class Upper:
+    """The last `count` layers of a decoder, with what comes after them."""
+
+    def __init__(self, model: "PreTrainedModel", count: int) -> None:
+        """
+        Raises:
+            SpeculationError: the model is not of the form that streams can join.
+        """
+        decoder: Any = model.get_decoder()
+        layers: Any = getattr(decoder, "layers", None)
+        norms = [name for name in NORMS if getattr(decoder, name, None) is not None]
+        head = model.get_output_embeddings()
+        fine = isinstance(layers, nn.ModuleList) and len(norms) == 1 and isinstance(head, nn.Linear)
+        rotary = getattr(decoder, "rotary_emb", None)
+        if not fine or (rotary is None and not hasattr(decoder, "embed_positions")):
+            raise SpeculationError(
+                f"streams join decoders with `layers`, one norm behind them and rotary or learned positions (Llama, "
+                f"Qwen2 and 3, Phi, OPT and their like); {type(model).__name__} is built otherwise. Use another drafter"
+            )
+        if not count < len(layers):
+            raise SpeculationError(
+                f"num_layers must be below the target's {len(layers)} layers, got {count}: streams begin above one"
+            )
+        self.decoder, self.layers, self.head = decoder, layers[len(layers) - count :], head
+        self.first, self.rotary, self.norm = len(layers) - count, rotary, getattr(decoder, norms[0])
+        config = model.config.get_text_config(decoder=True)
+        kinds = getattr(config, "layer_types", None) or [""] * len(layers)
+        self._kinds = dict(zip(map(id, layers), kinds, strict=True))
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def run(self, states: Tensor, mask: Any, positions: Tensor, cache: Any = None) -> Tensor:
+        """States [B, T, H] before the first of these layers → [B, T, H] behind the norm.
+
+        Args:
+            mask: additive [B, 1, T, all], or one per kind of layer.
+            positions: [B, T].
+            cache: what the layers write to; None for none.
+        """
+        more = self.positions(states, positions)
+        for layer in self.layers:
+            out = layer(
+                states,
+                attention_mask=self.mask_of(layer, mask),
+                past_key_values=cache,
+                use_cache=cache is not None,
+                **more,
+            )
+            states = out[0] if isinstance(out, tuple) else out
+        return self.after(states)
+
+    def mask_of(self, layer: nn.Module, mask: Any) -> Any:
+        """Of the masks of each kind of layer this one's, where there are several kinds."""
+        return mask[self._kinds[id(layer)]] if isinstance(mask, dict) else mask
+
+    def positions(self, states: Tensor, positions: Tensor) -> dict[str, Any]:
+        """What layers are told of positions [B, T]."""
+        told: dict[str, Any] = {"position_ids": positions}
+        if self.rotary is not None:
+            told["position_embeddings"] = self.rotary(states, positions)
+        return told
+
+    def after(self, states: Tensor) -> Tensor:
+        """What the decoder does behind its last layer."""
+        states = self.norm(states)
+        project = getattr(self.decoder, "project_out", None)
+        return states if project is None else project(states)
+
+    def value_projections(self) -> list[nn.Module]:
+        """The layers' linear maps to values."""
+        return [layer.get_submodule(name) for layer in self.layers for name in VALUES]
+
+
+def with_streams(seen: Tensor, depth: Tensor, gamma: int, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Who sees whom among n places of the main stream and the streams of c of them (Eq. 1 and 2).
+
+    The main stream sees what it saw. Stream j of a place sees what the place sees, and its streams up to j.
+
+    Args:
+        seen: [B or 1, n, n] which places each place sees, itself included.
+        depth: [B or 1, n].
+        at: [B, c] the places with streams; None for all.
+
+    Returns:
+        [B or 1, n + c γ, n + c γ] and [B or 1, n + c γ]: first the places, then their streams, place by place. Stream j
+        of a place at depth d lies at d + j, where the token it foretells the next of would be.
+    """
+    theirs, deep = seen, depth
+    if at is not None:
+        rows = torch.arange(len(at), device=at.device)[:, None]
+        theirs, deep = seen.expand(len(at), -1, -1)[rows, at], depth.expand(len(at), -1)[rows, at]
+        seen, depth = seen.expand(len(at), -1, -1), depth.expand(len(at), -1)
+    batch, c = theirs.shape[:2]
+    before = torch.ones(gamma, gamma, dtype=torch.bool, device=seen.device).tril()
+    among = torch.kron(torch.eye(c, dtype=torch.bool, device=seen.device), before).expand(batch, -1, -1)
+    nobody = seen.new_zeros(batch, seen.shape[1], c * gamma)
+    streams = torch.cat([theirs.repeat_interleave(gamma, 1), among], 2)
+    deeper = (deep[:, :, None] + torch.arange(1, gamma + 1, device=depth.device)).flatten(1)
+    return torch.cat([torch.cat([seen, nobody], 2), streams], 1), torch.cat([depth, deeper], 1)
+
+
+def here_only(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that leaves other threads' calls of the same module alone."""
+    mine = threading.get_ident()
+
+    def guarded(*args: Any) -> Any:
+        return hook(*args) if threading.get_ident() == mine else None
+
+    return guarded

@@ -1,0 +1,106 @@
+"""Trainings on text that the target writes: what their commands have in common, up to the texts themselves."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from typer import Option
+
+from ..errors import SpeculationError
+from ..loading.checks import check_seed
+from ..loading.models import Pair, TargetSettings
+from ..loading.prompts import sample_prompts
+from ..target.inputs import position_limit
+from .writing import Text, own_prompts, prompts_of, write_texts
+
+
+@dataclass(kw_only=True)
+class OwnTextSettings(TargetSettings):
+    """Arguments of such a command."""
+
+    output: Annotated[str, Option(help="Folder of what is trained; an interrupted run goes on from there.")]
+    data: Annotated[
+        list[str], Option(help="Prompts to answer, beside those the target writes itself; may be given several times.")
+    ] = field(default_factory=list)
+    own_prompts: Annotated[int, Option(help="Prompts that the target writes itself.")] = 2000
+    limit: Annotated[int | None, Option(help="Prompts to take of each file, drawn at random.")] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens of an answer.")] = 224
+    rows: Annotated[int, Option(help="Texts that are written at once.")] = 48
+    raw: Annotated[float, Option(help="Share of the prompts continued as they are, without the chat template.")] = 0.2
+    sampled: Annotated[float, Option(help="Share answered at temperature 1; the others greedily.")] = 0.4
+    epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 8.0
+    batch_size: Annotated[int, Option(help="Texts per step of the training.")] = 16
+    learning_rate: Annotated[float, Option(help="At its highest.")] = 1e-3
+    held_out: Annotated[float, Option(help="Share of the prompts whose texts are never learned from.")] = 0.04
+    seed: Annotated[int, Option(help="Of sampling, of the split and of the training.")] = 0
+
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        "own_prompts": (0, 10_000_000),
+        "max_new_tokens": (2, 4096),
+        "rows": (1, 1024),
+        "raw": (0, 1),
+        "sampled": (0, 1),
+        "epochs": (0.01, 1000),
+        "batch_size": (1, 4096),
+        "learning_rate": (1e-8, 1),
+        "held_out": (0.001, 0.5),
+    }
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: an argument out of range.
+        """
+        for name, (least, most) in self.ranges.items():
+            if not least <= getattr(self, name) <= most:
+                raise SpeculationError(f"{name} must be from {least} to {most}, got {getattr(self, name)}")
+        if self.limit is not None and self.limit < 1:
+            raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
+        if not self.data and not self.own_prompts:
+            raise SpeculationError("there is nothing to answer: give data, or own_prompts above 0")
+        check_seed(self.seed)
+
+    def questions(self) -> list[str]:
+        """Those of the data files."""
+        prompts = [prompt for path in self.data for prompt in sample_prompts(path, self.limit, self.seed)]
+        return [prompt.turns[0] for prompt in prompts]
+
+
+def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Path) -> list[Text]:
+    """The target's answers to its own prompts and to those that are given; what is in the folder is not done again."""
+    questions = own_prompts(
+        pair.target, pair.tokenizer, settings.own_prompts, settings.rows, settings.seed, work / "prompts.json"
+    )
+    questions += given
+    random.Random(settings.seed).shuffle(questions)
+    longest = int(min(settings.max_new_tokens * 2, position_limit(pair.target) - settings.max_new_tokens))
+    prompts = prompts_of(pair.tokenizer, questions, settings.raw, settings.sampled, longest, settings.seed)
+    if not prompts:
+        raise SpeculationError(
+            f"no prompt has {longest} tokens or less, which max_new_tokens={settings.max_new_tokens} and the target's "
+            "context leave; give shorter prompts"
+        )
+    return write_texts(
+        pair.target,
+        pair.tokenizer,
+        prompts,
+        work / "texts.jsonl",
+        settings.max_new_tokens,
+        settings.rows,
+        settings.seed,
+    )
+
+
+def halves(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:
+    """What is learned from, and what is examined on: other prompts, one at least."""
+    places = {text.prompt: random.Random(seed * 1_000_003 + text.prompt).random() for text in texts}
+    if len(places) < 2:
+        raise SpeculationError(f"{len(texts)} texts are too few to hold some of them out; give more prompts")
+    least = sorted(places.values())
+    border = min(max(held_out, least[1]), least[-1])  # one prompt is examined, and one is learned from, in any case
+    parts: tuple[list[Text], list[Text]] = ([], [])
+    for text in texts:
+        parts[places[text.prompt] < border].append(text)
+    return parts

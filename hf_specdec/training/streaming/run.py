@@ -1,0 +1,170 @@
+"""`hf-specdec train streaming`: the target writes texts, and streams in its upper layers learn to foretell them."""
+
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import nn
+from typer import Option
+
+from ...drafters import StreamingDrafter
+from ...drafters.disco.drafter import fingerprint
+from ...drafters.streaming import Upper
+from ...errors import SpeculationError
+from ...loading.models import Pair
+from ...loading.outputs import writable_folder
+from ...showing.quiet import quiet
+from ...target.masks import attention_windows
+from ..folder import hold_to, interruptible, write_whole
+from ..learning import learn
+from ..own_text import OwnTextSettings, halves, own_texts
+from ..writing import Text, most_frequent
+from .learner import Learner, StreamTraining, acceptance, collate, said
+from .states import read_states
+
+
+@dataclass(kw_only=True)
+class StreamingSettings(OwnTextSettings):
+    """Arguments of the command."""
+
+    streams: Annotated[int, Option(help="γ, tokens foretold behind the target's own next one.")] = 4
+    num_layers: Annotated[int, Option(help="N_s, upper layers that streams run through.")] = 8
+    adapter_rank: Annotated[int, Option(help="Rank of the adapters beside the linear layers there; 0 for none.")] = 16
+    adapted: Annotated[
+        list[str],
+        Option("--adapt", help="Name of a linear layer to adapt, within a layer; may be given several times; all."),
+    ] = field(default_factory=list)
+    map_rank: Annotated[int, Option(help="η of the map that begins the streams; 0 is the identity.")] = 0
+    prune_rank: Annotated[int, Option(help="θ of the pruning map; 0 for none.")] = 8
+    rotation: Annotated[float, Option(help="ε of value rotation in radians (Appendix B); 0 for none.")] = 0.0
+    known_tokens: Annotated[int, Option(help="Tokens that streams foretell: those written most; 0 for all.")] = 8192
+    candidates: Annotated[int, Option(help="k, tokens per stream whose acceptance is measured.")] = 6
+    epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 3.0
+
+    ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {
+        "streams": (1, 16),
+        "num_layers": (1, 1024),
+        "adapter_rank": (0, 1024),
+        "map_rank": (0, 1024),
+        "prune_rank": (0, 1024),
+        "rotation": (0, 1),
+        "known_tokens": (0, 2**24),
+        "candidates": (1, 16),
+    }
+
+
+def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
+    """Write texts, read the states that enter the upper layers, train, and save the drafter to `output`.
+
+    What is done already is not done again.
+
+    Returns:
+        The figures of `learner.acceptance` on texts that were held out, and `parameters`.
+
+    Raises:
+        SpeculationError: an argument out of range, bad data, a target that streams cannot join, or a loss that is not
+            a number any more.
+    """
+    settings.check()
+    work = writable_folder(settings.output) / "training"
+    work.mkdir(exist_ok=True)
+    questions = settings.questions()
+    with quiet(), interruptible("the same command goes on where it stopped"):
+        pair = settings.load()
+        upper = Upper(pair.target, settings.num_layers)
+        hold_to(work / "made_for.json", {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens})
+        texts = own_texts(settings, pair, questions, work)
+        learned, held_out = halves(texts, settings.held_out, settings.seed)
+        lessons = read_states(pair.target, upper, learned, work / "states.bin")
+        examination = read_states(pair.target, upper, held_out, work / "held_out.bin")
+        drafter = beginning(settings, pair, upper, texts)
+        pair.target.requires_grad_(False)
+        learner = Learner(
+            drafter.streams.float().requires_grad_(), upper, attention_windows(pair.target), settings.candidates
+        )
+        learn(
+            settings,
+            StreamTraining,
+            learner,
+            lessons,
+            examination,
+            collate,
+            work / "checkpoints" / _name(settings, learned),
+        )
+        found = acceptance(learner, examination, settings.batch_size)
+        drafter.config.acceptance, drafter.config.acceptance_sampled = found["acceptance"], found["acceptance_sampled"]
+        drafter.streams.requires_grad_(False).to(torch.bfloat16)
+        drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer)
+        found["parameters"] = sum(p.numel() for p in drafter.streams.parameters())
+        report = found | {"settings": asdict(settings)}
+        write_whole(Path(settings.output) / "training.json", json.dumps(report, indent=2) + "\n")
+        return found
+
+
+def beginning(settings: StreamingSettings, pair: Pair, upper: Upper, texts: Sequence[Text]) -> StreamingDrafter:
+    """A drafter with streams as they are before their training."""
+    target = pair.target
+    vocab = upper.head.out_features
+    special = [token for token in set(pair.tokenizer.all_special_ids) if token < vocab]
+    known = 0 if settings.known_tokens >= vocab else settings.known_tokens
+    if known and known < len(special):
+        raise SpeculationError(
+            f"known_tokens must be {len(special)} or more, as many as the target has special tokens, got {known}"
+        )
+    drafter = StreamingDrafter(
+        num_streams=settings.streams,
+        num_layers=settings.num_layers,
+        hidden_size=target.config.get_text_config(decoder=True).hidden_size,
+        map_rank=settings.map_rank,
+        adapter_rank=settings.adapter_rank,
+        adapted=_adapted(settings, upper),
+        rotation=settings.rotation,
+        prune_rank=settings.prune_rank,
+        known_tokens=known,
+    )
+    if known:
+        drafter.streams.known.copy_(most_frequent(texts, vocab, known, special)[0])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        for name, module in drafter.streams.named_modules():
+            if isinstance(module, nn.Linear) and name.endswith("down"):
+                nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+        nn.init.normal_(drafter.streams.embeddings, std=0.02)
+    return drafter
+
+
+def _adapted(settings: StreamingSettings, upper: Upper) -> dict[str, list[int]]:
+    """The linear layers beside which adapters stand, with their sizes."""
+    if not settings.adapter_rank:
+        return {}
+    found = {
+        name: [linear.in_features, linear.out_features]
+        for name, linear in upper.layers[0].named_modules()
+        if isinstance(linear, nn.Linear)
+    }
+    if unknown := [name for name in settings.adapted if name not in found]:
+        raise SpeculationError(f"adapt is {', '.join(unknown)}; the target's layers have {', '.join(found)}")
+    return {name: found[name] for name in settings.adapted or found}
+
+
+def closing(settings: StreamingSettings, found: dict[str, Any]) -> Iterator[str]:
+    """What the command says at its end."""
+    yield f"held out: {said(found)}"
+    yield f"{found['parameters'] / 1e6:.2f} M parameters, saved to {settings.output}; try it:"
+    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
+    yield shlex.join(
+        ["hf-specdec", "generate", "--target", settings.target, *own, "--drafter", settings.output, "--prompt", "..."]
+    )
+
+
+def _name(settings: StreamingSettings, learned: Sequence[Text]) -> str:
+    """Tells trainings apart: the checkpoints of one are no beginning of another."""
+    chosen = [field for field in StreamingSettings.ranges if field not in ("own_prompts", "rows", "raw", "sampled")]
+    content = [[text.ids for text in learned], settings.adapted, *(getattr(settings, name) for name in chosen)]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

@@ -1,0 +1,109 @@
+"""What enters the layers with streams, for every token of every text: read once, kept on disk, where the main stream
+stays the same for the whole training."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from ...drafters.streaming import Upper
+from ..folder import write_whole
+from ..writing import Text, batched
+
+
+class States(Dataset[dict[str, Tensor]]):
+    """Texts with their states.
+
+    An item holds `input_ids` [T], `states` [T - 1, H], M of the layer before the first with streams, of all tokens but
+    the last, `start`, where the target's own text begins, and `temperature`.
+    """
+
+    def __init__(self, texts: Sequence[Text], states: Tensor) -> None:
+        self.texts, self.states = texts, states
+        self.ends = [0, *torch.tensor([len(text.ids) - 1 for text in texts]).cumsum(0).tolist()]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        text = self.texts[index]
+        return {
+            "input_ids": torch.tensor(text.ids),
+            "states": self.states[self.ends[index] : self.ends[index + 1]],
+            "start": torch.tensor(text.start),
+            "temperature": torch.tensor(text.temperature),
+        }
+
+
+class _Reached(Exception):
+    """The layers above need not be computed."""
+
+
+def read_states(target: PreTrainedModel, upper: Upper, texts: Sequence[Text], file: Path) -> States:
+    """The states of all texts, from the file where it holds them; it is mapped into memory, not read into it.
+
+    Raises:
+        OSError: the disk is full, say; what was there before is still there.
+    """
+    content = [[text.ids for text in texts], upper.first, str(target.dtype)]
+    made_of = {"made_of": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+    note, size = file.with_suffix(".json"), target.config.get_text_config(decoder=True).hidden_size
+    shape = (sum(len(text.ids) - 1 for text in texts), size)
+    if not (note.exists() and file.exists() and json.loads(note.read_text()) == made_of):
+        note.unlink(missing_ok=True)
+        partial = file.with_suffix(".partial")
+        try:
+            _write(target, upper, texts, partial, shape)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        os.replace(partial, file)
+        write_whole(note, json.dumps(made_of))
+    return States(texts, _mapped(file, shape, target.dtype))
+
+
+def _mapped(file: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    return torch.from_file(str(file), shared=True, size=shape[0] * shape[1], dtype=dtype).view(shape)
+
+
+def _write(target: PreTrainedModel, upper: Upper, texts: Sequence[Text], file: Path, shape: tuple[int, int]) -> None:
+    with file.open("wb") as out:  # all of the room it takes, so that a full disk is known now
+        os.posix_fallocate(out.fileno(), 0, shape[0] * shape[1] * target.dtype.itemsize)
+    states = _mapped(file, shape, target.dtype)
+    ends = torch.tensor([len(text.ids) - 1 for text in texts]).cumsum(0).tolist()
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
+    with tqdm(total=shape[0], desc="states of the texts", unit="token", unit_scale=True) as bar:
+        while order:
+            some, order = batched(order, texts)
+            for i, found in zip(some, entering(target, upper, [texts[i].ids[:-1] for i in some]), strict=True):
+                n = len(texts[i].ids) - 1
+                states[ends[i] - n : ends[i]] = found[:n]
+                bar.update(n)
+
+
+@torch.no_grad()
+def entering(target: PreTrainedModel, upper: Upper, rows: Sequence[Sequence[int]]) -> Tensor:
+    """M [B, T, H] of the layer before the first with streams, of texts padded on the right, where nobody looks."""
+    longest = max(map(len, rows))
+    found: list[Tensor] = []
+
+    def look(_: object, args: tuple, kwargs: dict) -> None:
+        found.append(args[0] if args else kwargs["hidden_states"])
+        raise _Reached
+
+    handle = upper.layers[0].register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=target.device)
+        target.base_model(input_ids=ids, use_cache=False)
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return found[0].cpu()

@@ -1,0 +1,198 @@
+"""Training of streams: what they learn, that it goes on where it stopped, and that the target is left alone."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from hf_specdec import Drafter, SpeculationError
+from hf_specdec.drafters.streaming import Upper
+from hf_specdec.target.masks import attention_windows
+from hf_specdec.training.streaming import StreamingSettings, closing, run, states, train_streaming
+from hf_specdec.training.streaming.learner import Learner, StreamTraining, collate
+from hf_specdec.training.writing import Text
+
+LETTERS = "abcdefghi"
+QUESTIONS = [LETTERS[i % 9 :] + LETTERS[: i % 7] * (1 + i % 3) + LETTERS[i // 9] for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    """It counts, mostly: what comes after the next token can be learned."""
+    target = models.llama(num_hidden_layers=3)
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.05)
+            layer.mlp.down_proj.weight.mul_(0.05)
+        target.lm_head.weight.copy_(target.model.embed_tokens.weight.roll(1, 0) / 2)
+    return target
+
+
+@pytest.fixture
+def settings(target: Any, tmp_path: Path) -> StreamingSettings:
+    target.save_pretrained(tmp_path / "target")
+    models.tokenizer().save_pretrained(tmp_path / "target")
+    (tmp_path / "data.txt").write_text("\n".join(QUESTIONS))
+    return StreamingSettings(
+        target=str(tmp_path / "target"),
+        output=str(tmp_path / "out"),
+        data=[str(tmp_path / "data.txt")],
+        own_prompts=10,
+        max_new_tokens=16,
+        rows=16,
+        streams=2,
+        num_layers=2,
+        adapter_rank=16,
+        map_rank=16,
+        prune_rank=4,
+        known_tokens=80,
+        candidates=3,
+        epochs=12,
+        batch_size=4,
+        learning_rate=1e-2,
+        held_out=0.2,
+        dtype="float32",
+    )
+
+
+def test_a_run_makes_streams_that_are_right_more_often(
+    settings: StreamingSettings, target: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = train_streaming(settings)
+    said = [line for line in capsys.readouterr().out.splitlines() if "held out" in line]
+    assert said[0].startswith("step 0 of") and 15 < len(said) < 30 and "tokens per call" in said[-1]
+    before = float(said[0].split("promises ")[1].split()[0])
+    assert found["promised"] > before + 0.2 and found["first"] > 0.1
+    folder = Path(settings.output)
+    report = json.loads((folder / "training.json").read_text())
+    assert report["first"] == found["first"] and report["settings"]["streams"] == 2
+    *lines, command = closing(settings, found)
+    assert f"{found['first']:.1%}" in lines[0]
+    assert shlex.split(command)[-4:] == ["--drafter", settings.output, "--prompt", "..."]
+    drafter = Drafter.from_pretrained(folder)
+    assert drafter.config.acceptance == found["acceptance"]  # type: ignore[attr-defined]
+    same = AutoModelForCausalLM.from_pretrained(settings.target)
+    call: dict[str, Any] = {**models.prompts([6]), "max_new_tokens": 40, "do_sample": False}
+    assert torch.equal(same.generate(**call), same.generate(**call, assistant_model=drafter))
+    stats = drafter.last_stats
+    assert stats is not None and stats.accepted_tokens > 0
+
+
+def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
+    settings: StreamingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.epochs = 2
+    whole = train_streaming(settings)
+    weights = load_file(Path(settings.output) / "model.safetensors")
+    honest, steps = StreamTraining.compute_loss, [0]
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        steps[0] += 1
+        if steps[0] % 7 == 0:
+            raise KeyboardInterrupt
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(StreamTraining, "compute_loss", dying)
+    settings.output += "-again"
+    for _ in range(40):
+        try:
+            again = train_streaming(settings)
+            break
+        except KeyboardInterrupt:
+            continue
+    assert steps[0] > 28 and again["acceptance"] == whole["acceptance"]
+    for name, tensor in load_file(Path(settings.output) / "model.safetensors").items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+def a_learner(settings: StreamingSettings, target: Any, texts: list[Text]) -> tuple[Learner, Upper]:
+    upper = Upper(target, settings.num_layers)
+    pair = run.Pair(models.tokenizer(), target, None)
+    drafter = run.beginning(settings, pair, upper, texts)
+    for weight in drafter.streams.parameters():
+        weight.data.normal_(0, 0.3)
+    return Learner(
+        drafter.streams.float().requires_grad_(), upper, attention_windows(target), settings.candidates
+    ), upper
+
+
+def texts_of(target: Any, lengths: list[int]) -> list[Text]:
+    ids = models.prompts(lengths)["input_ids"].tolist()
+    return [
+        Text(row[len(row) - n :], 2 + i % 3, float(i % 2), i)
+        for i, (row, n) in enumerate(zip(ids, lengths, strict=True))
+    ]
+
+
+def test_training_sees_what_decoding_sees(settings: StreamingSettings, target: Any, tmp_path: Path) -> None:
+    """Each stream's logits are those of a plain causal forward over its own prefix with the streams behind it."""
+    texts = texts_of(target, [9, 12, 7])
+    learner, upper = a_learner(settings, target, texts)
+    lessons = states.read_states(target, upper, texts, tmp_path / "states.bin")
+    batch = collate([lessons[i] for i in range(len(lessons))])
+    with torch.no_grad():
+        logits, _ = learner(batch)
+        for b, text in enumerate(texts):
+            for i, at in enumerate(batch["at"][b].tolist()):
+                if not batch["counts"][b, i]:
+                    continue
+                main = states.entering(target, upper, [text.ids[: at + 1]])
+                whole = torch.cat([main, learner.streams.begin(main[:, -1:])], 1)
+                n = whole.shape[1]
+                mask = torch.full((1, 1, n, n), torch.finfo(torch.float32).min).triu(1)
+                with learner.streams.beside(upper, at + 1, n):
+                    out = upper.run(whole, mask, torch.arange(n)[None])
+                expected = learner.streams.head(upper, out[:, at + 1 :])[0]
+                torch.testing.assert_close(logits[b, i], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_streams_ask_for_the_tokens_further_on(settings: StreamingSettings, target: Any, tmp_path: Path) -> None:
+    texts = texts_of(target, [9, 12, 7])
+    learner, upper = a_learner(settings, target, texts)
+    lessons = states.read_states(target, upper, texts, tmp_path / "states.bin")
+    batch = collate([lessons[i] for i in range(len(lessons))])
+    wanted, known = learner.wanted(batch), learner.streams.known.tolist()
+    for b, text in enumerate(texts):
+        for i in range(len(text.ids) - text.start):
+            at = text.start - 1 + i
+            for j in range(3):
+                token = text.ids[at + 1 + j] if at + 1 + j < len(text.ids) else None
+                assert int(wanted[b, i, j]) == (known.index(token) if token in known else -1)
+        assert (wanted[b, len(text.ids) - text.start :] == -1).all()
+
+
+def test_states_are_read_once(settings: StreamingSettings, target: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    texts = texts_of(target, [9, 12, 7, 30])
+    upper = Upper(target, 2)
+    first = states.read_states(target, upper, texts, tmp_path / "states.bin")
+    for i, text in enumerate(texts):
+        torch.testing.assert_close(first[i]["states"], states.entering(target, upper, [text.ids[:-1]])[0])
+    kept = [first[i]["states"].clone() for i in range(4)]
+    monkeypatch.setattr(states, "entering", None)
+    again = states.read_states(target, upper, texts, tmp_path / "states.bin")
+    assert all(torch.equal(again[i]["states"], kept[i]) for i in range(4))
+    with pytest.raises(TypeError):  # other texts are not in there
+        states.read_states(target, upper, texts[:3], tmp_path / "states.bin")
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 3}, "num_layers must be below the target's 3 layers"),
+        ({"streams": 0}, "streams must be from 1 to 16"),
+        ({"adapted": ["mlp.no_proj"]}, "adapt is mlp.no_proj; the target's layers have .*mlp.up_proj"),
+        ({"data": [], "own_prompts": 0}, "there is nothing to answer"),
+    ],
+)
+def test_bad_arguments(settings: StreamingSettings, changes: dict[str, Any], message: str) -> None:
+    for name, value in changes.items():
+        setattr(settings, name, value)
+    with pytest.raises(SpeculationError, match=message):
+        train_streaming(settings)
