@@ -58,6 +58,4 @@ class StreamingConfig(DrafterConfig):
 
     def validate_pruning(self) -> None:
         if self.prune_below > 0 and self.prune_rank == 0:
-            raise ValueError(
-                f"prune_below is {self.prune_below}, and these streams have no pruning map; leave it at 0"
-            )
+            raise ValueError(f"prune_below is {self.prune_below}, and these streams have no pruning map; leave it at 0")

@@ -28,17 +28,20 @@ class Learner(nn.Module):
         (upper, windows), streams, at = self._target, self.streams, batch["at"]
         main = batch["states"]
         rows, width = main.shape[:2]
-        index = torch.arange(rows, device=at.device)[:, None]
         seen = torch.ones(1, width, width, dtype=torch.bool, device=at.device).tril()
         seen, depth = with_streams(seen, torch.arange(width, device=at.device)[None], streams.gamma, at)
-        mask = as_bias(seen, depth[:, :, None] - depth[:, None], windows, main.dtype)
-        states = torch.cat([main, streams.begin(main[index, at]).to(main.dtype)], 1)
-        with streams.beside(upper, width, states.shape[1]):
-            states = upper.run(states, mask, depth)
-        logits = streams.head(upper, states[:, width:].unflatten(1, (-1, streams.gamma)))
+        chosen = main[torch.arange(rows, device=at.device)[:, None], at]
+        kept = MainStream()
+        with torch.no_grad():  # what is trained never reaches it
+            mask = as_bias(seen[:, :width, :width], _distance(depth[:, :width]), windows, main.dtype)
+            upper.run(main, mask, depth[:, :width], kept)
+        states = streams.begin(chosen).to(main.dtype)
+        mask = as_bias(seen[:, width:], _distance(depth)[:, width:], windows, main.dtype)
+        with streams.beside(upper, 0, states.shape[1]):
+            states = upper.run(states, mask, depth[:, width:], kept)
+        logits = streams.head(upper, states.unflatten(1, (-1, streams.gamma)))
         if streams.pruning is None:
             return logits, None
-        chosen = main[index, at]
         return logits, streams.head(upper, upper.after(chosen + streams.pruning(chosen).to(main.dtype)))
 
     def wanted(self, batch: dict[str, Tensor]) -> Tensor:
@@ -50,6 +53,24 @@ class Learner(nn.Module):
         rows = torch.arange(len(ids), device=at.device)[:, None, None]
         tokens = ids[rows, ahead.clamp_max(ids.shape[1] - 1)]
         return torch.where(inside, self.streams.rows_of(tokens), -1)
+
+
+class MainStream:
+    """The main stream's keys and values in each layer, for those of the streams to stand behind."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """As a cache is asked: of the main stream first."""
+        if layer not in self.states:
+            self.states[layer] = keys, values
+            return keys, values
+        return torch.cat([self.states[layer][0], keys], 2), torch.cat([self.states[layer][1], values], 2)
+
+
+def _distance(depth: Tensor) -> Tensor:
+    return depth[:, :, None] - depth[:, None]
 
 
 def collate(lessons: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
