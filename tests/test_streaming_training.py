@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hf_specdec import Drafter, SpeculationError
+from hf_specdec import Drafter, SpeculationError, StreamingDrafter
 from hf_specdec.drafters.streaming import Upper
 from hf_specdec.target.masks import attention_windows
 from hf_specdec.training.streaming import StreamingSettings, closing, run, states, train_streaming
@@ -137,7 +138,7 @@ def test_training_sees_what_decoding_sees(settings: StreamingSettings, target: A
     lessons = states.read_states(target, upper, texts, tmp_path / "states.bin")
     batch = collate([lessons[i] for i in range(len(lessons))])
     with torch.no_grad():
-        logits, _ = learner(batch)
+        logits, _, _ = learner(batch)
         for b, text in enumerate(texts):
             for i, at in enumerate(batch["at"][b].tolist()):
                 if not batch["counts"][b, i]:
@@ -195,4 +196,75 @@ def test_bad_arguments(settings: StreamingSettings, changes: dict[str, Any], mes
     for name, value in changes.items():
         setattr(settings, name, value)
     with pytest.raises(SpeculationError, match=message):
+        train_streaming(settings)
+
+
+# ---------------------------------------------------------------------- tuned together with the target
+
+
+def test_a_tuned_target_says_what_it_was_given(settings: StreamingSettings, tmp_path: Path) -> None:
+    """It learns the answers of the data; its drafter serves the tuned target, and no other."""
+    lines = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "abcabcabc"}]} for q in QUESTIONS
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    settings.data, settings.mode, settings.answers = [str(tmp_path / "data.jsonl")], "tuned", "given"
+    settings.epochs = 20
+    train_streaming(settings)
+    drafter = Drafter.from_pretrained(settings.output)
+    assert isinstance(drafter, StreamingDrafter) and drafter.config.mode == "tuned"
+    target = AutoModelForCausalLM.from_pretrained(settings.target)
+    call: dict[str, Any] = {**models.prompts([7, 5, 9]), "max_new_tokens": 30, "do_sample": False}
+    before = target.generate(**call)
+    with pytest.raises(SpeculationError, match=r"call drafter.tune\(target\) first"):
+        target.generate(**call, assistant_model=drafter)
+    drafter.tune(target)
+    weights = {name: weight.clone() for name, weight in target.state_dict().items()}
+    drafter.tune(target)  # it is already
+    assert all(torch.equal(weight, weights[name]) for name, weight in target.state_dict().items())
+    tuned = target.generate(**call)
+    assert not torch.equal(tuned, before)
+    assert torch.equal(target.generate(**call, assistant_model=drafter), tuned)
+    ids = torch.tensor([models.tokenizer()(QUESTIONS[0])["input_ids"]])
+    answer = models.tokenizer()("abcabcabc")["input_ids"]
+    said = target.generate(ids, max_new_tokens=len(answer), do_sample=False)[0, ids.shape[1] :].tolist()
+    assert sum(map(int.__eq__, said, answer)) > len(answer) / 2
+    target.save_pretrained(tmp_path / "tuned")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+    assert torch.equal(again.generate(**call, assistant_model=drafter), tuned)
+    other = StreamingDrafter(mode="untouched")
+    with pytest.raises(SpeculationError, match="leave their target untouched"):
+        other.tune(again)
+
+
+def test_a_tuned_main_stream_learns_from_streams_as_well(
+    settings: StreamingSettings, target: Any, tmp_path: Path
+) -> None:
+    """Joint training (Eq. 5): the streams' loss reaches the adapters through the main stream's keys and values, too;
+    with an untouched target nothing does."""
+    texts = texts_of(target, [9, 12, 7])
+    for mode in ("untouched", "tuned"):
+        settings.mode = mode  # type: ignore[assignment]
+        target = deepcopy(target)
+        learner, upper = a_learner(settings, target, texts)
+        learner.tuned = mode == "tuned"
+        lessons = states.read_states(target, upper, texts, tmp_path / f"{mode}.bin")
+        batch = collate([lessons[i] for i in range(len(lessons))])
+        _, _, main = learner(batch)
+        assert (main is not None) == (mode == "tuned")
+        if main is not None:
+            (grad,) = torch.autograd.grad(main.sum(), [learner.streams.adapters[0]["mlp/down_proj"].up.weight])
+            assert grad.abs().max() > 0
+            with torch.no_grad():
+                learner.streams.merge(upper)
+                for b, text in enumerate(texts):
+                    said = target(torch.tensor([text.ids[:-1]])).logits[0, text.start - 1 :]
+                    torch.testing.assert_close(main[b, : len(said)], said, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("line", ['{"prompt": "ab"}', '{"messages": [{"role": "user", "content": "ab"}]}'])
+def test_answers_that_are_not_given(settings: StreamingSettings, tmp_path: Path, line: str) -> None:
+    (tmp_path / "data.jsonl").write_text(line)
+    settings.data, settings.answers = [str(tmp_path / "data.jsonl")], "given"
+    with pytest.raises(SpeculationError, match=r"line 1 has no answer to learn.*ref \(e2e_nlg\)"):
         train_streaming(settings)

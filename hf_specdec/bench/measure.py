@@ -62,7 +62,7 @@ class Bench:
             baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
         specs = dict.fromkeys([PLAIN, *baselines, *(settings.drafters or [])])
         # A drafter may learn from what it has written: each repetition has its own, which meets each prompt once.
-        loading = settings.of_drafts()
+        loading = settings.of_drafts() | {"target": self.target}
         self.passes = [[build_method(spec, self.draft, **loading) for spec in specs] for _ in range(settings.repeats)]
 
     def about(self) -> dict[str, Any]:

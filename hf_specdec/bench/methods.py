@@ -60,7 +60,7 @@ def build_method(spec: str, draft: PreTrainedModel | None, **loading: Any) -> Me
 
     Args:
         draft: for drafters and baselines that take a draft model, unless they bring their own.
-        loading: of the draft models that drafters bring; see `TargetSettings.of_drafts`.
+        loading: of the draft models that drafters bring, see `TargetSettings.of_drafts`, and the `target`.
 
     Raises:
         SpeculationError: the SPEC cannot be read, names nothing known, or needs a draft model that was not given.

@@ -76,7 +76,7 @@ def run_generate(settings: GenerateSettings) -> None:
     with quiet():
         pair = settings.load()
         spec = settings.drafter or default_drafter(settings.draft)
-        drafter = load_drafter(spec, pair.draft, **settings.of_drafts())
+        drafter = load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts())
         options = settings.options() | {"pad_token_id": pair.tokenizer.pad_token_id}
         if settings.chat:
             torch.manual_seed(settings.seed)

@@ -76,7 +76,7 @@ def run_demo(settings: DemoSettings) -> None:
         with console.status("loading the models"):
             pair = settings.load()
             spec = settings.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
-            recorder = RecordingDrafter(load_drafter(spec, pair.draft, **settings.of_drafts()))
+            recorder = RecordingDrafter(load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts()))
         console.print(_introduction(settings, pair, recorder), markup=False)
         if LiveText(console, pair.tokenizer).coloured:
             console.print("\n", legend(), sep="")

@@ -27,7 +27,7 @@ def explain(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Explanation:
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
-    recorder = RecordingDrafter(load_drafter(settings.spec, draft, **settings.of_drafts()))
+    recorder = RecordingDrafter(load_drafter(settings.spec, draft, target=target, **settings.of_drafts()))
     draft = own_model(recorder.inner)
     inputs = tokenizer(settings.prompt, return_tensors="pt").to(target.device)
     prompt = inputs["input_ids"]

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from .. import registry
 from ..config import parse_options
-from ..drafters import Drafter
+from ..drafters import Drafter, StreamingDrafter
 from ..errors import SpeculationError
 
 
@@ -17,17 +17,31 @@ def default_drafter(draft: str | None) -> str:
     return "prompt_lookup" if draft is None else "draft_model"
 
 
-def load_drafter(spec: str, draft: PreTrainedModel | None, others: Iterable[str] = (), **loading: Any) -> Drafter:
+def load_drafter(
+    spec: str,
+    draft: PreTrainedModel | None,
+    others: Iterable[str] = (),
+    target: PreTrainedModel | None = None,
+    **loading: Any,
+) -> Drafter:
     """The drafter that a SPEC describes.
 
     Args:
         draft: for drafters that need a draft model and do not bring their own.
         others: names that are no drafters and that the caller knows as well, for the message.
+        target: tuned, in place, where the drafter was trained together with it.
         loading: of the draft models that drafters bring; see `TargetSettings.of_drafts`.
 
     Raises:
         SpeculationError: the SPEC cannot be read, names nothing known, or needs a draft model that was not given.
     """
+    drafter = _described(spec, draft, others, **loading)
+    if target is not None and isinstance(drafter, StreamingDrafter) and drafter.config.mode == "tuned":
+        drafter.tune(target)
+    return drafter
+
+
+def _described(spec: str, draft: PreTrainedModel | None, others: Iterable[str], **loading: Any) -> Drafter:
     if Path(spec).is_dir() and spec not in registry.drafter_types():
         return Drafter.from_pretrained(spec, **loading)
     name, options = parse_options(spec)

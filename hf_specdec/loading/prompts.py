@@ -37,6 +37,12 @@ class Task:
     name: str
     fields: dict[str, type]
     template: Callable[[dict[str, Any]], str | Prompt]
+    answer: str | None = None
+    """the field that holds an answer, where lines have one"""
+
+    def fits(self, row: dict[str, Any]) -> bool:
+        """Whether a line has these fields."""
+        return all(isinstance(row.get(name), kind) for name, kind in self.fields.items())
 
 
 def _of_turns(row: dict[str, Any]) -> Prompt:
@@ -79,11 +85,12 @@ TASKS = (
         "mbpp",
         {"text": str, "code": str, "test_list": list},
         lambda row: '"""\n' + row["text"] + "\n" + "\n".join(row["test_list"][:1]) + '\n"""\n',
+        "code",
     ),
     Task("sql", {"db": str, "question": str}, lambda row: f"-- Database: {row['db']}\n-- {row['question']}\nSELECT"),
-    Task("question", {"question": str}, lambda row: f"Question: {row['question']}\nAnswer:"),  # GSM8K
-    Task("e2e_nlg", {"mr": str}, lambda row: f"Meaning: {row['mr']}\nText:"),
-    Task("dialogsum", {"dialogue": str}, lambda row: f"{row['dialogue']}\nSummary:"),
+    Task("question", {"question": str}, lambda row: f"Question: {row['question']}\nAnswer:", "answer"),  # GSM8K
+    Task("e2e_nlg", {"mr": str}, lambda row: f"Meaning: {row['mr']}\nText:", "ref"),
+    Task("dialogsum", {"dialogue": str}, lambda row: f"{row['dialogue']}\nSummary:", "summary"),
     Task("spec_bench", {"turns": list}, _of_turns),
     Task("text", {"text": str}, lambda row: row["text"]),
     Task("messages", {"messages": list}, _of_messages),
@@ -135,6 +142,35 @@ def sample_prompts(path: str | Path, limit: int | None, seed: int) -> list[Promp
     return prompts[:limit]
 
 
+def sample_examples(path: str | Path, limit: int | None, seed: int) -> list[tuple[Prompt, str]]:
+    """At most `limit` prompts from all over a file of JSON lines, each with the answer that its line gives: a field of
+    its own in the known tasks, the last message of a conversation.
+
+    Raises:
+        SpeculationError: as `load_prompts`, or a line has no answer.
+    """
+    path, examples = Path(path), []
+    for number, line in _lines(path):
+        where = f"{path}, line {number}"
+        row = _json_row(where, line)
+        said = row.get("messages")
+        if isinstance(said, list) and said and isinstance(said[-1], dict) and said[-1].get("role") == "assistant":
+            answer, row = said[-1].get("content"), row | {"messages": said[:-1]}
+        else:
+            task = next((task for task in TASKS if task.fits(row)), None)
+            answer = row.get(task.answer) if task is not None and task.answer is not None else None
+        if not isinstance(answer, str) or not answer.strip():
+            known = ", ".join(f"{task.answer} ({task.name})" for task in TASKS if task.answer is not None)
+            raise SpeculationError(
+                f"{where} has no answer to learn; give one in the field {known}, or as the last of `messages`"
+            )
+        examples.append((_made(where, row), answer))
+    if not examples:
+        raise SpeculationError(f"{path} holds no example; give JSON lines with prompts and answers")
+    random.Random(seed).shuffle(examples)
+    return examples[:limit]
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number (from 1) and text of the lines that are not blank."""
     try:
@@ -170,9 +206,13 @@ def _json_row(where: str, line: str) -> dict[str, Any]:
 
 
 def _json_prompt(where: str, line: str) -> Prompt:
-    row = _json_row(where, line)
+    return _made(where, _json_row(where, line))
+
+
+def _made(where: str, row: dict[str, Any]) -> Prompt:
+    """The prompt of a line."""
     for task in TASKS:
-        if all(isinstance(row.get(name), kind) for name, kind in task.fields.items()):
+        if task.fits(row):
             try:
                 made = task.template(row)
             except (TypeError, ValueError) as error:

@@ -24,12 +24,18 @@ class ByLength(Sampler[int]):
     """Texts of about one length together, so that little is padded. The order depends on seed and epoch alone: a run
     that goes on sees what a whole one would have seen."""
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+    def __init__(self, lessons: Any, batch_size: int, seed: int) -> None:
+        """
+        Args:
+            lessons: a data set with `texts`; told each `epoch`.
+        """
+        self.lessons, self.batch_size, self.seed = lessons, batch_size, seed
+        self.lengths: Sequence[int] = [len(text.ids) for text in lessons.texts]
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Asked for by accelerate, before each epoch."""
-        self.epoch = epoch
+        self.lessons.epoch = self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -51,7 +57,7 @@ class Examined(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         lessons: Any = self.train_dataset
         size = self.args.train_batch_size
-        order = ByLength([len(text.ids) for text in lessons.texts], size, self.args.seed)
+        order = ByLength(lessons, size, self.args.seed)
         return self.accelerator.prepare(
             DataLoader(lessons, size, sampler=order, collate_fn=self.data_collator)  # type: ignore[arg-type]
         )

@@ -2,16 +2,17 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from typer import Option
 
 from ..errors import SpeculationError
+from ..loading.chat import prompt_ids
 from ..loading.checks import check_seed
 from ..loading.models import Pair, TargetSettings
-from ..loading.prompts import sample_prompts
+from ..loading.prompts import sample_examples, sample_prompts
 from ..target.inputs import position_limit
 from .writing import Text, own_prompts, prompts_of, write_texts
 
@@ -91,6 +92,24 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
         settings.rows,
         settings.seed,
     )
+
+
+def given_texts(settings: OwnTextSettings, pair: Pair) -> list[Text]:
+    """The examples of the data files: prompts as conversations, and the answers given there, to their end."""
+    end = pair.target.generation_config.eos_token_id if pair.target.generation_config is not None else None
+    ends = [end] if isinstance(end, int) else list(end or [])[:1]
+    examples = [one for path in settings.data for one in sample_examples(path, settings.limit, settings.seed)]
+    texts, limit = [], position_limit(pair.target)
+    for number, (prompt, answer) in enumerate(examples):
+        ids = prompt_ids(pair.tokenizer, replace(prompt, chat=True))
+        said = pair.tokenizer(answer, add_special_tokens=False)["input_ids"] + ends
+        if 2 <= len(said) <= settings.max_new_tokens and len(ids) + len(said) <= limit:
+            texts.append(Text(ids + said, len(ids), 0.0, number))
+    if not texts:
+        raise SpeculationError(
+            f"no example has an answer of 2 to {settings.max_new_tokens} tokens; set max_new_tokens higher"
+        )
+    return texts
 
 
 def halves(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:

@@ -1,10 +1,11 @@
 """`StreamingDrafter`: the target drafts for itself, by streams in its upper layers (Bhendawade 2024)."""
 
+import hashlib
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import SpeculationError
 from ...protocol import DraftContext
@@ -19,6 +20,9 @@ from .upper import Upper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+MARK = "tuned_with_streams"
+"""field of a tuned target's config: which streams it was trained with"""
 
 
 @register_drafter
@@ -58,8 +62,8 @@ class StreamingDrafter(Drafter):
             num_candidates: k, tokens tried per stream, from 1 to 16.
             prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 (none do)
                 to 1; for streams with a pruning map.
-            mode: whether adapters act on streams only, or the target itself was tuned; written by training, as is all
-                that follows.
+            mode: "untouched" where adapters act on streams only, "tuned" where the target learned with them (see
+                `tune`); written by training, as is all that follows.
             num_streams: γ, from 1 to 16.
             num_layers: N_s, upper layers with streams, from 1 to 1024.
             hidden_size: H, of the target.
@@ -107,6 +111,10 @@ class StreamingDrafter(Drafter):
         self.streams.load_state_dict(weights)
 
     def check_target(self, target: "PreTrainedModel") -> None:
+        self._check_fit(target)
+        self._check_tuned(target)
+
+    def _check_fit(self, target: "PreTrainedModel") -> None:
         size = target.config.get_text_config(decoder=True).hidden_size
         if size != self.config.hidden_size:
             raise SpeculationError(
@@ -137,6 +145,39 @@ class StreamingDrafter(Drafter):
                 "they were trained for"
             )
 
+    def _check_tuned(self, target: "PreTrainedModel") -> None:
+        if self.config.mode == "tuned" and getattr(target.config, MARK, None) != self.mark():
+            raise SpeculationError(
+                "these streams were trained together with the target's upper layers, and this target is as it was "
+                "before; call drafter.tune(target) first, or train streams that leave it untouched"
+            )
+
+    def tune(self, target: "PreTrainedModel") -> None:
+        """Make the target the one that these streams were trained with (mode "tuned"), for good: what was learned is
+        added to its upper layers, in place. From then on its text, with the drafter and without, is the tuned model's.
+
+        A target that was tuned before is left as it is; one that is saved and loaded stays tuned.
+
+        Raises:
+            SpeculationError: the streams leave their target untouched, the target was tuned by others, or does not fit.
+        """
+        if self.config.mode != "tuned":
+            raise SpeculationError("these streams leave their target untouched; use them as they are, without tune()")
+        found, mark = getattr(target.config, MARK, None), self.mark()
+        if found not in (None, mark):
+            raise SpeculationError("the target was tuned together with other streams; load it anew")
+        self._check_fit(target)
+        if found is None:
+            self.streams.merge(Upper(target, self.config.num_layers))
+            setattr(target.config, MARK, mark)
+
+    def mark(self) -> str:
+        """Tells tuned targets apart: a hash of what was added to them."""
+        parts = hashlib.sha256()
+        for name, weight in sorted(self.streams.adapters.state_dict().items()):
+            parts.update(name.encode() + weight.to(torch.bfloat16).view(torch.uint8).cpu().numpy().tobytes())
+        return parts.hexdigest()[:16]
+
     def start(self, context: DraftContext) -> StreamingSession:
         target = context.target
         if target is None:
@@ -149,7 +190,10 @@ class StreamingDrafter(Drafter):
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""
         kept = self._fitted.of(target, target.dtype)
         if not kept:
-            kept.append(_beside(deepcopy(self.streams), upper, target.dtype))
+            streams = deepcopy(self.streams)
+            if self.config.mode == "tuned":
+                streams.adapters = nn.ModuleList()  # they have gone into the target
+            kept.append(_beside(streams, upper, target.dtype))
         return kept[0]
 
 

@@ -38,8 +38,7 @@ class Streams(nn.Module):
         self.map = LowRank(size, config.map_rank, size) if config.map_rank else None
         self.pruning = LowRank(size, config.prune_rank, size) if config.prune_rank else None
         self.adapters = nn.ModuleList()
-        adapts = config.adapter_rank > 0 and config.mode == "untouched"
-        for _ in range(config.num_layers if adapts else 0):
+        for _ in range(config.num_layers if config.adapter_rank else 0):
             beside = {
                 name.replace(".", "/"): LowRank(sizes[0], config.adapter_rank, sizes[1])
                 for name, sizes in config.adapted.items()
@@ -59,6 +58,15 @@ class Streams(nn.Module):
         """
         mapped = states if self.map is None else states + self.map(states)
         return (mapped[:, :, None] + self.embeddings).flatten(1, 2)
+
+    def merge(self, upper: Upper) -> None:
+        """Write the adapters into the linear layers that they stand beside, W + U D, for good."""
+        for layer, beside in zip(upper.layers, self.adapters, strict=True):
+            for name, adapter in beside.items():  # type: ignore[union-attr, operator]
+                weight = layer.get_submodule(name.replace("/", ".")).weight
+                more = adapter.up.weight.float() @ adapter.down.weight.float()
+                with torch.no_grad():
+                    weight.copy_((weight.float() + more.to(weight.device)).to(weight.dtype))
 
     @contextmanager
     def beside(self, upper: Upper, main: int, width: int) -> Iterator[None]:

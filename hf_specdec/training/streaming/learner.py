@@ -1,6 +1,7 @@
 """Streams learn to foretell: stream j of every place where the target writes, the token j further on (Eq. 5)."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from ...drafters.streaming import Streams, Upper, likeliest_nodes, with_streams
 from ...target.masks import as_bias
 from ..learning import Examined
 
+ALPHA_MAIN, ALPHA_STREAM = 1.0, 0.1
+"""α0 and αj of Equation 5, where the target is tuned (Appendix A.2)"""
 NODES = 16
 """of the tree whose tokens per call an examination promises"""
 
@@ -18,31 +21,38 @@ NODES = 16
 class Learner(nn.Module):
     """Streams over the upper layers of a target, which are not trained and not saved with them."""
 
-    def __init__(self, streams: Streams, upper: Upper, windows: dict[str, int | None], candidates: int) -> None:
+    def __init__(
+        self, streams: Streams, upper: Upper, windows: dict[str, int | None], candidates: int, tuned: bool = False
+    ) -> None:
         super().__init__()
-        self.streams, self.candidates = streams, candidates
+        self.streams, self.candidates, self.tuned = streams, candidates, tuned
         self._target = (upper, windows)  # in a tuple, where torch does not look for modules
 
-    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, c, γ, K] of the streams at the places that count, and [B, c, K] of the early exit."""
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """At the places that count: logits [B, c, γ, K] of the streams, [B, c, K] of the early exit and, where the
+        target is tuned, [B, c, V] of the main stream."""
         (upper, windows), streams, at = self._target, self.streams, batch["at"]
         main = batch["states"]
         rows, width = main.shape[:2]
+        index = torch.arange(rows, device=at.device)[:, None]
         seen = torch.ones(1, width, width, dtype=torch.bool, device=at.device).tril()
         seen, depth = with_streams(seen, torch.arange(width, device=at.device)[None], streams.gamma, at)
-        chosen = main[torch.arange(rows, device=at.device)[:, None], at]
-        kept = MainStream()
-        with torch.no_grad():  # what is trained never reaches it
-            mask = as_bias(seen[:, :width, :width], _distance(depth[:, :width]), windows, main.dtype)
-            upper.run(main, mask, depth[:, :width], kept)
+        chosen, kept = main[index, at], MainStream()
+        mask = as_bias(seen[:, :width, :width], _distance(depth[:, :width]), windows, main.dtype)
+        # Left untouched, the main stream keeps no graph: nothing that is trained reaches it.
+        with torch.set_grad_enabled(self.tuned and torch.is_grad_enabled()), ExitStack() as adapted:
+            if self.tuned:
+                adapted.enter_context(streams.beside(upper, 0, width))
+            behind = upper.run(main, mask, depth[:, :width], kept)
         states = streams.begin(chosen).to(main.dtype)
         mask = as_bias(seen[:, width:], _distance(depth)[:, width:], windows, main.dtype)
         with streams.beside(upper, 0, states.shape[1]):
             states = upper.run(states, mask, depth[:, width:], kept)
         logits = streams.head(upper, states.unflatten(1, (-1, streams.gamma)))
-        if streams.pruning is None:
-            return logits, None
-        return logits, streams.head(upper, upper.after(chosen + streams.pruning(chosen).to(main.dtype)))
+        early = None
+        if streams.pruning is not None:
+            early = streams.head(upper, upper.after(chosen + streams.pruning(chosen).to(main.dtype)))
+        return logits, early, upper.head(behind[index, at]) if self.tuned else None
 
     def wanted(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, c, 1 + γ] rows of the head of the tokens that come next at each place; -1 where streams do not know them
@@ -74,22 +84,21 @@ def _distance(depth: Tensor) -> Tensor:
 
 
 def collate(lessons: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Texts padded on the right, and the places from which the target wrote."""
+    """Texts padded on the right, and the places that count in each."""
     lengths = torch.tensor([len(lesson["input_ids"]) for lesson in lessons])
-    starts = torch.tensor([int(lesson["start"]) - 1 for lesson in lessons])
-    longest, most = int(lengths.max()), int((lengths - 1 - starts).max())
+    counts = torch.tensor([len(lesson["at"]) for lesson in lessons])
+    longest, most = int(lengths.max()), int(counts.max())
     states = lessons[0]["states"].new_zeros(len(lessons), longest - 1, lessons[0]["states"].shape[1])
-    ids = torch.zeros(len(lessons), longest, dtype=torch.long)
+    ids, at = torch.zeros(len(lessons), longest, dtype=torch.long), torch.zeros(len(lessons), most, dtype=torch.long)
     for b, lesson in enumerate(lessons):
         ids[b, : lengths[b]], states[b, : lengths[b] - 1] = lesson["input_ids"], lesson["states"]
-    at = starts[:, None] + torch.arange(most)
-    counts = at < lengths[:, None] - 1
+        at[b, : counts[b]], at[b, counts[b] :] = lesson["at"], lesson["at"][0]
     return {
         "input_ids": ids,
         "states": states,
         "lengths": lengths,
-        "at": torch.where(counts, at, starts[:, None]),
-        "counts": counts,
+        "at": at,
+        "counts": torch.arange(most) < counts[:, None],
         "sampled": torch.stack([lesson["temperature"] for lesson in lessons]) > 0,
     }
 
@@ -98,11 +107,17 @@ class StreamTraining(Examined):
     """The streams' cross entropy, each stream's mean alike; the pruning map learns beside it, from the next token."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        """Mean over j of -log p(y_(t+j) | y_<t), with -log p(y_t | y_<t) of the early exit added."""
+        """Untouched: the mean over j of -log p(y_(t+j) | y_<t). Tuned (Eq. 5): -α0 log p(y_t | y_<t) of the main stream
+        and αj times each stream's. The early exit's -log p(y_t | y_<t) is added: it shares nothing with the others."""
         with self.accelerator.autocast():
-            logits, early = model(inputs)
+            logits, early, main = model(inputs)
         wanted = model.wanted(inputs)
-        loss = torch.stack([_entropy(logits[:, :, j], wanted[:, :, j + 1]) for j in range(logits.shape[2])]).mean()
+        streams = torch.stack([_entropy(logits[:, :, j], wanted[:, :, j + 1]) for j in range(logits.shape[2])])
+        if main is None:
+            loss = streams.mean()
+        else:
+            following = inputs["input_ids"].gather(1, inputs["at"] + 1).where(inputs["counts"], -1)
+            loss = ALPHA_MAIN * _entropy(main, following) + ALPHA_STREAM * streams.sum()
         if early is not None:
             loss = loss + _entropy(early, wanted[:, :, 0])
         return (loss, {"loss": loss}) if return_outputs else loss
@@ -142,7 +157,7 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
         batch = collate([lessons[i] for i in range(at, min(at + rows, len(lessons)))])
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            logits, early = model(batch)
+            logits, early, _ = model(batch)
         wanted = model.wanted(batch)
         best = logits.topk(model.candidates).indices
         hits = best == wanted[:, :, 1:, None]

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from ...showing.quiet import quiet
 from ...target.masks import attention_windows
 from ..folder import hold_to, interruptible, write_whole
 from ..learning import learn
-from ..own_text import OwnTextSettings, halves, own_texts
+from ..own_text import OwnTextSettings, given_texts, halves, own_texts
 from ..writing import Text, most_frequent
 from .learner import Learner, StreamTraining, acceptance, collate, said
 from .states import read_states
@@ -33,6 +33,13 @@ from .states import read_states
 class StreamingSettings(OwnTextSettings):
     """Arguments of the command."""
 
+    mode: Annotated[
+        Literal["untouched", "tuned"],
+        Option(help="Leave the target's own text as it is, or let its upper layers learn the texts, too."),
+    ] = "untouched"
+    answers: Annotated[
+        Literal["own", "given"], Option(help="Learn what the target writes itself, or the answers that the data gives.")
+    ] = "own"
     streams: Annotated[int, Option(help="γ, tokens foretold behind the target's own next one.")] = 4
     num_layers: Annotated[int, Option(help="N_s, upper layers that streams run through.")] = 8
     adapter_rank: Annotated[int, Option(help="Rank of the adapters beside the linear layers there; 0 for none.")] = 16
@@ -44,6 +51,9 @@ class StreamingSettings(OwnTextSettings):
     prune_rank: Annotated[int, Option(help="θ of the pruning map; 0 for none.")] = 8
     rotation: Annotated[float, Option(help="ε of value rotation in radians (Appendix B); 0 for none.")] = 0.0
     known_tokens: Annotated[int, Option(help="Tokens that streams foretell: those written most; 0 for all.")] = 8192
+    places: Annotated[int, Option(help="Places of a text that are learned from at once, drawn anew in each epoch.")] = (
+        64
+    )
     candidates: Annotated[int, Option(help="k, tokens per stream whose acceptance is measured.")] = 6
     epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 3.0
 
@@ -55,6 +65,7 @@ class StreamingSettings(OwnTextSettings):
         "prune_rank": (0, 1024),
         "rotation": (0, 1),
         "known_tokens": (0, 2**24),
+        "places": (1, 2**24),
         "candidates": (1, 16),
     }
 
@@ -72,21 +83,29 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
             a number any more.
     """
     settings.check()
+    if settings.mode == "tuned" and not settings.adapter_rank:
+        raise SpeculationError("mode is tuned, and adapter_rank 0: there would be nothing to tune; set it to 1 or more")
+    if settings.answers == "given" and not settings.data:
+        raise SpeculationError("answers are to be given, and data is empty; name files with prompts and answers")
     work = writable_folder(settings.output) / "training"
     work.mkdir(exist_ok=True)
-    questions = settings.questions()
+    questions = settings.questions() if settings.answers == "own" else []
     with quiet(), interruptible("the same command goes on where it stopped"):
         pair = settings.load()
         upper = Upper(pair.target, settings.num_layers)
         hold_to(work / "made_for.json", {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens})
-        texts = own_texts(settings, pair, questions, work)
+        texts = own_texts(settings, pair, questions, work) if settings.answers == "own" else given_texts(settings, pair)
         learned, held_out = halves(texts, settings.held_out, settings.seed)
-        lessons = read_states(pair.target, upper, learned, work / "states.bin")
+        lessons = read_states(pair.target, upper, learned, work / "states.bin", settings.places)
         examination = read_states(pair.target, upper, held_out, work / "held_out.bin")
         drafter = beginning(settings, pair, upper, texts)
         pair.target.requires_grad_(False)
         learner = Learner(
-            drafter.streams.float().requires_grad_(), upper, attention_windows(pair.target), settings.candidates
+            drafter.streams.float().requires_grad_(),
+            upper,
+            attention_windows(pair.target),
+            settings.candidates,
+            settings.mode == "tuned",
         )
         learn(
             settings,
@@ -118,6 +137,7 @@ def beginning(settings: StreamingSettings, pair: Pair, upper: Upper, texts: Sequ
             f"known_tokens must be {len(special)} or more, as many as the target has special tokens, got {known}"
         )
     drafter = StreamingDrafter(
+        mode=settings.mode,
         num_streams=settings.streams,
         num_layers=settings.num_layers,
         hidden_size=target.config.get_text_config(decoder=True).hidden_size,
@@ -166,5 +186,10 @@ def closing(settings: StreamingSettings, found: dict[str, Any]) -> Iterator[str]
 def _name(settings: StreamingSettings, learned: Sequence[Text]) -> str:
     """Tells trainings apart: the checkpoints of one are no beginning of another."""
     chosen = [field for field in StreamingSettings.ranges if field not in ("own_prompts", "rows", "raw", "sampled")]
-    content = [[text.ids for text in learned], settings.adapted, *(getattr(settings, name) for name in chosen)]
+    content = [
+        [text.ids for text in learned],
+        settings.adapted,
+        settings.mode,
+        *(getattr(settings, name) for name in chosen),
+    ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

@@ -4,6 +4,7 @@ stays the same for the whole training."""
 import hashlib
 import json
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,11 +23,15 @@ class States(Dataset[dict[str, Tensor]]):
     """Texts with their states.
 
     An item holds `input_ids` [T], `states` [T - 1, H], M of the layer before the first with streams, of all tokens but
-    the last, `start`, where the target's own text begins, and `temperature`.
+    the last, `at` [c], places that are followed by a token that the target wrote, and `temperature`.
     """
 
-    def __init__(self, texts: Sequence[Text], states: Tensor) -> None:
-        self.texts, self.states = texts, states
+    def __init__(self, texts: Sequence[Text], states: Tensor, places: int | None = None) -> None:
+        """
+        Args:
+            places: how many of them an item has at most, others in each epoch; None for all.
+        """
+        self.texts, self.states, self.places, self.epoch = texts, states, places, 0
         self.ends = [0, *torch.tensor([len(text.ids) - 1 for text in texts]).cumsum(0).tolist()]
 
     def __len__(self) -> int:
@@ -34,10 +39,13 @@ class States(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         text = self.texts[index]
+        at = list(range(text.start - 1, len(text.ids) - 1))
+        if self.places is not None and len(at) > self.places:
+            at = sorted(random.Random(f"{self.epoch} {index}").sample(at, self.places))
         return {
             "input_ids": torch.tensor(text.ids),
             "states": self.states[self.ends[index] : self.ends[index + 1]],
-            "start": torch.tensor(text.start),
+            "at": torch.tensor(at),
             "temperature": torch.tensor(text.temperature),
         }
 
@@ -46,7 +54,9 @@ class _Reached(Exception):
     """The layers above need not be computed."""
 
 
-def read_states(target: PreTrainedModel, upper: Upper, texts: Sequence[Text], file: Path) -> States:
+def read_states(
+    target: PreTrainedModel, upper: Upper, texts: Sequence[Text], file: Path, places: int | None = None
+) -> States:
     """The states of all texts, from the file where it holds them; it is mapped into memory, not read into it.
 
     Raises:
@@ -66,7 +76,7 @@ def read_states(target: PreTrainedModel, upper: Upper, texts: Sequence[Text], fi
             raise
         os.replace(partial, file)
         write_whole(note, json.dumps(made_of))
-    return States(texts, _mapped(file, shape, target.dtype))
+    return States(texts, _mapped(file, shape, target.dtype), places)
 
 
 def _mapped(file: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
