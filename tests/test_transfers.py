@@ -16,6 +16,7 @@ import transformers
 from counting import Transfers
 from test_architectures import nearly
 from test_ngram import documents
+from test_streaming import streams_of
 
 from hf_specdec import (
     DiscoDrafter,
@@ -63,6 +64,8 @@ DRAFTERS: dict[str, Any] = {
     "suffix": lambda target: SuffixDrafter(),
     "ngram": lambda target: NGramDrafter(train_ngram(documents(VOCAB), VOCAB, 3)),
     "hybrid": lambda target: HybridDrafter(nearly(target), num_draft_tokens=3),
+    "streaming": lambda target: streams_of(target, layers=1, num_nodes=8),
+    "streaming, pruned": lambda target: streams_of(target, layers=1, num_nodes=8, prune_below=0.03),
 }
 
 
@@ -121,6 +124,8 @@ def test_one_transfer_a_round(
             assert counts["to_host"] <= 1 + counts["draft steps"]
         elif kind == "pearl" and do_sample:  # a correction asks the worker, and is drawn when that has answered
             assert counts["to_host"] <= 2 + CORRECTION * len(BATCHES[batch])
+        elif kind == "streaming, pruned":  # in mid-forward, of how many nodes go; and by the judge, of which went
+            assert counts["to_host"] <= 3
         else:
             assert counts["to_host"] == 1
         assert counts["waiting"] == 0

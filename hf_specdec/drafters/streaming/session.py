@@ -59,8 +59,9 @@ class StreamingSession(DraftSession):
             index = to_device([self.rows.index(row) for row in sequences.rows], self.ends.device)
             self.ends, self.rows = self.ends[index], list(sequences.rows)
         logits = self.streams.head(self.upper, self.ends)
-        best = logits.topk(max(node.rank for node in nodes) + 1).indices  # [rows, γ, k]
-        tokens = self.streams.named(best)[:, [node.stream for node in nodes], [node.rank for node in nodes]]
+        k = max(node.rank for node in nodes) + 1
+        best = self.streams.named(logits.topk(k).indices)  # [rows, γ, k]
+        tokens = best.flatten(1)[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
         lengths = [_within(nodes, most) for most in budget]
         chain = parents == list(range(-1, len(parents) - 1))
