@@ -119,6 +119,8 @@ class Verdict:
     included, without the columns that a continued cache held."""
     draft_seconds: float = 0.0
     """seconds for which the target stood still, waiting for the draft"""
+    nodes: Tensor | None = None
+    """[B, N] the nodes that there were logits for, as in `Forward`; None: all"""
 
 
 class Picker(Protocol):
@@ -293,6 +295,11 @@ class DraftSession(CandidateGenerator):
             raise TypeError(f"{type(self).__name__} gives token_probs, and neither Draft.q nor an answer for q")
         q = self._taken.q[row, node]
         return q if tokens is None else q[tokens]
+
+    def estimates(self, row: int) -> Sequence[float | None]:
+        """How likely the session itself found each node of row `row` of the draft taken last, for whoever looks on;
+        empty where it has no figures of its own."""
+        return []
 
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""

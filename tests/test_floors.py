@@ -40,7 +40,7 @@ OVER = {
     "pearl": {"draft_model"},
     "hybrid": {"draft_model", "prompt_lookup"},
     "suffix": {"prompt_lookup"},
-    "streaming": {"draft_model"},
+    "streaming": {"draft_model", "prompt_lookup"},
 }
 """which families of drafters are built over which"""
 LONGEST = 350

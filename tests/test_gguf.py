@@ -205,4 +205,5 @@ def test_a_short_name_loads_without_importing_its_package(file: Path, monkeypatc
     monkeypatch.syspath_prepend(file.parent)
     assert known.package not in sys.modules
     pair = TargetSettings(target="smollm2", dtype="fp32", device="cpu").load()
+    assert pair.target.config.name_or_path == pair.tokenizer.name_or_path == known.repo
     assert torch.equal(pair.target.lm_head.weight, llama().lm_head.weight) and known.package not in sys.modules

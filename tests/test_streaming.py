@@ -16,8 +16,9 @@ from transformers import DynamicCache
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning, StreamingDrafter
 from hf_specdec.drafters.streaming import Streams, Upper, likeliest_nodes, most_valuable, product_tree, with_streams
 from hf_specdec.drafters.streaming.runner import StreamRunner, early_chances
-from hf_specdec.drafters.streaming.tree import level_by_level
+from hf_specdec.drafters.streaming.tree import Joined, joined, level_by_level
 from hf_specdec.drafters.streaming.tuner import TreeTuner
+from hf_specdec.instruments.recording import RecordingDrafter
 from hf_specdec.protocol import Draft, Verdict
 from hf_specdec.target.ragged import RaggedRunner
 
@@ -25,7 +26,8 @@ GAMMA = 3
 TARGETS = ["Llama", "Qwen2", "Qwen3", "Phi", "OPT", "Mistral", "Qwen2 sliding", "Gemma2"]
 BATCHES = {"one row": [9], "four uneven rows": [9, 5, 1, 7]}
 WAYS: dict[str, dict[str, Any]] = {
-    "by value": {},
+    "by value": {"copies": False},
+    "with copies": {},
     "full product": {"tree": "product"},
     "pruned": {"prune_below": 0.02, "num_nodes": 20},
     "rotated": {"rotation": 0.05},
@@ -54,6 +56,7 @@ def streams_of(target: Any, layers: int = 2, seed: int = 0, **options: Any) -> S
     generator = torch.Generator().manual_seed(seed)
     for weight in made.streams.parameters():
         weight.normal_(0, 0.3, generator=generator)
+    made.trained = True
     return made
 
 
@@ -310,6 +313,51 @@ def test_the_likeliest_nodes_are_the_likeliest() -> None:
         assert paths == {tuple(path([n for _, n in found], i)) for i in range(12)}
 
 
+def test_a_copy_joins_the_tree() -> None:
+    """Each node once, both sources' nodes there, a copied node as likely as the likelier source says, in order."""
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(40):
+        chances = torch.rand(3, 3, generator=generator).div(3).tolist()
+        likeliest = likeliest_nodes(chances, 15)
+        tokens = torch.randperm(9, generator=generator).view(3, 3).tolist()
+        copied = torch.randint(0, 9, (5,), generator=generator).tolist()
+        if seed % 2:
+            copied[:2] = [tokens[0][1], tokens[1][0]]  # as the streams say
+        nodes = joined(likeliest, tokens, copied, alpha=0.9)
+        assert all(node.parent < i for i, node in enumerate(nodes))
+        assert [n.chance for n in nodes] == sorted((n.chance for n in nodes), reverse=True)
+        texts = [tuple(text_of(nodes, i)) for i in range(len(nodes))]
+        assert len(set(texts)) == len(texts)
+        wanted = {tuple(copied[: n + 1]): 0.9 ** (n + 1) for n in range(5)}
+        plain = [Joined(n.parent, tokens[n.stream][n.rank], c, n) for c, n in likeliest]
+        for i, node in enumerate(plain):
+            text = tuple(text_of(plain, i))
+            wanted[text] = max(wanted.get(text, 0.0), node.chance)
+        assert dict(zip(texts, (n.chance for n in nodes), strict=True)) == pytest.approx(wanted)
+        assert [n.stream is None for n in nodes].count(True) == len(wanted) - len(likeliest)
+
+
+def text_of(nodes: Any, i: int) -> list[int]:
+    tokens: list[int] = []
+    while i >= 0:
+        tokens, i = [nodes[i].token, *tokens], nodes[i].parent
+    return tokens
+
+
+def test_copies_are_accepted_in_text_that_repeats_itself(target: Any) -> None:
+    """And count for nothing where they are switched off."""
+    ids = models.prompts([9])["input_ids"].repeat(1, 4)
+    call: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 60}
+    call |= {"do_sample": False, "repetition_penalty": 0.5}  # it says again what it has said
+    plain, accepted = target.generate(**call), {}
+    for copies in (True, False):
+        drafter = streams_of(target, copies=copies)
+        assert torch.equal(target.generate(**call, assistant_model=drafter), plain)
+        assert drafter.last_stats is not None
+        accepted[copies] = drafter.last_stats.accepted_tokens
+    assert accepted[True] > accepted[False] + 5
+
+
 def path(nodes: Any, i: int) -> list[int]:
     ranks: list[int] = []
     while i >= 0:
@@ -324,7 +372,7 @@ def test_the_tree_grows_as_far_as_it_pays(slope: float, least: int, most: int) -
     def speed(count: int) -> float:
         return (1 + sum(chance for chance, _ in found[:count])) / (1 + slope * count)
 
-    count = most_valuable(found, lambda width: 1 + slope * (width - 1))
+    count = most_valuable([chance for chance, _ in found], lambda width: 1 + slope * (width - 1))
     assert least <= count <= most and speed(count) == max(speed(n) for n in range(13))
 
 
@@ -350,12 +398,17 @@ def test_a_folder_gives_the_same_streams(target: Any, tmp_path: Any) -> None:
         ({"acceptance": [[0.5]]}, "acceptance must have 4 lists"),
         ({"acceptance": [[1.5]] * 4}, "acceptance must hold a list of shares"),
         ({"prune_below": 0.5}, "have no pruning map"),
-        ({"num_nodes": 1000}, "num_nodes must be from 0 to 256"),
+        ({"num_nodes": 1000}, "num_nodes must be from 0 to 64"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpeculationError, match=message):
         StreamingDrafter(**options)
+
+
+def test_streams_that_were_never_trained_are_refused(target: Any) -> None:
+    with pytest.raises(SpeculationError, match="has no trained streams; train them with `hf-specdec train streaming`"):
+        target.generate(**models.prompts([5]), max_new_tokens=4, speculation_type="streaming")
 
 
 def test_another_base_is_refused(target: Any) -> None:
@@ -376,9 +429,28 @@ def test_a_chance_is_learned_from_what_is_accepted(target: Any) -> None:
     tuner = TreeTuner(StreamingDrafter(num_streams=2, num_candidates=2, tree="product").config, do_sample=False)
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
-        nodes = tuner.tree(8, True)
+        nodes = tuner.tree(True)
         first = int(torch.rand((), generator=generator) < 0.3)  # rank 0 is right 70% of the time, rank 1 otherwise
         draft = Draft(torch.zeros(1, len(nodes), dtype=torch.long), [len(nodes)], [[n.parent for n in nodes]])
-        tuner.observe(Verdict([0], [2], [1], [[0, 0]], [False], 7, 1.0, draft=draft, paths=[[first]]))
+        verdict = Verdict([0], [2], [1], [[0, 0]], [False], 7, 1.0, draft=draft, paths=[[first]])
+        tuner.observe(verdict, [nodes])
     assert math.isclose(tuner.chances[0][0], 0.7, abs_tol=0.15) and math.isclose(tuner.chances[0][1], 0.3, abs_tol=0.15)
     assert max(tuner.chances[1]) < 0.05
+
+
+def test_explain_shows_the_whole_tree(target: Any) -> None:
+    """Every node, what became of it, and what its stream gave it."""
+    recorder = RecordingDrafter(streams_of(target, num_nodes=20, prune_below=0.02, copies=False))
+    sides = compare.Sides(target, [9])
+    assert torch.equal(sides.ours(recorder), sides.plain)
+    trees = [r for r in recorder.rounds if r.tree]
+    assert trees and any(node.fate == "pruned" for r in trees for node in r.tree)
+    for r in trees:
+        line = [node.token for node in r.tree if node.fate == "accepted"]
+        assert line == r.draft[: r.accepted]
+        for node in r.tree:
+            above = "accepted" if node.parent < 0 else r.tree[node.parent].fate
+            assert node.estimate is not None and 0 < node.estimate < 1
+            assert above == "accepted" or node.fate in ("dropped", "pruned")
+        first = [node.estimate or 0.0 for node in r.tree if node.parent < 0]
+        assert sum(first) < 1 and first == sorted(first, reverse=True)

@@ -1,6 +1,9 @@
 """Training of streams: what they learn, that it goes on where it stopped, and that the target is left alone."""
 
+import errno
 import json
+import math
+import os
 import shlex
 from copy import deepcopy
 from pathlib import Path
@@ -268,3 +271,35 @@ def test_answers_that_are_not_given(settings: StreamingSettings, tmp_path: Path,
     settings.data, settings.answers = [str(tmp_path / "data.jsonl")], "given"
     with pytest.raises(SpeculationError, match=r"line 1 has no answer to learn.*ref \(e2e_nlg\)"):
         train_streaming(settings)
+
+
+@pytest.mark.parametrize("at", ["states", "checkpoint"])
+def test_a_full_disk_loses_nothing(settings: StreamingSettings, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    settings.epochs = 1
+    with monkeypatch.context() as patch:
+        if at == "states":
+            patch.setattr(os, "posix_fallocate", full)
+        else:
+            patch.setattr(StreamTraining, "_save_checkpoint", full)
+        with pytest.raises(SpeculationError, match="No space left on device"):
+            train_streaming(settings)
+    assert not list(Path(settings.output).rglob("*.partial"))
+    assert train_streaming(settings)["promised"] >= 1
+
+
+def test_a_loss_that_is_no_number(settings: StreamingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, steps = StreamTraining.compute_loss, [0]
+
+    def spoilt(*arguments: Any, **options: Any) -> Any:
+        steps[0] += 1
+        return honest(*arguments, **options) * (math.nan if steps[0] == 9 else 1.0)
+
+    settings.epochs = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamTraining, "compute_loss", spoilt)
+        with pytest.raises(SpeculationError, match=r"the loss is nan at step 9, with a learning rate of 0\.01; set"):
+            train_streaming(settings)
+    assert train_streaming(settings)["promised"] >= 1

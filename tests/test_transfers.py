@@ -64,8 +64,9 @@ DRAFTERS: dict[str, Any] = {
     "suffix": lambda target: SuffixDrafter(),
     "ngram": lambda target: NGramDrafter(train_ngram(documents(VOCAB), VOCAB, 3)),
     "hybrid": lambda target: HybridDrafter(nearly(target), num_draft_tokens=3),
-    "streaming": lambda target: streams_of(target, layers=1, num_nodes=8),
-    "streaming, pruned": lambda target: streams_of(target, layers=1, num_nodes=8, prune_below=0.03),
+    "streaming": lambda target: streams_of(target, layers=1, num_nodes=8, copies=False),
+    "streaming, copies": lambda target: streams_of(target, layers=1, num_nodes=8),
+    "streaming, pruned": lambda target: streams_of(target, layers=1, num_nodes=8, copies=False, prune_below=0.03),
 }
 
 
@@ -126,6 +127,8 @@ def test_one_transfer_a_round(
             assert counts["to_host"] <= 2 + CORRECTION * len(BATCHES[batch])
         elif kind == "streaming, pruned":  # in mid-forward, of how many nodes go; and by the judge, of which went
             assert counts["to_host"] <= 3
+        elif kind == "streaming, copies":  # what the streams say, to join it with what was said before
+            assert counts["to_host"] <= 2
         else:
             assert counts["to_host"] == 1
         assert counts["waiting"] == 0

@@ -234,6 +234,7 @@ class Decoding:
             seconds=0.0,
             draft=draft,
             paths=[path[:n] for path, n in zip(paths, accepted, strict=True)],
+            nodes=forward.nodes,
         )
         verdict.features = self._shown(_along_paths(forward, draft, verdict))
         return verdict, sound

@@ -86,12 +86,25 @@ class TokenInfo:
 
 
 @dataclass
+class TreeNode:
+    """A node of a drafted tree as it is shown."""
+
+    text: str
+    parent: int
+    kind: str
+    """accepted, rejected, pruned, dropped"""
+    estimate: float | None
+
+
+@dataclass
 class Explanation:
     """All that the pages show."""
 
     settings: ExplainSettings
     lines: list[list[TokenInfo]]
     """the prefill's token, a line per round, and what the target wrote alone where the drafter was given up"""
+    trees: list[list[TreeNode]]
+    """of each line, where its draft was a tree"""
     rounds: list[Round]
     rejections: list[Rejection]
     """the costliest first"""

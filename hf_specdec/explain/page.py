@@ -1,5 +1,6 @@
 """An explanation as a picture: coloured lines in the terminal, a page with hover in the browser."""
 
+from collections.abc import Sequence
 from html import escape
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from ..instruments.meter import Meter
 from ..showing.marks import marked
 from ..showing.page import cards, html_page
 from ..showing.pretended import pretended_costs
-from .explanation import Candidate, Explanation, TokenInfo
+from .explanation import Candidate, Explanation, TokenInfo, TreeNode
 
 KINDS = {
     "first": ("", ("", ""), "the target's first token, from the prefill"),
@@ -33,6 +34,9 @@ STYLE = """
   right: 1rem; bottom: 1rem; margin: 0 auto; max-width: 34rem; background: var(--text); color: var(--page);
   padding: .5rem .8rem; border-radius: .5rem; font: 500 .9rem/1.4 system-ui, sans-serif; white-space: pre-wrap;
   z-index: 9; }
+.pruned { color: var(--soft); opacity: .55; }
+.tree summary { color: var(--soft); font-size: .8rem; cursor: pointer; }
+.tree ul { margin: 0; padding-left: 1.1rem; } .tree li { list-style: none; }
 .legend span { margin-right: 1.1rem; display: inline-block; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); } svg.timeline { display: block; min-width: 46rem; }
 """
@@ -101,9 +105,11 @@ def audit_text(explanation: Explanation) -> str:
 def explain_page(explanation: Explanation) -> str:
     """The page, as HTML."""
     e = explanation
+    trees = [*e.trees, *[[]] * (len(e.lines) - len(e.trees))]
     rounds = "".join(
-        f'<div class="round"><span>{number}</span><span class="tokens">{"".join(map(_token_html, line))}</span></div>'
-        for number, line in enumerate(e.lines)
+        f'<div class="round"><span>{number}</span><span class="tokens">{"".join(map(_token_html, line))}'
+        f"{_tree_html(tree)}</span></div>"
+        for number, (line, tree) in enumerate(zip(e.lines, trees, strict=True))
     )
     legend = "".join(
         f'<span><b class="{kind}">token</b> {escape(meaning)}</span>'
@@ -165,6 +171,26 @@ def _token_html(token: TokenInfo) -> str:
         tip.append(f"min(1, p/q) = {min(1.0, token.p / token.q):.3f}")
     tip_text = escape(f"{_visible(token.text)}   " + " · ".join(tip), quote=True)
     return f'<span class="t {token.kind}" tabindex="0" data-tip="{tip_text}">{escape(_visible(token.text))}</span>'
+
+
+def _tree_html(nodes: Sequence[TreeNode]) -> str:
+    """A drafted tree, folded: each node below its parent, with how likely the drafter found it."""
+
+    def below(parent: int) -> str:
+        items = []
+        for i, node in enumerate(nodes):
+            if node.parent == parent:
+                chance = "" if node.estimate is None else f' <span class="soft">{node.estimate:.2f}</span>'
+                items.append(
+                    f'<li><span class="{node.kind}">{escape(_visible(node.text))}</span>{chance}{below(i)}</li>'
+                )
+        return f"<ul>{''.join(items)}</ul>" if items else ""
+
+    if not nodes:
+        return ""
+    pruned = sum(node.kind == "pruned" for node in nodes)
+    said = f"tree of {len(nodes)}" + (f", {pruned} pruned" if pruned else "")
+    return f'<details class="tree"><summary>{said}</summary>{below(-1)}</details>'
 
 
 def _rejections_html(explanation: Explanation) -> str:

@@ -14,7 +14,7 @@ from ..instruments.recording import RecordingDrafter, Round
 from ..loading.checks import check_tokens
 from ..loading.drafters import load_drafter, own_model
 from ..loading.prompts import WARM_UP_TEXT
-from .explanation import Candidate, ExplainSettings, Explanation, Rejection, TokenInfo
+from .explanation import Candidate, ExplainSettings, Explanation, Rejection, TokenInfo, TreeNode
 from .timeline import see_worker, timeline_of
 
 COSTLIEST = 10
@@ -60,6 +60,7 @@ def explain(
     return Explanation(
         settings=settings,
         lines=reader.lines(recorder.rounds),
+        trees=reader.trees(recorder.rounds),
         rounds=recorder.rounds,
         rejections=reader.rejections(recorder.rounds)[:COSTLIEST],
         stats=recorder.last_stats,
@@ -105,6 +106,13 @@ class _Reader:
             at += len(r.tokens)
         alone = [self._info(token, at + i, "own") for i, token in enumerate(self.new[at:])]
         return [*lines, alone] if alone else lines
+
+    def trees(self, rounds: Sequence[Round]) -> list[list[TreeNode]]:
+        shown = [
+            [TreeNode(self._text([node.token]), node.parent, node.fate, node.estimate) for node in r.tree]
+            for r in rounds
+        ]
+        return [[], *shown]  # the prefill's token had none
 
     def rejections(self, rounds: Sequence[Round]) -> list[Rejection]:
         found, at = [], 1

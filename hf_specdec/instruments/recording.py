@@ -1,13 +1,26 @@
 """Record what a drafter proposes and what becomes of it, by wrapping it; the engine sees an ordinary drafter."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
 from ..drafters.base import Drafter
 from ..protocol import Draft, DraftContext, DraftSession, Verdict
 from ..schedule import Guarded, Schedule
+
+
+@dataclass
+class Node:
+    """A node of a drafted tree, and what became of it."""
+
+    token: int
+    parent: int
+    """index of its parent, -1 for the text's last token"""
+    fate: str
+    """accepted, rejected (its parent was accepted), pruned (in mid-forward), dropped (behind one of these)"""
+    estimate: float | None
+    """how likely the drafter itself found it, where it says so"""
 
 
 @dataclass
@@ -23,6 +36,8 @@ class Round:
     """what the round added to the text"""
     draft_seconds: float
     """for which the target stood still"""
+    tree: list[Node] = field(default_factory=list)
+    """all nodes of a draft that is a tree; empty for a chain"""
 
     @property
     def rejected(self) -> int | None:
@@ -54,7 +69,8 @@ class RecordingDrafter(Drafter):
         """The inner drafter's own session, so that any schedule finds what it asks for; only its verdicts are read."""
         self.rounds.clear()
         session = self.inner.start(context)
-        session.observe = _Recorder(session.observe, self.rounds, self.told)  # type: ignore[method-assign]
+        recorder = _Recorder(session.observe, session.estimates, self.rounds, self.told)
+        session.observe = recorder  # type: ignore[method-assign]
         return session
 
     def check_target(self, target: PreTrainedModel) -> None:
@@ -72,18 +88,21 @@ class _Recorder:
     """Stands in for a session's `observe`: a round is complete when its verdict comes."""
 
     observe: Callable[[Verdict], None]
+    estimates: Callable[[int], Sequence[float | None]]
     rounds: list[Round]
     told: Callable[[Round], None] | None
 
     def __call__(self, verdict: Verdict) -> None:
         if 0 in verdict.rows and verdict.draft is not None:
-            self.rounds.append(_round(verdict.draft, verdict, verdict.rows.index(0)))
+            row = verdict.rows.index(0)
+            estimates = [] if verdict.draft.parents is None else self.estimates(row)
+            self.rounds.append(_round(verdict.draft, verdict, row, estimates))
             if self.told is not None:
                 self.told(self.rounds[-1])
         self.observe(verdict)
 
 
-def _round(draft: Draft, verdict: Verdict, row: int) -> Round:
+def _round(draft: Draft, verdict: Verdict, row: int, estimates: Sequence[float | None]) -> Round:
     accepted, tokens = verdict.accepted[row], verdict.tokens[row]
     return Round(
         draft=_one_below_the_other(draft, row, tokens[:accepted]),
@@ -91,7 +110,24 @@ def _round(draft: Draft, verdict: Verdict, row: int) -> Round:
         accepted=accepted,
         tokens=tokens,
         draft_seconds=verdict.draft_seconds,
+        tree=[] if draft.parents is None else _tree(draft, verdict, row, estimates),
     )
+
+
+def _tree(draft: Draft, verdict: Verdict, row: int, estimates: Sequence[float | None]) -> list[Node]:
+    assert draft.parents is not None
+    parents, path = draft.parents[row], {-1, *verdict.paths[row]}
+    tested = None if verdict.nodes is None else set(verdict.nodes[row].tolist())
+    nodes = []
+    for i, token in enumerate(draft.tokens[row, : draft.lengths[row]].tolist()):
+        if i in path:
+            fate = "accepted"
+        elif tested is not None and i not in tested:
+            fate = "pruned"
+        else:
+            fate = "rejected" if parents[i] in path else "dropped"
+        nodes.append(Node(token, parents[i], fate, estimates[i] if i < len(estimates) else None))
+    return nodes
 
 
 def _one_below_the_other(draft: Draft, row: int, kept: list[int]) -> list[int]:

@@ -16,7 +16,7 @@ from ..errors import SpeculationError
 from ..instruments.padding import pad_mlps
 from ..packing import pack_linear
 from . import gguf
-from .names import whole_name
+from .names import public_name, whole_name
 from .quantization import quantization_config
 
 
@@ -174,9 +174,10 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     Raises:
         SpeculationError: there is none, or it cannot be loaded.
     """
-    source = _plain(source)
+    known, source = public_name(source.name), _plain(source)
     with _named("tokenizer", source):
         tokenizer = AutoTokenizer.from_pretrained(source.name, padding_side="left", **_hub_options(source))
+    tokenizer.name_or_path = known or tokenizer.name_or_path
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -188,7 +189,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     Raises:
         SpeculationError: there is none, or it cannot be loaded as asked.
     """
-    source, device = _plain(source), device_name(source.device)
+    known, source, device = public_name(source.name), _plain(source), device_name(source.device)
     dtype = DTYPES[dtype_name(source.dtype, device)]
     options: dict[str, Any] = _hub_options(source) | {"dtype": dtype}
     if source.attn_implementation is not None:
@@ -202,6 +203,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         options.setdefault("device_map", device)  # quantized weights cannot always be moved
     with _named("model", source):
         model = AutoModelForCausalLM.from_pretrained(source.name, **options)
+    if known is not None:  # not by the folder that it was converted to
+        model.name_or_path = model.config.name_or_path = known
     if source.pad_mlp:
         pad_mlps(model, source.pad_mlp)
     model = model if "device_map" in options else model.to(device)

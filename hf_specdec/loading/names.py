@@ -29,3 +29,9 @@ def whole_name(name: str) -> str:
     spec = find_spec(known.package)  # which is not imported: it asks for packages that are not needed here
     folders = [] if spec is None else spec.submodule_search_locations or []
     return next((str(file) for folder in folders if (file := Path(folder, known.file)).is_file()), known.repo)
+
+
+def public_name(name: str) -> str | None:
+    """The Hub repo of a model of a short name, wherever it was loaded from; None for others."""
+    known = NAMES.get(name)
+    return None if known is None or Path(name).exists() else known.repo

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from safetensors import SafetensorError
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 from transformers import ProgressCallback, Trainer, TrainingArguments
@@ -14,6 +15,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..devices import dtype_name
+from ..errors import SpeculationError
 from .own_text import OwnTextSettings
 
 PARTS = 20
@@ -70,6 +72,19 @@ class Examined(Trainer):
         """The same in words."""
         raise NotImplementedError
 
+    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        """
+        Raises:
+            SpeculationError: the loss is not a number; the weights have not been changed by it.
+        """
+        loss = super().training_step(*arguments, **options)
+        if not loss.isfinite():
+            raise SpeculationError(
+                f"the loss is {float(loss)} at step {self.state.global_step + 1}, with a learning rate of "
+                f"{self.args.learning_rate:g}; set learning_rate lower"
+            )
+        return loss
+
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         """A line with the figures, above the bar."""
         found = self.examine(eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
@@ -99,7 +114,11 @@ def learn(
     collate: Callable[..., Any],
     folder: Path,
 ) -> None:
-    """Train; from the last checkpoint in the folder, where there is one."""
+    """Train; from the last checkpoint in the folder, where there is one.
+
+    Raises:
+        SpeculationError: the loss is not a number any more, or a checkpoint cannot be written.
+    """
     on_cpu = settings.device == "cpu"
     every = max(1, round(settings.epochs * len(lessons) / settings.batch_size / PARTS))
     arguments = TrainingArguments(
@@ -132,7 +151,12 @@ def learn(
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(Bar)
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    try:
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    except (OSError, SafetensorError) as error:
+        raise SpeculationError(
+            f"cannot write to {folder}: {error}; once there is room the same command goes on from the last checkpoint"
+        ) from error
 
 
 def last_checkpoint(folder: Path) -> str | None:

@@ -1,36 +1,21 @@
 """What each source of drafts is worth: accepted tokens and time, measured while it runs."""
 
-from collections.abc import Sequence
 from math import prod
 
 from ...theory import expected_tokens
 from ..draft_model.window import WindowTuner
-
-MEMORY = 0.98
-"""Weight of the past at each observation, so that the figures follow the text."""
+from ..prompt_lookup.rates import MEMORY, CopyRates
 
 
-class Meter:
+class Meter(CopyRates):
     """Acceptance of lookups by match length, acceptance of the draft model, and the time of every part of a round."""
 
     def __init__(self, max_match: int) -> None:
+        super().__init__(max_match)
         self.model = WindowTuner(memory=MEMORY)
         """α and time per draft token of the draft model; verification times by width, whatever was drafted."""
         self.window = 1
         """Tokens that the draft model drafted last."""
-        # Per match length a prior of two tokens, one of them accepted.
-        self._accepted, self._tested = [1.0] * (max_match + 1), [2.0] * (max_match + 1)
-
-    def alpha(self, match: int) -> float:
-        """Measured acceptance rate of what was copied after a match of this length."""
-        return self._accepted[match] / self._tested[match]
-
-    def observe_lookup(self, match: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
-        """Compare a copy, drafted or not, with what the target went on to say: lookups are judged in every round."""
-        tested = min(len(copied), len(emitted))
-        agreed = next((i for i in range(tested) if copied[i] != emitted[i]), tested)
-        self._accepted[match] = MEMORY * self._accepted[match] + agreed
-        self._tested[match] = MEMORY * self._tested[match] + min(agreed + 1, tested)
 
     def observe_draft(self, seconds: float, window: int) -> None:
         """The draft model drafted `window` tokens in this time."""

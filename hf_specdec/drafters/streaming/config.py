@@ -7,7 +7,7 @@ from huggingface_hub.dataclasses import strict
 
 from ...config import DrafterConfig, ranged
 
-MOST_STREAMS, MOST_CANDIDATES, MOST_NODES = 16, 16, 256
+MOST_STREAMS, MOST_CANDIDATES, MOST_NODES = 16, 16, 64
 WIDEST = 2**20
 """units of a layer that an adapter may stand beside"""
 
@@ -23,6 +23,7 @@ class StreamingConfig(DrafterConfig):
     num_nodes: int | Literal["auto"] = ranged("auto", 0, MOST_NODES)
     num_candidates: int = ranged(4, 1, MOST_CANDIDATES)
     prune_below: float = ranged(0.0, 0, 1)
+    copies: bool = True
 
     mode: Literal["untouched", "tuned"] = "untouched"
     num_streams: int = ranged(4, 1, MOST_STREAMS)

@@ -12,6 +12,8 @@ from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
 from ..learned import Learned
+from ..prompt_lookup import PromptLookupConfig
+from ..prompt_lookup.rates import CopyRates
 from .config import StreamingConfig
 from .session import StreamingSession
 from .streams import Streams
@@ -40,6 +42,7 @@ class StreamingDrafter(Drafter):
         num_nodes: int | Literal["auto"] = "auto",
         num_candidates: int = 4,
         prune_below: float = 0.0,
+        copies: bool = True,
         mode: Literal["untouched", "tuned"] = "untouched",
         num_streams: int = 4,
         num_layers: int = 1,
@@ -57,11 +60,13 @@ class StreamingDrafter(Drafter):
         Args:
             tree: "value" drafts the likeliest tokens as far as they pay; "product" every candidate of each stream
                 behind every one of the stream before, as the paper does.
-            num_nodes: drafted tokens per round of a tree by value, from 0 to 256; "auto" chooses by measured acceptance
+            num_nodes: drafted tokens per round of a tree by value, from 0 to 64; "auto" chooses by measured acceptance
                 and times.
             num_candidates: k, tokens tried per stream, from 1 to 16.
             prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 (none do)
                 to 1; for streams with a pruning map.
+            copies: whether what followed the same words before joins a tree by value; rounds that have something to
+                copy read from an accelerator twice.
             mode: "untouched" where adapters act on streams only, "tuned" where the target learned with them (see
                 `tune`); written by training, as is all that follows.
             num_streams: γ, from 1 to 16.
@@ -84,6 +89,7 @@ class StreamingDrafter(Drafter):
             num_nodes=num_nodes,
             num_candidates=num_candidates,
             prune_below=prune_below,
+            copies=copies,
             mode=mode,
             num_streams=num_streams,
             num_layers=num_layers,
@@ -98,10 +104,15 @@ class StreamingDrafter(Drafter):
             acceptance_sampled=acceptance_sampled or [],
         )
         self.streams = Streams(self.config).to(torch.bfloat16).requires_grad_(False)
+        self.trained = False
+        """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
         self._tuners: dict[bool, Learned[TreeTuner]] = {
             sampled: Learned(lambda sampled=sampled: TreeTuner(self.config, sampled))  # type: ignore[misc]
             for sampled in (False, True)
+        }
+        self._rates: dict[bool, Learned[CopyRates]] = {
+            sampled: Learned(lambda: CopyRates(PromptLookupConfig().max_match)) for sampled in (False, True)
         }
 
     def weights(self) -> dict[str, Tensor]:
@@ -109,8 +120,14 @@ class StreamingDrafter(Drafter):
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         self.streams.load_state_dict(weights)
+        self.trained = True
 
     def check_target(self, target: "PreTrainedModel") -> None:
+        if not self.trained:
+            raise SpeculationError(
+                "speculation_type='streaming' has no trained streams; train them with `hf-specdec train streaming` and "
+                "pass them as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
+            )
         self._check_fit(target)
         self._check_tuned(target)
 
@@ -167,8 +184,17 @@ class StreamingDrafter(Drafter):
         if found not in (None, mark):
             raise SpeculationError("the target was tuned together with other streams; load it anew")
         self._check_fit(target)
+        upper = Upper(target, self.config.num_layers)
+        weights: list[Any] = [
+            layer.get_submodule(name).weight.data for layer in upper.layers for name in self.config.adapted
+        ]
+        if not all(type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta for weight in weights):
+            raise SpeculationError(
+                "tune() adds to plain weights in memory, and the target's are quantized or offloaded; load it plainly, "
+                "tune it, and save it"
+            )
         if found is None:
-            self.streams.merge(Upper(target, self.config.num_layers))
+            self.streams.merge(upper)
             setattr(target.config, MARK, mark)
 
     def mark(self) -> str:
@@ -184,7 +210,8 @@ class StreamingDrafter(Drafter):
             raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
         tuner = self._tuners[context.do_sample].of(target, len(context.prompt_ids))
-        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner)
+        rates = self._rates[context.do_sample].of(target)
+        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, rates)
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""
@@ -193,13 +220,14 @@ class StreamingDrafter(Drafter):
             streams = deepcopy(self.streams)
             if self.config.mode == "tuned":
                 streams.adapters = nn.ModuleList()  # they have gone into the target
-            kept.append(_beside(streams, upper, target.dtype))
+            kept.append(_beside(streams, upper, target))
         return kept[0]
 
 
-def _beside(streams: Streams, upper: Upper, dtype: torch.dtype) -> Streams:
-    devices = [next(layer.parameters()).device for layer in upper.layers]
-    streams.to(device=devices[0], dtype=dtype)
+def _beside(streams: Streams, upper: Upper, target: "PreTrainedModel") -> Streams:
+    found = [next(layer.parameters()).device for layer in upper.layers]
+    devices = [target.device if device.type == "meta" else device for device in found]  # offloaded, until they run
+    streams.to(device=devices[0], dtype=target.dtype)
     for adapters, device in zip(streams.adapters, devices, strict=False):
         adapters.to(device)
     streams.known = streams.known.to(upper.head.weight.device)

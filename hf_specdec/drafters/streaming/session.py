@@ -6,19 +6,29 @@ import torch
 from torch import Tensor
 
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
-from ...transfer import to_device
+from ...transfer import to_device, to_host
+from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
+from ..prompt_lookup.rates import CopyRates
 from .config import StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams
+from .tree import Node
 from .tuner import TreeTuner
 from .upper import Upper
 
 
 class StreamingSession(DraftSession):
-    """Drafts each stream's likeliest tokens as a tree: those of stream j behind those of stream j - 1."""
+    """Drafts each stream's likeliest tokens as a tree, those of stream j behind those of stream j - 1, joined by what
+    followed the same words before."""
 
     def __init__(
-        self, context: DraftContext, config: StreamingConfig, streams: Streams, upper: Upper, tuner: TreeTuner
+        self,
+        context: DraftContext,
+        config: StreamingConfig,
+        streams: Streams,
+        upper: Upper,
+        tuner: TreeTuner,
+        rates: CopyRates,
     ) -> None:
         super().__init__(context)
         self.config, self.streams, self.upper, self.tuner = config, streams, upper, tuner
@@ -26,6 +36,14 @@ class StreamingSession(DraftSession):
         self.rows: list[int] = []
         self.ends: Tensor | None = None
         """[rows, γ, H] the streams of each row's last token that was fed"""
+        self._logits: Tensor | None = None
+        """[rows, γ, K] of the last draft"""
+        self._drafted: list[Sequence[Node | None]] = []
+        """[rows][nodes] of the last draft the streams' nodes, None for what is copied"""
+        joins = config.copies and config.tree == "value" and context.trees
+        self.lookup = PromptLookupSession(context, PromptLookupConfig()) if joins else None
+        self.rates = rates
+        self._copies: dict[int, tuple[int, list[int]]] = {}
 
     def runner(self, runner: Runner) -> Runner:
         self._runner = StreamRunner(runner, self.streams, self.upper, self.config.prune_below)
@@ -35,7 +53,11 @@ class StreamingSession(DraftSession):
         self._look(verdict)
 
     def observe(self, verdict: Verdict) -> None:
-        self.tuner.observe(verdict)
+        self.tuner.observe(verdict, self._drafted)
+        for row, emitted in zip(verdict.rows, verdict.tokens, strict=True):
+            if row in self._copies:
+                self.rates.observe_lookup(*self._copies[row], emitted)
+        self._drafted, self._copies = [], {}  # in a round without room nothing is proposed
         self._look(verdict)
 
     def _look(self, verdict: Verdict) -> None:
@@ -52,20 +74,52 @@ class StreamingSession(DraftSession):
         self.rows = list(verdict.rows)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        nodes = self.tuner.tree(max(budget, default=0), self.context.trees)
-        if self.ends is None or not nodes:
+        nodes = self.tuner.tree(self.context.trees)
+        copies = self._look_up(sequences, budget)
+        if self.ends is None or not (nodes or copies):
             return Draft.from_lists([[]] * len(budget), self.context.device)
         if sequences.rows != self.rows:
             index = to_device([self.rows.index(row) for row in sequences.rows], self.ends.device)
             self.ends, self.rows = self.ends[index], list(sequences.rows)
-        logits = self.streams.head(self.upper, self.ends)
+        self._logits = logits = self.streams.head(self.upper, self.ends)
+        if copies:
+            return self._joined(logits, sequences.rows)
         k = max(node.rank for node in nodes) + 1
-        best = self.streams.named(logits.topk(k).indices)  # [rows, γ, k]
-        tokens = best.flatten(1)[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
+        best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
+        tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
-        lengths = [_within(nodes, most) for most in budget]
         chain = parents == list(range(-1, len(parents) - 1))
-        return Draft(tokens, lengths, None if chain else [parents] * len(lengths))
+        self._drafted = [nodes] * len(budget)
+        return Draft(tokens, [len(nodes)] * len(budget), None if chain else [parents] * len(budget))
+
+    def _look_up(self, sequences: Sequences, budget: list[int]) -> dict[int, tuple[int, list[int]]]:
+        """By row, the length of its match and what to copy behind it; rows without a match are left out."""
+        self._copies = {}
+        if self.lookup is not None:
+            matches, branches = self.lookup.copies(sequences, budget)
+            rows = zip(sequences.rows, matches, branches, strict=True)
+            self._copies = {row: (match, copies[0]) for row, match, copies in rows if copies}
+        return self._copies
+
+    def _joined(self, logits: Tensor, rows: Sequence[int]) -> Draft:
+        """A tree per row: whether a copy and a stream say the same the host must know."""
+        named = to_host(self.streams.named(logits.topk(self.config.num_candidates).indices))
+        trees = []
+        for row, tokens in zip(rows, named, strict=True):
+            match, copied = self._copies.get(row, (0, []))
+            trees.append(self.tuner.joined(tokens, copied, self.rates.alpha(match)))
+        self._drafted = [[node.stream for node in tree] for tree in trees]
+        draft = Draft.from_lists([[node.token for node in tree] for tree in trees], self.context.device)
+        width = draft.tokens.shape[1]
+        draft.parents = [[node.parent for node in tree] + [-1] * (width - len(tree)) for tree in trees]
+        return draft
+
+    def estimates(self, row: int) -> Sequence[float | None]:
+        """The chance that its stream gave each node's token; none of what is copied."""
+        if not self._drafted or self._logits is None:
+            return []
+        likeliest = self._logits[row].float().softmax(-1).topk(self.config.num_candidates).values.tolist()
+        return [None if node is None else likeliest[node.stream][node.rank] for node in self._drafted[row]]
 
     def close(self) -> None:
         if (runner := self._runner) is not None and runner.pruned:
@@ -73,8 +127,3 @@ class StreamingSession(DraftSession):
                 f"{runner.pruned} of {runner.fed} drafted tokens were pruned in mid-forward"
             )
         self.tuner.note(self.context.stats)
-
-
-def _within(nodes: Sequence, depth: int) -> int:
-    """How many of the nodes, in order of depth, lie no deeper."""
-    return sum(node.stream < depth for node in nodes)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...packing import PackedLinear, pack_linear
 from .config import StreamingConfig
 from .upper import Upper, here_only
 
@@ -45,7 +46,7 @@ class Streams(nn.Module):
             }
             self.adapters.append(nn.ModuleDict(beside))
         self.register_buffer("known", torch.zeros(config.known_tokens, dtype=torch.long))
-        self._head: tuple[Any, Tensor, Tensor | None] | None = None
+        self._head: tuple[Any, tuple[nn.Linear]] | None = None
 
     def begin(self, states: Tensor) -> Tensor:
         """The streams of each place, S_tj = f_η(M_t) + P_j (Eq. 3); f_η is the identity plus a map of rank η.
@@ -63,7 +64,7 @@ class Streams(nn.Module):
         """Write the adapters into the linear layers that they stand beside, W + U D, for good."""
         for layer, beside in zip(upper.layers, self.adapters, strict=True):
             for name, adapter in beside.items():  # type: ignore[union-attr, operator]
-                weight = layer.get_submodule(name.replace("/", ".")).weight
+                weight: Any = layer.get_submodule(name.replace("/", ".")).weight
                 more = adapter.up.weight.float() @ adapter.down.weight.float()
                 with torch.no_grad():
                     weight.copy_((weight.float() + more.to(weight.device)).to(weight.dtype))
@@ -85,13 +86,21 @@ class Streams(nn.Module):
 
     def head(self, upper: Upper, states: Tensor) -> Tensor:
         """Logits [..., K] over the known tokens, by the target's own head."""
-        weight, bias = upper.head.weight, upper.head.bias
-        if len(self.known):  # its rows are copied once, as long as the head stays what it is
-            now = (weight.data_ptr(), weight._version, self.known.data_ptr())
-            if self._head is None or self._head[0] != now:
-                self._head = now, weight.detach()[self.known], None if bias is None else bias.detach()[self.known]
-            _, weight, bias = self._head
-        return _flat(lambda rows: nn.functional.linear(rows, weight, bias), states)
+        head = self._known_head(upper.head) if len(self.known) else upper.head
+        return _flat(head, states)
+
+    def _known_head(self, head: nn.Linear) -> nn.Linear:
+        """Its rows of the known tokens: copied, and packed as it is, once, as long as it stays what it is."""
+        now = (head.weight.data_ptr(), head.weight._version, self.known.data_ptr(), type(head))
+        if self._head is None or self._head[0] != now:
+            copied = nn.Linear(head.in_features, len(self.known), bias=head.bias is not None, device="meta")
+            copied.weight = nn.Parameter(head.weight.detach()[self.known], requires_grad=False)
+            if head.bias is not None:
+                copied.bias = nn.Parameter(head.bias.detach()[self.known], requires_grad=False)
+            if isinstance(head, PackedLinear):
+                pack_linear(copied)
+            self._head = now, (copied,)  # in a tuple, where torch does not look for modules
+        return self._head[1][0]
 
     def named(self, rows: Tensor) -> Tensor:
         """Token ids of rows of the head."""

@@ -7,7 +7,7 @@ from ...stats import SpeculationStats
 from ...theory import line_through
 from ..draft_model.window import running_mean
 from .config import MOST_NODES, StreamingConfig
-from .tree import Node, level_by_level, likeliest_nodes, most_valuable, product_tree
+from .tree import Joined, Node, joined, level_by_level, likeliest_nodes, most_valuable, product_tree
 
 PRIOR = 24.0
 """observations that the trained figures count as"""
@@ -30,47 +30,54 @@ class TreeTuner:
         self.seconds: dict[int, float] = {}
         """of verification forwards, by tokens fed per row"""
         self.rounds = self.rested = 0
-        self.nodes: list[Node] = []
-        self.drafted: list[Node] = []
+        self._likeliest: list[tuple[float, Node]] = []
+        self._nodes: list[Node] = []
 
-    def tree(self, depth: int, trees: bool) -> list[Node]:
-        """The next tree's nodes in order of depth, at most `depth` deep; a chain where `trees` are not welcome."""
+    def tree(self, trees: bool) -> list[Node]:
+        """The next tree's nodes, in order of depth; a chain where `trees` are not welcome."""
         config = self.config
         if config.tree == "product" or not trees:
-            self.nodes = product_tree(config.num_streams, config.num_candidates if trees else 1)
-        elif self.rounds % EVERY == 0 or not self.nodes:
-            self.nodes = self._chosen()
+            return product_tree(config.num_streams, config.num_candidates if trees else 1)
+        if self.rounds % EVERY == 0:
+            self._likeliest = likeliest_nodes(self.chances, MOST_NODES)
+            count = self.count([chance for chance, _ in self._likeliest])
+            self._nodes = level_by_level([node for _, node in self._likeliest[:count]])
         self.rounds += 1
-        self.rested += not self.nodes
-        self.drafted = [node for node in self.nodes if node.stream < depth]
-        return self.drafted
+        self.rested += not self._nodes
+        return self._nodes
 
-    def _chosen(self) -> list[Node]:
-        likeliest = likeliest_nodes(self.chances, MOST_NODES)
-        count = self.config.num_nodes
-        if count == "auto":
-            count = most_valuable(likeliest, line_through(dict(self.seconds))) if len(self.seconds) > 1 else START
-        assert isinstance(count, int)
-        return level_by_level([node for _, node in likeliest[:count]])
+    def joined(self, tokens: Sequence[Sequence[int]], copied: Sequence[int], alpha: float) -> list[Joined]:
+        """The next tree of a row that has a copy, too; arguments as in `tree.joined`."""
+        nodes = joined(self._likeliest, tokens, copied, alpha)
+        return level_by_level(nodes[: self.count([node.chance for node in nodes])])
 
-    def observe(self, verdict: Verdict) -> None:
-        """What was accepted, and how long it took."""
+    def count(self, chances: Sequence[float]) -> int:
+        """How many of the likeliest nodes to draft."""
+        if self.config.num_nodes != "auto":
+            return int(self.config.num_nodes)
+        return most_valuable(chances, line_through(dict(self.seconds))) if len(self.seconds) > 1 else START
+
+    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[Node | None]]) -> None:
+        """What was accepted, and how long it took.
+
+        Args:
+            drafted: [B][K] of each row's nodes those of the streams; None for copied ones.
+        """
         draft = verdict.draft
         if draft is None:
             return
         width = draft.tokens.shape[1] + 1
         self.seconds[width] = running_mean(self.seconds.get(width), verdict.seconds)
-        if width != len(self.drafted) + 1 or not self.drafted:
-            return  # it was cut, or is somebody else's
-        for path, stopped in zip(verdict.paths, verdict.stopped, strict=True):
-            if not stopped:
-                self._count(path)
+        for b, nodes in enumerate(drafted):
+            if not verdict.stopped[b]:
+                parents = range(-1, width - 2) if draft.parents is None else draft.parents[b]
+                self._count(verdict.paths[b], nodes[: draft.lengths[b]], parents)
 
-    def _count(self, path: Sequence[int]) -> None:
+    def _count(self, path: Sequence[int], nodes: Sequence[Node | None], parents: Sequence[int]) -> None:
         """Behind every accepted node, which of those that were tried was right."""
         for parent, right in zip([-1, *path], [*path, None], strict=True):
-            for i, node in enumerate(self.drafted):
-                if node.parent == parent:
+            for i, node in enumerate(nodes):
+                if node is not None and parents[i] == parent:
                     chance, weight = self.chances[node.stream][node.rank], self.weights[node.stream][node.rank]
                     self.chances[node.stream][node.rank] = (chance * weight + (i == right)) / (weight + 1)
                     self.weights[node.stream][node.rank] = min(weight + 1, 1 / (1 - MEMORY))

@@ -119,6 +119,7 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
         found = acceptance(learner, examination, settings.batch_size)
         drafter.config.acceptance, drafter.config.acceptance_sampled = found["acceptance"], found["acceptance_sampled"]
         drafter.streams.requires_grad_(False).to(torch.bfloat16)
+        drafter.trained = True
         drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer)
         found["parameters"] = sum(p.numel() for p in drafter.streams.parameters())
         report = found | {"settings": asdict(settings)}

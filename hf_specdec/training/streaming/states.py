@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ...drafters.streaming import Upper
+from ...errors import SpeculationError
 from ..folder import write_whole
 from ..writing import Text, batched
 
@@ -60,7 +61,7 @@ def read_states(
     """The states of all texts, from the file where it holds them; it is mapped into memory, not read into it.
 
     Raises:
-        OSError: the disk is full, say; what was there before is still there.
+        SpeculationError: there is no room for them.
     """
     content = [[text.ids for text in texts], upper.first, str(target.dtype)]
     made_of = {"made_of": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
@@ -71,9 +72,13 @@ def read_states(
         partial = file.with_suffix(".partial")
         try:
             _write(target, upper, texts, partial, shape)
-        except BaseException:
+        except OSError as error:
             partial.unlink(missing_ok=True)
-            raise
+            room = shape[0] * shape[1] * target.dtype.itemsize / 1e9
+            raise SpeculationError(
+                f"cannot write the states of the texts, {room:.1f} GB, to {file}: {error.strerror}; make room, or take "
+                "fewer texts"
+            ) from error
         os.replace(partial, file)
         write_whole(note, json.dumps(made_of))
     return States(texts, _mapped(file, shape, target.dtype), places)
