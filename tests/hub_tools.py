@@ -13,7 +13,7 @@ from hub_server import TOKEN, HubServer
 from huggingface_hub import HfApi, constants
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from hf_specdec import Drafter
+from hf_specdec import Drafter, StreamingDrafter
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.registry import drafter_class
 
@@ -23,7 +23,7 @@ PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 
 def tiny_model(seed: int = 0, **sizes: int) -> PreTrainedModel:
     torch.manual_seed(seed)
-    shape = {"vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1} | sizes
+    shape = {"vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2} | sizes
     config = LlamaConfig(num_attention_heads=1, num_key_value_heads=1, eos_token_id=None, pad_token_id=0, **shape)
     return LlamaForCausalLM(config).eval()
 
@@ -44,7 +44,11 @@ def drafter_of(name: str) -> Drafter:
     cls = drafter_class(name)
     if cls is NGramDrafter:
         return tiny_ngram()
-    options = {"worker": "thread"} if "worker" in cls.config_class.options() else {}  # a process takes long to start
+    options: dict[str, Any] = {}
+    if "worker" in cls.config_class.options():
+        options = {"worker": "thread"}  # a process takes long to start
+    if cls is StreamingDrafter:
+        options = {"hidden_size": tiny_model().config.hidden_size, "num_streams": 2}
     drafter = cls(*[tiny_model(seed=1)] * cls.needs_draft_model, **options)
     drafter.load_weights(drafter.weights())  # random weights will do: the text does not depend on the draft
     return drafter

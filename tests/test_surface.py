@@ -85,7 +85,7 @@ def keywords(function: Callable[..., Any]) -> dict[str, Any]:
 def test_a_constructor_names_its_options_as_the_config_does(name: str) -> None:
     made, config = drafter_class(name), drafter_class(name).config_class
     expected = {option: getattr(config(), option) for option in config.options()}
-    assert keywords(made) == {option: None if default == [] else default for option, default in expected.items()}
+    assert keywords(made) == {option: None if default in ([], {}) else default for option, default in expected.items()}
     assert [p.name for p in inspect.signature(made).parameters.values() if p.kind is p.VAR_KEYWORD] == []
     hints = {p.name: p.annotation for p in inspect.signature(made).parameters.values()}
     types = {f.name: f.type for f in dataclasses.fields(config)}

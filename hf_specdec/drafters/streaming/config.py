@@ -56,7 +56,3 @@ class StreamingConfig(DrafterConfig):
                 raise ValueError(f"{name} must hold a list of shares from 0 to 1 for each stream")
             if table and (len(table) != self.num_streams or len(numbers) > MOST_STREAMS * MOST_CANDIDATES):
                 raise ValueError(f"{name} must have {self.num_streams} lists, one per stream, got {len(table)}")
-
-    def validate_pruning(self) -> None:
-        if self.prune_below > 0 and self.prune_rank == 0:
-            raise ValueError(f"prune_below is {self.prune_below}, and these streams have no pruning map; leave it at 0")

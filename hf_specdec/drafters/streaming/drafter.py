@@ -49,12 +49,12 @@ class StreamingDrafter(Drafter):
         hidden_size: int = 16,
         map_rank: int = 0,
         adapter_rank: int = 0,
-        adapted: dict[str, list[int]] | None = None,
+        adapted: dict | None = None,
         rotation: float = 0.0,
         prune_rank: int = 0,
         known_tokens: int = 0,
-        acceptance: list[list[float]] | None = None,
-        acceptance_sampled: list[list[float]] | None = None,
+        acceptance: list | None = None,
+        acceptance_sampled: list | None = None,
     ) -> None:
         """
         Args:
@@ -63,21 +63,21 @@ class StreamingDrafter(Drafter):
             num_nodes: drafted tokens per round of a tree by value, from 0 to 64; "auto" chooses by measured acceptance
                 and times.
             num_candidates: k, tokens tried per stream, from 1 to 16.
-            prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 (none do)
-                to 1; for streams with a pruning map.
+            prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 to 1; 0 for
+                none. For streams with a pruning map.
             copies: whether what followed the same words before joins a tree by value; rounds that have something to
                 copy read from an accelerator twice.
             mode: "untouched" where adapters act on streams only, "tuned" where the target learned with them (see
                 `tune`); written by training, as is all that follows.
             num_streams: γ, from 1 to 16.
             num_layers: N_s, upper layers with streams, from 1 to 1024.
-            hidden_size: H, of the target.
-            map_rank: η of the map that begins the streams; 0 is the identity.
-            adapter_rank: of the adapters beside linear layers; 0 for none.
+            hidden_size: H, of the target, from 1 to 2^20.
+            map_rank: η of the map that begins the streams, from 0 to 1024; 0 is the identity.
+            adapter_rank: of the adapters beside linear layers, from 0 to 1024; 0 for none.
             adapted: names of these linear layers within each layer, with their sizes [in, out].
-            rotation: ε of value rotation, in radians; 0 for none.
-            prune_rank: θ of the pruning map; 0 for none.
-            known_tokens: how many tokens the streams predict; 0 for all.
+            rotation: ε of value rotation in radians, from 0 to 1; 0 for none.
+            prune_rank: θ of the pruning map, from 0 to 1024; 0 for none.
+            known_tokens: how many tokens the streams foretell, from 0 to 2^24; 0 for all.
             acceptance: [γ][k], how often a candidate of a stream was right in greedy text where all before it were.
             acceptance_sampled: likewise in text at temperature 1.
 
@@ -103,6 +103,8 @@ class StreamingDrafter(Drafter):
             acceptance=acceptance or [],
             acceptance_sampled=acceptance_sampled or [],
         )
+        if prune_below > 0 and prune_rank == 0:
+            raise SpeculationError(f"prune_below is {prune_below}, and these streams have no pruning map; leave it at 0")
         self.streams = Streams(self.config).to(torch.bfloat16).requires_grad_(False)
         self.trained = False
         """whether its weights have been loaded or learned"""
