@@ -397,7 +397,7 @@ def test_a_folder_gives_the_same_streams(target: Any, tmp_path: Any) -> None:
         ({"adapted": {"mlp.up_proj": [32]}, "adapter_rank": 1}, "adapted must name linear layers"),
         ({"acceptance": [[0.5]]}, "acceptance must have 4 lists"),
         ({"acceptance": [[1.5]] * 4}, "acceptance must hold a list of shares"),
-        ({"prune_below": 0.5}, "have no pruning map"),
+        ({"prune_below": 0.5}, "without a pruning map take 0 only"),
         ({"num_nodes": 1000}, "num_nodes must be from 0 to 64"),
     ],
 )

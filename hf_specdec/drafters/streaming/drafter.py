@@ -104,7 +104,7 @@ class StreamingDrafter(Drafter):
             acceptance_sampled=acceptance_sampled or [],
         )
         if prune_below > 0 and prune_rank == 0:
-            raise SpeculationError(f"prune_below is {prune_below}, and these streams have no pruning map; leave it at 0")
+            raise SpeculationError(f"prune_below is {prune_below}, and streams without a pruning map take 0 only")
         self.streams = Streams(self.config).to(torch.bfloat16).requires_grad_(False)
         self.trained = False
         """whether its weights have been loaded or learned"""

@@ -72,14 +72,15 @@ def read_states(
         partial = file.with_suffix(".partial")
         try:
             _write(target, upper, texts, partial, shape)
+            os.replace(partial, file)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             room = shape[0] * shape[1] * target.dtype.itemsize / 1e9
             raise SpeculationError(
                 f"cannot write the states of the texts, {room:.1f} GB, to {file}: {error.strerror}; make room, or take "
                 "fewer texts"
             ) from error
-        os.replace(partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
         write_whole(note, json.dumps(made_of))
     return States(texts, _mapped(file, shape, target.dtype), places)
 
