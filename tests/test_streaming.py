@@ -6,15 +6,24 @@ import warnings
 from typing import Any
 
 import compare
+import drafters
 import models
 import pytest
 import torch
 from test_distribution import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning, StreamingDrafter
-from hf_specdec.drafters.streaming import Streams, Upper, likeliest_nodes, most_valuable, product_tree, with_streams
+from hf_specdec.drafters.streaming import (
+    StreamingSession,
+    Streams,
+    Upper,
+    likeliest_nodes,
+    most_valuable,
+    product_tree,
+    with_streams,
+)
 from hf_specdec.drafters.streaming.runner import StreamRunner, early_chances
 from hf_specdec.drafters.streaming.tree import Joined, joined, level_by_level
 from hf_specdec.drafters.streaming.tuner import TreeTuner
@@ -81,6 +90,34 @@ def test_greedy_text_is_plains(name: str, batch: str, way: str) -> None:
     stats = drafter.last_stats
     assert stats is not None and stats.drafted_tokens > 0
     assert (way == "pruned") == any("pruned" in note for note in stats.notes)
+
+
+class Own(LogitsProcessor):
+    """A user's: decoding goes position by position."""
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        return scores * 1.0
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.003, 0.01, 0.05])
+@pytest.mark.parametrize("lengths", [[9], [6, 6], [9, 5, 7]])
+def test_rows_that_keep_different_nodes_under_a_processor_of_the_users(
+    target: Any, lengths: list[int], threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An oracle's chains, pruned row by row as the streams' early exit likes."""
+    sides = compare.Sides(target, lengths)
+    future = drafters.Future(sides.plain)
+
+    def propose(self: Any, sequences: Any, budget: list[int]) -> Draft:
+        return Draft.from_lists(future(sequences, budget, 5))
+
+    monkeypatch.setattr(StreamingSession, "propose", propose)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SpeculationWarning)
+        text = sides.run(
+            assistant_model=streams_of(target, prune_below=threshold), logits_processor=LogitsProcessorList([Own()])
+        )
+    assert torch.equal(text, sides.plain)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -207,11 +244,8 @@ def test_streams_of_a_tree_are_those_of_each_path_by_itself(name: str) -> None:
 def alone(model: Any, upper: Upper, streams: Streams, text: list[int]) -> Tensor:
     """[γ, H] the streams behind a text's last token, by a causal forward over all of it."""
     entered: list[Tensor] = []
-    hook = upper.layers[0].register_forward_pre_hook(
-        lambda _, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-    )
-    model(torch.tensor([text]))
-    hook.remove()
+    with upper.entering(entered.append):
+        model(torch.tensor([text]))
     whole = torch.cat([entered[0], streams.begin(entered[0][:, -1:])], 1)
     n = whole.shape[1]
     mask = torch.full((1, 1, n, n), torch.finfo(torch.float32).min).triu(1)
@@ -233,8 +267,6 @@ def test_no_stream_reaches_the_main_stream(target: Any) -> None:
     assert torch.equal(outs[0][:, :6], outs[1][:, :6]) and not torch.allclose(outs[0][:, 6:], outs[1][:, 6:])
     grads = torch.autograd.grad(outs[0][:, :6].square().sum(), list(streams.parameters()), allow_unused=True)
     assert all(grad is None or not grad.any() for grad in grads)
-    for weight in target.parameters():
-        assert weight.grad is None
 
 
 def test_values_are_rotated_as_complex_numbers(target: Any) -> None:
@@ -399,6 +431,8 @@ def test_a_folder_gives_the_same_streams(target: Any, tmp_path: Any) -> None:
         ({"acceptance": [[1.5]] * 4}, "acceptance must hold a list of shares"),
         ({"prune_below": 0.5}, "without a pruning map take 0 only"),
         ({"num_nodes": 1000}, "num_nodes must be from 0 to 64"),
+        ({"tree": "product", "num_candidates": 16}, "make more than 4096 nodes; set num_candidates lower"),
+        ({"known_tokens": 3}, "num_candidates must be at most known_tokens=3, got 4"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
@@ -454,3 +488,18 @@ def test_explain_shows_the_whole_tree(target: Any) -> None:
             assert above == "accepted" or node.fate in ("dropped", "pruned")
         first = [node.estimate or 0.0 for node in r.tree if node.parent < 0]
         assert sum(first) < 1 and first == sorted(first, reverse=True)
+
+
+def test_what_was_never_measured_is_drafted_all_the_same(target: Any) -> None:
+    """A table that training had nothing for is taken from the other one."""
+    for tables in ({"acceptance": [[0.5, 0.2]] * GAMMA}, {"acceptance_sampled": [[0.5, 0.2]] * GAMMA}, {}):
+        for sampled in (False, True):
+            tuner = TreeTuner(streams_of(target, **tables).config, sampled)
+            assert tuner.chances[0][:2] == ([0.5, 0.2] if tables else [0.5, 0.5 * 0.35]) and tuner.tree(True)
+
+
+def test_a_tree_that_did_not_pay_is_tried_again(target: Any) -> None:
+    tuner = TreeTuner(streams_of(target).config, do_sample=False)
+    tuner.seconds = {1: 0.01, 13: 2.0}
+    sizes = [len(tuner.tree(True)) for _ in range(200)]
+    assert 0 in sizes[10:60] and any(sizes[60:80]) and any(sizes[120:140])

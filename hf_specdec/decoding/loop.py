@@ -206,6 +206,7 @@ class Decoding:
         s, correct = text.sequences, self.schedule.correct
         rows = list(s.rows)
         if call.processing.opaque:
+            logits = logits[:, : _places_of_all(forward.nodes, logits.shape[1])]
             sound = bool(is_sound(draft, self.vocab))
             steps = self.judge.stepwise(draft, logits, s, correct)
             grown = text.grow_together(steps, logits, forward.outputs, self.round == 0, written=False)
@@ -304,6 +305,13 @@ class Decoding:
         )
         output.speculation = self.stats
         return output
+
+
+def _places_of_all(nodes: Tensor | None, places: int) -> int:
+    """Of a chain, how many leading places every row has logits for: behind them something was pruned in some row."""
+    if nodes is None:
+        return places
+    return 1 + min(row.index(-1) if -1 in row else len(row) for row in to_host(nodes))
 
 
 def _along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[int, Tensor]:

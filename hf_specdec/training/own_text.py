@@ -96,8 +96,8 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
 
 def given_texts(settings: OwnTextSettings, pair: Pair) -> list[Text]:
     """The examples of the data files: prompts as conversations, and the answers given there, to their end."""
-    end = pair.target.generation_config.eos_token_id if pair.target.generation_config is not None else None
-    ends = [end] if isinstance(end, int) else list(end or [])[:1]
+    end = pair.tokenizer.eos_token_id
+    ends = [] if end is None else [end]
     examples = [one for path in settings.data for one in sample_examples(path, settings.limit, settings.seed)]
     texts, limit = [], position_limit(pair.target)
     for number, (prompt, answer) in enumerate(examples):

@@ -8,6 +8,8 @@ from huggingface_hub.dataclasses import strict
 from ...config import DrafterConfig, ranged
 
 MOST_STREAMS, MOST_CANDIDATES, MOST_NODES = 16, 16, 64
+LARGEST_PRODUCT = 4096
+"""nodes of a full product"""
 WIDEST = 2**20
 """units of a layer that an adapter may stand beside"""
 
@@ -56,3 +58,13 @@ class StreamingConfig(DrafterConfig):
                 raise ValueError(f"{name} must hold a list of shares from 0 to 1 for each stream")
             if table and (len(table) != self.num_streams or len(numbers) > MOST_STREAMS * MOST_CANDIDATES):
                 raise ValueError(f"{name} must have {self.num_streams} lists, one per stream, got {len(table)}")
+
+    def validate_product(self) -> None:
+        gamma, k = self.num_streams, self.num_candidates
+        if self.tree == "product" and sum(k**g for g in range(1, gamma + 1)) > LARGEST_PRODUCT:
+            raise ValueError(
+                f"tree is 'product', and {k} candidates of {gamma} streams make more than {LARGEST_PRODUCT} nodes; set "
+                "num_candidates lower, or tree to 'value'"
+            )
+        if 0 < self.known_tokens < k:
+            raise ValueError(f"num_candidates must be at most known_tokens={self.known_tokens}, got {k}")

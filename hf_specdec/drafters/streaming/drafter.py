@@ -153,6 +153,8 @@ class StreamingDrafter(Drafter):
                         f"these streams adapt a linear layer {name} of sizes {[size, out]}, and the target's upper "
                         f"layers have {found or 'none of this name'}; use the target they were trained for"
                     )
+        if upper.head.weight.is_meta:
+            raise SpeculationError("streams need the target's head in memory, and it is offloaded; give it a device")
         vocab = upper.head.out_features
         if (
             len(known := self.streams.known)
@@ -217,7 +219,7 @@ class StreamingDrafter(Drafter):
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""
-        kept = self._fitted.of(target, target.dtype)
+        kept = self._fitted.of(target, (target.dtype, target.device))
         if not kept:
             streams = deepcopy(self.streams)
             if self.config.mode == "tuned":

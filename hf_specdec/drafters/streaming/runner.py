@@ -1,7 +1,7 @@
 """`StreamRunner`: one forward verifies a tree and makes the streams of every node of it (§3.2.2, §3.2.3)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,15 +24,14 @@ class StreamRunner:
         """[B, n, γ, H] of the last forward's streams, behind the norm: of the prompt's last token, or of every node"""
         self.kept: list[list[int]] | None = None
         """[B] which of the fed tokens the n are, where some were pruned"""
-        self.fed = self.pruned = 0
-        """nodes in all forwards, and those that were pruned"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     def prefill(self) -> Forward:
         """The prompt's forward as it always is. Its last state begins the first streams, which then run alone."""
-        with self._entering(lambda states: self._remember(states[:, -1:])):
+        last: list[Tensor] = []
+        with self.upper.entering(lambda states: last.append(states[:, -1:].clone())):
             answer = self.engine.prefill()
         self.slots = self.engine.cache.split(self.upper.first)
         gamma, engine = self.streams.gamma, self.engine
@@ -40,25 +39,9 @@ class StreamRunner:
         self.slots.reserve(gamma)
         with self.streams.beside(self.upper, 0, gamma):
             mask, positions = engine.masks(None, depth, self.slots), engine.positions(depth)
-            states = self.upper.run(self.streams.begin(self.entered), mask, positions, engine.cache)
+            states = self.upper.run(self.streams.begin(last[-1]), mask, positions, engine.cache)
         self.states, self.kept = states.unflatten(1, (1, gamma)), None
         return answer
-
-    def _remember(self, states: Tensor) -> None:
-        self.entered = states
-
-    @contextmanager
-    def _entering(self, look: Callable[[Tensor], None]) -> Iterator[None]:
-        """`look` is shown the states [B, T, H] that enter the first of the upper layers."""
-
-        def hook(_: Any, args: Any, kwargs: Any) -> None:
-            look(args[0] if args else kwargs["hidden_states"])
-
-        handle = self.upper.layers[0].register_forward_pre_hook(here_only(hook), with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
 
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
@@ -87,7 +70,6 @@ class StreamRunner:
         cache, (rows, width) = self.engine.cache, shape
         lower = [width] * rows if counts is None else list(counts)
         upper = lower if wide.kept is None else [len(row) for row in wide.kept]
-        self.fed, self.pruned = self.fed + sum(lower) - rows, self.pruned + sum(lower) - sum(upper)
         for group, more in ((cache.slots, lower), (self.slots, upper)):
             group.set_lengths([n + m for n, m in zip(group.lengths, more, strict=True)])
 
@@ -138,7 +120,8 @@ class Wide:
         if runner.prune_below > 0 and self.places > 1:
             states = self._pruned(states)
         seen, depth = with_streams(self.seen, self.depth, streams.gamma)
-        states = torch.cat([states, streams.begin(states)], 1)
+        begun = streams.begin(states)
+        states = torch.cat([moved(states, begun.device), begun], 1)
         runner.slots.reserve(states.shape[1])
         self.told = {"attention_mask": runner.engine.masks(seen, depth, runner.slots)}
         positions = runner.engine.positions(depth).expand(len(states), -1)
@@ -182,7 +165,9 @@ def early_chances(streams: Streams, upper: Upper, states: Tensor, tokens: Tensor
         seen: [B or 1, T, T] each token's ancestors and itself.
     """
     assert streams.pruning is not None
+    states = moved(states, streams.embeddings.device)
     logits = streams.head(upper, upper.after(states + streams.pruning(states))).float()
+    seen = moved(seen, logits.device)
     depth = seen.sum(-1)
     # The parent is the deepest that a token sees beside itself.
     above = seen & ~torch.eye(seen.shape[1], dtype=torch.bool, device=seen.device)

@@ -36,6 +36,10 @@ class StreamingSession(DraftSession):
         self.rows: list[int] = []
         self.ends: Tensor | None = None
         """[rows, γ, H] the streams of each row's last token that was fed"""
+        self.rounds = self.rested = 0
+        """all, and those in which no tree promised to pay"""
+        self.drafted = self.pruned = 0
+        """nodes in all"""
         self._logits: Tensor | None = None
         """[rows, γ, K] of the last draft"""
         self._drafted: list[Sequence[Node | None]] = []
@@ -53,7 +57,12 @@ class StreamingSession(DraftSession):
         self._look(verdict)
 
     def observe(self, verdict: Verdict) -> None:
-        self.tuner.observe(verdict, self._drafted)
+        tested = None if verdict.nodes is None else [set(row) for row in to_host(verdict.nodes)]
+        self.tuner.observe(verdict, self._drafted, tested)
+        if tested is not None and verdict.draft is not None:
+            for nodes, length in zip(tested, verdict.draft.lengths, strict=True):
+                self.pruned += length - sum(0 <= node < length for node in nodes)
+        self.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
         for row, emitted in zip(verdict.rows, verdict.tokens, strict=True):
             if row in self._copies:
                 self.rates.observe_lookup(*self._copies[row], emitted)
@@ -76,6 +85,7 @@ class StreamingSession(DraftSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         nodes = self.tuner.tree(self.context.trees)
         copies = self._look_up(sequences, budget)
+        self.rounds, self.rested = self.rounds + 1, self.rested + (not (nodes or copies))
         if self.ends is None or not (nodes or copies):
             return Draft.from_lists([[]] * len(budget), self.context.device)
         if sequences.rows != self.rows:
@@ -122,8 +132,8 @@ class StreamingSession(DraftSession):
         return [None if node is None else likeliest[node.stream][node.rank] for node in self._drafted[row]]
 
     def close(self) -> None:
-        if (runner := self._runner) is not None and runner.pruned:
-            self.context.stats.notes.append(
-                f"{runner.pruned} of {runner.fed} drafted tokens were pruned in mid-forward"
-            )
-        self.tuner.note(self.context.stats)
+        notes = self.context.stats.notes
+        if self.pruned:
+            notes.append(f"{self.pruned} of {self.drafted} drafted tokens were pruned in mid-forward")
+        if self.rested:
+            notes.append(f"in {self.rested} of {self.rounds} rounds no tree promised to pay for itself")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...packing import PackedLinear, pack_linear
+from ...transfer import moved
 from .config import StreamingConfig
 from .upper import Upper, here_only
 
@@ -57,6 +58,7 @@ class Streams(nn.Module):
         Returns:
             [B, n γ, H], the γ streams of a place one after the other.
         """
+        states = moved(states, self.embeddings.device)  # a layer's inputs come from the device of the one before
         mapped = states if self.map is None else states + self.map(states)
         return (mapped[:, :, None] + self.embeddings).flatten(1, 2)
 
@@ -70,15 +72,15 @@ class Streams(nn.Module):
                     weight.copy_((weight.float() + more.to(weight.device)).to(weight.dtype))
 
     @contextmanager
-    def beside(self, upper: Upper, main: int, width: int) -> Iterator[None]:
-        """Of `width` places per row, adapters (and the rotation of values) act on those behind the first `main`, and on
-        no other."""
+    def beside(self, upper: Upper, main: int, width: int, turns: bool = True) -> Iterator[None]:
+        """Of `width` places per row, adapters (and the rotation of values, if it `turns`) act on those behind the first
+        `main`, and on no other."""
         with ExitStack() as hooks:
             for layer, beside in zip(upper.layers, self.adapters, strict=False):
                 for name, adapter in beside.items():  # type: ignore[union-attr, operator]
                     linear = layer.get_submodule(name.replace("/", "."))
                     hooks.callback(linear.register_forward_hook(here_only(_adding(adapter, main, width))).remove)
-            if self.rotation:
+            if self.rotation and turns:
                 for linear in upper.value_projections():
                     turn = _turning(self.rotation, self.gamma, upper.head_size, main)
                     hooks.callback(linear.register_forward_hook(here_only(turn)).remove)
@@ -87,7 +89,7 @@ class Streams(nn.Module):
     def head(self, upper: Upper, states: Tensor) -> Tensor:
         """Logits [..., K] over the known tokens, by the target's own head."""
         head = self._known_head(upper.head) if len(self.known) else upper.head
-        return _flat(head, states)
+        return _flat(head, moved(states, head.weight.device))
 
     def _known_head(self, head: nn.Linear) -> nn.Linear:
         """Its rows of the known tokens: copied, and packed as it is, once, as long as it stays what it is."""
@@ -110,6 +112,7 @@ class Streams(nn.Module):
         """The opposite: rows of the head, -1 for tokens that streams do not know."""
         if not len(self.known):
             return tokens
+        tokens = moved(tokens, self.known.device)
         order = self.known.argsort()
         place = torch.searchsorted(self.known[order], tokens).clamp_max(len(order) - 1)
         rows = order[place]

@@ -1,9 +1,9 @@
 """`TreeTuner`: the tree by measured acceptance of every (stream, rank), against the time of a wider forward."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from ...protocol import Verdict
-from ...stats import SpeculationStats
 from ...theory import line_through
 from ..draft_model.window import running_mean
 from .config import MOST_NODES, StreamingConfig
@@ -12,8 +12,10 @@ from .tree import Joined, Node, joined, level_by_level, likeliest_nodes, most_va
 PRIOR = 24.0
 """observations that the trained figures count as"""
 MEMORY = 0.98
-START = 12
-"""nodes while no time has been measured"""
+TRIED = (12, 12, 28, 28, 4, 4)
+"""nodes of the first trees, to learn what forwards of different widths cost"""
+LOOK_AGAIN = 64
+"""rounds after which a small tree is tried where none has paid"""
 EVERY = 8
 """rounds between two choices: a tree that comes again has its masks ready"""
 
@@ -23,27 +25,32 @@ class TreeTuner:
 
     def __init__(self, config: StreamingConfig, do_sample: bool) -> None:
         self.config = config
-        table = config.acceptance_sampled if do_sample else config.acceptance
+        tables = [config.acceptance_sampled, config.acceptance]
+        table: list[Any] = next(filter(None, tables if do_sample else reversed(tables)), [])
         self.chances = _whole(table, config.num_streams, config.num_candidates)
         """[γ][k] how often a candidate was right where all before it were"""
         self.weights = [[PRIOR] * config.num_candidates for _ in range(config.num_streams)]
         self.seconds: dict[int, float] = {}
         """of verification forwards, by tokens fed per row"""
-        self.rounds = self.rested = 0
+        self._met: set[int] = set()
+        self.rounds = 0
         self._likeliest: list[tuple[float, Node]] = []
         self._nodes: list[Node] = []
 
     def tree(self, trees: bool) -> list[Node]:
         """The next tree's nodes, in order of depth; a chain where `trees` are not welcome."""
         config = self.config
-        if config.tree == "product" or not trees:
-            return product_tree(config.num_streams, config.num_candidates if trees else 1)
-        if self.rounds % EVERY == 0:
+        if not trees:
+            chain = product_tree(config.num_streams, 1)
+            return chain if config.num_nodes == "auto" else chain[: config.num_nodes]
+        if config.tree == "product":
+            self._nodes = self._nodes or product_tree(config.num_streams, config.num_candidates)
+            return self._nodes
+        if self.rounds % EVERY == 0 or self.rounds <= len(TRIED):
             self._likeliest = likeliest_nodes(self.chances, MOST_NODES)
             count = self.count([chance for chance, _ in self._likeliest])
             self._nodes = level_by_level([node for _, node in self._likeliest[:count]])
         self.rounds += 1
-        self.rested += not self._nodes
         return self._nodes
 
     def joined(self, tokens: Sequence[Sequence[int]], copied: Sequence[int], alpha: float) -> list[Joined]:
@@ -55,37 +62,47 @@ class TreeTuner:
         """How many of the likeliest nodes to draft."""
         if self.config.num_nodes != "auto":
             return int(self.config.num_nodes)
-        return most_valuable(chances, line_through(dict(self.seconds))) if len(self.seconds) > 1 else START
+        if self.rounds < len(TRIED) or not self.seconds:
+            return TRIED[self.rounds % len(TRIED)]
+        count = most_valuable(chances, line_through(dict(self.seconds)))
+        return count or (TRIED[-1] if self.rounds % LOOK_AGAIN == 0 else 0)
 
-    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[Node | None]]) -> None:
+    def observe(
+        self,
+        verdict: Verdict,
+        drafted: Sequence[Sequence[Node | None]],
+        tested: Sequence[Collection[int]] | None = None,
+    ) -> None:
         """What was accepted, and how long it took.
 
         Args:
             drafted: [B][K] of each row's nodes those of the streams; None for copied ones.
+            tested: [B] the nodes that there were logits for; None for all.
         """
         draft = verdict.draft
         if draft is None:
             return
         width = draft.tokens.shape[1] + 1
-        self.seconds[width] = running_mean(self.seconds.get(width), verdict.seconds)
+        if width in self._met:  # a first forward of its width takes longer than those that follow
+            self.seconds[width] = running_mean(self.seconds.get(width), verdict.seconds)
+        self._met.add(width)
         for b, nodes in enumerate(drafted):
             if not verdict.stopped[b]:
                 parents = range(-1, width - 2) if draft.parents is None else draft.parents[b]
-                self._count(verdict.paths[b], nodes[: draft.lengths[b]], parents)
+                path = verdict.paths[b]
+                ended = bool(path) and tested is not None and path[-1] not in tested[b]
+                self._count(path, nodes[: draft.lengths[b]], parents, ended)
 
-    def _count(self, path: Sequence[int], nodes: Sequence[Node | None], parents: Sequence[int]) -> None:
-        """Behind every accepted node, which of those that were tried was right."""
-        for parent, right in zip([-1, *path], [*path, None], strict=True):
+    def _count(self, path: Sequence[int], nodes: Sequence[Node | None], parents: Sequence[int], ended: bool) -> None:
+        """Behind every accepted node, which of those that were tried was right. Where a pruned one `ended` the row,
+        none was tried behind it."""
+        steps = list(zip([-1, *path], [*path, None], strict=True))
+        for parent, right in steps[:-1] if ended else steps:
             for i, node in enumerate(nodes):
                 if node is not None and parents[i] == parent:
                     chance, weight = self.chances[node.stream][node.rank], self.weights[node.stream][node.rank]
                     self.chances[node.stream][node.rank] = (chance * weight + (i == right)) / (weight + 1)
                     self.weights[node.stream][node.rank] = min(weight + 1, 1 / (1 - MEMORY))
-
-    def note(self, stats: SpeculationStats) -> None:
-        """Why drafts were left out, if they were."""
-        if self.rested:
-            stats.notes.append(f"in {self.rested} of {self.rounds} rounds no tree promised to pay for itself")
 
 
 def _whole(table: Sequence[Sequence[float]], gamma: int, k: int) -> list[list[float]]:

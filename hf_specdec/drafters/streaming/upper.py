@@ -1,7 +1,8 @@
 """The upper layers of a target: who sees what there once streams have joined, and how they run by themselves."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +71,19 @@ class Upper:
     def mask_of(self, layer: nn.Module, mask: Any) -> Any:
         """Of the masks of each kind of layer this one's, where there are several kinds."""
         return mask[self._kinds[id(layer)]] if isinstance(mask, dict) else mask
+
+    @contextmanager
+    def entering(self, look: Callable[[Tensor], None]) -> Iterator[None]:
+        """`look` is shown the states [B, T, H] that enter the first of these layers, in this thread's forwards."""
+
+        def hook(_: Any, args: Any, kwargs: Any) -> None:
+            look(args[0] if args else kwargs["hidden_states"])
+
+        handle = self.layers[0].register_forward_pre_hook(here_only(hook), with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def positions(self, states: Tensor, positions: Tensor) -> dict[str, Any]:
         """What layers are told of positions [B, T]."""

@@ -42,7 +42,7 @@ class Learner(nn.Module):
         # Left untouched, the main stream keeps no graph: nothing that is trained reaches it.
         with torch.set_grad_enabled(self.tuned and torch.is_grad_enabled()), ExitStack() as adapted:
             if self.tuned:
-                adapted.enter_context(streams.beside(upper, 0, width))
+                adapted.enter_context(streams.beside(upper, 0, width, turns=False))
             behind = upper.run(main, mask, depth[:, :width], kept)
         states = streams.begin(chosen).to(main.dtype)
         mask = as_bias(seen[:, width:], _distance(depth)[:, width:], windows, main.dtype)
@@ -173,26 +173,29 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
         "acceptance": _table(rank[~is_sampled], model.candidates),
         "acceptance_sampled": _table(rank[is_sampled], model.candidates),
     }
-    found["first"] = found["acceptance"][0][0]
-    found["promised"] = 1 + sum(chance for chance, _ in likeliest_nodes(found["acceptance"], NODES))
+    table = found["acceptance"] or found["acceptance_sampled"] or [[0.0]]
+    found["first"] = table[0][0]
+    found["promised"] = 1 + sum(chance for chance, _ in likeliest_nodes(table, NODES))
     if len(right := torch.cat(early_right)):
         found["early_exit"] = float(right.mean())
     return found
 
 
 def _table(rank: Tensor, candidates: int) -> list[list[float]]:
-    """[γ][k] from the rank [N, γ] of each right token, k where it is no candidate."""
-    table, alive = [], torch.ones(len(rank), dtype=torch.bool)
-    for mine in rank.unbind(1):
+    """[γ][k] from the rank [N, γ] of each right token, k where it is no candidate; empty where there is nothing."""
+    table: list[list[float]] = []
+    alive = torch.ones(len(rank), dtype=torch.bool)
+    for mine in rank.unbind(1) if len(rank) else ():
         counts = torch.bincount(mine[alive], minlength=candidates + 1)[:candidates]
-        table.append([round(float(n) / max(1, int(alive.sum())), 4) for n in counts])
+        # None is ruled out for having been wrong every time.
+        table.append([round((float(n) + 0.1) / (int(alive.sum()) + 1), 4) for n in counts])
         alive = alive & (mine < candidates)
     return table
 
 
 def said(found: dict[str, Any]) -> str:
     """The figures of `acceptance` in words."""
-    streams = ", ".join(f"{sum(row):.0%}" for row in found["acceptance"])
+    streams = ", ".join(f"{sum(row):.0%}" for row in found["acceptance"] or found["acceptance_sampled"])
     early = f"; early exit right {found['early_exit']:.0%}" if "early_exit" in found else ""
     return (
         f"first stream right {found['first']:.1%}; a candidate of each is, behind those before: {streams}; a tree of "

@@ -16,7 +16,7 @@ from typer import Option
 from ...drafters import StreamingDrafter
 from ...drafters.disco.drafter import fingerprint
 from ...drafters.streaming import Upper
-from ...errors import SpeculationError
+from ...errors import SpeculationError, shown
 from ...loading.models import Pair
 from ...loading.outputs import writable_folder
 from ...showing.quiet import quiet
@@ -93,6 +93,7 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
     with quiet(), interruptible("the same command goes on where it stopped"):
         pair = settings.load()
         upper = Upper(pair.target, settings.num_layers)
+        _try(settings, pair, upper)
         hold_to(work / "made_for.json", {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens})
         texts = own_texts(settings, pair, questions, work) if settings.answers == "own" else given_texts(settings, pair)
         learned, held_out = halves(texts, settings.held_out, settings.seed)
@@ -158,6 +159,26 @@ def beginning(settings: StreamingSettings, pair: Pair, upper: Upper, texts: Sequ
                 nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
         nn.init.normal_(drafter.streams.embeddings, std=0.02)
     return drafter
+
+
+def _try(settings: StreamingSettings, pair: Pair, upper: Upper) -> None:
+    """Two places with their streams, before hours of writing.
+
+    Raises:
+        SpeculationError: the target's layers do not take them.
+    """
+    try:
+        streams = beginning(settings, pair, upper, [Text([0, 0], 1, 0.0, 0)]).streams.to(pair.target.dtype)
+        states = torch.zeros(1, 2, streams.embeddings.shape[1], dtype=pair.target.dtype, device=pair.target.device)
+        batch = {"states": states, "at": torch.tensor([[0, 1]], device=states.device)}
+        with torch.no_grad():
+            Learner(streams.to(states.device), upper, attention_windows(pair.target), 1)(batch)
+    except SpeculationError:
+        raise
+    except Exception as error:
+        raise SpeculationError(
+            f"streams cannot join the layers of {type(pair.target).__name__}: {shown(error)}; use another drafter"
+        ) from error
 
 
 def _adapted(settings: StreamingSettings, upper: Upper) -> dict[str, list[int]]:

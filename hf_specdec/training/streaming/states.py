@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -91,7 +92,10 @@ def _mapped(file: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 def _write(target: PreTrainedModel, upper: Upper, texts: Sequence[Text], file: Path, shape: tuple[int, int]) -> None:
     with file.open("wb") as out:  # all of the room it takes, so that a full disk is known now
-        os.posix_fallocate(out.fileno(), 0, shape[0] * shape[1] * target.dtype.itemsize)
+        size = shape[0] * shape[1] * target.dtype.itemsize
+        out.truncate(size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(out.fileno(), 0, size)
     states = _mapped(file, shape, target.dtype)
     ends = torch.tensor([len(text.ids) - 1 for text in texts]).cumsum(0).tolist()
     order = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
@@ -110,16 +114,11 @@ def entering(target: PreTrainedModel, upper: Upper, rows: Sequence[Sequence[int]
     longest = max(map(len, rows))
     found: list[Tensor] = []
 
-    def look(_: object, args: tuple, kwargs: dict) -> None:
-        found.append(args[0] if args else kwargs["hidden_states"])
+    def look(states: Tensor) -> None:
+        found.append(states)
         raise _Reached
 
-    handle = upper.layers[0].register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=target.device)
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=target.device)
+    with upper.entering(look), suppress(_Reached):
         target.base_model(input_ids=ids, use_cache=False)
-    except _Reached:
-        pass
-    finally:
-        handle.remove()
     return found[0].cpu()
