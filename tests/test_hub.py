@@ -273,9 +273,9 @@ READY = sorted(path.parent for path in (ROOT / "hub_configs").glob("*/config.jso
 
 @pytest.fixture(scope="module")
 def as_large_as_the_real_one() -> PreTrainedModel:
-    """A random Llama of one layer, with the width and the vocabulary of the target that the ready repos are for."""
+    """A random Llama of nine layers, which have the sizes of the target that the ready repos are for."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 9}
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=None, pad_token_id=2)).eval()
 

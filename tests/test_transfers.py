@@ -125,8 +125,8 @@ def test_one_transfer_a_round(
             assert counts["to_host"] <= 1 + counts["draft steps"]
         elif kind == "pearl" and do_sample:  # a correction asks the worker, and is drawn when that has answered
             assert counts["to_host"] <= 2 + CORRECTION * len(BATCHES[batch])
-        elif kind == "streaming, pruned":  # in mid-forward, of how many nodes go; and by the judge, of which went
-            assert counts["to_host"] <= 3
+        elif kind == "streaming, pruned":  # in mid-forward, of how many nodes go; by judge and session, of which went
+            assert counts["to_host"] <= 4
         elif kind == "streaming, copies":  # what the streams say, to join it with what was said before
             assert counts["to_host"] <= 2
         else:
