@@ -13,6 +13,7 @@ import models
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_draft_training import QUESTIONS
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, SpeculationError, StreamingDrafter
@@ -21,9 +22,6 @@ from hf_specdec.target.masks import attention_windows
 from hf_specdec.training.streaming import StreamingSettings, closing, run, states, train_streaming
 from hf_specdec.training.streaming.learner import Learner, MainStream, StreamTraining, collate
 from hf_specdec.training.writing import Text
-
-LETTERS = "abcdefghi"
-QUESTIONS = [LETTERS[i % 9 :] + LETTERS[: i % 7] * (1 + i % 3) + LETTERS[i // 9] for i in range(60)]
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,20 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
     )
 
 
+def special_tokens(pair: Pair, vocab: int, known: int) -> list[int]:
+    """The tokenizer's special tokens that the target has, all of which are to be known.
+
+    Raises:
+        SpeculationError: they are more than the `known` tokens.
+    """
+    special = [token for token in set(pair.tokenizer.all_special_ids) if token < vocab]
+    if len(special) > known:
+        raise SpeculationError(
+            f"known_tokens must be {len(special)} or more, as many as the target has special tokens, got {known}"
+        )
+    return special
+
+
 def given_texts(settings: OwnTextSettings, pair: Pair) -> list[Text]:
     """The examples of the data files: prompts as conversations, and the answers given there, to their end."""
     end = pair.tokenizer.eos_token_id

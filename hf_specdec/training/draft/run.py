@@ -12,13 +12,12 @@ import torch
 from typer import Option
 
 from ...drafters.disco.drafter import fingerprint
-from ...errors import SpeculationError
 from ...loading.models import ModelSource, Pair, load_model
 from ...loading.outputs import writable_folder
 from ...showing.quiet import quiet
 from ..folder import hold_to, interruptible, write_whole
 from ..learning import learn
-from ..own_text import OwnTextSettings, halves, own_texts
+from ..own_text import OwnTextSettings, halves, own_texts, special_tokens
 from ..writing import Text, most_frequent
 from .cutting import check_cuttable, cut, take_over
 from .distilling import Distillation, acceptance, collate, said
@@ -95,13 +94,7 @@ def _layers(settings: DraftSettings, pair: Pair) -> list[int]:
 def _check_target(settings: DraftSettings, pair: Pair) -> list[int]:
     """Whether a draft can be cut out of it, asked before hours of writing; its special tokens."""
     check_cuttable(pair.target, _layers(settings, pair))
-    special = [token for token in set(pair.tokenizer.all_special_ids) if token < pair.target.config.vocab_size]
-    if len(special) > settings.known_tokens:
-        raise SpeculationError(
-            f"known_tokens must be {len(special)} or more, as many as the target has special tokens, "
-            f"got {settings.known_tokens}"
-        )
-    return special
+    return special_tokens(pair, pair.target.config.vocab_size, settings.known_tokens)
 
 
 def _name(settings: DraftSettings, learned: Sequence[Text], tokens: torch.Tensor) -> str:

@@ -23,7 +23,7 @@ from ...showing.quiet import quiet
 from ...target.masks import attention_windows
 from ..folder import hold_to, interruptible, write_whole
 from ..learning import learn
-from ..own_text import OwnTextSettings, given_texts, halves, own_texts
+from ..own_text import OwnTextSettings, given_texts, halves, own_texts, special_tokens
 from ..writing import Text, most_frequent
 from .learner import Learner, StreamTraining, acceptance, collate, said
 from .states import read_states
@@ -132,12 +132,8 @@ def beginning(settings: StreamingSettings, pair: Pair, upper: Upper, texts: Sequ
     """A drafter with streams as they are before their training."""
     target = pair.target
     vocab = upper.head.out_features
-    special = [token for token in set(pair.tokenizer.all_special_ids) if token < vocab]
     known = 0 if settings.known_tokens >= vocab else settings.known_tokens
-    if known and known < len(special):
-        raise SpeculationError(
-            f"known_tokens must be {len(special)} or more, as many as the target has special tokens, got {known}"
-        )
+    special = special_tokens(pair, vocab, known) if known else []
     drafter = StreamingDrafter(
         mode=settings.mode,
         num_streams=settings.streams,
@@ -207,11 +203,7 @@ def closing(settings: StreamingSettings, found: dict[str, Any]) -> Iterator[str]
 
 def _name(settings: StreamingSettings, learned: Sequence[Text]) -> str:
     """Tells trainings apart: the checkpoints of one are no beginning of another."""
-    chosen = [field for field in StreamingSettings.ranges if field not in ("own_prompts", "rows", "raw", "sampled")]
-    content = [
-        [text.ids for text in learned],
-        settings.adapted,
-        settings.mode,
-        *(getattr(settings, name) for name in chosen),
-    ]
+    chosen = [name for name in StreamingSettings.ranges if name not in ("own_prompts", "rows", "raw", "sampled")]
+    chosen += ["adapted", "mode", "seed", "dtype"]
+    content = [[text.ids for text in learned], *(getattr(settings, name) for name in chosen)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
