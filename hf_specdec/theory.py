@@ -167,7 +167,7 @@ def interpolate_widths(table: dict[int, float]) -> Callable[[int], float]:
     return seconds
 
 
-def line_through(table: Mapping[int, float], weights: Mapping[int, int] | None = None) -> Callable[[int], float]:
+def line_through(table: Mapping[int, float], weights: Mapping[int, float] | None = None) -> Callable[[int], float]:
     """Time by width as a straight line through measured widths (least squares), which never falls with the width.
 
     Args:

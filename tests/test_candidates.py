@@ -11,7 +11,7 @@ import torch
 from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, theory
-from hf_specdec.drafters.draft_model.session import next_likeliest, with_candidates
+from hf_specdec.drafters.draft_model.session import with_candidates
 from hf_specdec.drafters.draft_model.window import WindowTuner
 from hf_specdec.instruments.forwards import wrapped_forward
 
@@ -88,8 +88,6 @@ def test_the_tree() -> None:
     assert draft.tokens.tolist() == [[1, 4, 5, 2, 6, 7, 3, 8, 9]]
     assert draft.parents == [[-1, -1, -1, 0, 0, 0, 3, 3, 3]]
     assert draft.lengths == [6]
-    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0], [5.0, 3.0, 2.0, 4.0]])
-    assert next_likeliest(logits, torch.tensor([1, 2]), 2).tolist() == [[2, 3], [0, 3]]
 
 
 @pytest.mark.parametrize(("alpha", "rescue"), [(0.0, 0.3), (0.5, 0.0), (0.5, 0.4), (0.9, 0.5), (1.0, 0.7)])

@@ -19,6 +19,7 @@ FLOORS = [
     {"errors", "version", "transfer"},
     {"devices"},
     {"theory", "config", "packing"},
+    {"budget"},
     {"stats"},
     {"registry", "protocol"},
     {"hub", "schedule"},

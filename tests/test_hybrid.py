@@ -16,98 +16,146 @@ from continuations import (
 from models import llama, prompts
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.drafters.hybrid import HybridDrafter, Meter
-from hf_specdec.protocol import Sequences
+from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
+from hf_specdec.drafters.hybrid.session import FIRST, LOOK_AGAIN
+from hf_specdec.protocol import Sequences, Verdict
 
 
-def meter(draft_seconds=0.2, alpha=0.5, window=4):
-    """A draft model of this speed beside a target whose forward takes a second, whatever its width."""
-    known = Meter(8)
-    for width in (1, 5, 9):
-        known.model.observe_verify(width, 1.0)
+def knowing(drafter, target, draft_step, right, kinds=()):
+    """Has it know a target whose forward takes a second whatever its width, and how often its draft model is right."""
+    cost, survival = drafter._costs.of(target, 1), drafter._survival[False].of(target)
+    for _ in range(9):
+        for width in (1, 5, 9):
+            cost.observe_forward(width, 1.0)
+    cost.observe_step(draft_step)
     for _ in range(300):
-        known.observe_draft(window * draft_seconds, window)
-        known.model.observe_acceptance([100], [alpha / (1 - alpha)])
-    return known
+        for i in range(10):
+            survival.observe(FIRST, i < 10 * right)
+            for kind, share in kinds:
+                survival.observe(kind, i < 10 * share)
 
 
-def test_an_unmeasured_draft_model_is_tried_first():
-    assert not Meter(8).lookup_pays([8], [16], [16], False)
+def likeliest(ids, lengths, logits, count):
+    chances, tokens = logits.softmax(-1).topk(count)
+    return tokens, chances
 
 
-def test_without_a_match_there_is_nothing_to_copy():
-    assert not meter(draft_seconds=100.0).lookup_pays([0, 0], [0, 0], [0, 0], False)
-
-
-@pytest.mark.parametrize("alpha", [0.2, 0.8])
-def test_a_lookup_that_is_always_right_beats_the_draft_model_and_one_that_is_always_wrong_does_not(alpha):
-    known = meter(0.01, alpha)
-    for _ in range(100):
-        known.observe_lookup(5, [1, 2, 3, 4], [1, 2, 3, 4, 5])
-        known.observe_lookup(2, [1, 2, 3, 4], [9])
-    assert known.alpha(5) > 0.95 and known.alpha(2) < 0.05
-    assert known.lookup_pays([5], [10], [10], False)
-    assert not known.lookup_pays([2], [4], [4], False)
-
-
-def test_the_cost_of_the_draft_model_decides_between_equals():
-    for draft_seconds, pays in ((0.001, False), (1.0, True)):
-        known = meter(draft_seconds, alpha=0.8, window=6)
-        for _ in range(100):
-            known.observe_lookup(3, [1, 2, 3, 4], [1, 2, 3, 9])
-        assert known.lookup_pays([3], [6], [6], False) is pays
-
-
-def test_a_lookup_is_judged_by_the_text_even_when_it_was_not_drafted():
-    known = Meter(4)
-    before = known.alpha(2)
-    known.observe_lookup(2, [1, 2, 3], [1])  # one position was told about, and it was right
-    assert known.alpha(2) > before
-    known.observe_lookup(2, [1, 2, 3], [])
-    assert known.alpha(2) > before
-
-
-def test_rows_in_lockstep_need_all_matches_to_be_good():
-    known = meter(0.05, alpha=0.6)
-    for _ in range(100):
-        known.observe_lookup(5, [1, 2, 3, 4], [1, 2, 3, 4, 5])
-        known.observe_lookup(2, [1, 2, 3, 4], [9])
-    assert known.lookup_pays([5, 2], [8, 8], [8, 8], lockstep=False)
-    assert not known.lookup_pays([5, 2], [8, 8], [8, 8], lockstep=True)
-
-
-@pytest.mark.parametrize("seconds_per_token", [0.0, 0.1])
-def test_a_tree_is_charged_for_all_its_nodes(seconds_per_token):
-    known = meter(0.05, alpha=0.6)
-    for width in (1, 5, 9):
-        known.model.verify_seconds[width] = 1.0 + seconds_per_token * width
-    for _ in range(100):
-        known.observe_lookup(5, [1, 2, 3, 4], [1, 2, 3, 4, 5])
-    assert known.lookup_pays([5], [8], [8], False)
-    assert known.lookup_pays([5], [8], [60], False) is (seconds_per_token == 0)
-
-
-@pytest.mark.parametrize("branches", [1, 3])
-def test_the_meter_is_told_the_nodes_that_would_be_verified(branches, monkeypatch):
-    told = []
-    monkeypatch.setattr(Meter, "lookup_pays", lambda self, matches, lengths, nodes, *more: told.append(nodes) or True)
-    text = [[1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 7, 8, 1, 2], [9, 8, 7]]
-    host = SimpleNamespace(
-        prompt_ids=torch.zeros(2, 3),
+def host(target, rows=1):
+    return SimpleNamespace(
+        prompt_ids=torch.zeros(rows, 3, dtype=torch.long),
+        prompt_mask=torch.ones(rows, 3, dtype=torch.long),
         eos_token_ids=frozenset(),
         vocab_size=97,
         trees=True,
         do_sample=False,
         lockstep=False,
-        device="cpu",
+        device=torch.device("cpu"),
         forbids=None,
-        target=None,
+        target=target,
+        pick=SimpleNamespace(likeliest=likeliest),
+        stats=SimpleNamespace(draft_calls=0, window=None, notes=[]),
     )
-    session = HybridDrafter(llama(seed=1), num_branches=branches).start(host)
+
+
+def proposed(drafter, target, text):
+    session = drafter.start(host(target, len(text)))
     lengths = [len(tokens) for tokens in text]
-    draft = session.propose(Sequences(torch.zeros(2, 14, dtype=torch.long), lengths, [0, 1], text), [9, 9])
-    assert told == [draft.lengths] and draft.lengths[1] == 0
-    assert (draft.lengths[0] > max(draft.depths()[0])) is (branches > 1)
+    ids = torch.zeros(len(text), max(lengths), dtype=torch.long)
+    for row, tokens in zip(ids, text, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens)
+    return session, session.propose(Sequences(ids, lengths, list(range(len(text))), text), [9] * len(text))
+
+
+def test_an_unmeasured_draft_model_is_tried():
+    target = llama()
+    session, draft = proposed(HybridDrafter(llama(seed=1)), target, [[1, 2, 3, 1, 2]])
+    assert session.steps > 1 and draft.sources == ["draft_model+prompt_lookup"]
+
+
+@pytest.mark.parametrize(("right", "asked"), [(0.0, False), (0.9, True)])
+def test_a_draft_model_is_asked_where_it_pays(right, asked):
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 0.2, right)
+    session, draft = proposed(drafter, target, [[5, 6, 7, 8]])
+    assert (session.steps > 0) is asked and (max(draft.lengths) > 0) is asked
+
+
+def test_a_copy_that_is_always_right_leaves_the_draft_model_nothing_to_do():
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 0.2, 0.6, [(("copied", n, 0), 1.0) for n in range(1, 9)])
+    session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
+    assert session.steps == 0 and draft.sources == ["prompt_lookup"] and draft.lengths[0] >= 8
+    assert draft.tokens[0, :4].tolist() == [7, 8, 9, 10]
+
+
+def test_a_copy_that_is_never_right_is_not_verified_and_judged_all_the_same():
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 5.0, 0.0, [(("copied", n, 0), 0.0) for n in range(1, 9)])
+    session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
+    drafter._costs.of(target, 1)._widths = {1: (1.0, 9.0), 9: (2.0, 9.0)}  # width costs
+    assert draft.sources[0] in ("prompt_lookup", "none")
+    before = drafter._survival[False].of(target).chance(("copied", 2, 0), 0.5)
+    session.observe(Verdict([0], [0], [0], [[7]], [False], 1, 1.0))
+    assert drafter._survival[False].of(target).chance(("copied", 2, 0), 0.5) > before
+
+
+def test_both_sources_stand_in_one_tree_each_token_once():
+    target = llama()
+    for seed in range(6):
+        drafter = HybridDrafter(llama(vocab=8, seed=seed), num_candidates=3)
+        text = [[1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 7, 0, 1, 2], [6, 5, 4]]
+        session, draft = proposed(drafter, target, text)
+        for b, tree in enumerate(session.trees):
+            nodes = list(zip(draft.parents[b], draft.tokens[b].tolist(), strict=True))[: draft.lengths[b]]
+            assert len(set(nodes)) == len(nodes) and set(zip(tree.parents, tree.tokens, strict=True)) >= {
+                (p, t) for p, t in nodes if p == -1
+            }
+            assert len(session.drafted[b]) == session.steps
+        assert draft.sources[0] == "draft_model+prompt_lookup" and draft.sources[1].startswith("draft_model")
+
+
+def test_what_was_drafted_is_copied_on_from():
+    """The draft model says a word that the text knows: what followed it there is drafted for nothing."""
+    target = llama()
+    drafter = HybridDrafter(llama(seed=1), num_candidates=1, num_branches=1)
+    at = host(target)
+    at.pick.likeliest = lambda ids, lengths, logits, count: (torch.tensor([[7]]), torch.tensor([[0.5]]))
+    text = [3, 7, 9, 4, 3, 8, 5, 3]
+    session = drafter.start(at)
+    session.propose(Sequences(torch.tensor([text]), [len(text)], [0], [text]), [9])
+    (tree,) = session.trees
+    said = {tree.tokens[node]: node for node in tree.children(-1)}
+    assert set(said) == {8, 7}, "what followed last, and what is drafted"
+    copied = {tree.tokens[node]: tree.kinds[node] for node in tree.children(said[7])}
+    assert copied[9][0][:3] == ("copied", 2, 0)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+def test_a_window_that_was_set_is_drafted_whole(window):
+    target, drafter = llama(), HybridDrafter(llama(seed=1), num_draft_tokens=window)
+    knowing(drafter, target, 0.2, 0.9)
+    session, draft = proposed(drafter, target, [[5, 6, 7, 8]])
+    assert session.steps == window == len(session.drafted[0])
+    node = -1
+    for token in session.drafted[0]:
+        node = next(
+            i for i, t in enumerate(draft.tokens[0].tolist()) if t == token and draft.depths()[0][i] > 0 and i > node
+        )
+
+
+def test_where_it_has_not_paid_for_long_it_is_asked_again():
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 0.2, 0.0)
+    session = drafter.start(host(target))
+    steps = []
+    for n in range(3 * LOOK_AGAIN):
+        text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
+        ids, lengths = torch.tensor(text), [len(text[0])]
+        session.lookup._indexes.clear()
+        session.propose(Sequences(ids, lengths, [0], text), [9])
+        steps.append(session.steps)
+        session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
+    assert sum(n > 0 for n in steps) == 3
 
 
 # ---------------------------------------------------------------------- in generate
@@ -126,14 +174,19 @@ def test_greedy_text_is_plain_decodings(lengths, eos, options):
     assert stats.row_steps - 4 <= sum(stats.sources.values()) <= stats.row_steps
 
 
+def now_and_then(monkeypatch):
+    """Has the draft model asked in every third round."""
+    turn = iter(range(10**6))
+    monkeypatch.setattr(
+        HybridSession, "_steps_that_pay", lambda self, tips=None: 3 if tips or next(turn) % 3 == 0 else 0
+    )
+
+
 @pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 2, "num_branches": 3}], ids=["chain", "tree"])
 @pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
 @pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
 def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, monkeypatch):
-    turn = iter(range(10**6))
-    monkeypatch.setattr(
-        Meter, "lookup_pays", lambda self, matches, lengths, nodes, *more: next(turn) % 3 > 0 and any(lengths)
-    )
+    now_and_then(monkeypatch)
     proposes_nothing_forbidden(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, settings)
 
 
@@ -147,10 +200,7 @@ def test_sampled_text_has_the_targets_distribution(settings, options):
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_sources_may_change_at_every_round(lengths, monkeypatch):
     """Whatever was chosen, the draft model finds its way back into the text."""
-    turn = iter(range(10**6))
-    monkeypatch.setattr(
-        Meter, "lookup_pays", lambda self, matches, lengths, nodes, *more: next(turn) % 3 > 0 and any(lengths)
-    )
+    now_and_then(monkeypatch)
     target = llama(vocab=8)
     drafter = HybridDrafter(target, num_draft_tokens=3)  # the target itself: all that it drafts is accepted
     inputs = prompts(lengths, 8)
@@ -158,23 +208,24 @@ def test_sources_may_change_at_every_round(lengths, monkeypatch):
     plain = target.generate(**inputs, **options)
     torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
     stats = drafter.last_stats
-    assert set(stats.sources) == {"draft_model", "prompt_lookup"}
-    assert stats.accepted_tokens >= 2 * stats.sources["draft_model"]
+    asked = sum(count for name, count in stats.sources.items() if "draft_model" in name)
+    assert {"prompt_lookup"} < set(stats.sources) and asked
+    assert stats.accepted_tokens >= 2 * asked
 
 
 @pytest.mark.parametrize("positions", [8, 24], ids=["shorter than the prompts", "ends in the text"])
 @pytest.mark.parametrize("lengths", [[12], [12, 12], [9, 12, 3]], ids=["one row", "equal rows", "uneven rows"])
-def test_past_the_draft_models_context_the_lookup_goes_on_alone(lengths, positions, monkeypatch, recwarn):
-    monkeypatch.setattr(Meter, "lookup_pays", lambda *_: False)
+def test_past_the_draft_models_context_the_lookup_goes_on_alone(lengths, positions, recwarn):
     target, inputs = llama(vocab=8), prompts(lengths, 8)
     drafter = HybridDrafter(llama(vocab=8, max_position_embeddings=positions), num_draft_tokens=3)
     options = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     plain = target.generate(**inputs, **options)
     torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
     stats = drafter.last_stats
-    assert set(stats.sources) == {"prompt_lookup"} | ({"draft_model"} if positions > 12 else set())
+    asked = sum(count for name, count in stats.sources.items() if "draft_model" in name)
+    assert (asked > 0) is (positions > 12) and stats.sources["prompt_lookup"]
     # More than the draft model's windows of three can have given: copies were accepted, too.
-    assert stats.accepted_tokens > 3 * stats.sources["draft_model"]
+    assert stats.accepted_tokens > 3 * asked
     assert not [w for w in recwarn if issubclass(w.category, SpeculationWarning)]
 
 

@@ -44,6 +44,11 @@ class DraftPicker:
             logits = torch.nn.functional.pad(logits, (0, self.vocab - logits.shape[-1]), value=-torch.inf)
         return self.processing(ids, list(range(len(lengths))), lengths, logits)
 
+    def likeliest(self, ids: Tensor, lengths: Sequence[int], logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` likeliest tokens [B, k] after the call's processors, and their chances [B, k]: point masses."""
+        chances, tokens = distribution(self.scores(ids, lengths, logits)).topk(min(count, self.vocab))
+        return tokens, chances
+
     def pick(self, lengths: Sequence[int], rows: Sequence[int], scores: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens [B] and, where they are drawn, q [B, target vocabulary]."""
         if not self.do_sample:

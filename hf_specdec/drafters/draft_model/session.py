@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
-from ...transfer import moved, to_device, to_host, waits
+from ...transfer import to_device, to_host, waits
 from .model import ModelOverCache
 from .window import WindowTuner
 
@@ -32,13 +32,17 @@ class DraftModelSession(DraftSession):
         """tokens tried at each position"""
         self.rounds = self.rested = 0
         """all, and those in which drafting would not have paid"""
+        self.seconds = 0.0
+        """for which the last draft was drafted"""
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep)
         context.stats.draft_calls += 1
 
     def window(self) -> int:
         """γ of the next round."""
-        return self.tuner.choose(self.candidates) if self.tuner is not None else int(self.fixed_window)
+        if self.tuner is None or self.fixed_window != "auto":
+            return int(self.fixed_window)
+        return self.tuner.choose(self.candidates)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
@@ -75,10 +79,14 @@ class DraftModelSession(DraftSession):
         beside: list[Tensor] = []
         drawn_from: list[Tensor] = []
         for i in range(width):
-            tokens, q = self.context.pick(ids, [n + i for n in sequences.lengths], sequences.rows, logits)
-            drafted.append(tokens)
+            columns = [n + i for n in sequences.lengths]
             if self.candidates > 1:
-                beside.append(next_likeliest(logits[:, : self.context.vocab_size], tokens, self.candidates - 1))
+                likeliest, _ = self.context.pick.likeliest(ids, columns, logits, self.candidates)
+                tokens, q = likeliest[:, 0], None
+                beside.append(likeliest[:, 1:])
+            else:
+                tokens, q = self.context.pick(ids, columns, sequences.rows, logits)
+            drafted.append(tokens)
             if q is not None:
                 drawn_from.append(q)
             if i + 1 < width:
@@ -88,8 +96,9 @@ class DraftModelSession(DraftSession):
             write_tokens(ids, tokens, [n + i for n in sequences.lengths])
             self.context.stats.draft_calls += 1
             logits = self.model.feed(tokens[:, None])
+        self.seconds = time.perf_counter() - began
         if self.tuner is not None:
-            self.tuner.observe_draft((time.perf_counter() - began) / len(drafted))
+            self.tuner.observe_draft(self.seconds / len(drafted))
         lengths = [min(k, len(drafted)) for k in lengths]
         if beside:
             return with_candidates(torch.stack(drafted, 1), torch.stack(beside, 1), lengths)
@@ -132,12 +141,6 @@ class DraftModelSession(DraftSession):
 def candidates_of(context: DraftContext, wanted: int) -> int:
     """Tokens tried at each position. What is drawn at random stays alone: its q is what it is tested by."""
     return wanted if context.trees and not context.do_sample else 1
-
-
-def next_likeliest(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """The `count` likeliest tokens [B, count] after the ones [B] that were picked from logits [B, V]."""
-    others = logits.scatter(1, tokens.clamp(max=logits.shape[1] - 1)[:, None].to(logits.device), -torch.inf)
-    return moved(others.topk(min(count, others.shape[1])).indices, tokens.device)
 
 
 def with_candidates(drafted: Tensor, beside: Tensor, lengths: list[int]) -> Draft:

@@ -3,6 +3,7 @@
 Leviathan et al. 2023, §3.6, name copying from the context among the drafters of negligible cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ..base import Drafter
-from .branches import Branches, cut, draft_from_branches
+from .branches import Branches, cut, cut_at_end, draft_from_branches
 from .index import LookupIndex, Match
 
 __all__ = ["LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", "PromptLookupSession"]
@@ -57,13 +58,25 @@ class PromptLookupSession(DraftSession):
         wanted = self.config.num_branches if self.context.trees else 1
         matches, branches = [], []
         for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            index = self.index(row, tokens)
-            match = index.longest_match(self.config.min_match, wanted)
-            length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, room)
-            # The likeliest at full length, the i-th at 1/i of it.
-            branches.append([index.copy_from(place, length // (i + 1)) for i, place in enumerate(match.positions)])
-            matches.append(match.length)
+            match, copies = self._copies(self.index(row, tokens), room, wanted)
+            branches.append(copies)
+            matches.append(match)
         return matches, cut(branches, sequences, self.context)
+
+    def behind(self, row: int, drafted: Sequence[int], room: int) -> tuple[int, list[int]]:
+        """The length of the longest match of a row's text with drafted tokens behind it, and what to copy then."""
+        if self.context.forbids is not None:  # it would have to be asked about every place anew
+            return 0, []
+        match, copies = self._copies(self._indexes[row], room, 1, drafted)
+        return match, cut_at_end(copies[0], self.context) if copies else []
+
+    def _copies(
+        self, index: LookupIndex, room: int, wanted: int, drafted: Sequence[int] = ()
+    ) -> tuple[int, list[list[int]]]:
+        match = index.longest_match(self.config.min_match, wanted, drafted)
+        length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, room)
+        # The likeliest at full length, the i-th at 1/i of it.
+        return match.length, [index.copy_from(place, length // (i + 1)) for i, place in enumerate(match.positions)]
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         return draft_from_branches(self.copies(sequences, budget)[1], self.context)

@@ -13,7 +13,7 @@ Branches = list[list[int]]
 
 def cut(rows: Sequence[Iterable[Iterable[int]]], sequences: Sequences, context: DraftContext) -> list[Branches]:
     """What of each row's branches may be proposed: up to an EOS, and before the first token that is ruled out."""
-    cut_rows = [[kept for branch in branches if (kept := _cut_at_end(branch, context))] for branches in rows]
+    cut_rows = [[kept for branch in branches if (kept := cut_at_end(branch, context))] for branches in rows]
     if context.forbids is None or not any(cut_rows):
         return cut_rows
     return _cut_at_forbidden(cut_rows, sequences, context)
@@ -40,7 +40,7 @@ def _cut_at_forbidden(rows: list[Branches], sequences: Sequences, context: Draft
     return kept
 
 
-def _cut_at_end(tokens: Iterable[int], context: DraftContext) -> list[int]:
+def cut_at_end(tokens: Iterable[int], context: DraftContext) -> list[int]:
     """`tokens` up to the first EOS, which stays, or to the first id that the target does not have."""
     kept = []
     for token in tokens:

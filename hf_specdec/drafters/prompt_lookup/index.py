@@ -6,7 +6,7 @@ so ordinary text takes fewer than two nodes per token, whatever `max_match` is.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _SHIFT = 32
@@ -81,24 +81,27 @@ class LookupIndex:
         elif worth > top[2 * node + 1]:
             top[2 * node + 1] = worth
 
-    def longest_match(self, min_match: int = 1, branches: int = 1) -> Match:
+    def longest_match(self, min_match: int = 1, branches: int = 1, drafted: Sequence[int] = ()) -> Match:
         """The longest earlier match of the tokens' suffix, if it has at least `min_match` tokens.
+
+        `drafted` tokens are taken for accepted: the suffix ends with them.
 
         With `branches` above 1, `positions` goes on with other continuations: rarer ones of that match, then those of
         its shorter suffixes down to `min_match`.
         """
         tokens = self.tokens
-        reach = min(self.max_match, len(tokens))
+        suffix = [*tokens[-self.max_match :], *drafted] if drafted else tokens
+        reach = min(self.max_match, len(suffix))
         path, node, length = [0], 0, 0
         while length < reach:
-            child = self._children.get(node << _SHIFT | tokens[-length - 1])
+            child = self._children.get(node << _SHIFT | suffix[-length - 1])
             if child is None:
                 break
             node, length = child, length + 1
             path.append(node)
             if self._top[2 * node + 1] == _LEAF:  # seen once: the text itself tells how far the match reaches
                 position = self._top[2 * node] & _POSITION
-                while length < min(reach, position) and tokens[position - length - 1] == tokens[-length - 1]:
+                while length < min(reach, position) and tokens[position - length - 1] == suffix[-length - 1]:
                     length += 1
                 break
         if length < min_match:

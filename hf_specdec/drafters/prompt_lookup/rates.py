@@ -2,24 +2,29 @@
 
 from collections.abc import Sequence
 
-MEMORY = 0.98
-"""weight of the past at each observation, so that the figures follow the text"""
+from ...budget import Survival, Tree
 
 
-class CopyRates:
-    """An acceptance rate per length of match, so that a match of one token and one of eight are told apart."""
+def add_copy(
+    tree: Tree,
+    copied: Sequence[int],
+    match: int,
+    max_match: int,
+    survival: Survival,
+    branch: int = 0,
+    behind: int = -1,
+) -> None:
+    """Add what stood behind an earlier occurrence of the last `match` tokens of the path down to `behind`.
 
-    def __init__(self, max_match: int) -> None:
-        # Per match length a prior of two tokens, one of them accepted.
-        self._accepted, self._tested = [1.0] * (max_match + 1), [2.0] * (max_match + 1)
+    A copied token that was right makes the match longer: the next one is judged by the longer match.
+    """
+    node = behind
+    for i, token in enumerate(copied):
+        kind = ("copied", min(match + i, max_match), min(branch, 1))
+        node = tree.add(node, token, survival.chance(kind, guess(match + i, branch)), kind)
 
-    def alpha(self, match: int) -> float:
-        """Measured acceptance rate of what was copied after a match of this length."""
-        return self._accepted[match] / self._tested[match]
 
-    def observe_lookup(self, match: int, copied: Sequence[int], emitted: Sequence[int]) -> None:
-        """Compare a copy, drafted or not, with what the target went on to say: lookups are judged in every round."""
-        tested = min(len(copied), len(emitted))
-        agreed = next((i for i in range(tested) if copied[i] != emitted[i]), tested)
-        self._accepted[match] = MEMORY * self._accepted[match] + agreed
-        self._tested[match] = MEMORY * self._tested[match] + min(agreed + 1, tested)
+def guess(match: int, branch: int = 0) -> float:
+    """What is taken for right before anything was measured; a continuation that is not the likeliest is half as
+    likely."""
+    return match / (match + 2) / (1 + branch)

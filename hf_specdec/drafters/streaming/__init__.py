@@ -4,7 +4,7 @@ from .config import StreamingConfig
 from .drafter import StreamingDrafter
 from .session import StreamingSession
 from .streams import LowRank, Streams
-from .tree import Node, likeliest_nodes, most_valuable, product_tree
+from .tree import Node, likeliest_nodes, product_tree
 from .upper import Upper, with_streams
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Streams",
     "Upper",
     "likeliest_nodes",
-    "most_valuable",
     "product_tree",
     "with_streams",
 ]

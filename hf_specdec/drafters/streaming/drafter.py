@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ...budget import Survival
 from ...errors import SpeculationError
 from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
 from ..learned import Learned
-from ..prompt_lookup import PromptLookupConfig
-from ..prompt_lookup.rates import CopyRates
 from .config import StreamingConfig
 from .session import StreamingSession
 from .streams import Streams
@@ -113,9 +112,7 @@ class StreamingDrafter(Drafter):
             sampled: Learned(lambda sampled=sampled: TreeTuner(self.config, sampled))  # type: ignore[misc]
             for sampled in (False, True)
         }
-        self._rates: dict[bool, Learned[CopyRates]] = {
-            sampled: Learned(lambda: CopyRates(PromptLookupConfig().max_match)) for sampled in (False, True)
-        }
+        self._survival: dict[bool, Learned[Survival]] = {sampled: Learned(Survival) for sampled in (False, True)}
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.streams.state_dict())
@@ -214,8 +211,8 @@ class StreamingDrafter(Drafter):
             raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
         tuner = self._tuners[context.do_sample].of(target, len(context.prompt_ids))
-        rates = self._rates[context.do_sample].of(target)
-        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, rates)
+        survival = self._survival[context.do_sample].of(target)
+        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, survival)
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...budget import Survival, Tree
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host
+from ..merged import draft_of
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
-from ..prompt_lookup.rates import CopyRates
+from ..prompt_lookup.rates import add_copy
 from .config import StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams
@@ -28,7 +30,7 @@ class StreamingSession(DraftSession):
         streams: Streams,
         upper: Upper,
         tuner: TreeTuner,
-        rates: CopyRates,
+        survival: Survival,
     ) -> None:
         super().__init__(context)
         self.config, self.streams, self.upper, self.tuner = config, streams, upper, tuner
@@ -46,8 +48,9 @@ class StreamingSession(DraftSession):
         """[rows][nodes] of the last draft the streams' nodes, None for what is copied"""
         joins = config.copies and config.tree == "value" and context.trees
         self.lookup = PromptLookupSession(context, PromptLookupConfig()) if joins else None
-        self.rates = rates
-        self._copies: dict[int, tuple[int, list[int]]] = {}
+        self.survival = survival
+        self._trees: list[Tree] = []
+        """[rows] of the last draft, where copies have joined"""
 
     def runner(self, runner: Runner) -> Runner:
         self._runner = StreamRunner(runner, self.streams, self.upper, self.config.prune_below)
@@ -63,10 +66,12 @@ class StreamingSession(DraftSession):
             for nodes, length in zip(tested, verdict.draft.lengths, strict=True):
                 self.pruned += length - sum(0 <= node < length for node in nodes)
         self.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
-        for row, emitted in zip(verdict.rows, verdict.tokens, strict=True):
-            if row in self._copies:
-                self.rates.observe_lookup(*self._copies[row], emitted)
-        self._drafted, self._copies = [], {}  # in a round without room nothing is proposed
+        for tree, emitted in zip(self._trees, verdict.tokens, strict=bool(self._trees)):
+            for node, right in tree.tested(emitted):
+                for kind in tree.kinds[node]:
+                    if not isinstance(kind, Node):  # what streams foretold the tuner has counted
+                        self.survival.observe(kind, right)
+        self._drafted, self._trees = [], []  # in a round without room nothing is proposed
         self._look(verdict)
 
     def _look(self, verdict: Verdict) -> None:
@@ -93,7 +98,7 @@ class StreamingSession(DraftSession):
             self.ends, self.rows = self.ends[index], list(sequences.rows)
         self._logits = logits = self.streams.head(self.upper, self.ends)
         if copies:
-            return self._joined(logits, sequences.rows)
+            return self._joined(logits, copies)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
@@ -102,27 +107,28 @@ class StreamingSession(DraftSession):
         self._drafted = [nodes] * len(budget)
         return Draft(tokens, [len(nodes)] * len(budget), None if chain else [parents] * len(budget))
 
-    def _look_up(self, sequences: Sequences, budget: list[int]) -> dict[int, tuple[int, list[int]]]:
-        """By row, the length of its match and what to copy behind it; rows without a match are left out."""
-        self._copies = {}
-        if self.lookup is not None:
-            matches, branches = self.lookup.copies(sequences, budget)
-            rows = zip(sequences.rows, matches, branches, strict=True)
-            self._copies = {row: (match, copies[0]) for row, match, copies in rows if copies}
-        return self._copies
+    def _look_up(self, sequences: Sequences, budget: list[int]) -> list[tuple[int, list[int]]]:
+        """The length of each row's match and what to copy behind it; empty where no row has any."""
+        if self.lookup is None:
+            return []
+        matches, branches = self.lookup.copies(sequences, budget)
+        found = [(match, copies[0] if copies else []) for match, copies in zip(matches, branches, strict=True)]
+        return found if any(copied for _, copied in found) else []
 
-    def _joined(self, logits: Tensor, rows: Sequence[int]) -> Draft:
+    def _joined(self, logits: Tensor, copies: list[tuple[int, list[int]]]) -> Draft:
         """A tree per row: whether a copy and a stream say the same the host must know."""
         named = to_host(self.streams.named(logits.topk(self.config.num_candidates).indices))
-        trees = []
-        for row, tokens in zip(rows, named, strict=True):
-            match, copied = self._copies.get(row, (0, []))
-            trees.append(self.tuner.joined(tokens, copied, self.rates.alpha(match)))
-        self._drafted = [[node.stream for node in tree] for tree in trees]
-        draft = Draft.from_lists([[node.token for node in tree] for tree in trees], self.context.device)
-        width = draft.tokens.shape[1]
-        draft.parents = [[node.parent for node in tree] + [-1] * (width - len(tree)) for tree in trees]
-        return draft
+        self._trees, self._drafted = [], []
+        chosen: list[list[int]] = []
+        for tokens, (match, copied) in zip(named, copies, strict=True):
+            tree = self.tuner.joined(tokens)
+            add_copy(tree, copied, match, PromptLookupConfig().max_match, self.survival)
+            order, survives = tree.likeliest(), tree.survival()
+            nodes = order[: self.tuner.count([survives[node] for node in order])]
+            self._trees.append(tree)
+            self._drafted.append([_foretold(tree.kinds[node]) for node in nodes])
+            chosen.append(nodes)
+        return draft_of(self._trees, chosen, self.context.device)
 
     def estimates(self, row: int) -> Sequence[float | None]:
         """The chance that its stream gave each node's token; none of what is copied."""
@@ -137,3 +143,7 @@ class StreamingSession(DraftSession):
             notes.append(f"{self.pruned} of {self.drafted} drafted tokens were pruned in mid-forward")
         if self.rested:
             notes.append(f"in {self.rested} of {self.rounds} rounds no tree promised to pay for itself")
+
+
+def _foretold(kinds: Sequence[object]) -> Node | None:
+    return next((kind for kind in kinds if isinstance(kind, Node)), None)

@@ -3,17 +3,15 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ...budget import Cost, Tree, most_per_second
 from ...protocol import Verdict
-from ...theory import line_through
-from ..draft_model.window import running_mean
 from .config import MOST_NODES, StreamingConfig
-from .tree import Joined, Node, joined, level_by_level, likeliest_nodes, most_valuable, product_tree
+from .tree import Node, joined, level_by_level, likeliest_nodes, product_tree
 
 PRIOR = 24.0
 """observations that the trained figures count as"""
 MEMORY = 0.98
-TRIED = (12, 12, 28, 28, 4, 4)
-"""nodes of the first trees, to learn what forwards of different widths cost"""
+TRIED_LATER = 4
 LOOK_AGAIN = 64
 """rounds after which a small tree is tried where none has paid"""
 EVERY = 8
@@ -30,9 +28,7 @@ class TreeTuner:
         self.chances = _whole(table, config.num_streams, config.num_candidates)
         """[γ][k] how often a candidate was right where all before it were"""
         self.weights = [[PRIOR] * config.num_candidates for _ in range(config.num_streams)]
-        self.seconds: dict[int, float] = {}
-        """of verification forwards, by tokens fed per row"""
-        self._met: set[int] = set()
+        self.cost = Cost()
         self.rounds = 0
         self._likeliest: list[tuple[float, Node]] = []
         self._nodes: list[Node] = []
@@ -46,26 +42,25 @@ class TreeTuner:
         if config.tree == "product":
             self._nodes = self._nodes or product_tree(config.num_streams, config.num_candidates)
             return self._nodes
-        if self.rounds % EVERY == 0 or self.rounds <= len(TRIED):
+        if self.rounds % EVERY == 0 or self.cost.tried is not None:
             self._likeliest = likeliest_nodes(self.chances, MOST_NODES)
             count = self.count([chance for chance, _ in self._likeliest])
             self._nodes = level_by_level([node for _, node in self._likeliest[:count]])
         self.rounds += 1
         return self._nodes
 
-    def joined(self, tokens: Sequence[Sequence[int]], copied: Sequence[int], alpha: float) -> list[Joined]:
-        """The next tree of a row that has a copy, too; arguments as in `tree.joined`."""
-        nodes = joined(self._likeliest, tokens, copied, alpha)
-        return level_by_level(nodes[: self.count([node.chance for node in nodes])])
+    def joined(self, tokens: Sequence[Sequence[int]]) -> Tree:
+        """What streams foretell for a row, [γ][k] tokens, as a tree that copies can join."""
+        return joined(self._likeliest, tokens)
 
     def count(self, chances: Sequence[float]) -> int:
         """How many of the likeliest nodes to draft."""
         if self.config.num_nodes != "auto":
             return int(self.config.num_nodes)
-        if self.rounds < len(TRIED) or not self.seconds:
-            return TRIED[self.rounds % len(TRIED)]
-        count = most_valuable(chances, line_through(dict(self.seconds)))
-        return count or (TRIED[-1] if self.rounds % LOOK_AGAIN == 0 else 0)
+        if self.cost.tried is not None or not self.cost.known:
+            return self.cost.tried or TRIED_LATER
+        count, _ = most_per_second([chances], self.cost.round(), most=MOST_NODES)
+        return count or (TRIED_LATER if self.rounds % LOOK_AGAIN == 0 else 0)
 
     def observe(
         self,
@@ -83,9 +78,7 @@ class TreeTuner:
         if draft is None:
             return
         width = draft.tokens.shape[1] + 1
-        if width in self._met:  # a first forward of its width takes longer than those that follow
-            self.seconds[width] = running_mean(self.seconds.get(width), verdict.seconds)
-        self._met.add(width)
+        self.cost.observe_forward(width, verdict.seconds)
         for b, nodes in enumerate(drafted):
             if not verdict.stopped[b]:
                 parents = range(-1, width - 2) if draft.parents is None else draft.parents[b]

@@ -1,0 +1,9 @@
+"""How much to draft: every drafted token has a chance to be kept, every width of a forward has its time, and the nodes
+that give most tokens per second are verified."""
+
+from .cost import Cost
+from .decision import most_per_second, steps_that_pay
+from .survival import Survival, band, centre
+from .tree import Tree
+
+__all__ = ["Cost", "Survival", "Tree", "band", "centre", "most_per_second", "steps_that_pay"]

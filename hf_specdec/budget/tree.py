@@ -1,0 +1,86 @@
+"""`Tree`: what several sources draft for one row, each token once."""
+
+from collections.abc import Hashable, Iterator, Sequence
+
+
+class Tree:
+    """Nodes in order of their adding, so that a parent comes before its children; -1 is the last accepted token."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.chances: list[float] = []
+        """of each node, to be right where its parent was"""
+        self.kinds: list[tuple[Hashable, ...]] = []
+        """of each node, under what its fate is counted"""
+        self._at: dict[tuple[int, int], int] = {}
+        self._below: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, chance: float, *kinds: Hashable) -> int:
+        """The node of a token behind `parent`: a new one, or the one that is there, which is as likely as the better
+        of those who say so."""
+        node = self._at.setdefault((parent, token), len(self.tokens))
+        if node < len(self.tokens):
+            self.chances[node] = max(self.chances[node], chance)
+            self.kinds[node] += kinds
+            return node
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.chances.append(chance)
+        self.kinds.append(kinds)
+        self._below.setdefault(parent, []).append(node)
+        return node
+
+    def children(self, node: int) -> Sequence[int]:
+        """Nodes right behind one."""
+        return self._below.get(node, ())
+
+    def survival(self) -> list[float]:
+        """The chance of each node that it and all above it are right."""
+        chances: list[float] = []
+        for parent, chance in zip(self.parents, self.chances, strict=True):
+            chances.append(chance * (chances[parent] if parent >= 0 else 1.0))
+        return chances
+
+    def likeliest(self) -> list[int]:
+        """All nodes, the likeliest first, each after its parent."""
+        survival = self.survival()
+        return sorted(range(len(self)), key=lambda node: -survival[node])  # stable: parents stay before their children
+
+    def best_chain(self) -> list[int]:
+        """The path from the root that promises most tokens."""
+        survival = self.survival()
+        promise, onward = list(survival), [-1] * len(self)
+        root, best = -1, 0.0
+        for node in reversed(range(len(self))):
+            parent = self.parents[node]
+            if parent < 0:
+                root, best = (node, promise[node]) if promise[node] >= best else (root, best)
+            elif survival[parent] + promise[node] > promise[parent]:
+                promise[parent], onward[parent] = survival[parent] + promise[node], node
+        chain = []
+        while root >= 0:
+            chain.append(root)
+            root = onward[root]
+        return chain
+
+    def cut(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Tokens and parents of these nodes, each of which comes after its parent."""
+        place = {-1: -1} | {node: i for i, node in enumerate(nodes)}
+        return [self.tokens[node] for node in nodes], [place[self.parents[node]] for node in nodes]
+
+    def tested(self, text: Sequence[int]) -> Iterator[tuple[int, bool]]:
+        """The nodes that a text has tested, those that hang on it, and whether each was right."""
+        here = -1
+        for token in text:
+            found = None
+            for node in self.children(here):
+                right = self.tokens[node] == token
+                found = node if right else found
+                yield node, right
+            if found is None:
+                return
+            here = found

@@ -1,0 +1,63 @@
+"""`Chain`: a draft model that drafts step by step, as long as it is asked to."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...protocol import DraftContext, Sequences, Verdict
+from ..draft_model.model import ModelOverCache
+from ..draft_model.session import write_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Chain:
+    """One forward of the draft model per step, over its own cache. It goes on from the first of the candidates."""
+
+    def __init__(self, context: DraftContext, model: "PreTrainedModel", candidates: int) -> None:
+        self.context, self.candidates = context, candidates
+        self.rows = list(range(context.prompt_ids.shape[0]))
+        self.model = ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep)
+        context.stats.draft_calls += 1
+
+    def begin(self, sequences: Sequences, steps: int) -> None:
+        """Behind the accepted tokens of these rows, at most `steps` steps."""
+        self.model.roll_back()
+        if sequences.rows != self.rows:
+            self.model.select([self.rows.index(row) for row in sequences.rows])
+            self.rows = list(sequences.rows)
+        missing = max(sequences.lengths) + steps - sequences.ids.shape[1]
+        self._ids = sequences.ids if missing <= 0 else pad(sequences.ids, (0, missing))
+        self._lengths = list(sequences.lengths)
+        self._last: Tensor | None = None
+
+    def step(self) -> tuple[Tensor, Tensor]:
+        """One more place: the candidates [B, k], the one that is gone on from first, and the draft's chance of each."""
+        context = self.context
+        context.stats.draft_calls += 1
+        if self._last is None:
+            logits = self.model.catch_up(self._ids, self._lengths)
+        else:
+            write_tokens(self._ids, self._last, self._lengths)
+            self._lengths = [n + 1 for n in self._lengths]
+            logits = self.model.feed(self._last[:, None])
+        tokens, chances = context.pick.likeliest(self._ids, self._lengths, logits, self.candidates)
+        self._last = tokens[:, 0].clone()
+        return tokens, chances
+
+    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[int]]) -> None:
+        """Keep in the cache what was fed and is part of the text now.
+
+        Args:
+            drafted: [B] the tokens that each row went on from.
+        """
+        if verdict.rows != self.rows:
+            return
+        kept = []
+        for mine, text in zip(drafted, verdict.tokens, strict=True):
+            same = [a == b for a, b in zip(mine, text[:-1], strict=False)]
+            kept.append(same.index(False) if False in same else len(same))
+        self.model.accept(kept, verdict.stopped)

@@ -1,0 +1,100 @@
+"""`CopyingSession`: copies of earlier text as a tree, cut to what pays, and all that is learned from it."""
+
+import time
+from collections.abc import Sequence
+
+from ...budget import Cost, Survival, Tree, most_per_second
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ..merged import MOST_NODES, draft_of
+from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
+from ..prompt_lookup.rates import add_copy
+from .config import HybridConfig
+
+
+class CopyingSession(DraftSession):
+    """What a round drafts stands in one tree per row. Every node of it is judged by the text, verified or not."""
+
+    def __init__(self, context: DraftContext, config: HybridConfig, survival: Survival, cost: Cost) -> None:
+        super().__init__(context)
+        self.config, self.survival, self.cost = config, survival, cost
+        self.lookup = PromptLookupSession(context, config)
+        self.trees: list[Tree] = []
+        """[B] all that was thought of in this round"""
+        self.chosen: list[list[int]] = []
+        """[B] the nodes of each tree that are verified"""
+        self.spent = 0.0
+        """seconds for which the draft model drafted in this round"""
+        self.rounds = self.rested = 0
+        """all, and those in which nothing promised to pay"""
+        self._began = 0.0
+
+    def copy(self, sequences: Sequences, budget: list[int]) -> None:
+        """A round begins: what followed the same words before."""
+        self._began, self.spent = time.perf_counter(), 0.0
+        self.rounds += 1
+        self.trees, self.chosen = [Tree() for _ in budget], []
+        matches, branches = self.lookup.copies(sequences, budget)
+        for tree, match, copies in zip(self.trees, matches, branches, strict=True):
+            for i, copied in enumerate(copies):
+                add_copy(tree, copied, match, self.config.max_match, self.survival, i)
+
+    def order(self, tree: Tree) -> list[int]:
+        """Nodes in the order in which they would be verified."""
+        return tree.likeliest() if self.context.trees else tree.best_chain()
+
+    def chances(self) -> list[list[float]]:
+        """[B][any] of each row's nodes, in order."""
+        survival = [tree.survival() for tree in self.trees]
+        return [[chances[i] for i in self.order(tree)] for tree, chances in zip(self.trees, survival, strict=True)]
+
+    def choose(self) -> None:
+        """The nodes that pay, of all rows equally many."""
+        count = MOST_NODES
+        if self.cost.tried is not None:
+            count = self.cost.tried
+        elif self.cost.known:
+            lockstep, seconds = self.context.lockstep, self.cost.round()
+            count, _ = most_per_second(self.chances(), seconds, self.spent, lockstep, MOST_NODES)
+        self.chosen = [self.order(tree)[:count] for tree in self.trees]
+
+    def chosen_draft(self) -> Draft:
+        """What was chosen."""
+        draft = draft_of(self.trees, self.chosen, self.context.device)
+        draft.sources = [_source(*row) for row in zip(self.trees, self.chosen, strict=True)]
+        return draft
+
+    def estimates(self, row: int) -> Sequence[float | None]:
+        """The chance of each node that was verified, behind its parent."""
+        return [self.trees[row].chances[node] for node in self.chosen[row]] if self.chosen else []
+
+    def observe(self, verdict: Verdict) -> None:
+        if not self.trees:
+            return
+        if verdict.seconds > 0:  # transformers' own loop does not say
+            self.cost.observe_forward(verdict.width, verdict.seconds)
+            self.cost.observe_between(time.perf_counter() - self._began - self.spent - verdict.seconds)
+        for tree, text in zip(self.trees, verdict.tokens, strict=True):
+            for node, right in tree.tested(text):
+                for kind in tree.kinds[node]:
+                    self.survival.observe(kind, right)
+        self.trees = []
+
+    def why_rested(self, alpha: float) -> None:
+        """Say how often drafting was left out, and why."""
+        if self.rested and self.cost.known and self.cost.draft_step is not None:
+            self.context.stats.notes.append(
+                f"drafting was stopped in {self.rested} of {self.rounds} rounds, as it would have cost more than it "
+                f"gained: a draft step costs {self.cost.draft_step / self.cost.round()(1):.2g} of a target step, the "
+                f"draft is right {alpha:.0%} of the time"
+            )
+
+
+def _source(tree: Tree, chosen: Sequence[int]) -> str:
+    """Who drafted the nodes that are verified."""
+    names = {
+        PromptLookupConfig.drafter_type if kind[0] == "copied" else "draft_model"
+        for node in chosen
+        for kind in tree.kinds[node]
+        if isinstance(kind, tuple)
+    }
+    return "+".join(sorted(names)) or "none"

@@ -1,0 +1,200 @@
+"""`HybridSession`: copies and the draft model's tokens in one tree, as far as they pay."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...budget import Cost, Survival, Tree, band, centre, steps_that_pay
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...target.inputs import position_limit
+from ...transfer import to_host, waits
+from ..prompt_lookup.rates import add_copy
+from .chain import Chain
+from .config import HybridConfig
+from .copying import CopyingSession
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FIRST = "drafted"
+"""kind of every token that the draft model goes on from"""
+FIRST_GUESS = 0.6
+LONGEST = 16
+"""steps of the draft model in one round"""
+UNMEASURED = 4
+"""steps in a round before anything was measured"""
+LOOK_AGAIN = 32
+"""rounds after which the draft model is asked again where it has not paid"""
+
+
+class HybridSession(CopyingSession):
+    """In each round: look up copies; draft step by step while the next steps promise to pay; verify the likeliest."""
+
+    def __init__(
+        self, context: DraftContext, config: HybridConfig, model: "PreTrainedModel", survival: Survival, cost: Cost
+    ) -> None:
+        super().__init__(context, config, survival, cost)
+        self._draft_model = model
+        self._chain: Chain | None = None
+        self._limit = position_limit(model)  # columns; text that fills them is left to the lookup
+        self.drafted: list[list[int]] = []
+        """[B] the draft model's chain"""
+        self.steps = self._unasked = 0
+        self._rows: list[int] = []
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self.copy(sequences, budget)
+        self.drafted, self.steps, self._rows = [[] for _ in budget], 0, sequences.rows
+        declined = self._draft_on(sequences, budget)
+        if self.steps:
+            self.cost.observe_step(self.spent / self.steps)
+        self.choose()
+        draft = self.chosen_draft()
+        self.rested += declined and not any(draft.lengths)
+        return draft
+
+    # ------------------------------------------------------------------ the draft model
+
+    def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
+        """Steps of the draft model, while they promise to pay; true where none does."""
+        window = self.config.num_draft_tokens
+        most = min(LONGEST if window == "auto" else int(window), max(budget), self._limit - max(sequences.lengths))
+        if most < 1:
+            return False
+        planned = min(self._steps_that_pay(), most)
+        if planned < 1:
+            return True
+        if window != "auto":
+            planned = most
+        if self._chain is None:
+            self._chain = Chain(self.context, self._draft_model, self._candidates())
+        began, blind = time.perf_counter(), waits(self._chain.model.device)
+        self._chain.begin(sequences, most)
+        tips = [-1 if room > 0 else None for room in budget]
+        unread = []
+        for step in range(1, most + 1):
+            found = self._chain.step()
+            self.steps = step
+            if blind:  # to look at every token would cost more than to draft too many
+                unread.append(found)
+                if step == planned:
+                    break
+                continue
+            tips = self._grow(tips, to_host(found[0]), to_host(found[1]), budget)
+            if all(tip is None for tip in tips) or (window == "auto" and not self._steps_that_pay(tips)):
+                break
+        if unread:
+            tokens = torch.stack([tokens for tokens, _ in unread]).double()
+            both = to_host(torch.stack([tokens, torch.stack([chances for _, chances in unread]).double()]))
+            for tokens, chances in zip(*both, strict=True):
+                tips = self._grow(tips, [list(map(int, row)) for row in tokens], chances, budget)
+        self.spent = time.perf_counter() - began
+        return False
+
+    def _candidates(self) -> int:
+        return self.config.num_candidates if self.context.trees else 1
+
+    def _grow(
+        self,
+        tips: Sequence[int | None],
+        tokens: Sequence[Sequence[int]],
+        chances: Sequence[Sequence[float]],
+        budget: list[int],
+    ) -> list[int | None]:
+        """Add a step's candidates [B, k] behind each row's last drafted token; None where a row drafts no more."""
+        on: list[int | None] = []
+        for b, tip in enumerate(tips):
+            if tip is None:
+                on.append(None)
+                continue
+            first, *others = tokens[b]
+            said = self._told(self.trees[b], tip, first)
+            node = self._add(b, tip, first, chances[b][0], FIRST, said)
+            for token, chance in zip(others, chances[b][1:], strict=True):
+                if chance > 0:
+                    self._add(b, tip, token, chance, "beside", said)
+            self.drafted[b].append(first)
+            ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
+            on.append(None if ended else node)
+            if not ended:
+                self._copy_behind(b, node, budget[b])
+        return on
+
+    def _copy_behind(self, b: int, node: int, budget: int) -> None:
+        """What followed earlier where the text stood that ends with the drafted tokens now."""
+        match, copied = self.lookup.behind(self._rows[b], self.drafted[b], budget - len(self.drafted[b]))
+        if match > 1:
+            add_copy(self.trees[b], copied, match, self.config.max_match, self.survival, behind=node)
+
+    def _add(self, b: int, tip: int, token: int, chance: float, rank: str, said: str) -> int:
+        kind = (rank, band(chance), said)
+        kinds = (FIRST, kind) if rank == FIRST else (kind,)
+        return self.trees[b].add(tip, token, self.survival.chance(kind, centre(band(chance))), *kinds)
+
+    def _told(self, tree: Tree, tip: int, token: int) -> str:
+        """Copies that hang here are judged by what the draft model says of them."""
+        said = "alone"
+        for node in tree.children(tip):
+            agrees = tree.tokens[node] == token
+            said = "agreed" if agrees or said == "agreed" else "denied"
+            kind, base = (*tree.kinds[node][0], agrees), tree.chances[node]  # type: ignore[misc]
+            tree.kinds[node] = (kind,)
+            tree.chances[node] = self.survival.chance(kind, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
+        return said
+
+    # ------------------------------------------------------------------ the decision
+
+    def _steps_that_pay(self, tips: Sequence[int | None] | None = None) -> int:
+        """How many more steps of the draft model promise most tokens per second; 0 where none pays.
+
+        Args:
+            tips: [B] where rows would go on; None before the first step.
+        """
+        cost, step = self.cost, self.cost.draft_step
+        if step is None or not cost.known:
+            return max(0, UNMEASURED - self.steps)
+        rows = self.chances()
+        here = tips or [-1] * len(rows)
+        onward = [self._onward(tree, tip) for tree, tip in zip(self.trees, here, strict=True)]
+        alpha = self.survival.chance(FIRST, FIRST_GUESS)
+        spent, lockstep = self.steps * step, self.context.lockstep
+        best = steps_that_pay(rows, onward, alpha, cost.round(), step, spent, lockstep)
+        if tips is None:
+            self._unasked = 0 if best else self._unasked + 1
+            if self._unasked == LOOK_AGAIN:
+                best, self._unasked = 1, 0
+        return best
+
+    def _onward(self, tree: Tree, tip: int | None) -> float:
+        """The chance that another drafted token is right behind this one, and no copy says so already."""
+        if tip is None:
+            return 0.0
+        survival = tree.survival()
+        copied = sum(tree.chances[node] for node in tree.children(tip))
+        here = survival[tip] if tip >= 0 else 1.0
+        return here * self.survival.chance(FIRST, FIRST_GUESS) * max(0.0, 1 - copied)
+
+    def choose(self) -> None:
+        super().choose()
+        if self.config.num_draft_tokens != "auto":  # what was asked for is drafted
+            self.chosen = [self._with_chain(*row) for row in zip(self.trees, self.chosen, self.drafted, strict=True)]
+
+    def _with_chain(self, tree: Tree, chosen: list[int], drafted: list[int]) -> list[int]:
+        chain, node = [], -1
+        for token in drafted:
+            node = next(child for child in tree.children(node) if tree.tokens[child] == token)
+            chain.append(node)
+        if not self.context.trees and drafted:
+            return chain
+        return sorted({*chosen, *chain})
+
+    def observe(self, verdict: Verdict) -> None:
+        if self._chain is not None and self.steps:
+            self._chain.observe(verdict, self.drafted)
+        super().observe(verdict)
+        self.steps = 0
+
+    def close(self) -> None:
+        self.why_rested(self.survival.chance(FIRST, FIRST_GUESS))

@@ -1,0 +1,179 @@
+"""The budget: chances, times, trees, and what is made of them. Against brute force over all choices."""
+
+import itertools
+import random
+from math import prod
+
+import pytest
+
+from hf_specdec.budget import Cost, Survival, Tree, band, centre, most_per_second, steps_that_pay
+from hf_specdec.budget.cost import TRIED
+from hf_specdec.budget.survival import EDGES
+from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
+
+
+def random_tree(rng: random.Random, nodes: int = 12) -> Tree:
+    tree = Tree()
+    while len(tree) < nodes:
+        tree.add(rng.randrange(-1, len(tree)), rng.randrange(6), rng.random(), "kind")
+    return tree
+
+
+# ---------------------------------------------------------------------- survival
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_chance_goes_from_the_guess_to_what_is_observed(share: float) -> None:
+    survival, rng = Survival(), random.Random(0)
+    assert survival.chance("kind", 0.5) == 0.5
+    for _ in range(2000):
+        survival.observe("kind", rng.random() < share)
+    assert survival.chance("kind", 0.5) == pytest.approx(share, abs=0.12)  # of 100 observations three deviations
+    assert survival.chance("another", 0.7) == 0.7
+
+
+def test_chances_follow_the_text() -> None:
+    survival = Survival()
+    for right in (True, False):
+        for _ in range(400):
+            survival.observe("kind", right)
+        assert abs(survival.chance("kind", 0.5) - right) < 0.05
+
+
+def test_estimates_of_a_band_lie_around_its_centre() -> None:
+    edges = [0.0, *EDGES, 1.0]
+    for i, (low, high) in enumerate(itertools.pairwise(edges)):
+        assert band(low) == band((low + high) / 2) == i and low < centre(i) < high
+    assert band(1.0) == len(EDGES)
+
+
+# ---------------------------------------------------------------------- cost
+
+
+def test_times_lie_on_a_line_through_what_was_measured() -> None:
+    cost = Cost()
+    for _ in range(3):
+        for width in (2, 9, 17):
+            cost.observe_forward(width, 1 + 0.1 * width)
+    cost.observe_between(0.5)
+    assert [cost.round()(width) for width in (1, 5, 33)] == pytest.approx([1.6, 2.0, 4.8])
+
+
+def test_the_first_forward_of_a_width_does_not_count() -> None:
+    cost = Cost()
+    for width in range(1, 9):
+        cost.observe_forward(width, 100.0)
+    assert not cost.known
+    cost.observe_forward(4, 1.0)
+    assert cost.known and cost.round()(4) == 1.0
+
+
+def test_old_times_fade_and_widths_are_forgotten() -> None:
+    cost = Cost()
+    for _ in range(50):
+        cost.observe_forward(3, 1.0)
+    for _ in range(1000):
+        cost.observe_forward(5, 2.0)
+    assert set(cost._widths) == {5}
+
+
+def test_several_widths_are_tried_first() -> None:
+    cost, tried = Cost(), []
+    while cost.tried is not None:
+        tried.append(cost.tried)
+        cost.observe_forward(1 + cost.tried, 1.0)
+    assert tuple(tried) == TRIED and len(set(tried)) > 3
+
+
+# ---------------------------------------------------------------------- trees
+
+
+def test_each_token_once_behind_each_node() -> None:
+    tree = Tree()
+    a = tree.add(-1, 7, 0.5, "copy")
+    assert tree.add(-1, 7, 0.8, "draft") == a and tree.chances == [0.8] and tree.kinds == [("copy", "draft")]
+    assert tree.add(a, 7, 0.1, "draft") == 1 and tree.parents == [-1, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_orders_and_cuts(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = random_tree(rng)
+    survival = tree.survival()
+
+    def path(node: int) -> list[int]:
+        return [] if node < 0 else [*path(tree.parents[node]), node]
+
+    assert survival == pytest.approx([prod(tree.chances[i] for i in path(node)) for node in range(len(tree))])
+    order = tree.likeliest()
+    assert [survival[node] for node in order] == sorted(survival, reverse=True)
+    for count in range(len(tree) + 1):
+        tokens, parents = tree.cut(order[:count])
+        texts = [[tree.tokens[i] for i in path(node)] for node in order[:count]]
+        for i, text in enumerate(texts):
+            assert parents[i] < i and text == [*(texts[parents[i]] if parents[i] >= 0 else []), tokens[i]]
+    promised = [sum(survival[i] for i in path(node)) for node in range(len(tree))]
+    assert tree.best_chain() == path(tree.best_chain()[-1])
+    assert promised[tree.best_chain()[-1]] == pytest.approx(max(promised))
+
+
+def test_a_text_tests_what_hangs_on_it() -> None:
+    tree = Tree()
+    a, b = tree.add(-1, 1, 0.5, "x"), tree.add(-1, 2, 0.5, "x")
+    below_a, below_b = tree.add(a, 3, 0.5, "x"), tree.add(b, 3, 0.5, "x")
+    assert list(tree.tested([2, 3, 9])) == [(a, False), (b, True), (below_b, True)]
+    assert list(tree.tested([1, 4])) == [(a, True), (b, False), (below_a, False)]
+    assert list(tree.tested([5, 3])) == [(a, False), (b, False)] and list(tree.tested([])) == []
+
+
+def test_a_copy_is_judged_by_the_match_that_it_makes_longer() -> None:
+    survival, tree = Survival(), Tree()
+    for _ in range(100):
+        survival.observe(("copied", 3, 0), True)
+    add_copy(tree, [5, 6, 7, 8], 2, 4, survival)
+    assert [kind for (kind,) in tree.kinds] == [("copied", n, 0) for n in (2, 3, 4, 4)]
+    assert tree.chances[1] > 0.95 and [tree.chances[i] for i in (0, 2)] == [guess(2), guess(4)]
+    add_copy(tree, [6, 9], 1, 4, survival, branch=2, behind=0)
+    assert tree.parents == [-1, 0, 1, 2, 1] and tree.kinds[1] == (("copied", 3, 0), ("copied", 1, 1))
+
+
+# ---------------------------------------------------------------------- the decision
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.02, 0.3, 10.0])
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_other_count_gives_more_per_second(rows: int, lockstep: bool, slope: float) -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        chances = [sorted((rng.random() for _ in range(rng.randrange(9))), reverse=True) for _ in range(rows)]
+
+        def seconds(width: int) -> float:
+            return 1 + slope * (width - 1)
+
+        def speed(n: int, chances: list[list[float]] = chances) -> float:
+            if lockstep and rows > 1:
+                kept = rows * (1 + sum(prod(row[i] for row in chances) for i in range(min(n, *map(len, chances)))))
+            else:
+                kept = sum(1 + sum(row[:n]) for row in chances)
+            return kept / (seconds(n + 1) + 0.5)
+
+        n, found = most_per_second(chances, seconds, 0.5, lockstep)
+        assert found * (rows if lockstep and rows > 1 else 1) == pytest.approx(max(map(speed, range(10))))
+        assert 0 <= n <= max(map(len, chances)) and (slope < 10 or n == 0)
+        assert most_per_second(chances, seconds, 0.5, lockstep, most=2)[0] <= 2
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("step", [0.01, 0.2, 2.0])
+def test_steps_are_made_while_they_pay(alpha: float, step: float) -> None:
+    """Behind nothing: as Theorem 3.8 has it, for a target whose forward takes a second."""
+    steps = steps_that_pay([[]], [alpha], alpha, lambda width: 1.0, step)
+    assert (steps > 0) is (alpha > step)
+
+
+def test_what_a_copy_says_need_not_be_drafted() -> None:
+    sure = [0.99**n for n in range(1, 9)]
+    assert steps_that_pay([sure], [0.005], 0.6, lambda width: 1 + 0.01 * width, 0.1) == 0
+    assert steps_that_pay([[0.2]], [0.5], 0.6, lambda width: 1 + 0.01 * width, 0.1) > 0
+    assert steps_that_pay([[]], [0.0], 0.9, lambda width: 1.0, 0.001) == 0
