@@ -127,7 +127,7 @@ def test_one_transfer_a_round(
             assert counts["to_host"] <= 4
         elif kind == "streaming, copies" or (
             kind == "hybrid" and not do_sample
-        ):  # what is drafted, to join it with what was said before
+        ):  # to join it with what was said before
             assert counts["to_host"] <= 2
         else:
             assert counts["to_host"] == 1

@@ -21,7 +21,7 @@ SUMMARIES = {
     "prompt_lookup": "Copies what followed an earlier occurrence of the last tokens. No draft model, any target.",
     "ngram": "Draws from a Kneser-Ney n-gram model over token ids: no forward pass, for targets with this tokenizer.",
     "suffix": "Copies from a suffix index over the prompt and past outputs. No draft model, any target.",
-    "hybrid": "Copies earlier text or asks a small model, whichever promises more tokens per second.",
+    "hybrid": "Copies earlier text and asks a small model, and verifies what promises most tokens per second.",
     "draft_model": "A small model drafts and the target verifies (speculative sampling, Leviathan et al. 2023).",
     "disco": "A small model drafts, and a classifier decides after every token whether to go on (DISCO, 2024).",
     "pearl": "A small model drafts while the target verifies (PEARL, 2024).",
