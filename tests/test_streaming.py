@@ -353,9 +353,9 @@ def test_streams_make_a_tree_that_copies_can_join() -> None:
         chances = torch.rand(3, 3, generator=generator).div(3).tolist()
         likeliest = likeliest_nodes(chances, 15)
         tokens = torch.randperm(9, generator=generator).view(3, 3).tolist()
-        tree = joined(likeliest, tokens)
+        tree = joined(likeliest, tokens, [[7, 8, 9]] * 3)
         assert tree.survival() == pytest.approx([chance for chance, _ in likeliest])
-        assert tree.kinds == [(node,) for _, node in likeliest]
+        assert tree.kinds == [(node, ("stream", node.stream, 7 + node.rank)) for _, node in likeliest]
         assert tree.tokens == [tokens[node.stream][node.rank] for _, node in likeliest]
 
 
@@ -472,6 +472,8 @@ def test_what_was_never_measured_is_drafted_all_the_same(target: Any) -> None:
 
 def test_a_tree_that_did_not_pay_is_tried_again(target: Any) -> None:
     tuner = TreeTuner(streams_of(target).config, do_sample=False)
-    tuner.seconds = {1: 0.01, 13: 2.0}
+    for _ in range(9):
+        for width, seconds in ((1, 0.01), (13, 2.0)):
+            tuner.cost.observe_forward(width, seconds)
     sizes = [len(tuner.tree(True)) for _ in range(200)]
     assert 0 in sizes[10:60] and any(sizes[60:80]) and any(sizes[120:140])

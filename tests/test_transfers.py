@@ -39,7 +39,7 @@ CORRECTION = 7
 BATCHES = {"1": [9], "4": [9, 5, 1, 7]}
 PAGE = Path(__file__).parent.parent / "docs" / "how-it-works.md"
 BEGIN, END = "<!-- counted by tests/test_transfers.py -->\n", "<!-- end of what was counted -->\n"
-BY_THE_CLOCK = ("pearl", "hybrid")
+BY_THE_CLOCK = ("pearl", "hybrid", "streaming, copies")
 """drafters whose rounds depend on measured times, and so do their counts"""
 KNOWN: dict[tuple[str, str, bool], list[Counter[str]]] = {}
 """what was counted, as the table asks for it once more"""
@@ -74,7 +74,12 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     """What was counted in each round of a call, as on an accelerator."""
     if (kind, batch, do_sample) in KNOWN:
         return KNOWN[kind, batch, do_sample]
-    for module in ("drafters.draft_model.session", "drafters.disco.classifier", "drafters.hybrid.session"):
+    for module in (
+        "drafters.draft_model.session",
+        "drafters.disco.classifier",
+        "drafters.hybrid.session",
+        "drafters.streaming.session",
+    ):
         monkeypatch.setattr(f"hf_specdec.{module}.waits", lambda device: True)
     counted: list[Counter[str]] = []
     play = Decoding._play_round

@@ -34,9 +34,24 @@ class Tree:
         self._below.setdefault(parent, []).append(node)
         return node
 
+    def merge(self, other: "Tree") -> None:
+        """Add all that another tree says."""
+        place = {-1: -1}
+        for node, kinds in enumerate(other.kinds):
+            parent = place[other.parents[node]]
+            place[node] = self.add(parent, other.tokens[node], other.chances[node], *kinds)
+
     def children(self, node: int) -> Sequence[int]:
         """Nodes right behind one."""
         return self._below.get(node, ())
+
+    def text(self, node: int) -> list[int]:
+        """The tokens from the root down to a node."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
 
     def survival(self) -> list[float]:
         """The chance of each node that it and all above it are right."""

@@ -7,7 +7,6 @@ from ...budget import Cost, Survival, Tree, most_per_second
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ..merged import MOST_NODES, draft_of
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
-from ..prompt_lookup.rates import add_copy
 from .config import HybridConfig
 
 
@@ -33,10 +32,7 @@ class CopyingSession(DraftSession):
         self._began, self.spent = time.perf_counter(), 0.0
         self.rounds += 1
         self.trees, self.chosen = [Tree() for _ in budget], []
-        matches, branches = self.lookup.copies(sequences, budget)
-        for tree, match, copies in zip(self.trees, matches, branches, strict=True):
-            for i, copied in enumerate(copies):
-                add_copy(tree, copied, match, self.config.max_match, self.survival, i)
+        self.lookup.join(self.trees, sequences, budget, self.survival)
 
     def order(self, tree: Tree) -> list[int]:
         """Nodes in the order in which they would be verified."""

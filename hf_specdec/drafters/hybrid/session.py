@@ -10,7 +10,6 @@ from ...budget import Cost, Survival, Tree, band, centre, steps_that_pay
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
-from ..prompt_lookup.rates import add_copy
 from .chain import Chain
 from .config import HybridConfig
 from .copying import CopyingSession
@@ -119,14 +118,8 @@ class HybridSession(CopyingSession):
             ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
             on.append(None if ended else node)
             if not ended:
-                self._copy_behind(b, node, budget[b])
+                self.lookup.join_behind(self.trees[b], node, self._rows[b], budget[b], self.survival)
         return on
-
-    def _copy_behind(self, b: int, node: int, budget: int) -> None:
-        """What followed earlier where the text stood that ends with the drafted tokens now."""
-        match, copied = self.lookup.behind(self._rows[b], self.drafted[b], budget - len(self.drafted[b]))
-        if match > 1:
-            add_copy(self.trees[b], copied, match, self.config.max_match, self.survival, behind=node)
 
     def _add(self, b: int, tip: int, token: int, chance: float, rank: str, said: str) -> int:
         kind = (rank, band(chance), said)

@@ -9,12 +9,14 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from ...budget import Survival, Tree
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ..base import Drafter
 from .branches import Branches, cut, cut_at_end, draft_from_branches
 from .index import LookupIndex, Match
+from .rates import add_copy
 
 __all__ = ["LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", "PromptLookupSession"]
 
@@ -63,12 +65,21 @@ class PromptLookupSession(DraftSession):
             matches.append(match)
         return matches, cut(branches, sequences, self.context)
 
-    def behind(self, row: int, drafted: Sequence[int], room: int) -> tuple[int, list[int]]:
-        """The length of the longest match of a row's text with drafted tokens behind it, and what to copy then."""
+    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int], survival: Survival) -> None:
+        """Add each row's copies to its tree."""
+        for tree, match, copies in zip(trees, *self.copies(sequences, budget), strict=True):
+            for i, copied in enumerate(copies):
+                add_copy(tree, copied, match, self.config.max_match, survival, i)
+
+    def join_behind(self, tree: Tree, node: int, row: int, room: int, survival: Survival) -> None:
+        """Add what followed earlier where the text stood as it does behind this node of a row's tree."""
         if self.context.forbids is not None:  # it would have to be asked about every place anew
-            return 0, []
-        match, copies = self._copies(self._indexes[row], room, 1, drafted)
-        return match, cut_at_end(copies[0], self.context) if copies else []
+            return
+        path = tree.text(node)
+        match, copies = self._copies(self._indexes[row], room - len(path), 1, path)
+        if match > 1 and copies:
+            copied = cut_at_end(copies[0], self.context)
+            add_copy(tree, copied, match, self.config.max_match, survival, behind=node)
 
     def _copies(
         self, index: LookupIndex, room: int, wanted: int, drafted: Sequence[int] = ()

@@ -5,18 +5,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...budget import Survival, Tree
+from ...budget import Survival, Tree, band, centre
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
-from ...transfer import to_device, to_host
+from ...transfer import to_device, to_host, waits
 from ..merged import draft_of
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
-from ..prompt_lookup.rates import add_copy
-from .config import StreamingConfig
+from .config import MOST_NODES, StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams
-from .tree import Node
+from .tree import Node, joined, likeliest_nodes
 from .tuner import TreeTuner
 from .upper import Upper
+
+BRANCHES = 3
+"""copies that join the streams' tree"""
+CONTINUED = 8
+"""nodes of the streams that are copied on from"""
 
 
 class StreamingSession(DraftSession):
@@ -46,8 +50,9 @@ class StreamingSession(DraftSession):
         """[rows, γ, K] of the last draft"""
         self._drafted: list[Sequence[Node | None]] = []
         """[rows][nodes] of the last draft the streams' nodes, None for what is copied"""
-        joins = config.copies and config.tree == "value" and context.trees
-        self.lookup = PromptLookupSession(context, PromptLookupConfig()) if joins else None
+        self.by_value = config.tree == "value" and context.trees
+        joins = config.copies and self.by_value
+        self.lookup = PromptLookupSession(context, PromptLookupConfig(num_branches=BRANCHES)) if joins else None
         self.survival = survival
         self._trees: list[Tree] = []
         """[rows] of the last draft, where copies have joined"""
@@ -89,16 +94,20 @@ class StreamingSession(DraftSession):
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         nodes = self.tuner.tree(self.context.trees)
-        copies = self._look_up(sequences, budget)
-        self.rounds, self.rested = self.rounds + 1, self.rested + (not (nodes or copies))
-        if self.ends is None or not (nodes or copies):
+        copies = self._copies(sequences, budget)
+        looks = bool(copies) or (self.by_value and not waits(self.context.device))
+        self.rounds += 1
+        if self.ends is None or not (nodes or looks):
+            self.rested += 1
             return Draft.from_lists([[]] * len(budget), self.context.device)
         if sequences.rows != self.rows:
             index = to_device([self.rows.index(row) for row in sequences.rows], self.ends.device)
             self.ends, self.rows = self.ends[index], list(sequences.rows)
         self._logits = logits = self.streams.head(self.upper, self.ends)
-        if copies:
-            return self._joined(logits, copies)
+        if looks:
+            draft = self._looked_at(logits, copies or [Tree() for _ in budget], sequences.rows, budget)
+            self.rested += not any(draft.lengths)
+            return draft
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
@@ -107,28 +116,44 @@ class StreamingSession(DraftSession):
         self._drafted = [nodes] * len(budget)
         return Draft(tokens, [len(nodes)] * len(budget), None if chain else [parents] * len(budget))
 
-    def _look_up(self, sequences: Sequences, budget: list[int]) -> list[tuple[int, list[int]]]:
-        """The length of each row's match and what to copy behind it; empty where no row has any."""
-        if self.lookup is None:
-            return []
-        matches, branches = self.lookup.copies(sequences, budget)
-        found = [(match, copies[0] if copies else []) for match, copies in zip(matches, branches, strict=True)]
-        return found if any(copied for _, copied in found) else []
+    def _copies(self, sequences: Sequences, budget: list[int]) -> list[Tree]:
+        """What rows can copy; empty where there is nothing."""
+        trees = [Tree() for _ in budget]
+        if self.lookup is not None:
+            self.lookup.join(trees, sequences, budget, self.survival)
+        return trees if any(map(len, trees)) else []
 
-    def _joined(self, logits: Tensor, copies: list[tuple[int, list[int]]]) -> Draft:
-        """A tree per row: whether a copy and a stream say the same the host must know."""
-        named = to_host(self.streams.named(logits.topk(self.config.num_candidates).indices))
-        self._trees, self._drafted = [], []
-        chosen: list[list[int]] = []
-        for tokens, (match, copied) in zip(named, copies, strict=True):
-            tree = self.tuner.joined(tokens)
-            add_copy(tree, copied, match, PromptLookupConfig().max_match, self.survival)
+    def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], budget: list[int]) -> Draft:
+        """A tree per row, by what its streams say here and now, joined by copies."""
+        best = logits.float().softmax(-1).topk(self.config.num_candidates)
+        named, estimates = to_host(torch.stack([self.streams.named(best.indices).double(), best.values.double()]))
+        self._trees, self._drafted, chosen = [], [], []
+        for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
+            tree = self._foretold(tokens, chances)
+            if self.lookup is not None:
+                self._copy_behind(tree, row, room)
+                tree.merge(copied)
             order, survives = tree.likeliest(), tree.survival()
             nodes = order[: self.tuner.count([survives[node] for node in order])]
             self._trees.append(tree)
-            self._drafted.append([_foretold(tree.kinds[node]) for node in nodes])
+            self._drafted.append([_node(tree.kinds[node]) for node in nodes])
             chosen.append(nodes)
         return draft_of(self._trees, chosen, self.context.device)
+
+    def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:
+        """The likeliest nodes of a row, each stream's candidates as likely as its estimates have come true."""
+        bands = [[band(estimate) for estimate in row] for row in estimates]
+        chances = [
+            [self.survival.chance(("stream", stream, one), centre(one)) for one in row]
+            for stream, row in enumerate(bands)
+        ]
+        return joined(likeliest_nodes(chances, MOST_NODES), tokens, bands)
+
+    def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
+        """What followed earlier behind the words that streams find likeliest."""
+        assert self.lookup is not None
+        for node in range(min(CONTINUED, len(tree))):
+            self.lookup.join_behind(tree, node, row, room, self.survival)
 
     def estimates(self, row: int) -> Sequence[float | None]:
         """The chance that its stream gave each node's token; none of what is copied."""
@@ -145,5 +170,5 @@ class StreamingSession(DraftSession):
             notes.append(f"in {self.rested} of {self.rounds} rounds no tree promised to pay for itself")
 
 
-def _foretold(kinds: Sequence[object]) -> Node | None:
+def _node(kinds: Sequence[object]) -> Node | None:
     return next((kind for kind in kinds if isinstance(kind, Node)), None)

@@ -48,17 +48,22 @@ def likeliest_nodes(chances: Sequence[Sequence[float]], most: int) -> list[tuple
     return found
 
 
-def joined(likeliest: Sequence[tuple[float, Node]], tokens: Sequence[Sequence[int]]) -> Tree:
+def joined(
+    likeliest: Sequence[tuple[float, Node]], tokens: Sequence[Sequence[float]], bands: Sequence[Sequence[int]]
+) -> Tree:
     """The streams' nodes as a tree that copies can join.
 
     Args:
         likeliest: from `likeliest_nodes`.
         tokens: [γ][k] what the candidates are.
+        bands: [γ][k] how likely their streams find them.
     """
     tree, place = Tree(), {-1: (-1, 1.0)}
     for i, (survives, node) in enumerate(likeliest):
         parent, chance = place[node.parent]
-        place[i] = tree.add(parent, tokens[node.stream][node.rank], survives / chance, node), survives
+        kind = ("stream", node.stream, bands[node.stream][node.rank])
+        token = int(tokens[node.stream][node.rank])
+        place[i] = tree.add(parent, token, survives / chance, node, kind), survives
     return tree
 
 

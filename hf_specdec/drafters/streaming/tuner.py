@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ...budget import Cost, Tree, most_per_second
+from ...budget import Cost, most_per_second
 from ...protocol import Verdict
 from .config import MOST_NODES, StreamingConfig
-from .tree import Node, joined, level_by_level, likeliest_nodes, product_tree
+from .tree import Node, level_by_level, likeliest_nodes, product_tree
 
 PRIOR = 24.0
 """observations that the trained figures count as"""
@@ -48,10 +48,6 @@ class TreeTuner:
             self._nodes = level_by_level([node for _, node in self._likeliest[:count]])
         self.rounds += 1
         return self._nodes
-
-    def joined(self, tokens: Sequence[Sequence[int]]) -> Tree:
-        """What streams foretell for a row, [γ][k] tokens, as a tree that copies can join."""
-        return joined(self._likeliest, tokens)
 
     def count(self, chances: Sequence[float]) -> int:
         """How many of the likeliest nodes to draft."""
