@@ -83,6 +83,9 @@ def test_several_widths_are_tried_first() -> None:
         tried.append(cost.tried)
         cost.observe_forward(1 + cost.tried, 1.0)
     assert tuple(tried) == TRIED and len(set(tried)) > 3
+    batch = Cost()
+    batch.rows = 100
+    assert batch.tried == 1
 
 
 # ---------------------------------------------------------------------- trees

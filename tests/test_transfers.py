@@ -14,9 +14,9 @@ import pytest
 import torch
 import transformers
 from counting import Transfers
+from stream_models import streams_of
 from test_architectures import nearly
 from test_ngram import documents
-from test_streaming import streams_of
 
 from hf_specdec import (
     DiscoDrafter,

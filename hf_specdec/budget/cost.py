@@ -9,13 +9,15 @@ FADES = 0.99
 FAINT = 0.05
 """weight below which a width is forgotten"""
 TRIED = (8, 16, 4, 24, 2, 12)
-"""nodes per row of the first rounds, to learn what width costs"""
+"""nodes of the first rounds, to learn what width costs"""
 
 
 class Cost:
     """Times of verification forwards by width, of draft steps, and of what lies between."""
 
     def __init__(self) -> None:
+        self.rows = 1
+        """of the batch"""
         self.draft_step: float | None = None
         """seconds"""
         self.between = 0.0
@@ -50,7 +52,7 @@ class Cost:
     @property
     def tried(self) -> int | None:
         """Nodes per row to try next, while widths are still to be learned; None when that is done."""
-        return TRIED[self._rounds] if self._rounds < len(TRIED) else None
+        return max(1, TRIED[self._rounds] // self.rows) if self._rounds < len(TRIED) else None
 
     def round(self) -> Callable[[int], float]:
         """Seconds of a round by the width of its forward, without drafting."""

@@ -83,6 +83,7 @@ class HybridDrafter(Drafter):
     def start(self, context: DraftContext) -> CopyingSession:
         rows = len(context.prompt_ids)
         survival, cost = self._survival[context.do_sample].of(context.target), self._costs.of(context.target, rows)
+        cost.rows = rows
         if self.config.num_draft_tokens != "auto":
             context.stats.window = int(self.config.num_draft_tokens)
         if context.do_sample:

@@ -211,6 +211,7 @@ class StreamingDrafter(Drafter):
             raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
         tuner = self._tuners[context.do_sample].of(target, len(context.prompt_ids))
+        tuner.cost.rows = len(context.prompt_ids)
         survival = self._survival[context.do_sample].of(target)
         return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, survival)
 
