@@ -17,7 +17,8 @@ from models import llama, prompts
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
-from hf_specdec.drafters.hybrid.session import FIRST, LOOK_AGAIN
+from hf_specdec.drafters.hybrid.copying import LOOK_AGAIN
+from hf_specdec.drafters.hybrid.session import FIRST
 from hf_specdec.protocol import Sequences, Verdict
 
 
@@ -90,10 +91,10 @@ def test_a_copy_that_is_always_right_leaves_the_draft_model_nothing_to_do():
 
 def test_a_copy_that_is_never_right_is_not_verified_and_judged_all_the_same():
     target, drafter = llama(), HybridDrafter(llama(seed=1))
-    knowing(drafter, target, 5.0, 0.0, [(("copied", n, 0), 0.0) for n in range(1, 9)])
-    session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
+    knowing(drafter, target, 5.0, 0.0, [(("copied", n, branch), 0.0) for n in range(1, 9) for branch in (0, 1)])
     drafter._costs.of(target, 1)._widths = {1: (1.0, 9.0), 9: (2.0, 9.0)}  # width costs
-    assert draft.sources[0] in ("prompt_lookup", "none")
+    session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
+    assert draft.sources == ["none"] and draft.lengths == [0] and len(session.trees[0])
     before = drafter._survival[False].of(target).chance(("copied", 2, 0), 0.5)
     session.observe(Verdict([0], [0], [0], [[7]], [False], 1, 1.0))
     assert drafter._survival[False].of(target).chance(("copied", 2, 0), 0.5) > before
@@ -111,7 +112,8 @@ def test_both_sources_stand_in_one_tree_each_token_once():
                 (p, t) for p, t in nodes if p == -1
             }
             assert len(session.drafted[b]) == session.steps
-        assert draft.sources[0] == "draft_model+prompt_lookup" and draft.sources[1].startswith("draft_model")
+        assert all("draft_model" in source for source in draft.sources)
+        assert {kind[0] for kinds in session.trees[0].kinds for kind in kinds} >= {"copied", "drafted", "beside"}
 
 
 def test_what_was_drafted_is_copied_on_from():
@@ -158,6 +160,52 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     assert sum(n > 0 for n in steps) == 3
 
 
+def test_rounds_without_the_draft_model_are_counted_from_call_to_call():
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 0.2, 0.0)
+    steps = []
+    for _ in range(2 * LOOK_AGAIN):
+        session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
+        steps.append(session.steps)
+        session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
+    assert [n > 0 for n in steps].count(True) == 2 and max(steps) > 1
+
+
+@pytest.mark.parametrize("known", [0.05, 0.9])
+def test_draws_come_back_where_they_have_not_paid(known):
+    """Copies that are never right, and a tuner that believes the draft model to be as bad: it is looked at again."""
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    cost, tuner = drafter._costs.of(target, 1), drafter._tuners.of(target, 1)
+    for _ in range(9):
+        for width in (1, 5, 9):
+            cost.observe_forward(width, 1.0 + 0.05 * width)
+    cost.observe_step(0.05)
+    tuner.accepted, tuner.tested = 100 * known, 100.0
+    at = host(target)
+    at.do_sample = True
+    session = drafter.start(at)
+    text, drew = [5, 6, 7, 8, 5, 6], []
+    for _ in range(2 * LOOK_AGAIN):
+        session.copy(Sequences(torch.tensor([text]), [6], [0], [text]), [9])
+        session.choose()
+        drew.append(session._window())
+    assert drew.count(0) == (2 * LOOK_AGAIN - 2 if known < 0.5 else 0)
+
+
+def test_a_batch_in_step_goes_on_when_a_row_has_finished():
+    """Rows of a lockstep batch stay in it when they are finished, and draft nothing more."""
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 0.1, 0.9)
+    at = host(target, 2)
+    at.lockstep = True
+    session = drafter.start(at)
+    drafter._costs.of(target, 2)._widths = {1: (1.0, 9.0), 9: (1.0, 9.0)}
+    drafter._costs.of(target, 2)._rounds, drafter._costs.of(target, 2).draft_step = 99, 0.1
+    text = [[5, 6, 7, 8], [5, 6, 7, 9]]
+    draft = session.propose(Sequences(torch.tensor(text), [4, 4], [0, 1], text), [9, 0])
+    assert draft.lengths[0] > 1 and draft.lengths[1] == 0
+
+
 # ---------------------------------------------------------------------- in generate
 
 
@@ -178,7 +226,7 @@ def now_and_then(monkeypatch):
     """Has the draft model asked in every third round."""
     turn = iter(range(10**6))
     monkeypatch.setattr(
-        HybridSession, "_steps_that_pay", lambda self, tips=None: 3 if tips or next(turn) % 3 == 0 else 0
+        HybridSession, "_steps_that_pay", lambda self, tips: 3 if self.steps or next(turn) % 3 == 0 else 0
     )
 
 

@@ -224,3 +224,11 @@ def test_the_flag_needs_no_other_argument():
     )
     assert torch.equal(out.sequences, plain)
     assert out.speculation.drafted_tokens > 0
+
+
+def test_a_copy_behind_drafted_tokens_goes_on_in_their_loop():
+    index = LookupIndex(8)
+    index.extend([9, 1, 2, 3, 1, 2, 3, 1, 2])
+    match = index.longest_match(drafted=[3])
+    assert match.length == 6 and index.copy_from(match.positions[0], 8, [3]) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert index.copy_from(1, 2, [3]) == [1, 2]

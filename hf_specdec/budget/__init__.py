@@ -2,8 +2,8 @@
 that give most tokens per second are verified."""
 
 from .cost import Cost
-from .decision import most_per_second, steps_that_pay
+from .decision import MOST_NODES, most_per_second, steps_that_pay
 from .survival import Survival, band, centre
 from .tree import Tree
 
-__all__ = ["Cost", "Survival", "Tree", "band", "centre", "most_per_second", "steps_that_pay"]
+__all__ = ["MOST_NODES", "Cost", "Survival", "Tree", "band", "centre", "most_per_second", "steps_that_pay"]

@@ -8,8 +8,10 @@ FADES = 0.99
 """weight of the past at each forward: times of long ago were those of a shorter text"""
 FAINT = 0.05
 """weight below which a width is forgotten"""
-TRIED = (8, 16, 4, 24, 2, 12)
-"""nodes of the first rounds, to learn what width costs"""
+TRIED = (8, 8, 24, 24, 3, 3)
+"""nodes of the first rounds, to learn what width costs: each twice, as a first forward does not count"""
+UNKNOWN = 8
+"""nodes while too little is known of widths"""
 
 
 class Cost:
@@ -20,8 +22,9 @@ class Cost:
         """of the batch"""
         self.draft_step: float | None = None
         """seconds"""
-        self.between = 0.0
-        """seconds of a round that are neither drafting nor the forward"""
+        self._between: float | None = None
+        self.unasked = 0
+        """rounds since the draft model was asked last"""
         self._widths: dict[int, tuple[float, float]] = {}  # tokens per row → seconds, weight
         self._met: set[int] = set()
         self._rounds = 0
@@ -42,7 +45,7 @@ class Cost:
 
     def observe_between(self, seconds: float) -> None:
         """So much of a round was neither drafting nor the forward."""
-        self.between = running_mean(self.between or None, max(seconds, 0.0))
+        self._between = running_mean(self._between, max(seconds, 0.0))
 
     @property
     def known(self) -> bool:
@@ -52,13 +55,17 @@ class Cost:
     @property
     def tried(self) -> int | None:
         """Nodes per row to try next, while widths are still to be learned; None when that is done."""
-        return max(1, TRIED[self._rounds] // self.rows) if self._rounds < len(TRIED) else None
+        rounds = self._rounds  # read once: threads share it
+        if rounds < len(TRIED):
+            return max(1, TRIED[rounds] // self.rows)
+        return None if len(self._widths) > 1 else max(1, UNKNOWN // self.rows)
 
     def round(self) -> Callable[[int], float]:
         """Seconds of a round by the width of its forward, without drafting."""
         widths = self._widths
+        between = self._between or 0.0
         line = line_through({w: t for w, (t, _) in widths.items()}, {w: weight for w, (_, weight) in widths.items()})
-        return lambda width: self.between + line(width)
+        return lambda width: between + line(width)
 
 
 def running_mean(old: float | None, new: float) -> float:

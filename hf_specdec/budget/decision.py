@@ -5,6 +5,8 @@ from math import prod
 
 FORESIGHT = (1, 2, 4, 8)
 """further steps that are thought of before each"""
+MOST_NODES = 64
+"""nodes of a row that are verified at most"""
 
 
 def most_per_second(
@@ -12,7 +14,7 @@ def most_per_second(
     seconds: Callable[[int], float],
     spent: float = 0.0,
     lockstep: bool = False,
-    most: int | None = None,
+    most: int = MOST_NODES,
 ) -> tuple[int, float]:
     """The count n with the highest (Σ over rows of 1 + the chances of its n likeliest nodes) / (T(1 + n) + spent).
 
@@ -23,7 +25,7 @@ def most_per_second(
         seconds: T, duration of a round by the width of its forward.
         spent: seconds that the draft has taken or is going to take.
         lockstep: rows advance together: a node counts where it is kept in all of them.
-        most: the largest count; None for any.
+        most: the largest count.
 
     Returns:
         n, which may be 0, and its tokens per second.
@@ -32,7 +34,7 @@ def most_per_second(
         rows = [[prod(chances) for chances in zip(*rows, strict=False)]]
     tokens, best, speed = float(len(rows)), 0, len(rows) / (seconds(1) + spent)
     longest = max(map(len, rows), default=0)
-    for n in range(1, (longest if most is None else min(most, longest)) + 1):
+    for n in range(1, min(most, longest) + 1):
         tokens += sum(chances[n - 1] for chances in rows if len(chances) >= n)
         if tokens / (seconds(n + 1) + spent) > speed:
             best, speed = n, tokens / (seconds(n + 1) + spent)

@@ -7,9 +7,6 @@ import torch
 from ..budget import Tree
 from ..protocol import Draft
 
-MOST_NODES = 64
-"""nodes of a row that are verified at most"""
-
 
 def draft_of(trees: Sequence[Tree], chosen: Sequence[Sequence[int]], device: torch.device) -> Draft:
     """The chosen nodes of each row's tree, each after its parent, as point masses; a chain where every row has one."""

@@ -60,6 +60,7 @@ class DraftModelSession(DraftSession):
         return [min(most, step + 1) if token in eos else most for token, most in zip(tokens, lengths, strict=True)]
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self.seconds = 0.0
         self._follow_rows(sequences)
         room = self.model.context_limit - max(sequences.lengths)
         gamma = self.window()

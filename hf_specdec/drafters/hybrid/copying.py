@@ -3,11 +3,14 @@
 import time
 from collections.abc import Sequence
 
-from ...budget import Cost, Survival, Tree, most_per_second
+from ...budget import MOST_NODES, Cost, Survival, Tree, most_per_second
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
-from ..merged import MOST_NODES, draft_of
+from ..merged import draft_of
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
 from .config import HybridConfig
+
+LOOK_AGAIN = 32
+"""rounds after which the draft model is asked again where it has not paid"""
 
 
 class CopyingSession(DraftSession):
@@ -19,17 +22,22 @@ class CopyingSession(DraftSession):
         self.lookup = PromptLookupSession(context, config)
         self.trees: list[Tree] = []
         """[B] all that was thought of in this round"""
+        self.active: list[int] = []
+        """the rows that may draft; others of a lockstep batch are finished"""
         self.chosen: list[list[int]] = []
         """[B] the nodes of each tree that are verified"""
         self.spent = 0.0
         """seconds for which the draft model drafted in this round"""
         self.rounds = self.rested = 0
         """all, and those in which nothing promised to pay"""
+        self.opened = False
+        """whether the draft model has read the prompt in this round"""
         self._began = 0.0
 
     def copy(self, sequences: Sequences, budget: list[int]) -> None:
         """A round begins: what followed the same words before."""
-        self._began, self.spent = time.perf_counter(), 0.0
+        self._began, self.spent, self.opened = time.perf_counter(), 0.0, False
+        self.active = [b for b, room in enumerate(budget) if room > 0]
         self.rounds += 1
         self.trees, self.chosen = [Tree() for _ in budget], []
         self.lookup.join(self.trees, sequences, budget, self.survival)
@@ -39,19 +47,23 @@ class CopyingSession(DraftSession):
         return tree.likeliest() if self.context.trees else tree.best_chain()
 
     def chances(self) -> list[list[float]]:
-        """[B][any] of each row's nodes, in order."""
-        survival = [tree.survival() for tree in self.trees]
-        return [[chances[i] for i in self.order(tree)] for tree, chances in zip(self.trees, survival, strict=True)]
+        """Of each active row's nodes, in order."""
+        rows = []
+        for tree in (self.trees[b] for b in self.active):
+            survival = tree.survival()
+            rows.append([survival[node] for node in self.order(tree)[:MOST_NODES]])
+        return rows
 
     def choose(self) -> None:
         """The nodes that pay, of all rows equally many."""
-        count = MOST_NODES
-        if self.cost.tried is not None:
-            count = self.cost.tried
-        elif self.cost.known:
-            lockstep, seconds = self.context.lockstep, self.cost.round()
-            count, _ = most_per_second(self.chances(), seconds, self.spent, lockstep, MOST_NODES)
+        if (count := self.cost.tried) is None:
+            count, _ = most_per_second(self.chances(), self.cost.round(), self.spent, self.context.lockstep)
         self.chosen = [self.order(tree)[:count] for tree in self.trees]
+
+    def asked(self, pays: bool) -> bool:
+        """Whether to ask the draft model: where that pays, and once in a while where it does not."""
+        self.cost.unasked = 0 if pays or self.cost.unasked + 1 >= LOOK_AGAIN else self.cost.unasked + 1
+        return self.cost.unasked == 0
 
     def chosen_draft(self) -> Draft:
         """What was chosen."""
@@ -68,7 +80,8 @@ class CopyingSession(DraftSession):
             return
         if verdict.seconds > 0:  # transformers' own loop does not say
             self.cost.observe_forward(verdict.width, verdict.seconds)
-            self.cost.observe_between(time.perf_counter() - self._began - self.spent - verdict.seconds)
+            if not self.opened:
+                self.cost.observe_between(time.perf_counter() - self._began - self.spent - verdict.seconds)
         for tree, text in zip(self.trees, verdict.tokens, strict=True):
             for node, right in tree.tested(text):
                 for kind in tree.kinds[node]:

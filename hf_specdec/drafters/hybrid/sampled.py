@@ -1,11 +1,12 @@
 """`SampledHybridSession`: copies, or what the draft model draws."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...budget import Cost, Survival, most_per_second
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
-from ...theory import tokens_per_second
+from ...theory import best_window, tokens_per_second
 from ..draft_model import DraftModelSession
 from ..draft_model.window import WindowTuner
 from .config import HybridConfig
@@ -30,6 +31,7 @@ class SampledHybridSession(CopyingSession):
     ) -> None:
         super().__init__(context, config, survival, cost)
         self.tuner = tuner
+        """knows how often draws are accepted"""
         self._draft_model = model
         self._limit = position_limit(model)
         self._drawing: DraftModelSession | None = None
@@ -38,36 +40,41 @@ class SampledHybridSession(CopyingSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.copy(sequences, budget)
         self.choose()
-        self._drew = max(sequences.lengths) < self._limit and self._drawing_pays()
+        gamma = self._window() if max(sequences.lengths) < self._limit else 0
+        self._drew = gamma > 0
         if not self._drew:
+            self.rested += not any(self.chosen)
             return self.chosen_draft()
         if self._drawing is None:
-            window = self.config.num_draft_tokens
-            self._drawing = DraftModelSession(self.context, self._draft_model, window, self.tuner)
+            self._drawing, self.opened = DraftModelSession(self.context, self._draft_model, gamma, self.tuner), True
+        self._drawing.fixed_window = gamma
         draft = self._drawing.propose(sequences, budget)
+        self.spent = self._drawing.seconds
+        if (steps := max(draft.lengths)) and not self.opened:
+            self.cost.observe_step(self.spent / steps)
         draft.sources = ["draft_model" if length else "none" for length in draft.lengths]
         return draft
 
-    def _drawing_pays(self) -> bool:
-        """Whether a chain of draws promises more than the copies at hand. Where there are none, the window says so."""
-        tuner, cost, rows = self.tuner, self.cost, len(self.trees)
-        if not any(self.trees) or tuner.draft_seconds is None or not cost.known:
-            return True
-        fixed, lockstep = self.config.num_draft_tokens, self.context.lockstep
-        gamma = tuner.window if fixed == "auto" else int(fixed)
-        alpha, together = (tuner.alpha**rows, 1) if lockstep else (tuner.alpha, rows)
-        drawing = together * tokens_per_second(alpha, gamma, cost.round(), tuner.draft_seconds)
-        return drawing > most_per_second(self.chances(), cost.round(), lockstep=lockstep)[1]
+    def _window(self) -> int:
+        """γ of a chain of draws, where that promises more than the copies at hand; else 0."""
+        cost, fixed, step = self.cost, self.config.num_draft_tokens, self.cost.draft_step
+        if step is None or not cost.known:
+            return self.tuner.window if fixed == "auto" else int(fixed)
+        rows, lockstep = len(self.active), self.context.lockstep
+        alpha, together = (self.tuner.alpha**rows, 1) if lockstep else (self.tuner.alpha, rows)
+        gamma = best_window(alpha, cost.round(), step, self.tuner.largest) if fixed == "auto" else int(fixed)
+        drawing = together * tokens_per_second(alpha, gamma, cost.round(), step)
+        copying = most_per_second(self.chances(), cost.round(), lockstep=lockstep)[1]
+        return max(gamma, 1) if self.asked(gamma > 0 and drawing > copying) else 0
+
+    def estimates(self, row: int) -> Sequence[float | None]:
+        return [] if self._drew else super().estimates(row)
 
     def observe(self, verdict: Verdict) -> None:
         if self._drew and self._drawing is not None:
             self._drawing.observe(verdict)
-            self.spent = self._drawing.seconds
-        elif verdict.seconds > 0:
-            self.tuner.observe_verify(verdict.width, verdict.seconds)
         super().observe(verdict)
         self._drew = False
 
     def close(self) -> None:
-        if self._drawing is not None:
-            self._drawing.close()
+        self.why_rested(self.tuner.alpha)

@@ -23,9 +23,7 @@ FIRST_GUESS = 0.6
 LONGEST = 16
 """steps of the draft model in one round"""
 UNMEASURED = 4
-"""steps in a round before anything was measured"""
-LOOK_AGAIN = 32
-"""rounds after which the draft model is asked again where it has not paid"""
+"""steps in a round before anything was measured, and where it is looked again"""
 
 
 class HybridSession(CopyingSession):
@@ -40,15 +38,13 @@ class HybridSession(CopyingSession):
         self._limit = position_limit(model)  # columns; text that fills them is left to the lookup
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
-        self.steps = self._unasked = 0
+        self.steps = 0
         self._rows: list[int] = []
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.copy(sequences, budget)
         self.drafted, self.steps, self._rows = [[] for _ in budget], 0, sequences.rows
         declined = self._draft_on(sequences, budget)
-        if self.steps:
-            self.cost.observe_step(self.spent / self.steps)
         self.choose()
         draft = self.chosen_draft()
         self.rested += declined and not any(draft.lengths)
@@ -58,21 +54,21 @@ class HybridSession(CopyingSession):
 
     def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
         """Steps of the draft model, while they promise to pay; true where none does."""
-        window = self.config.num_draft_tokens
+        window, before = self.config.num_draft_tokens, self.cost.unasked
         most = min(LONGEST if window == "auto" else int(window), max(budget), self._limit - max(sequences.lengths))
         if most < 1:
             return False
-        planned = min(self._steps_that_pay(), most)
-        if planned < 1:
+        tips: list[int | None] = [-1 if room > 0 else None for room in budget]
+        planned = self._steps_that_pay(tips)
+        if not self.asked(planned > 0):
             return True
-        if window != "auto":
-            planned = most
+        least = min(most, most if window != "auto" else 1 if planned else UNMEASURED)
+        planned = min(most, max(planned, least))
         if self._chain is None:
-            self._chain = Chain(self.context, self._draft_model, self._candidates())
-        began, blind = time.perf_counter(), waits(self._chain.model.device)
+            self._chain, self.opened = Chain(self.context, self._draft_model, self._candidates()), True
+        blind, unread = waits(self._chain.model.device), []
+        began = caught_up = time.perf_counter()
         self._chain.begin(sequences, most)
-        tips = [-1 if room > 0 else None for room in budget]
-        unread = []
         for step in range(1, most + 1):
             found = self._chain.step()
             self.steps = step
@@ -82,14 +78,23 @@ class HybridSession(CopyingSession):
                     break
                 continue
             tips = self._grow(tips, to_host(found[0]), to_host(found[1]), budget)
-            if all(tip is None for tip in tips) or (window == "auto" and not self._steps_that_pay(tips)):
+            if step == 1:
+                caught_up = time.perf_counter()
+            if all(tip is None for tip in tips) or (step >= least and not self._steps_that_pay(tips)):
                 break
         if unread:
-            tokens = torch.stack([tokens for tokens, _ in unread]).double()
-            both = to_host(torch.stack([tokens, torch.stack([chances for _, chances in unread]).double()]))
+            tokens = torch.stack([tokens for tokens, _ in unread]).float()  # exact for ids below 2^24
+            both = to_host(torch.stack([tokens, torch.stack([chances for _, chances in unread]).float()]))
             for tokens, chances in zip(*both, strict=True):
                 tips = self._grow(tips, [list(map(int, row)) for row in tokens], chances, budget)
-        self.spent = time.perf_counter() - began
+        ended = time.perf_counter()
+        self.spent = ended - began
+        if blind and not self.opened:
+            self.cost.observe_step(self.spent / self.steps)
+        elif self.steps > 1:  # the first step reads what was accepted meanwhile, too
+            self.cost.observe_step((ended - caught_up) / (self.steps - 1))
+        elif not self.opened and not before:
+            self.cost.observe_step(self.spent)
         return False
 
     def _candidates(self) -> int:
@@ -139,26 +144,19 @@ class HybridSession(CopyingSession):
 
     # ------------------------------------------------------------------ the decision
 
-    def _steps_that_pay(self, tips: Sequence[int | None] | None = None) -> int:
+    def _steps_that_pay(self, tips: Sequence[int | None]) -> int:
         """How many more steps of the draft model promise most tokens per second; 0 where none pays.
 
         Args:
-            tips: [B] where rows would go on; None before the first step.
+            tips: [B] where rows would go on; None for those that do not.
         """
         cost, step = self.cost, self.cost.draft_step
         if step is None or not cost.known:
             return max(0, UNMEASURED - self.steps)
-        rows = self.chances()
-        here = tips or [-1] * len(rows)
-        onward = [self._onward(tree, tip) for tree, tip in zip(self.trees, here, strict=True)]
+        onward = [self._onward(self.trees[b], tips[b]) for b in self.active]
         alpha = self.survival.chance(FIRST, FIRST_GUESS)
         spent, lockstep = self.steps * step, self.context.lockstep
-        best = steps_that_pay(rows, onward, alpha, cost.round(), step, spent, lockstep)
-        if tips is None:
-            self._unasked = 0 if best else self._unasked + 1
-            if self._unasked == LOOK_AGAIN:
-                best, self._unasked = 1, 0
-        return best
+        return steps_that_pay(self.chances(), onward, alpha, cost.round(), step, spent, lockstep)
 
     def _onward(self, tree: Tree, tip: int | None) -> float:
         """The chance that another drafted token is right behind this one, and no copy says so already."""

@@ -87,7 +87,8 @@ class PromptLookupSession(DraftSession):
         match = index.longest_match(self.config.min_match, wanted, drafted)
         length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, room)
         # The likeliest at full length, the i-th at 1/i of it.
-        return match.length, [index.copy_from(place, length // (i + 1)) for i, place in enumerate(match.positions)]
+        places = enumerate(match.positions)
+        return match.length, [index.copy_from(place, length // (i + 1), drafted) for i, place in places]
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         return draft_from_branches(self.copies(sequences, budget)[1], self.context)

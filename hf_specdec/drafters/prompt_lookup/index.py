@@ -115,10 +115,11 @@ class LookupIndex:
                 break
         return Match(length, list(positions.values()))
 
-    def copy_from(self, position: int, length: int) -> list[int]:
-        """`length` tokens from `position` on; a copy that reaches the end goes on with its own tokens (a loop)."""
-        copied = self.tokens[position : position + length]
-        period = len(self.tokens) - position
+    def copy_from(self, position: int, length: int, drafted: Sequence[int] = ()) -> list[int]:
+        """`length` tokens from `position` on, `drafted` ones behind the accepted; a copy that reaches their end goes on
+        with its own tokens (a loop)."""
+        copied = [*self.tokens[position : position + length], *drafted][:length]
+        period = len(self.tokens) + len(drafted) - position
         while len(copied) < length:
             copied.append(copied[len(copied) - period])
         return copied

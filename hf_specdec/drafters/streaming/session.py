@@ -19,6 +19,8 @@ from .upper import Upper
 
 BRANCHES = 3
 """copies that join the streams' tree"""
+LOOK_AGAIN = 4
+"""rounds after which streams are asked again where no tree has paid"""
 CONTINUED = 8
 """nodes of the streams that are copied on from"""
 
@@ -42,6 +44,8 @@ class StreamingSession(DraftSession):
         self.rows: list[int] = []
         self.ends: Tensor | None = None
         """[rows, γ, H] the streams of each row's last token that was fed"""
+        self._paid = True
+        """whether a tree of the streams paid when they were asked last"""
         self.rounds = self.rested = 0
         """all, and those in which no tree promised to pay"""
         self.drafted = self.pruned = 0
@@ -95,9 +99,11 @@ class StreamingSession(DraftSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         nodes = self.tuner.tree(self.context.trees)
         copies = self._copies(sequences, budget)
-        looks = bool(copies) or (self.by_value and not waits(self.context.device))
+        free = self.by_value and not waits(self.context.device)  # to look at what streams say
+        # Where nothing has paid, to ask the head would cost, too.
+        looks = bool(copies) or (free and (self._paid or self.rounds % LOOK_AGAIN == 0))
         self.rounds += 1
-        if self.ends is None or not (nodes or looks):
+        if self.ends is None or not (looks or (nodes and not free)):
             self.rested += 1
             return Draft.from_lists([[]] * len(budget), self.context.device)
         if sequences.rows != self.rows:
@@ -126,18 +132,23 @@ class StreamingSession(DraftSession):
     def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], budget: list[int]) -> Draft:
         """A tree per row, by what its streams say here and now, joined by copies."""
         best = logits.float().softmax(-1).topk(self.config.num_candidates)
-        named, estimates = to_host(torch.stack([self.streams.named(best.indices).double(), best.values.double()]))
-        self._trees, self._drafted, chosen = [], [], []
+        named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
+        self._trees, orders, rows_chances = [], [], []
         for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
             tree = self._foretold(tokens, chances)
             if self.lookup is not None:
                 self._copy_behind(tree, row, room)
                 tree.merge(copied)
             order, survives = tree.likeliest(), tree.survival()
-            nodes = order[: self.tuner.count([survives[node] for node in order])]
             self._trees.append(tree)
-            self._drafted.append([_node(tree.kinds[node]) for node in nodes])
-            chosen.append(nodes)
+            orders.append(order)
+            rows_chances.append([survives[node] for node in order])
+        count = self.tuner.count(rows_chances)
+        chosen = [order[:count] for order in orders]
+        self._drafted = [
+            [_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(self._trees, chosen, strict=True)
+        ]
+        self._paid = count > 0
         return draft_of(self._trees, chosen, self.context.device)
 
     def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:

@@ -44,18 +44,18 @@ class TreeTuner:
             return self._nodes
         if self.rounds % EVERY == 0 or self.cost.tried is not None:
             self._likeliest = likeliest_nodes(self.chances, MOST_NODES)
-            count = self.count([chance for chance, _ in self._likeliest])
+            count = self.count([[chance for chance, _ in self._likeliest]])
             self._nodes = level_by_level([node for _, node in self._likeliest[:count]])
         self.rounds += 1
         return self._nodes
 
-    def count(self, chances: Sequence[float]) -> int:
-        """How many of the likeliest nodes to draft."""
+    def count(self, rows: Sequence[Sequence[float]]) -> int:
+        """How many of each row's likeliest nodes to draft; chances [B][any]."""
         if self.config.num_nodes != "auto":
             return int(self.config.num_nodes)
-        if self.cost.tried is not None or not self.cost.known:
-            return self.cost.tried or TRIED_LATER
-        count, _ = most_per_second([chances], self.cost.round(), most=MOST_NODES)
+        if (tried := self.cost.tried) is not None:
+            return tried
+        count, _ = most_per_second(rows, self.cost.round())
         return count or (TRIED_LATER if self.rounds % LOOK_AGAIN == 0 else 0)
 
     def observe(
