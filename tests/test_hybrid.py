@@ -107,7 +107,9 @@ def test_both_sources_stand_in_one_tree_each_token_once():
         text = [[1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 7, 0, 1, 2], [6, 5, 4]]
         session, draft = proposed(drafter, target, text)
         for b, tree in enumerate(session.trees):
-            nodes = list(zip(draft.parents[b], draft.tokens[b].tolist(), strict=True))[: draft.lengths[b]]
+            tokens = draft.tokens[b].tolist()
+            parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents[b]
+            nodes = list(zip(parents, tokens, strict=True))[: draft.lengths[b]]
             assert len(set(nodes)) == len(nodes) and set(zip(tree.parents, tree.tokens, strict=True)) >= {
                 (p, t) for p, t in nodes if p == -1
             }
