@@ -77,7 +77,8 @@ class StreamingDrafter(Drafter):
             rotation: ε of value rotation in radians, from 0 to 1; 0 for none.
             prune_rank: θ of the pruning map, from 0 to 1024; 0 for none.
             known_tokens: how many tokens the streams foretell, from 0 to 2^24; 0 for all.
-            acceptance: [γ][k], how often a candidate of a stream was right in greedy text where all before it were.
+            acceptance: γ lists of k shares, how often a candidate of a stream was right in greedy text where all before
+                it were.
             acceptance_sampled: likewise in text at temperature 1.
 
         Raises:
