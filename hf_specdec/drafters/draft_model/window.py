@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ...budget.cost import running_mean
 from ...theory import best_window, line_through
 
 
@@ -73,10 +74,3 @@ class WindowTuner:
             f"it would have cost more than it gained: a draft step costs {c:.2g} of a target step, "
             f"the draft is right {self.alpha:.0%} of the time"
         )
-
-
-def running_mean(old: float | None, new: float) -> float:
-    """A running figure near the low end: what disturbs a machine only ever makes a forward slower."""
-    if old is None:
-        return new
-    return old + (0.3 if new < old else 0.05) * (new - old)

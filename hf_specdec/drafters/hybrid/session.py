@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...budget import Cost, Survival, Tree, band, centre, steps_that_pay
 from ...protocol import Draft, DraftContext, Sequences, Verdict
@@ -83,19 +84,23 @@ class HybridSession(CopyingSession):
             if all(tip is None for tip in tips) or (step >= least and not self._steps_that_pay(tips)):
                 break
         if unread:
-            tokens = torch.stack([tokens for tokens, _ in unread]).float()  # exact for ids below 2^24
-            both = to_host(torch.stack([tokens, torch.stack([chances for _, chances in unread]).float()]))
-            for tokens, chances in zip(*both, strict=True):
-                tips = self._grow(tips, [list(map(int, row)) for row in tokens], chances, budget)
+            self._grow_at_once(tips, unread, budget)
         ended = time.perf_counter()
         self.spent = ended - began
-        if blind and not self.opened:
-            self.cost.observe_step(self.spent / self.steps)
-        elif self.steps > 1:  # the first step reads what was accepted meanwhile, too
+        if not blind and self.steps > 1:  # the first step reads what was accepted meanwhile, too
             self.cost.observe_step((ended - caught_up) / (self.steps - 1))
         elif not self.opened and not before:
-            self.cost.observe_step(self.spent)
+            self.cost.observe_step(self.spent / self.steps)
         return False
+
+    def _grow_at_once(
+        self, tips: Sequence[int | None], steps: Sequence[tuple[Tensor, Tensor]], budget: list[int]
+    ) -> None:
+        """Read all steps in one transfer, and add them."""
+        tokens = torch.stack([tokens for tokens, _ in steps]).float()  # exact for ids below 2^24
+        chances = torch.stack([chances for _, chances in steps]).float()
+        for mine, likely in zip(*to_host(torch.stack([tokens, chances])), strict=True):
+            tips = self._grow(tips, [list(map(int, row)) for row in mine], likely, budget)
 
     def _candidates(self) -> int:
         return self.config.num_candidates if self.context.trees else 1

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..draft_model.window import WindowTuner, running_mean
+from ...budget.cost import running_mean
+from ..draft_model.window import WindowTuner
 from .history import History, Runs, overlapped_speed, serial_speeds
 
 LOOK_AGAIN = 32
