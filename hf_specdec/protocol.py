@@ -63,6 +63,16 @@ class Draft:
             return cls(torch.empty(len(rows), 0, dtype=torch.long, device=device), [0] * len(rows))
         return cls(to_device(padded, torch.device(device)), [len(row) for row in rows])
 
+    @classmethod
+    def from_trees(
+        cls, rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu"
+    ) -> "Draft":
+        """A point-mass tree per row, of uneven sizes: tokens, and the parent of each."""
+        draft = cls.from_lists([tokens for tokens, _ in rows], device)
+        width = draft.tokens.shape[1]  # padding nodes hang on the root: -1 is a valid parent everywhere
+        draft.parents = [[*parents, *[-1] * (width - len(parents))] for _, parents in rows]
+        return draft
+
     def depths(self) -> list[list[int]]:
         """`[B][K]` how many drafted tokens lead to each node, itself included."""
         if self.parents is None:

@@ -35,7 +35,7 @@ class Cost:
         if width not in self._met:
             self._met.add(width)
             return
-        faded = {w: (t, FADES * weight) for w, (t, weight) in list(self._widths.items()) if weight > FAINT}
+        faded = {w: (t, FADES * weight) for w, (t, weight) in self._widths.items() if weight > FAINT}
         before, weight = faded.get(width, (None, 0.0))
         self._widths = faded | {width: (running_mean(before, seconds), weight + 1)}
 

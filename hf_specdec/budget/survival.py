@@ -2,12 +2,15 @@
 
 from bisect import bisect
 from collections.abc import Hashable
+from itertools import pairwise
 
 PRIOR = 4.0
 """observations that a guess counts as"""
 MEMORY = 0.99
 """weight of the past at each observation of a kind, so that the figures follow the text"""
 EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
+"""between bands of estimates"""
+CENTRES = [sum(edges) / 2 for edges in pairwise((0.0, *EDGES, 1.0))]
 
 
 class Survival:
@@ -38,5 +41,4 @@ def band(estimate: float) -> int:
 
 def centre(index: int) -> float:
     """The middle of a band."""
-    edges = (0.0, *EDGES, 1.0)
-    return (edges[index] + edges[index + 1]) / 2
+    return CENTRES[index]

@@ -60,10 +60,13 @@ class Tree:
             chances.append(chance * (chances[parent] if parent >= 0 else 1.0))
         return chances
 
+    def ranked(self) -> list[tuple[int, float]]:
+        """All nodes with their chances to survive, the likeliest first, each after its parent."""
+        return sorted(enumerate(self.survival()), key=lambda found: -found[1])  # stable: parents before their children
+
     def likeliest(self) -> list[int]:
-        """All nodes, the likeliest first, each after its parent."""
-        survival = self.survival()
-        return sorted(range(len(self)), key=lambda node: -survival[node])  # stable: parents stay before their children
+        """The nodes in this order."""
+        return [node for node, _ in self.ranked()]
 
     def best_chain(self) -> list[int]:
         """The path from the root that promises most tokens."""
@@ -99,3 +102,9 @@ class Tree:
             if found is None:
                 return
             here = found
+
+    def judged(self, text: Sequence[int]) -> Iterator[tuple[Hashable, bool]]:
+        """Each kind of the nodes that a text has tested, and whether it was right."""
+        for node, right in self.tested(text):
+            for kind in self.kinds[node]:
+                yield kind, right

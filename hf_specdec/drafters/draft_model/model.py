@@ -91,6 +91,12 @@ class ModelOverCache:
         if self.runner.lengths != self.good:
             self.runner.truncate(self.good)
 
+    def follow(self, before: list[int], now: list[int]) -> None:
+        """Forget what was not accepted, and go on with those of the rows `before` that are here `now`."""
+        self.roll_back()
+        if now != before:
+            self.select([before.index(row) for row in now])
+
     def select(self, rows: list[int]) -> None:
         """Go on with these rows; one that comes twice is a fork."""
         self.good = [self.good[b] for b in rows]

@@ -61,7 +61,9 @@ class DraftModelSession(DraftSession):
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.seconds = 0.0
-        self._follow_rows(sequences)
+        # Rows that stopped leave this cache too; drafts that were never judged are forgotten.
+        self.model.follow(self.rows, sequences.rows)
+        self.rows = list(sequences.rows)
         room = self.model.context_limit - max(sequences.lengths)
         gamma = self.window()
         self.rounds, self.rested = self.rounds + 1, self.rested + (gamma == 0)
@@ -73,7 +75,7 @@ class DraftModelSession(DraftSession):
         # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
         longest = min if self.context.lockstep else max
         active = [b for b, most in enumerate(budget) if most > 0]
-        ids = _with_room(sequences, width)
+        ids = with_room(sequences, width)
         self.context.stats.draft_calls += 1
         logits = self.model.catch_up(ids, sequences.lengths)
         drafted: list[Tensor] = []
@@ -131,13 +133,6 @@ class DraftModelSession(DraftSession):
             when = f"in {self.rested} of {self.rounds} rounds"
             self.context.stats.notes.append(f"drafting was stopped {when}, as {self.tuner.why_not()}")
 
-    def _follow_rows(self, sequences: Sequences) -> None:
-        """Rows that stopped leave this cache too; drafts that were never judged are forgotten."""
-        self.model.roll_back()
-        if sequences.rows != self.rows:
-            self.model.select([self.rows.index(row) for row in sequences.rows])
-            self.rows = list(sequences.rows)
-
 
 def candidates_of(context: DraftContext, wanted: int) -> int:
     """Tokens tried at each position. What is drawn at random stays alone: its q is what it is tested by."""
@@ -160,7 +155,7 @@ def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:
         ids.scatter_(1, to_device(columns, ids.device)[:, None], tokens[:, None])
 
 
-def _with_room(sequences: Sequences, width: int) -> Tensor:
+def with_room(sequences: Sequences, width: int) -> Tensor:
     """The sequences' ids with columns to write the draft to."""
     missing = max(sequences.lengths) + width - sequences.ids.shape[1]
     return sequences.ids if missing <= 0 else torch.nn.functional.pad(sequences.ids, (0, missing))

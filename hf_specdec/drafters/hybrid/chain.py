@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...protocol import DraftContext, Sequences, Verdict
 from ..draft_model.model import ModelOverCache
-from ..draft_model.session import write_tokens
+from ..draft_model.session import with_room, write_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,12 +24,9 @@ class Chain:
 
     def begin(self, sequences: Sequences, steps: int) -> None:
         """Behind the accepted tokens of these rows, at most `steps` steps."""
-        self.model.roll_back()
-        if sequences.rows != self.rows:
-            self.model.select([self.rows.index(row) for row in sequences.rows])
-            self.rows = list(sequences.rows)
-        missing = max(sequences.lengths) + steps - sequences.ids.shape[1]
-        self._ids = sequences.ids if missing <= 0 else pad(sequences.ids, (0, missing))
+        self.model.follow(self.rows, sequences.rows)
+        self.rows = list(sequences.rows)
+        self._ids = with_room(sequences, steps)
         self._lengths = list(sequences.lengths)
         self._last: Tensor | None = None
 

@@ -42,23 +42,24 @@ class CopyingSession(DraftSession):
         self.trees, self.chosen = [Tree() for _ in budget], []
         self.lookup.join(self.trees, sequences, budget, self.survival)
 
-    def order(self, tree: Tree) -> list[int]:
-        """Nodes in the order in which they would be verified."""
-        return tree.likeliest() if self.context.trees else tree.best_chain()
+    def ranked(self, tree: Tree) -> list[tuple[int, float]]:
+        """Nodes in the order in which they would be verified, with their chances to survive."""
+        if self.context.trees:
+            return tree.ranked()[:MOST_NODES]
+        survival = tree.survival()
+        return [(node, survival[node]) for node in tree.best_chain()[:MOST_NODES]]
 
     def chances(self) -> list[list[float]]:
         """Of each active row's nodes, in order."""
-        rows = []
-        for tree in (self.trees[b] for b in self.active):
-            survival = tree.survival()
-            rows.append([survival[node] for node in self.order(tree)[:MOST_NODES]])
-        return rows
+        return [[chance for _, chance in self.ranked(self.trees[b])] for b in self.active]
 
     def choose(self) -> None:
         """The nodes that pay, of all rows equally many."""
+        ranked = [self.ranked(tree) for tree in self.trees]
         if (count := self.cost.tried) is None:
-            count, _ = most_per_second(self.chances(), self.cost.round(), self.spent, self.context.lockstep)
-        self.chosen = [self.order(tree)[:count] for tree in self.trees]
+            rows = [[chance for _, chance in ranked[b]] for b in self.active]
+            count, _ = most_per_second(rows, self.cost.round(), self.spent, self.context.lockstep)
+        self.chosen = [[node for node, _ in row[:count]] for row in ranked]
 
     def asked(self, pays: bool) -> bool:
         """Whether to ask the draft model: where that pays, and once in a while where it does not."""
@@ -83,9 +84,8 @@ class CopyingSession(DraftSession):
             if not self.opened:
                 self.cost.observe_between(time.perf_counter() - self._began - self.spent - verdict.seconds)
         for tree, text in zip(self.trees, verdict.tokens, strict=True):
-            for node, right in tree.tested(text):
-                for kind in tree.kinds[node]:
-                    self.survival.observe(kind, right)
+            for kind, right in tree.judged(text):
+                self.survival.observe(kind, right)
         self.trees = []
 
     def why_rested(self, alpha: float) -> None:

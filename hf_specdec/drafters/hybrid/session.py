@@ -159,9 +159,12 @@ class HybridSession(CopyingSession):
         if step is None or not cost.known:
             return max(0, UNMEASURED - self.steps)
         onward = [self._onward(self.trees[b], tips[b]) for b in self.active]
-        alpha = self.survival.chance(FIRST, FIRST_GUESS)
         spent, lockstep = self.steps * step, self.context.lockstep
-        return steps_that_pay(self.chances(), onward, alpha, cost.round(), step, spent, lockstep)
+        return steps_that_pay(self.chances(), onward, self._alpha(), cost.round(), step, spent, lockstep)
+
+    def _alpha(self) -> float:
+        """How often the draft model is right."""
+        return self.survival.chance(FIRST, FIRST_GUESS)
 
     def _onward(self, tree: Tree, tip: int | None) -> float:
         """The chance that another drafted token is right behind this one, and no copy says so already."""
@@ -170,7 +173,7 @@ class HybridSession(CopyingSession):
         survival = tree.survival()
         copied = sum(tree.chances[node] for node in tree.children(tip))
         here = survival[tip] if tip >= 0 else 1.0
-        return here * self.survival.chance(FIRST, FIRST_GUESS) * max(0.0, 1 - copied)
+        return here * self._alpha() * max(0.0, 1 - copied)
 
     def choose(self) -> None:
         super().choose()
@@ -193,4 +196,4 @@ class HybridSession(CopyingSession):
         self.steps = 0
 
     def close(self) -> None:
-        self.why_rested(self.survival.chance(FIRST, FIRST_GUESS))
+        self.why_rested(self._alpha())

@@ -76,8 +76,4 @@ def draft_from_branches(rows: Sequence[Branches], context: DraftContext) -> Draf
     """A point-mass draft from each row's branches; a chain where no row has more than one."""
     if all(len(branches) <= 1 for branches in rows):
         return Draft.from_lists([branches[0] if branches else [] for branches in rows], context.device)
-    trees = [join_branches(branches) for branches in rows]
-    draft = Draft.from_lists([tokens for tokens, _ in trees], context.device)
-    width = draft.tokens.shape[1]  # padding nodes hang on the root: -1 is a valid parent everywhere
-    draft.parents = [parents + [-1] * (width - len(parents)) for _, parents in trees]
-    return draft
+    return Draft.from_trees([join_branches(branches) for branches in rows], context.device)

@@ -5,9 +5,10 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
+from ...budget import MOST_NODES
 from ...config import DrafterConfig, ranged
 
-MOST_STREAMS, MOST_CANDIDATES, MOST_NODES = 16, 16, 64
+MOST_STREAMS, MOST_CANDIDATES = 16, 16
 LARGEST_PRODUCT = 4096
 """nodes of a full product"""
 WIDEST = 2**20

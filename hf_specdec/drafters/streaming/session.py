@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...budget import Survival, Tree, band, centre
+from ...budget import MOST_NODES, Survival, Tree, band, centre
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..merged import draft_of
 from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
-from .config import MOST_NODES, StreamingConfig
+from .config import StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams
 from .tree import Node, joined, likeliest_nodes
@@ -76,10 +76,9 @@ class StreamingSession(DraftSession):
                 self.pruned += length - sum(0 <= node < length for node in nodes)
         self.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
         for tree, emitted in zip(self._trees, verdict.tokens, strict=bool(self._trees)):
-            for node, right in tree.tested(emitted):
-                for kind in tree.kinds[node]:
-                    if not isinstance(kind, Node):  # what streams foretold the tuner has counted
-                        self.survival.observe(kind, right)
+            for kind, right in tree.judged(emitted):
+                if not isinstance(kind, Node):  # what streams foretold the tuner has counted
+                    self.survival.observe(kind, right)
         self._drafted, self._trees = [], []  # in a round without room nothing is proposed
         self._look(verdict)
 
@@ -133,18 +132,16 @@ class StreamingSession(DraftSession):
         """A tree per row, by what its streams say here and now, joined by copies."""
         best = logits.float().softmax(-1).topk(self.config.num_candidates)
         named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
-        self._trees, orders, rows_chances = [], [], []
+        self._trees = []
         for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
             tree = self._foretold(tokens, chances)
             if self.lookup is not None:
                 self._copy_behind(tree, row, room)
                 tree.merge(copied)
-            order, survives = tree.likeliest(), tree.survival()
             self._trees.append(tree)
-            orders.append(order)
-            rows_chances.append([survives[node] for node in order])
-        count = self.tuner.count(rows_chances)
-        chosen = [order[:count] for order in orders]
+        ranked = [tree.ranked() for tree in self._trees]
+        count = self.tuner.count([[chance for _, chance in row] for row in ranked])
+        chosen = [[node for node, _ in row[:count]] for row in ranked]
         self._drafted = [
             [_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(self._trees, chosen, strict=True)
         ]

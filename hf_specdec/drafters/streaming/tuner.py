@@ -3,9 +3,9 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ...budget import Cost, most_per_second
+from ...budget import MOST_NODES, Cost, most_per_second
 from ...protocol import Verdict
-from .config import MOST_NODES, StreamingConfig
+from .config import StreamingConfig
 from .tree import Node, level_by_level, likeliest_nodes, product_tree
 
 PRIOR = 24.0
