@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
+from .budget import Cost
 from .stats import SpeculationStats
 from .transfer import to_device
 
@@ -53,6 +54,10 @@ class Draft:
     asked for them"""
     sources: list[str] = field(default_factory=list)
     """[B] where each row's draft came from, or empty; counted in the statistics"""
+    survival: Sequence[Sequence[float]] | None = None
+    """`[B][K]` on the host: the chance of each node to be kept, it and all above it. A row's nodes then come in the
+    order of their worth, and as many of the first ones as pay are verified. None: all are, as are those of drafts that
+    were drawn at random"""
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Draft":
@@ -204,6 +209,8 @@ class DraftContext:
     """a session adds to `draft_calls` and `notes`, and says its `window` where that is a number the user has set"""
     forbids: Forbids | None = None
     """for drafts that do not go through `pick`; None where no processor of the call forbids anything"""
+    cost: Cost = field(default_factory=Cost)
+    """times of the target's forwards; kept up by the engine, for all that drafts for this target"""
     target: "PreTrainedModel | None" = None
     """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
 

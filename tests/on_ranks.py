@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, SpeculationError, SpeculationWarning
-from hf_specdec.drafters.learned import Learned
+from hf_specdec.budget import Learned
 from hf_specdec.drafters.pearl.window import Planner
 from hf_specdec.target.ranks import ranks_of
 

@@ -54,39 +54,51 @@ def test_times_lie_on_a_line_through_what_was_measured() -> None:
     cost = Cost()
     for _ in range(3):
         for width in (2, 9, 17):
-            cost.observe_forward(width, 1 + 0.1 * width)
+            cost.observe_forward(1, width, 1 + 0.1 * width)
     cost.observe_between(0.5)
-    assert [cost.round()(width) for width in (1, 5, 33)] == pytest.approx([1.6, 2.0, 4.8])
+    assert [cost.round(1)(width) for width in (1, 5, 33)] == pytest.approx([1.6, 2.0, 4.8])
+
+
+def test_batches_have_lines_of_their_own_once_they_are_known() -> None:
+    cost = Cost()
+    for _ in range(3):
+        for width in (2, 9):
+            cost.observe_forward(1, width, 1 + 0.1 * width)
+    assert cost.round(4)(3) == pytest.approx(cost.round(1)(12)), "as many tokens"
+    for _ in range(3):
+        cost.observe_forward(4, 3, 9.0)
+    assert cost.round(1)(12) == pytest.approx(2.2), "what four rows take says nothing of one"
+    for _ in range(3):
+        cost.observe_forward(4, 5, 9.4)
+    assert [cost.round(4)(width) for width in (1, 4)] == pytest.approx([8.6, 9.2])
 
 
 def test_the_first_forward_of_a_width_does_not_count() -> None:
     cost = Cost()
     for width in range(1, 9):
-        cost.observe_forward(width, 100.0)
+        cost.observe_forward(1, width, 100.0)
     assert not cost.known
-    cost.observe_forward(4, 1.0)
-    assert cost.known and cost.round()(4) == 1.0
-    assert cost.tried == UNKNOWN, "a single width says nothing of others"
+    cost.observe_forward(1, 4, 1.0)
+    assert cost.known and cost.round(1)(4) == 1.0
+    assert cost.tried(1) == UNKNOWN, "a single width says nothing of others"
 
 
 def test_old_times_fade_and_widths_are_forgotten() -> None:
     cost = Cost()
     for _ in range(50):
-        cost.observe_forward(3, 1.0)
+        cost.observe_forward(1, 3, 1.0)
     for _ in range(1000):
-        cost.observe_forward(5, 2.0)
-    assert set(cost._widths) == {5}
+        cost.observe_forward(1, 5, 2.0)
+    assert set(cost._times) == {(1, 5)}
 
 
 def test_several_widths_are_tried_first() -> None:
     cost, tried = Cost(), []
-    while cost.tried is not None:
-        tried.append(cost.tried)
-        cost.observe_forward(1 + cost.tried, 1.0)
-    assert tuple(tried) == TRIED and len(cost._widths) == len(set(tried)) > 2
-    batch = Cost()
-    batch.rows = 100
-    assert batch.tried == 1
+    while (count := cost.tried(1)) is not None:
+        tried.append(count)
+        cost.observe_forward(1, 1 + count, 1.0)
+    assert tuple(tried) == TRIED and len(cost._times) == len(set(tried)) > 2
+    assert Cost().tried(100) == 1
 
 
 # ---------------------------------------------------------------------- trees
@@ -117,8 +129,9 @@ def test_orders_and_cuts(seed: int) -> None:
         for i, text in enumerate(texts):
             assert parents[i] < i and text == [*(texts[parents[i]] if parents[i] >= 0 else []), tokens[i]]
     promised = [sum(survival[i] for i in path(node)) for node in range(len(tree))]
-    assert tree.best_chain() == path(tree.best_chain()[-1])
-    assert promised[tree.best_chain()[-1]] == pytest.approx(max(promised))
+    chain = [node for node, _ in tree.chain()]
+    assert chain == path(chain[-1]) and [chance for _, chance in tree.chain()] == [survival[node] for node in chain]
+    assert promised[chain[-1]] == pytest.approx(max(promised))
 
 
 def test_a_text_tests_what_hangs_on_it() -> None:

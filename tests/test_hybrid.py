@@ -16,6 +16,7 @@ from continuations import (
 from models import llama, prompts
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
+from hf_specdec.budget import Cost
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
 from hf_specdec.drafters.hybrid.copying import LOOK_AGAIN
 from hf_specdec.drafters.hybrid.session import FIRST
@@ -24,11 +25,8 @@ from hf_specdec.protocol import Sequences, Verdict
 
 def knowing(drafter, target, draft_step, right, kinds=()):
     """Has it know a target whose forward takes a second whatever its width, and how often its draft model is right."""
-    cost, survival = drafter._costs.of(target, 1), drafter._survival[False].of(target)
-    for _ in range(9):
-        for width in (1, 5, 9):
-            cost.observe_forward(width, 1.0)
-    cost.observe_step(draft_step)
+    survival = drafter._survival.of(target, False)
+    drafter._draft_costs.of(target, 1).observe(draft_step)
     for _ in range(300):
         for i in range(10):
             survival.observe(FIRST, i < 10 * right)
@@ -41,7 +39,16 @@ def likeliest(ids, lengths, logits, count):
     return tokens, chances
 
 
-def host(target, rows=1):
+def times(rows=1, slope=0.0):
+    """A forward takes a second, and more for each further token."""
+    cost = Cost()
+    for _ in range(9):
+        for width in (1, 5, 9):
+            cost.observe_forward(rows, width, 1.0 + slope * (width - 1))
+    return cost
+
+
+def host(target, rows=1, cost=None):
     return SimpleNamespace(
         prompt_ids=torch.zeros(rows, 3, dtype=torch.long),
         prompt_mask=torch.ones(rows, 3, dtype=torch.long),
@@ -52,6 +59,7 @@ def host(target, rows=1):
         lockstep=False,
         device=torch.device("cpu"),
         forbids=None,
+        cost=cost or times(rows),
         target=target,
         pick=SimpleNamespace(likeliest=likeliest),
         stats=SimpleNamespace(draft_calls=0, window=None, notes=[]),
@@ -89,15 +97,14 @@ def test_a_copy_that_is_always_right_leaves_the_draft_model_nothing_to_do():
     assert draft.tokens[0, :4].tolist() == [7, 8, 9, 10]
 
 
-def test_a_copy_that_is_never_right_is_not_verified_and_judged_all_the_same():
+def test_a_copy_that_was_never_right_is_hardly_likely_and_judged_all_the_same():
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     knowing(drafter, target, 5.0, 0.0, [(("copied", n, branch), 0.0) for n in range(1, 9) for branch in (0, 1)])
-    drafter._costs.of(target, 1)._widths = {1: (1.0, 9.0), 9: (2.0, 9.0)}  # width costs
     session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
-    assert draft.sources == ["none"] and draft.lengths == [0] and len(session.trees[0])
-    before = drafter._survival[False].of(target).chance(("copied", 2, 0), 0.5)
-    session.observe(Verdict([0], [0], [0], [[7]], [False], 1, 1.0))
-    assert drafter._survival[False].of(target).chance(("copied", 2, 0), 0.5) > before
+    assert draft.sources == ["prompt_lookup"] and 0 < max(draft.survival[0]) < 0.05
+    before = drafter._survival.of(target, False).chance(("copied", 2, 0), 0.5)
+    session.observe(Verdict([0], [0], [0], [[7]], [False], 1, 1.0))  # of which nothing was verified
+    assert drafter._survival.of(target, False).chance(("copied", 2, 0), 0.5) > before
 
 
 def test_both_sources_stand_in_one_tree_each_token_once():
@@ -155,7 +162,7 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     for n in range(3 * LOOK_AGAIN):
         text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
         ids, lengths = torch.tensor(text), [len(text[0])]
-        session.lookup._indexes.clear()
+        session.copies.indexes.clear()
         session.propose(Sequences(ids, lengths, [0], text), [9])
         steps.append(session.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
@@ -177,19 +184,15 @@ def test_rounds_without_the_draft_model_are_counted_from_call_to_call():
 def test_draws_come_back_where_they_have_not_paid(known):
     """Copies that are never right, and a tuner that believes the draft model to be as bad: it is looked at again."""
     target, drafter = llama(), HybridDrafter(llama(seed=1))
-    cost, tuner = drafter._costs.of(target, 1), drafter._tuners.of(target, 1)
-    for _ in range(9):
-        for width in (1, 5, 9):
-            cost.observe_forward(width, 1.0 + 0.05 * width)
-    cost.observe_step(0.05)
+    drafter._draft_costs.of(target, 1).observe(0.05)
+    tuner = drafter._tuners.of(target, 1)
     tuner.accepted, tuner.tested = 100 * known, 100.0
-    at = host(target)
+    at = host(target, cost=times(slope=0.05))
     at.do_sample = True
     session = drafter.start(at)
     text, drew = [5, 6, 7, 8, 5, 6], []
     for _ in range(2 * LOOK_AGAIN):
         session.copy(Sequences(torch.tensor([text]), [6], [0], [text]), [9])
-        session.choose()
         drew.append(session._window())
     assert drew.count(0) == (2 * LOOK_AGAIN - 2 if known < 0.5 else 0)
 
@@ -201,8 +204,7 @@ def test_a_batch_in_step_goes_on_when_a_row_has_finished():
     at = host(target, 2)
     at.lockstep = True
     session = drafter.start(at)
-    drafter._costs.of(target, 2)._widths = {1: (1.0, 9.0), 9: (1.0, 9.0)}
-    drafter._costs.of(target, 2)._rounds, drafter._costs.of(target, 2).draft_step = 99, 0.1
+    drafter._draft_costs.of(target, 2).observe(0.1)
     text = [[5, 6, 7, 8], [5, 6, 7, 9]]
     draft = session.propose(Sequences(torch.tensor(text), [4, 4], [0, 1], text), [9, 0])
     assert draft.lengths[0] > 1 and draft.lengths[1] == 0

@@ -19,7 +19,7 @@ from transformers.generation import (
 
 from hf_specdec import SpeculationError
 from hf_specdec.drafters.prompt_lookup import LookupIndex, PromptLookupDrafter
-from hf_specdec.drafters.prompt_lookup.branches import cut, draft_from_branches, join_branches
+from hf_specdec.drafters.prompt_lookup.branches import cut
 from hf_specdec.judge.processing import Bans, Processing
 from hf_specdec.protocol import Sequences
 from lookup_speed import synthetic_text
@@ -38,6 +38,7 @@ def searched(tokens, max_match):
 
 def context(**changes):
     host = {"eos_token_ids": frozenset(), "vocab_size": 1 << 30, "trees": False, "device": "cpu", "forbids": None}
+    host |= {"do_sample": False, "target": None}
     return SimpleNamespace(**host | changes)
 
 
@@ -133,12 +134,17 @@ def test_every_branch_ends_before_its_first_forbidden_token():
     assert ids.tolist() == [[0, 1, 2], [0, 0, 5]]
 
 
-def test_branches_are_joined_where_they_begin_alike():
-    tokens, parents = join_branches([[1, 2, 3], [1, 4], [5], [1, 2]])
-    assert tokens == [1, 2, 3, 4, 5] and parents == [-1, 0, 1, 0, -1]
-    draft = draft_from_branches([[[1, 2]], [], [[1], [2]]], context())
-    assert draft.lengths == [2, 0, 2] and draft.parents == [[-1, 0], [-1, -1], [-1, -1]]
-    assert draft_from_branches([[[1, 2]], []], context()).parents is None
+@pytest.mark.parametrize("trees", [True, False])
+def test_copies_come_with_their_chances_the_likeliest_first(trees):
+    drafter = PromptLookupDrafter(num_branches=3)
+    session = drafter.start(context(trees=trees))
+    draft = session.propose(sequences([1, 2, 3, 9, 2, 3, 8, 3, 7, 1, 2, 3], [5]), [9, 9])
+    assert draft.lengths[1] == 0 and list(draft.survival[1]) == []
+    chances = draft.survival[0]
+    assert len(chances) == draft.lengths[0] > 3 and sorted(chances, reverse=True) == list(chances)
+    assert (draft.parents is not None) is trees and session.estimates(0)[0] == chances[0]
+    first = draft.tokens[0, 0].item()
+    assert first == 9 and ({8, 7} < set(draft.tokens[0].tolist()) or not trees)
 
 
 class Own(LogitsProcessor):

@@ -8,6 +8,7 @@ import torch
 from stream_models import GAMMA, streams_of, target_of
 
 from hf_specdec import StreamingDrafter
+from hf_specdec.budget import Cost
 from hf_specdec.drafters.streaming import (
     likeliest_nodes,
     product_tree,
@@ -65,7 +66,7 @@ def test_a_chance_is_learned_from_what_is_accepted(target: Any) -> None:
     tuner = TreeTuner(StreamingDrafter(num_streams=2, num_candidates=2, tree="product").config, do_sample=False)
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
-        nodes = tuner.tree(True)
+        nodes = tuner.tree(True, Cost(), 1)
         first = int(torch.rand((), generator=generator) < 0.3)  # rank 0 is right 70% of the time, rank 1 otherwise
         draft = Draft(torch.zeros(1, len(nodes), dtype=torch.long), [len(nodes)], [[n.parent for n in nodes]])
         verdict = Verdict([0], [2], [1], [[0, 0]], [False], 7, 1.0, draft=draft, paths=[[first]])
@@ -79,13 +80,13 @@ def test_what_was_never_measured_is_drafted_all_the_same(target: Any) -> None:
     for tables in ({"acceptance": [[0.5, 0.2]] * GAMMA}, {"acceptance_sampled": [[0.5, 0.2]] * GAMMA}, {}):
         for sampled in (False, True):
             tuner = TreeTuner(streams_of(target, **tables).config, sampled)
-            assert tuner.chances[0][:2] == ([0.5, 0.2] if tables else [0.5, 0.5 * 0.35]) and tuner.tree(True)
+            assert tuner.chances[0][:2] == ([0.5, 0.2] if tables else [0.5, 0.5 * 0.35]) and tuner.tree(True, Cost(), 1)
 
 
 def test_a_tree_that_did_not_pay_is_tried_again(target: Any) -> None:
-    tuner = TreeTuner(streams_of(target).config, do_sample=False)
+    tuner, cost = TreeTuner(streams_of(target).config, do_sample=False), Cost()
     for _ in range(9):
         for width, seconds in ((1, 0.01), (13, 2.0)):
-            tuner.cost.observe_forward(width, seconds)
-    sizes = [len(tuner.tree(True)) for _ in range(200)]
+            cost.observe_forward(1, width, seconds)
+    sizes = [len(tuner.tree(True, cost, 1)) for _ in range(200)]
     assert 0 in sizes[10:60] and any(sizes[60:80]) and any(sizes[120:140])

@@ -26,6 +26,11 @@ from hf_specdec.drafters.suffix.likely import likely_branches
 from hf_specdec.protocol import Sequences
 
 
+def tree_host():
+    known = {"eos_token_ids": frozenset(), "vocab_size": 1000, "device": "cpu", "forbids": None}
+    return SimpleNamespace(**known, trees=True, do_sample=False, target=None)
+
+
 def searched(texts, suffix, max_match):
     """What followed the longest match, by trying everything: its length, and the continuations, newest first."""
     best, found = 1, []
@@ -178,7 +183,7 @@ def test_a_tree_has_a_chains_depth_and_room_for_its_branches(branches, length):
     drafter = SuffixDrafter(max_draft_tokens=length, num_branches=branches, memory_mb=1)
     for first in range(10, 14):
         drafter.store.add([1, 2, 3, 4, 5, 6, 7, 8, first, *range(20 * first, 20 * first + 20)])
-    host = SimpleNamespace(eos_token_ids=frozenset(), vocab_size=1000, trees=True, device="cpu", forbids=None)
+    host = tree_host()
     text = [1, 2, 3, 4, 5, 6, 7, 8]
     draft = drafter.start(host).propose(Sequences(torch.tensor([text]), [8], [0], [text]), [99])
     depths = draft.depths()[0][: draft.lengths[0]]
@@ -194,7 +199,7 @@ def test_the_rows_own_continuations_are_drafted_however_many_there_are(branches,
         text += [0, *end[-k:], 10 + k] * (9 - k)
     text += end
     drafter = SuffixDrafter(num_branches=branches, min_probability=min_probability, memory_mb=1)
-    host = SimpleNamespace(eos_token_ids=frozenset(), vocab_size=1000, trees=True, device="cpu", forbids=None)
+    host = tree_host()
     draft = drafter.start(host).propose(Sequences(torch.tensor([text]), [len(text)], [0], [text]), [99])
     assert draft.depths()[0][: draft.lengths[0]].count(1) == branches
 

@@ -1,9 +1,21 @@
 """How much to draft: every drafted token has a chance to be kept, every width of a forward has its time, and the nodes
 that give most tokens per second are verified."""
 
-from .cost import Cost
+from .cost import Cost, DraftCost
 from .decision import MOST_NODES, most_per_second, steps_that_pay
+from .learned import Learned
 from .survival import Survival, band, centre
 from .tree import Tree
 
-__all__ = ["MOST_NODES", "Cost", "Survival", "Tree", "band", "centre", "most_per_second", "steps_that_pay"]
+__all__ = [
+    "MOST_NODES",
+    "Cost",
+    "DraftCost",
+    "Learned",
+    "Survival",
+    "Tree",
+    "band",
+    "centre",
+    "most_per_second",
+    "steps_that_pay",
+]

@@ -1,6 +1,6 @@
 """`Cost`: what the parts of a round take, measured in the rounds that happen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..theory import line_through
 
@@ -15,33 +15,25 @@ UNKNOWN = 8
 
 
 class Cost:
-    """Times of verification forwards by width, of draft steps, and of what lies between."""
+    """Times of a target's forwards by rows and width, and of what a round takes beside them and drafting. One for all
+    that draft for the target."""
 
     def __init__(self) -> None:
-        self.rows = 1
-        """of the batch"""
-        self.draft_step: float | None = None
-        """seconds"""
         self._between: float | None = None
-        self.unasked = 0
-        """rounds since the draft model was asked last"""
-        self._widths: dict[int, tuple[float, float]] = {}  # tokens per row → seconds, weight
-        self._met: set[int] = set()
+        self._times: dict[tuple[int, int], tuple[float, float]] = {}  # rows, tokens per row → seconds, weight
+        self._met: set[tuple[int, int]] = set()
         self._rounds = 0
 
-    def observe_forward(self, width: int, seconds: float) -> None:
-        """A first forward of its width takes longer than those that follow: it does not count."""
+    def observe_forward(self, rows: int, width: int, seconds: float) -> None:
+        """A first forward of its shape takes longer than those that follow: it does not count."""
         self._rounds += 1
-        if width not in self._met:
-            self._met.add(width)
+        shape = rows, width
+        if shape not in self._met:
+            self._met.add(shape)
             return
-        faded = {w: (t, FADES * weight) for w, (t, weight) in self._widths.items() if weight > FAINT}
-        before, weight = faded.get(width, (None, 0.0))
-        self._widths = faded | {width: (running_mean(before, seconds), weight + 1)}
-
-    def observe_step(self, seconds: float) -> None:
-        """One draft step took this long."""
-        self.draft_step = running_mean(self.draft_step, seconds)
+        faded = {known: (t, FADES * weight) for known, (t, weight) in self._times.items() if weight > FAINT}
+        before, weight = faded.get(shape, (None, 0.0))
+        self._times = faded | {shape: (running_mean(before, seconds), weight + 1)}
 
     def observe_between(self, seconds: float) -> None:
         """So much of a round was neither drafting nor the forward."""
@@ -50,22 +42,47 @@ class Cost:
     @property
     def known(self) -> bool:
         """Whether anything can be said of forwards."""
-        return bool(self._widths)
+        return bool(self._times)
 
-    @property
-    def tried(self) -> int | None:
+    def tried(self, rows: int) -> int | None:
         """Nodes per row to try next, while widths are still to be learned; None when that is done."""
         rounds = self._rounds  # read once: threads share it
         if rounds < len(TRIED):
-            return max(1, TRIED[rounds] // self.rows)
-        return None if len(self._widths) > 1 else max(1, UNKNOWN // self.rows)
+            return max(1, TRIED[rounds] // rows)
+        return None if len(self._times) > 1 else max(1, UNKNOWN // rows)
 
-    def round(self) -> Callable[[int], float]:
-        """Seconds of a round by the width of its forward, without drafting."""
-        widths = self._widths
-        between = self._between or 0.0
-        line = line_through({w: t for w, (t, _) in widths.items()}, {w: weight for w, (_, weight) in widths.items()})
-        return lambda width: between + line(width)
+    def round(self, rows: int) -> Callable[[int], float]:
+        """Seconds of a round of so many rows by the width of its forward, without drafting.
+
+        The line through what was measured of as many rows; where that are not two widths yet, by the tokens of all rows
+        together.
+        """
+        times, between = self._times, self._between or 0.0
+        mine = {width: known for (count, width), known in times.items() if count == rows}
+        if len(mine) > 1:
+            line = _line(mine)
+            return lambda width: between + line(width)
+        line = _line({count * width: known for (count, width), known in times.items()})
+        return lambda width: between + line(rows * width)
+
+
+class DraftCost:
+    """What a draft model's steps take, and for how long it was not asked."""
+
+    def __init__(self) -> None:
+        self.step: float | None = None
+        """seconds"""
+        self.unasked = 0
+        """rounds since it was asked last"""
+
+    def observe(self, seconds: float) -> None:
+        """One draft step took this long."""
+        self.step = running_mean(self.step, seconds)
+
+
+def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:
+    """Through times with their weights."""
+    return line_through({n: t for n, (t, _) in known.items()}, {n: weight for n, (_, weight) in known.items()})
 
 
 def running_mean(old: float | None, new: float) -> float:

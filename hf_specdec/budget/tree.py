@@ -68,8 +68,8 @@ class Tree:
         """The nodes in this order."""
         return [node for node, _ in self.ranked()]
 
-    def best_chain(self) -> list[int]:
-        """The path from the root that promises most tokens."""
+    def chain(self) -> list[tuple[int, float]]:
+        """The path from the root that promises most tokens, with the nodes' chances to survive."""
         survival = self.survival()
         promise, onward = list(survival), [-1] * len(self)
         root, best = -1, 0.0
@@ -81,7 +81,7 @@ class Tree:
                 promise[parent], onward[parent] = survival[parent] + promise[node], node
         chain = []
         while root >= 0:
-            chain.append(root)
+            chain.append((root, survival[root]))
             root = onward[root]
         return chain
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..errors import shown
 from ..protocol import Draft, DraftSession
 from ..transfer import moved
 
@@ -51,7 +52,15 @@ def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, and should have {tuple(shape)}")
         if not values.is_floating_point():
             raise ValueError(f"{name} must be floating point numbers, got {values.dtype}")
-    return Draft(tokens, lengths, parents, probs, q, sources)
+    survival = None if draft.survival is None else _checked_survival(draft.survival, rows)
+    return Draft(tokens, lengths, parents, probs, q, sources, survival)
+
+
+def _checked_survival(survival: object, rows: int) -> list[list[float]]:
+    lists = [[float(chance) for chance in row] for row in survival]  # type: ignore[attr-defined]
+    if len(lists) != rows or not all(0 <= chance <= 1 for row in lists for chance in row):
+        raise ValueError(f"survival must hold {rows} rows of chances from 0 to 1, got {shown(survival)}")
+    return lists
 
 
 def _is_plain(values: object) -> bool:
@@ -74,13 +83,13 @@ def _checked_parents(parents: object, rows: int, width: int) -> list[list[int]]:
 def cut(draft: Draft, lengths: list[int]) -> Draft:
     """The first nodes of each row, and no columns beyond them."""
     width = max(lengths)
-    return Draft(
+    return replace(
+        draft,
         tokens=draft.tokens[:, :width],
         lengths=lengths,
         parents=None if draft.parents is None else [row[:width] for row in draft.parents],
         token_probs=None if draft.token_probs is None else draft.token_probs[:, :width],
         q=None if draft.q is None else draft.q[:, :width],
-        sources=draft.sources,
     )
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..budget import most_per_second
 from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import AnyDrafter
@@ -58,8 +59,11 @@ class GuardedSession:
 
     def __init__(self, drafter: GuardedDrafter, context: DraftContext) -> None:
         self.drafter, self.device, self.vocab = drafter, context.device, context.vocab_size
+        self.cost, self.lockstep = context.cost, context.lockstep
         self.session = drafter.start(context)
         self.was_cut = False
+        self.rounds = self.unpaid = 0
+        """all with a draft, and those of them in which none of it promised to pay"""
 
     @property
     def alive(self) -> bool:
@@ -86,7 +90,29 @@ class GuardedSession:
         if not time.perf_counter() - began <= patience:  # written so that NaN is no patience at all
             self.drop(f"a draft took longer than {shown(patience)} seconds")
             return None
-        return with_q(session, self._bounded(in_form(session.take(), budget, self.vocab)), self.device, self.vocab)
+        draft = self._bounded(in_form(session.take(), budget, self.vocab))
+        draft = self._paying(draft, budget, time.perf_counter() - began)
+        return with_q(session, draft, self.device, self.vocab)
+
+    def _paying(self, draft: Draft, budget: list[int], spent: float) -> Draft:
+        """Of the nodes of all rows as many of the first ones as give most tokens per second.
+
+        Draws stay: whether a token that was drawn is verified must not depend on what it is.
+        """
+        if draft.survival is None or draft.q is not None or draft.token_probs is not None or not any(draft.lengths):
+            return draft
+        count = self.cost.tried(len(budget))
+        if count is None:
+            rows = [row for row, room in zip(draft.survival, budget, strict=True) if room]
+            count, _ = most_per_second(rows, self.cost.round(len(budget)), spent, self.lockstep)
+        self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0)
+        return cut(draft, [min(length, count) for length in draft.lengths])
+
+    def note(self) -> str:
+        """How often nothing was verified, as it would not have paid; empty where that never was."""
+        if not self.unpaid:
+            return ""
+        return f"in {self.unpaid} of {self.rounds} rounds what was drafted did not promise to pay, and was not verified"
 
     def _bounded(self, draft: Draft) -> Draft:
         """No more than `most_nodes` go to the target. Parents come before children: what is left is a tree, too."""

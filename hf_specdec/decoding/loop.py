@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from ..budget import Cost, Learned
 from ..judge.drafts import as_chain, is_sound
 from ..judge.judging import Judge
 from ..judge.picking import DraftPicker
@@ -38,6 +39,9 @@ from .serial import Serial, in_step
 from .shared import SharedSession
 from .text import Text
 from .told import take_over
+
+_costs: Learned[Cost] = Learned(Cost)
+"""of each target's forwards; of those that a drafter's own runner widens apart"""
 
 
 def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tensor:
@@ -72,6 +76,7 @@ class Decoding:
         self.drawing = copy(randomness)
         """of drafts: the picker is the drafter's, and may be spoilt"""
         self.picker = DraftPicker(self.shown_processing, self.vocab, self.do_sample, self.drawing, self.device)
+        self.cost = _costs.of(call.target, type(drafter.drafter) if drafter.brings_runner else None)
         self.text = Text(call, mode.ragged)
         self.shown_stats = SpeculationStats()
         self.schedule: Schedule
@@ -105,7 +110,8 @@ class Decoding:
             if self.session is not None:
                 self.session.close()
             take_over(self.shown_stats, self.stats)
-            self.stats.notes += filter(None, [self.paying.note() if self.paying else "", self.drafter.dropped])
+            paying = [part.note() for part in (self.session, self.paying) if part is not None]
+            self.stats.notes += filter(None, [*paying, self.drafter.dropped])
             self.stats.plain_steps = max(0, self.text.longest() - 1)
             self.stats.total_seconds = time.perf_counter() - start
             self.drafter.report(self.stats)
@@ -126,6 +132,7 @@ class Decoding:
             device=self.device,
             stats=self.shown_stats,
             forbids=Bans(self.shown_processing, self.vocab) or None,
+            cost=self.cost,
             target=call.target,
         )
         self.session = (
@@ -135,7 +142,8 @@ class Decoding:
         )
         self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
-        if self.mode.runner is StateRunner and isinstance(self.schedule, Serial):  # another order knows no rests
+        self.serial = isinstance(self.schedule, Serial)
+        if self.mode.runner is StateRunner and self.serial:  # another order knows no rests
             self.schedule = self.paying = Paying(self.schedule)
 
     def _prefill(self) -> None:
@@ -185,6 +193,9 @@ class Decoding:
             self.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
         self.stats.draft_seconds += verdict.draft_seconds
         self.session.ask(lambda session: session.observe(verdict))
+        if self.serial:  # beside a worker in the background a forward takes longer
+            self.cost.observe_forward(len(verdict.rows), fed.tokens.shape[1] + 1, verdict.seconds)
+            self.cost.observe_between(time.perf_counter() - tested)
         settling = time.perf_counter()
         self.schedule.settle(verdict)
         self.waited = time.perf_counter() - settling
@@ -266,7 +277,7 @@ class Decoding:
             self.stats.drafted_per_position.update(range(verdict.drafted[b]))
             self.stats.accepted_per_position.update(range(verdict.accepted[b]))
             if draft.sources:
-                self.stats.sources[draft.sources[b]] += 1
+                self.stats.sources[draft.sources[b] if draft.lengths[b] else "none"] += 1
 
     def _drop_finished(self) -> None:
         """Ragged rows that stopped leave the batch."""

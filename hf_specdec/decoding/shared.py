@@ -49,6 +49,9 @@ class SharedSession:
         if self.own is not None:
             self.own.drop(reason)
 
+    def note(self) -> str:
+        return "" if self.own is None else self.own.note()
+
     def close(self) -> None:
         self.alive = False
         if self.own is not None:

@@ -1,16 +1,62 @@
-"""From merged trees to a `Draft`."""
+"""`TreeSession`: what one or several sources draft stands in one tree per row, in the order of its worth."""
 
 from collections.abc import Sequence
 
 import torch
 
-from ..budget import Tree
-from ..protocol import Draft
+from ..budget import MOST_NODES, Survival, Tree
+from ..protocol import Draft, DraftContext, DraftSession, Verdict
 
 
-def draft_of(trees: Sequence[Tree], chosen: Sequence[Sequence[int]], device: torch.device) -> Draft:
-    """The chosen nodes of each row's tree, each after its parent, as point masses; a chain where every row has one."""
-    cut = [tree.cut(nodes) for tree, nodes in zip(trees, chosen, strict=True)]
+class TreeSession(DraftSession):
+    """Every node of a round's trees is judged by the text, whether it was verified or not."""
+
+    def __init__(self, context: DraftContext, survival: Survival) -> None:
+        super().__init__(context)
+        self.survival = survival
+        """how often tokens of each kind have been right"""
+        self.trees: list[Tree] = []
+        """[B] all that was thought of in this round"""
+        self.ordered: list[list[int]] = []
+        """[B] the nodes of each tree that may be verified, the likeliest first"""
+
+    def begin(self, rows: int) -> list[Tree]:
+        """A round begins: an empty tree for each row."""
+        self.trees, self.ordered = [Tree() for _ in range(rows)], []
+        return self.trees
+
+    def ranked(self, row: int) -> list[tuple[int, float]]:
+        """A row's nodes in the order in which they would be verified, with their chances to survive."""
+        tree = self.trees[row]
+        return tree.ranked()[:MOST_NODES] if self.context.trees else tree.chain()[:MOST_NODES]
+
+    def draft(self) -> Draft:
+        """The trees' nodes with their chances; point masses, of which the engine verifies those that pay."""
+        ranked = [self.ranked(b) for b in range(len(self.trees))]
+        draft, self.ordered = draft_of(self.trees, ranked, self.context.device)
+        return draft
+
+    def estimates(self, row: int) -> Sequence[float | None]:
+        """The chance of each node, behind its parent."""
+        return [self.trees[row].chances[node] for node in self.ordered[row]] if self.ordered else []
+
+    def observe(self, verdict: Verdict) -> None:
+        for tree, text in zip(self.trees, verdict.tokens, strict=bool(self.trees)):
+            for kind, right in tree.judged(text):
+                self.survival.observe(kind, right)
+        self.trees = []
+
+
+def draft_of(
+    trees: Sequence[Tree], ranked: Sequence[Sequence[tuple[int, float]]], device: torch.device
+) -> tuple[Draft, list[list[int]]]:
+    """Nodes of each row's tree with their chances, each after its parent, as point masses; a chain where every row has
+    one. And the nodes."""
+    nodes = [[node for node, _ in row] for row in ranked]
+    cut = [tree.cut(mine) for tree, mine in zip(trees, nodes, strict=True)]
     if all(parents == list(range(-1, len(parents) - 1)) for _, parents in cut):
-        return Draft.from_lists([tokens for tokens, _ in cut], device)
-    return Draft.from_trees(cut, device)
+        draft = Draft.from_lists([tokens for tokens, _ in cut], device)
+    else:
+        draft = Draft.from_trees(cut, device)
+    draft.survival = [[chance for _, chance in row] for row in ranked]
+    return draft, nodes

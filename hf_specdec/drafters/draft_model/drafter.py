@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
+from ...budget import Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
-from ..learned import Learned
 from .base import ModelDrafter
 from .session import DraftModelSession
 from .window import WindowTuner

@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from ...budget import Cost, Survival
+from ...budget import DraftCost, Learned, Survival
 from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter
 from ..draft_model.window import WindowTuner
-from ..learned import Learned
 from .config import HybridConfig
 from .copying import CopyingSession
 from .sampled import SampledHybridSession
@@ -70,8 +69,7 @@ class HybridDrafter(Drafter):
         self._model_drafter = DraftModelDrafter(
             draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
         )
-        self._survival: dict[bool, Learned[Survival]] = {sampled: Learned(Survival) for sampled in (False, True)}
-        self._costs, self._tuners = Learned(Cost), Learned(WindowTuner)
+        self._survival, self._draft_costs, self._tuners = Learned(Survival), Learned(DraftCost), Learned(WindowTuner)
         self.proposes_trees = True
 
     def check_target(self, target: "PreTrainedModel") -> None:
@@ -82,8 +80,8 @@ class HybridDrafter(Drafter):
 
     def start(self, context: DraftContext) -> CopyingSession:
         rows = len(context.prompt_ids)
-        survival, cost = self._survival[context.do_sample].of(context.target), self._costs.of(context.target, rows)
-        cost.rows = rows
+        survival = self._survival.of(context.target, context.do_sample)
+        cost = self._draft_costs.of(context.target, rows)
         if self.config.num_draft_tokens != "auto":
             context.stats.window = int(self.config.num_draft_tokens)
         if context.do_sample:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...budget import Cost, Survival, most_per_second
+from ...budget import DraftCost, Survival, most_per_second
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...theory import best_window, tokens_per_second
@@ -26,10 +26,10 @@ class SampledHybridSession(CopyingSession):
         config: HybridConfig,
         model: "PreTrainedModel",
         survival: Survival,
-        cost: Cost,
+        draft_cost: DraftCost,
         tuner: WindowTuner,
     ) -> None:
-        super().__init__(context, config, survival, cost)
+        super().__init__(context, config, survival, draft_cost)
         self.tuner = tuner
         """knows how often draws are accepted"""
         self._draft_model = model
@@ -39,32 +39,30 @@ class SampledHybridSession(CopyingSession):
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.copy(sequences, budget)
-        self.choose()
         gamma = self._window() if max(sequences.lengths) < self._limit else 0
-        self._drew = gamma > 0
+        self._drew, self.declined = gamma > 0, gamma == 0
         if not self._drew:
-            self.rested += not any(self.chosen)
-            return self.chosen_draft()
+            return self.draft()
+        opened = self._drawing is None  # and reads the prompt in this round
         if self._drawing is None:
-            self._drawing, self.opened = DraftModelSession(self.context, self._draft_model, gamma, self.tuner), True
+            self._drawing = DraftModelSession(self.context, self._draft_model, gamma, self.tuner)
         self._drawing.fixed_window = gamma
         draft = self._drawing.propose(sequences, budget)
-        self.spent = self._drawing.seconds
-        if (steps := max(draft.lengths)) and not self.opened:
-            self.cost.observe_step(self.spent / steps)
+        if (steps := max(draft.lengths)) and not opened:
+            self.draft_cost.observe(self._drawing.seconds / steps)
         draft.sources = ["draft_model" if length else "none" for length in draft.lengths]
         return draft
 
     def _window(self) -> int:
         """γ of a chain of draws, where that promises more than the copies at hand; else 0."""
-        cost, fixed, step = self.cost, self.config.num_draft_tokens, self.cost.draft_step
+        cost, fixed, step = self.cost, self.config.num_draft_tokens, self.draft_cost.step
         if step is None or not cost.known:
             return self.tuner.window if fixed == "auto" else int(fixed)
-        rows, lockstep = len(self.active), self.context.lockstep
+        rows, lockstep, seconds = len(self.active), self.context.lockstep, cost.round(len(self.trees))
         alpha, together = (self.tuner.alpha**rows, 1) if lockstep else (self.tuner.alpha, rows)
-        gamma = best_window(alpha, cost.round(), step, self.tuner.largest) if fixed == "auto" else int(fixed)
-        drawing = together * tokens_per_second(alpha, gamma, cost.round(), step)
-        copying = most_per_second(self.chances(), cost.round(), lockstep=lockstep)[1]
+        gamma = best_window(alpha, seconds, step, self.tuner.largest) if fixed == "auto" else int(fixed)
+        drawing = together * tokens_per_second(alpha, gamma, seconds, step)
+        copying = most_per_second(self.chances(), seconds, lockstep=lockstep)[1]
         return max(gamma, 1) if self.asked(gamma > 0 and drawing > copying) else 0
 
     def estimates(self, row: int) -> Sequence[float | None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import Cost, Survival, Tree, band, centre, steps_that_pay
+from ...budget import DraftCost, Survival, Tree, band, centre, steps_that_pay
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -31,9 +31,14 @@ class HybridSession(CopyingSession):
     """In each round: look up copies; draft step by step while the next steps promise to pay; verify the likeliest."""
 
     def __init__(
-        self, context: DraftContext, config: HybridConfig, model: "PreTrainedModel", survival: Survival, cost: Cost
+        self,
+        context: DraftContext,
+        config: HybridConfig,
+        model: "PreTrainedModel",
+        survival: Survival,
+        draft_cost: DraftCost,
     ) -> None:
-        super().__init__(context, config, survival, cost)
+        super().__init__(context, config, survival, draft_cost)
         self._draft_model = model
         self._chain: Chain | None = None
         self._limit = position_limit(model)  # columns; text that fills them is left to the lookup
@@ -45,17 +50,14 @@ class HybridSession(CopyingSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.copy(sequences, budget)
         self.drafted, self.steps, self._rows = [[] for _ in budget], 0, sequences.rows
-        declined = self._draft_on(sequences, budget)
-        self.choose()
-        draft = self.chosen_draft()
-        self.rested += declined and not any(draft.lengths)
-        return draft
+        self.declined = self._draft_on(sequences, budget)
+        return self.draft()
 
     # ------------------------------------------------------------------ the draft model
 
     def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
         """Steps of the draft model, while they promise to pay; true where none does."""
-        window, before = self.config.num_draft_tokens, self.cost.unasked
+        window, before = self.config.num_draft_tokens, self.draft_cost.unasked
         most = min(LONGEST if window == "auto" else int(window), max(budget), self._limit - max(sequences.lengths))
         if most < 1:
             return False
@@ -65,8 +67,9 @@ class HybridSession(CopyingSession):
             return True
         least = min(most, most if window != "auto" else 1 if planned else UNMEASURED)
         planned = min(most, max(planned, least))
+        opened = self._chain is None  # and reads the prompt in this round
         if self._chain is None:
-            self._chain, self.opened = Chain(self.context, self._draft_model, self._candidates()), True
+            self._chain = Chain(self.context, self._draft_model, self._candidates())
         blind, unread = waits(self._chain.model.device), []
         began = caught_up = time.perf_counter()
         self._chain.begin(sequences, most)
@@ -86,11 +89,10 @@ class HybridSession(CopyingSession):
         if unread:
             self._grow_at_once(tips, unread, budget)
         ended = time.perf_counter()
-        self.spent = ended - began
         if not blind and self.steps > 1:  # the first step reads what was accepted meanwhile, too
-            self.cost.observe_step((ended - caught_up) / (self.steps - 1))
-        elif not self.opened and not before:
-            self.cost.observe_step(self.spent / self.steps)
+            self.draft_cost.observe((ended - caught_up) / (self.steps - 1))
+        elif not opened and not before:
+            self.draft_cost.observe((ended - began) / self.steps)
         return False
 
     def _grow_at_once(
@@ -128,7 +130,7 @@ class HybridSession(CopyingSession):
             ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
             on.append(None if ended else node)
             if not ended:
-                self.lookup.join_behind(self.trees[b], node, self._rows[b], budget[b], self.survival)
+                self.copies.join_behind(self.trees[b], node, self._rows[b], budget[b])
         return on
 
     def _add(self, b: int, tip: int, token: int, chance: float, rank: str, said: str) -> int:
@@ -155,12 +157,13 @@ class HybridSession(CopyingSession):
         Args:
             tips: [B] where rows would go on; None for those that do not.
         """
-        cost, step = self.cost, self.cost.draft_step
+        cost, step = self.cost, self.draft_cost.step
         if step is None or not cost.known:
             return max(0, UNMEASURED - self.steps)
         onward = [self._onward(self.trees[b], tips[b]) for b in self.active]
         spent, lockstep = self.steps * step, self.context.lockstep
-        return steps_that_pay(self.chances(), onward, self._alpha(), cost.round(), step, spent, lockstep)
+        seconds = cost.round(len(self.trees))
+        return steps_that_pay(self.chances(), onward, self._alpha(), seconds, step, spent, lockstep)
 
     def _alpha(self) -> float:
         """How often the draft model is right."""
@@ -175,19 +178,21 @@ class HybridSession(CopyingSession):
         here = survival[tip] if tip >= 0 else 1.0
         return here * self._alpha() * max(0.0, 1 - copied)
 
-    def choose(self) -> None:
-        super().choose()
-        if self.config.num_draft_tokens != "auto":  # what was asked for is drafted
-            self.chosen = [self._with_chain(*row) for row in zip(self.trees, self.chosen, self.drafted, strict=True)]
+    def ranked(self, row: int) -> list[tuple[int, float]]:
+        """Where a number of tokens was asked for, they come first, as if they were sure."""
+        likeliest = super().ranked(row)
+        if self.config.num_draft_tokens == "auto" or not (chain := self._chain_in(row)):
+            return likeliest
+        others = [found for found in likeliest if found[0] not in chain] if self.context.trees else []
+        return [(node, 1.0) for node in chain] + others
 
-    def _with_chain(self, tree: Tree, chosen: list[int], drafted: list[int]) -> list[int]:
-        chain, node = [], -1
-        for token in drafted:
+    def _chain_in(self, row: int) -> list[int]:
+        """What the draft model has drafted, in the row's tree."""
+        tree, chain, node = self.trees[row], [], -1
+        for token in self.drafted[row]:
             node = next(child for child in tree.children(node) if tree.tokens[child] == token)
             chain.append(node)
-        if not self.context.trees and drafted:
-            return chain
-        return sorted({*chosen, *chain})
+        return chain
 
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:

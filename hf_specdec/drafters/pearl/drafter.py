@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from huggingface_hub.dataclasses import strict
 
+from ...budget import Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...probe import Support
@@ -15,7 +16,6 @@ from ...registry import register_drafter
 from ...schedule import Guarded, Schedule
 from ...target.ranks import ranks_of
 from ..draft_model import ModelDrafter
-from ..learned import Learned
 from .schedule import Overlapped
 from .seat import Seat, join
 from .session import PearlSession

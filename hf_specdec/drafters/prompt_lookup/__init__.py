@@ -3,22 +3,21 @@
 Leviathan et al. 2023, §3.6, name copying from the context among the drafters of negligible cost.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Survival, Tree
+from ...budget import Learned, Survival
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
-from ...protocol import Draft, DraftContext, DraftSession, Sequences
+from ...protocol import Draft, DraftContext, Sequences
 from ...registry import register_drafter
 from ..base import Drafter
-from .branches import Branches, cut, cut_at_end, draft_from_branches
+from ..merged import TreeSession
+from .copies import Copies
 from .index import LookupIndex, Match
-from .rates import add_copy
 
-__all__ = ["LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", "PromptLookupSession"]
+__all__ = ["Copies", "LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", "PromptLookupSession"]
 
 
 @strict
@@ -39,59 +38,16 @@ class PromptLookupConfig(DrafterConfig):
             raise ValueError(f"max_match must be at least min_match={self.min_match}, got {self.max_match}")
 
 
-class PromptLookupSession(DraftSession):
-    """One index per row, fed with accepted tokens only."""
+class PromptLookupSession(TreeSession):
+    """Drafts copies of the row's own text."""
 
-    def __init__(self, context: DraftContext, config: PromptLookupConfig) -> None:
-        super().__init__(context)
-        self.config = config
-        self._indexes: dict[int, LookupIndex] = {}
-
-    def index(self, row: int, tokens: list[int]) -> LookupIndex:
-        """The row's index, brought up to date with its accepted tokens."""
-        if row not in self._indexes:
-            self._indexes[row] = LookupIndex(self.config.max_match)
-        index = self._indexes[row]
-        index.extend(tokens[len(index) :])
-        return index
-
-    def copies(self, sequences: Sequences, budget: list[int]) -> tuple[list[int], list[Branches]]:
-        """Per row: the length of its longest match, and what to draft after it, the likeliest continuation first."""
-        wanted = self.config.num_branches if self.context.trees else 1
-        matches, branches = [], []
-        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            match, copies = self._copies(self.index(row, tokens), room, wanted)
-            branches.append(copies)
-            matches.append(match)
-        return matches, cut(branches, sequences, self.context)
-
-    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int], survival: Survival) -> None:
-        """Add each row's copies to its tree."""
-        for tree, match, copies in zip(trees, *self.copies(sequences, budget), strict=True):
-            for i, copied in enumerate(copies):
-                add_copy(tree, copied, match, self.config.max_match, survival, i)
-
-    def join_behind(self, tree: Tree, node: int, row: int, room: int, survival: Survival) -> None:
-        """Add what followed earlier where the text stood as it does behind this node of a row's tree."""
-        if self.context.forbids is not None:  # it would have to be asked about every place anew
-            return
-        path = tree.text(node)
-        match, copies = self._copies(self._indexes[row], room - len(path), 1, path)
-        if match > 1 and copies:
-            copied = cut_at_end(copies[0], self.context)
-            add_copy(tree, copied, match, self.config.max_match, survival, behind=node)
-
-    def _copies(
-        self, index: LookupIndex, room: int, wanted: int, drafted: Sequence[int] = ()
-    ) -> tuple[int, list[list[int]]]:
-        match = index.longest_match(self.config.min_match, wanted, drafted)
-        length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, room)
-        # The likeliest at full length, the i-th at 1/i of it.
-        places = enumerate(match.positions)
-        return match.length, [index.copy_from(place, length // (i + 1), drafted) for i, place in places]
+    def __init__(self, context: DraftContext, config: PromptLookupConfig, survival: Survival) -> None:
+        super().__init__(context, survival)
+        self.copies = Copies(context, config, survival)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        return draft_from_branches(self.copies(sequences, budget)[1], self.context)
+        self.copies.join(self.begin(len(budget)), sequences, budget)
+        return self.draft()
 
 
 @register_drafter
@@ -130,6 +86,7 @@ class PromptLookupDrafter(Drafter):
             num_branches=num_branches,
         )
         self.proposes_trees = self.config.num_branches > 1
+        self._survival = Learned(Survival)
 
     def start(self, context: DraftContext) -> PromptLookupSession:
-        return PromptLookupSession(context, self.config)
+        return PromptLookupSession(context, self.config, self._survival.of(context.target, context.do_sample))

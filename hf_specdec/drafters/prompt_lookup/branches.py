@@ -1,10 +1,10 @@
-"""From copied text to a `Draft`: what may not be proposed is cut, branches that begin alike are joined."""
+"""What may not be proposed of copied text is cut."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from ...protocol import Draft, DraftContext, Sequences
+from ...protocol import DraftContext, Sequences
 from ...transfer import to_device
 
 Branches = list[list[int]]
@@ -50,30 +50,3 @@ def cut_at_end(tokens: Iterable[int], context: DraftContext) -> list[int]:
         if token in context.eos_token_ids:
             break
     return kept
-
-
-def join_branches(branches: Iterable[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Merge branches into one tree.
-
-    Returns:
-        tokens and parents of its nodes, the first branch first; a parent comes before its children, -1 is the root.
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    nodes: dict[tuple[int, int], int] = {}  # (parent, token) → node
-    for branch in branches:
-        node = -1
-        for token in branch:
-            child = nodes.setdefault((node, token), len(tokens))
-            if child == len(tokens):
-                tokens.append(token)
-                parents.append(node)
-            node = child
-    return tokens, parents
-
-
-def draft_from_branches(rows: Sequence[Branches], context: DraftContext) -> Draft:
-    """A point-mass draft from each row's branches; a chain where no row has more than one."""
-    if all(len(branches) <= 1 for branches in rows):
-        return Draft.from_lists([branches[0] if branches else [] for branches in rows], context.device)
-    return Draft.from_trees([join_branches(branches) for branches in rows], context.device)

@@ -13,6 +13,7 @@ def add_copy(
     survival: Survival,
     branch: int = 0,
     behind: int = -1,
+    source: str = "copied",
 ) -> None:
     """Add what stood behind an earlier occurrence of the last `match` tokens of the path down to `behind`.
 
@@ -20,7 +21,7 @@ def add_copy(
     """
     node = behind
     for i, token in enumerate(copied):
-        kind = ("copied", min(match + i, max_match), min(branch, 1))
+        kind = (source, min(match + i, max_match), min(branch, 1))
         node = tree.add(node, token, survival.chance(kind, guess(match + i, branch)), kind)
 
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...budget import Survival
+from ...budget import Learned, Survival
 from ...errors import SpeculationError
 from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
-from ..learned import Learned
 from .config import StreamingConfig
 from .session import StreamingSession
 from .streams import Streams
@@ -109,11 +108,11 @@ class StreamingDrafter(Drafter):
         self.trained = False
         """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
-        self._tuners: dict[bool, Learned[TreeTuner]] = {
+        self._tuners = {
             sampled: Learned(lambda sampled=sampled: TreeTuner(self.config, sampled))  # type: ignore[misc]
             for sampled in (False, True)
         }
-        self._survival: dict[bool, Learned[Survival]] = {sampled: Learned(Survival) for sampled in (False, True)}
+        self._survival = Learned(Survival)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.streams.state_dict())
@@ -212,8 +211,7 @@ class StreamingDrafter(Drafter):
             raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
         tuner = self._tuners[context.do_sample].of(target, len(context.prompt_ids))
-        tuner.cost.rows = len(context.prompt_ids)
-        survival = self._survival[context.do_sample].of(target)
+        survival = self._survival.of(target, context.do_sample)
         return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, survival)
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:

@@ -1,6 +1,7 @@
 """`StreamingSession`: the streams of the last accepted token are the next tree."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from ...budget import MOST_NODES, Survival, Tree, band, centre
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..merged import draft_of
-from ..prompt_lookup import PromptLookupConfig, PromptLookupSession
+from ..prompt_lookup import Copies, PromptLookupConfig
 from .config import StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams
@@ -56,7 +57,7 @@ class StreamingSession(DraftSession):
         """[rows][nodes] of the last draft the streams' nodes, None for what is copied"""
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
-        self.lookup = PromptLookupSession(context, PromptLookupConfig(num_branches=BRANCHES)) if joins else None
+        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), survival) if joins else None
         self.survival = survival
         self._trees: list[Tree] = []
         """[rows] of the last draft, where copies have joined"""
@@ -79,6 +80,9 @@ class StreamingSession(DraftSession):
             for kind, right in tree.judged(emitted):
                 if not isinstance(kind, Node):  # what streams foretold the tuner has counted
                     self.survival.observe(kind, right)
+        if self._trees:
+            self._paid = any(verdict.drafted)
+            self.rested += not self._paid
         self._drafted, self._trees = [], []  # in a round without room nothing is proposed
         self._look(verdict)
 
@@ -96,7 +100,7 @@ class StreamingSession(DraftSession):
         self.rows = list(verdict.rows)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        nodes = self.tuner.tree(self.context.trees)
+        nodes = self.tuner.tree(self.context.trees, self.context.cost, len(budget))
         copies = self._copies(sequences, budget)
         free = self.by_value and not waits(self.context.device)  # to look at what streams say
         # Where nothing has paid, to ask the head would cost, too.
@@ -110,9 +114,7 @@ class StreamingSession(DraftSession):
             self.ends, self.rows = self.ends[index], list(sequences.rows)
         self._logits = logits = self.streams.head(self.upper, self.ends)
         if looks:
-            draft = self._looked_at(logits, copies or [Tree() for _ in budget], sequences.rows, budget)
-            self.rested += not any(draft.lengths)
-            return draft
+            return self._looked_at(logits, copies or [Tree() for _ in budget], sequences.rows, budget)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
@@ -124,8 +126,8 @@ class StreamingSession(DraftSession):
     def _copies(self, sequences: Sequences, budget: list[int]) -> list[Tree]:
         """What rows can copy; empty where there is nothing."""
         trees = [Tree() for _ in budget]
-        if self.lookup is not None:
-            self.lookup.join(trees, sequences, budget, self.survival)
+        if self.copies is not None:
+            self.copies.join(trees, sequences, budget)
         return trees if any(map(len, trees)) else []
 
     def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], budget: list[int]) -> Draft:
@@ -135,18 +137,17 @@ class StreamingSession(DraftSession):
         self._trees = []
         for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
             tree = self._foretold(tokens, chances)
-            if self.lookup is not None:
+            if self.copies is not None:
                 self._copy_behind(tree, row, room)
                 tree.merge(copied)
             self._trees.append(tree)
-        ranked = [tree.ranked() for tree in self._trees]
-        count = self.tuner.count([[chance for _, chance in row] for row in ranked])
-        chosen = [[node for node, _ in row[:count]] for row in ranked]
+        fixed = self.config.num_nodes
+        most = MOST_NODES if fixed == "auto" else int(fixed)
+        draft, ordered = draft_of(self._trees, [tree.ranked()[:most] for tree in self._trees], self.context.device)
         self._drafted = [
-            [_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(self._trees, chosen, strict=True)
+            [_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(self._trees, ordered, strict=True)
         ]
-        self._paid = count > 0
-        return draft_of(self._trees, chosen, self.context.device)
+        return draft if fixed == "auto" else replace(draft, survival=None)
 
     def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:
         """The likeliest nodes of a row, each stream's candidates as likely as its estimates have come true."""
@@ -159,9 +160,9 @@ class StreamingSession(DraftSession):
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
         """What followed earlier behind the words that streams find likeliest."""
-        assert self.lookup is not None
+        assert self.copies is not None
         for node in range(min(CONTINUED, len(tree))):
-            self.lookup.join_behind(tree, node, row, room, self.survival)
+            self.copies.join_behind(tree, node, row, room)
 
     def estimates(self, row: int) -> Sequence[float | None]:
         """The chance that its stream gave each node's token; none of what is copied."""

@@ -28,13 +28,12 @@ class TreeTuner:
         self.chances = _whole(table, config.num_streams, config.num_candidates)
         """[γ][k] how often a candidate was right where all before it were"""
         self.weights = [[PRIOR] * config.num_candidates for _ in range(config.num_streams)]
-        self.cost = Cost()
         self.rounds = 0
         self._likeliest: list[tuple[float, Node]] = []
         self._nodes: list[Node] = []
 
-    def tree(self, trees: bool) -> list[Node]:
-        """The next tree's nodes, in order of depth; a chain where `trees` are not welcome."""
+    def tree(self, trees: bool, cost: Cost, rows: int) -> list[Node]:
+        """The next tree's nodes for so many rows, in order of depth; a chain where `trees` are not welcome."""
         config = self.config
         if not trees:
             chain = product_tree(config.num_streams, 1)
@@ -42,20 +41,19 @@ class TreeTuner:
         if config.tree == "product":
             self._nodes = self._nodes or product_tree(config.num_streams, config.num_candidates)
             return self._nodes
-        if self.rounds % EVERY == 0 or self.cost.tried is not None:
+        if self.rounds % EVERY == 0 or cost.tried(rows) is not None:
             self._likeliest = likeliest_nodes(self.chances, MOST_NODES)
-            count = self.count([[chance for chance, _ in self._likeliest]])
+            count = self._count_that_pays(cost, rows)
             self._nodes = level_by_level([node for _, node in self._likeliest[:count]])
         self.rounds += 1
         return self._nodes
 
-    def count(self, rows: Sequence[Sequence[float]]) -> int:
-        """How many of each row's likeliest nodes to draft; chances [B][any]."""
+    def _count_that_pays(self, cost: Cost, rows: int) -> int:
         if self.config.num_nodes != "auto":
             return int(self.config.num_nodes)
-        if (tried := self.cost.tried) is not None:
+        if (tried := cost.tried(rows)) is not None:
             return tried
-        count, _ = most_per_second(rows, self.cost.round())
+        count, _ = most_per_second([[chance for chance, _ in self._likeliest]], cost.round(rows))
         return count or (TRIED_LATER if self.rounds % LOOK_AGAIN == 0 else 0)
 
     def observe(
@@ -64,7 +62,7 @@ class TreeTuner:
         drafted: Sequence[Sequence[Node | None]],
         tested: Sequence[Collection[int]] | None = None,
     ) -> None:
-        """What was accepted, and how long it took.
+        """What was accepted.
 
         Args:
             drafted: [B][K] of each row's nodes those of the streams; None for copied ones.
@@ -74,7 +72,6 @@ class TreeTuner:
         if draft is None:
             return
         width = draft.tokens.shape[1] + 1
-        self.cost.observe_forward(width, verdict.seconds)
         for b, nodes in enumerate(drafted):
             if not verdict.stopped[b]:
                 parents = range(-1, width - 2) if draft.parents is None else draft.parents[b]

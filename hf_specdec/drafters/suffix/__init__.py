@@ -10,16 +10,22 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from ...budget import Learned, Survival
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...registry import register_drafter
 from ..base import Drafter
-from ..prompt_lookup.branches import Branches, cut, draft_from_branches
+from ..merged import TreeSession
+from ..prompt_lookup.branches import Branches, cut
 from ..prompt_lookup.index import LookupIndex
+from ..prompt_lookup.rates import add_copy
 from .likely import likely_branches
 from .store import SuffixStore
 
 __all__ = ["SuffixConfig", "SuffixDrafter", "SuffixSession", "SuffixStore"]
+
+OWN, PAST = "copied", "remembered"
+"""of the row's own text, and of past outputs: kinds whose chances are counted apart"""
 
 
 @strict
@@ -37,11 +43,11 @@ class SuffixConfig(DrafterConfig):
     memory_mb: int = ranged(64, 1, 1 << 16)
 
 
-class SuffixSession(DraftSession):
+class SuffixSession(TreeSession):
     """One index per row beside the shared store; whichever matches further drafts."""
 
-    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore) -> None:
-        super().__init__(context)
+    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore, survival: Survival) -> None:
+        super().__init__(context, survival)
         self.config = config
         self.store = store
         self._indexes: dict[int, LookupIndex] = {}
@@ -49,34 +55,45 @@ class SuffixSession(DraftSession):
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         drafts: list[Branches] = []
+        matches: list[tuple[str, int]] = []
         for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
             if room < 1:  # also of rows that have ended: what follows there is padding
                 drafts.append([])
+                matches.append((OWN, 0))
                 continue
             if row not in self._indexes:
                 self._indexes[row] = LookupIndex(self.config.max_match)
                 self._starts[row] = len(tokens)
             self._indexes[row].extend(tokens[len(self._indexes[row]) :])
-            drafts.append(self._branches(self._indexes[row], room))
-        return draft_from_branches(cut(drafts, sequences, self.context), self.context)
+            match, branches = self._branches(self._indexes[row], room)
+            drafts.append(branches)
+            matches.append(match)
+        allowed = cut(drafts, sequences, self.context)
+        for tree, (source, length), branches in zip(self.begin(len(budget)), matches, allowed, strict=True):
+            for i, branch in enumerate(branches):
+                add_copy(tree, branch, length, self.config.max_match, self.survival, i, source=source)
+        return self.draft()
 
-    def _branches(self, index: LookupIndex, budget: int) -> Branches:
+    def _branches(self, index: LookupIndex, budget: int) -> tuple[tuple[str, int], Branches]:
+        """Where the longer match lies and how long it is; its continuations."""
         config = self.config
         branches = config.num_branches if self.context.trees else 1
         most = min(config.max_draft_tokens, budget)
         own = index.longest_match(branches=branches)
         past = self.store.continuations(index.tokens[-config.max_match :], most, config.max_match)
         if past.length > own.length:
-            length, texts, least = past.length, past.tokens, config.min_probability
+            source, length, texts, least = PAST, past.length, past.tokens, config.min_probability
         else:  # one text per continuation, however often it was seen: their number is no vote
-            length, texts, least = own.length, [index.copy_from(place, most) for place in own.positions], 0.0
+            source, length, least = OWN, own.length, 0.0
+            texts = [index.copy_from(place, most) for place in own.positions]
         depth = min(most, config.tokens_per_match * length)
         nodes = sum(
             ceil(depth / (i + 1)) for i in range(branches)
         )  # a chain's, and a token or more for each other branch
-        return likely_branches(texts, nodes, depth, branches, least)
+        return (source, length), likely_branches(texts, nodes, depth, branches, least)
 
     def observe(self, verdict: Verdict) -> None:
+        super().observe(verdict)
         for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):
             if row in self._starts:
                 self._indexes[row].extend(tokens)  # here, since rounds without room for a draft never ask for one
@@ -137,6 +154,8 @@ class SuffixDrafter(Drafter):
         )
         self.store = SuffixStore(self.config.memory_mb) if store is None else store
         self.proposes_trees = self.config.num_branches > 1
+        self._survival = Learned(Survival)
 
     def start(self, context: DraftContext) -> SuffixSession:
-        return SuffixSession(context, self.config, self.store)
+        survival = self._survival.of(context.target, context.do_sample)
+        return SuffixSession(context, self.config, self.store, survival)

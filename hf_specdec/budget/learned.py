@@ -1,4 +1,4 @@
-"""What a drafter has learned from the calls it served: kept for the next one, never taken for another target's."""
+"""What was learned from one call and serves the next, never another target."""
 
 import threading
 from collections.abc import Callable, Hashable
