@@ -210,7 +210,7 @@ class DraftContext:
     forbids: Forbids | None = None
     """for drafts that do not go through `pick`; None where no processor of the call forbids anything"""
     cost: Cost = field(default_factory=Cost)
-    """times of the target's forwards; kept up by the engine, for all that drafts for this target"""
+    """times of the target's forwards, in whatever drafts for it; brought up to date before every draft"""
     target: "PreTrainedModel | None" = None
     """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
 

@@ -73,6 +73,17 @@ def test_batches_have_lines_of_their_own_once_they_are_known() -> None:
     assert [cost.round(4)(width) for width in (1, 4)] == pytest.approx([8.6, 9.2])
 
 
+def test_a_width_that_was_often_met_has_a_figure_of_its_own() -> None:
+    """A second token may cost more than all that follow; and more tokens never take less."""
+    cost, rng = Cost(), random.Random(0)
+    for _ in range(60):
+        for width in (1, 2, 5, 9):
+            cost.observe_forward(1, width, (1.0 if width == 1 else 1.2) * rng.uniform(1, 1.1))
+    seconds = cost.round(1)
+    assert seconds(1) < 1.08 and 1.12 < seconds(2) < 1.25
+    assert [seconds(width) for width in range(1, 65)] == sorted(seconds(width) for width in range(1, 65))
+
+
 def test_the_first_forward_of_a_width_does_not_count() -> None:
     cost = Cost()
     for width in range(1, 9):

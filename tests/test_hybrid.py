@@ -17,9 +17,8 @@ from models import llama, prompts
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import Cost
+from hf_specdec.drafters.draft_model.growing import FIRST, LOOK_AGAIN
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
-from hf_specdec.drafters.hybrid.copying import LOOK_AGAIN
-from hf_specdec.drafters.hybrid.session import FIRST
 from hf_specdec.protocol import Sequences, Verdict
 
 
@@ -162,7 +161,7 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     for n in range(3 * LOOK_AGAIN):
         text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
         ids, lengths = torch.tensor(text), [len(text[0])]
-        session.copies.indexes.clear()
+        session.others.indexes.clear()
         session.propose(Sequences(ids, lengths, [0], text), [9])
         steps.append(session.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
@@ -192,8 +191,8 @@ def test_draws_come_back_where_they_have_not_paid(known):
     session = drafter.start(at)
     text, drew = [5, 6, 7, 8, 5, 6], []
     for _ in range(2 * LOOK_AGAIN):
-        session.copy(Sequences(torch.tensor([text]), [6], [0], [text]), [9])
-        drew.append(session._window())
+        session.copies.join(session.begin(1), Sequences(torch.tensor([text]), [6], [0], [text]), [9])
+        drew.append(session._window([9]))
     assert drew.count(0) == (2 * LOOK_AGAIN - 2 if known < 0.5 else 0)
 
 

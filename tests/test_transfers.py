@@ -39,7 +39,15 @@ CORRECTION = 7
 BATCHES = {"1": [9], "4": [9, 5, 1, 7]}
 PAGE = Path(__file__).parent.parent / "docs" / "how-it-works.md"
 BEGIN, END = "<!-- counted by tests/test_transfers.py -->\n", "<!-- end of what was counted -->\n"
-BY_THE_CLOCK = ("pearl", "hybrid", "streaming", "streaming, copies")
+BY_THE_CLOCK = (
+    "pearl",
+    "prompt_lookup",
+    "prompt_lookup, 3 branches",
+    "suffix",
+    "hybrid",
+    "streaming",
+    "streaming, copies",
+)
 """drafters whose rounds depend on measured times, and so do their counts"""
 KNOWN: dict[tuple[str, str, bool], list[Counter[str]]] = {}
 """what was counted, as the table asks for it once more"""
@@ -77,7 +85,7 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     for module in (
         "drafters.draft_model.session",
         "drafters.disco.classifier",
-        "drafters.hybrid.session",
+        "drafters.draft_model.growing",
         "drafters.streaming.session",
     ):
         monkeypatch.setattr(f"hf_specdec.{module}.waits", lambda device: True)

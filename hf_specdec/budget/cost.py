@@ -1,6 +1,7 @@
 """`Cost`: what the parts of a round take, measured in the rounds that happen."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from ..theory import line_through
 
@@ -10,6 +11,8 @@ FAINT = 0.05
 """weight below which a width is forgotten"""
 TRIED = (8, 8, 24, 24, 3, 3)
 """nodes of the first rounds, to learn what width costs: each twice, as a first forward does not count"""
+LINE = 4.0
+"""forwards that the line through all widths counts as, beside those of a width itself"""
 UNKNOWN = 8
 """nodes while too little is known of widths"""
 
@@ -23,6 +26,13 @@ class Cost:
         self._times: dict[tuple[int, int], tuple[float, float]] = {}  # rows, tokens per row → seconds, weight
         self._met: set[tuple[int, int]] = set()
         self._rounds = 0
+
+    def copy(self) -> "Cost":
+        """For those who may write into it."""
+        copied = Cost()
+        copied._between, copied._times = self._between, dict(self._times)
+        copied._met, copied._rounds = set(self._met), self._rounds
+        return copied
 
     def observe_forward(self, rows: int, width: int, seconds: float) -> None:
         """A first forward of its shape takes longer than those that follow: it does not count."""
@@ -54,16 +64,23 @@ class Cost:
     def round(self, rows: int) -> Callable[[int], float]:
         """Seconds of a round of so many rows by the width of its forward, without drafting.
 
-        The line through what was measured of as many rows; where that are not two widths yet, by the tokens of all rows
-        together.
+        The line through what was measured of as many rows, drawn to the width's own figure the more often it was met;
+        where two widths have not been met yet, the line by the tokens of all rows together.
         """
         times, between = self._times, self._between or 0.0
         mine = {width: known for (count, width), known in times.items() if count == rows}
-        if len(mine) > 1:
-            line = _line(mine)
-            return lambda width: between + line(width)
-        line = _line({count * width: known for (count, width), known in times.items()})
-        return lambda width: between + line(rows * width)
+        if len(mine) < 2:
+            line = _line({count * width: known for (count, width), known in times.items()})
+            return lambda width: between + line(rows * width)
+        line = _line(mine)
+
+        @cache
+        def seconds(width: int) -> float:
+            own, weight = mine.get(width, (0.0, 0.0))
+            here = (weight * own + LINE * line(width)) / (weight + LINE)
+            return max(here, seconds(width - 1)) if width > 1 else here  # more tokens never take less
+
+        return lambda width: between + seconds(width)
 
 
 class DraftCost:
@@ -78,6 +95,11 @@ class DraftCost:
     def observe(self, seconds: float) -> None:
         """One draft step took this long."""
         self.step = running_mean(self.step, seconds)
+
+    def asked(self, pays: bool, look_again: int) -> bool:
+        """Whether to ask the draft model in this round: where that pays, and once in `look_again` where it does not."""
+        self.unasked = 0 if pays or self.unasked + 1 >= look_again else self.unasked + 1
+        return self.unasked == 0
 
 
 def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:

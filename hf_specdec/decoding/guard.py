@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..budget import most_per_second
+from ..budget import Cost, most_per_second
 from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import AnyDrafter
@@ -57,9 +57,13 @@ class GuardedDrafter:
 class GuardedSession:
     """A `DraftSession` that never raises; one that is late is dropped."""
 
-    def __init__(self, drafter: GuardedDrafter, context: DraftContext) -> None:
+    def __init__(self, drafter: GuardedDrafter, context: DraftContext, cost: Cost) -> None:
+        """
+        Args:
+            cost: the engine's own; the session is given copies.
+        """
         self.drafter, self.device, self.vocab = drafter, context.device, context.vocab_size
-        self.cost, self.lockstep = context.cost, context.lockstep
+        self.cost, self.lockstep = cost, context.lockstep
         self.session = drafter.start(context)
         self.was_cut = False
         self.rounds = self.unpaid = 0
@@ -84,6 +88,7 @@ class GuardedSession:
 
     def _drafted(self, session: DraftSession, sequences: Sequences, budget: list[int]) -> Draft | None:
         began, patience = time.perf_counter(), session.patience
+        session.context.cost = self.cost.copy()
         session.start_draft(sequences, list(budget))
         while not session.poll() and time.perf_counter() - began <= patience:
             time.sleep(1e-4)

@@ -34,7 +34,7 @@ from .checks import most_nodes
 from .guard import GuardedDrafter, GuardedSession
 from .own_runner import target_runner
 from .own_schedule import schedule_of
-from .paying import Paying
+from .paying import Paying, records
 from .serial import Serial, in_step
 from .shared import SharedSession
 from .text import Text
@@ -110,8 +110,9 @@ class Decoding:
             if self.session is not None:
                 self.session.close()
             take_over(self.shown_stats, self.stats)
-            paying = [part.note() for part in (self.session, self.paying) if part is not None]
-            self.stats.notes += filter(None, [*paying, self.drafter.dropped])
+            parts = [part for part in (self.session, self.paying) if part is not None]
+            said = [self.drafter.dropped] if self.drafter.dropped else [part.note() for part in parts]
+            self.stats.notes += filter(None, said)
             self.stats.plain_steps = max(0, self.text.longest() - 1)
             self.stats.total_seconds = time.perf_counter() - start
             self.drafter.report(self.stats)
@@ -132,19 +133,22 @@ class Decoding:
             device=self.device,
             stats=self.shown_stats,
             forbids=Bans(self.shown_processing, self.vocab) or None,
-            cost=self.cost,
+            cost=self.cost.copy(),
             target=call.target,
         )
         self.session = (
-            GuardedSession(self.drafter, context)
+            GuardedSession(self.drafter, context, self.cost)
             if self.ranks is None
-            else SharedSession(self.ranks, self.drafter, context)
+            else SharedSession(self.ranks, self.drafter, context, self.cost)
         )
         self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         self.serial = isinstance(self.schedule, Serial)
-        if self.mode.runner is StateRunner and self.serial:  # another order knows no rests
-            self.schedule = self.paying = Paying(self.schedule)
+        keeps_state = self.mode.runner is StateRunner
+        # Another order knows no rests, a window that was set is kept, and ranks go by clocks of their own.
+        if self.serial and (keeps_state or not (self.shown_stats.window or self.ranks)):
+            record = records.of(self.drafter.drafter, (id(call.target), self.do_sample, self.text.rows))
+            self.schedule = self.paying = Paying(self.schedule, record, keeps_state)
 
     def _prefill(self) -> None:
         """The prompt's forward is the verification of an empty draft."""
@@ -192,9 +196,12 @@ class Decoding:
         if not sound:
             self.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
         self.stats.draft_seconds += verdict.draft_seconds
-        self.session.ask(lambda session: session.observe(verdict))
         if self.serial:  # beside a worker in the background a forward takes longer
             self.cost.observe_forward(len(verdict.rows), fed.tokens.shape[1] + 1, verdict.seconds)
+        if self.paying is not None:
+            self.paying.observe(sum(map(len, verdict.tokens)), len(verdict.rows))
+        self.session.ask(lambda session: session.observe(verdict))  # which may spoil it
+        if self.serial:
             self.cost.observe_between(time.perf_counter() - tested)
         settling = time.perf_counter()
         self.schedule.settle(verdict)

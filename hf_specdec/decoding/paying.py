@@ -1,81 +1,22 @@
-"""`Paying`: drafts only while that pays. For targets with a state, where a rejection costs a second forward."""
+"""`Paying`: drafts only while that pays. For drafts that do not say how likely they are, and for targets with a state,
+where a rejection costs a second forward."""
 
 import time
+from dataclasses import dataclass, field
 
+from ..budget import Learned
 from ..protocol import Draft, Verdict
 from ..schedule import Correct, Round, Schedule
 
-TRIAL = 2
-"""rounds that are drafted for before it is asked whether they paid"""
+TRIAL, FIRST_TRIAL, LATER_TRIAL = 2, 8, 4
+"""rounds that are drafted for before it is asked whether they paid: for a target with a state; else at first and after
+a pause"""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 64
 """rounds"""
 MEMORY = 0.9
 """weight of the past at each round"""
-
-
-class Paying:
-    """A schedule that is asked for drafts while these gain time. After losses it pauses, ever longer."""
-
-    def __init__(self, inner: Schedule) -> None:
-        self.inner = inner
-        self.drafted, self.plain = Pace(), Pace()
-        self.left, self.pause = (
-            1,
-            FIRST_PAUSE,
-        )  # the first round is a plain one: there must be something to compare with
-        """rounds without a draft that are still to come, and the length of the next pause"""
-        self.tried = 0
-        """rounds with drafts since the last pause"""
-        self.rounds = self.rested = 0
-        """all, and those without a draft because drafts had not paid"""
-        self.began = 0.0
-        self.now: Pace | None = None
-        """whose round this is"""
-        self.tokens = 0
-
-    @property
-    def correct(self) -> Correct | None:
-        return self.inner.correct
-
-    def feed(self, round: Round) -> Draft:
-        now = time.perf_counter()
-        if self.now is not None:
-            self.now.add(self.tokens, now - self.began)
-            self._decide()
-        self.began, resting = now, self.left > 0
-        self.rounds += 1
-        self.rested += resting and self.rounds > 1
-        self.now = self.plain if resting else self.drafted
-        if not resting:
-            return self.inner.feed(round)
-        self.left -= 1
-        return Draft.from_lists([[]] * len(round.room), round.sequences.ids.device)
-
-    def _decide(self) -> None:
-        if self.now is not self.drafted:
-            return
-        self.tried += 1
-        if self.drafted.rate() > self.plain.rate():
-            self.pause = FIRST_PAUSE
-        elif self.tried >= TRIAL:
-            self.left, self.pause, self.tried = self.pause, min(2 * self.pause, LONGEST_PAUSE), 0
-            self.drafted = Pace()  # what comes is another text
-
-    def note(self) -> str:
-        """Why drafts were left out, if they were."""
-        if not self.rested:
-            return ""
-        return (
-            f"drafting was stopped in {self.rested} of {self.rounds} rounds, as it did not pay: a rejected draft costs "
-            "this target, which keeps a state, a second forward"
-        )
-
-    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
-        return self.inner.test(fed)
-
-    def settle(self, verdict: Verdict) -> None:
-        self.tokens = sum(map(len, verdict.tokens))
-        self.inner.settle(verdict)
+LITTLE = 1.5
+"""tokens per row and round, below which it is found out what a plain round takes"""
 
 
 class Pace:
@@ -89,3 +30,100 @@ class Pace:
 
     def rate(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Record:
+    """What is known of a drafter from call to call."""
+
+    drafted: Pace = field(default_factory=Pace)
+    plain: Pace = field(default_factory=Pace)
+    left: int = 0
+    """rounds without a draft that are still to come"""
+    pause: int = FIRST_PAUSE
+    """the length of the next one"""
+    tried: int = 0
+    """rounds with drafts since the last pause"""
+    paused: bool = False
+    """whether there ever was one"""
+
+
+records: Learned[Record] = Learned(Record)
+"""by drafter"""
+
+
+class Paying:
+    """A schedule that is asked for drafts while these gain time. After losses it pauses, ever longer."""
+
+    def __init__(self, inner: Schedule, record: Record, keeps_state: bool) -> None:
+        """
+        Args:
+            keeps_state: of such a target the first round is a plain one, to have something to compare with.
+        """
+        self.inner, self.record, self.keeps_state = inner, record, keeps_state
+        if keeps_state and not record.plain.seconds:
+            record.left = 1
+        self.rounds = self.rested = 0
+        """all, and those without a draft because drafts had not paid"""
+        self.began = 0.0
+        self.now: Pace | None = None
+        """whose round this is"""
+        self.tokens = self.rows = 0
+        self.speaks = False
+        """whether drafts say how likely they are: then the session's guard has cut them to what pays"""
+
+    @property
+    def correct(self) -> Correct | None:
+        return self.inner.correct
+
+    def feed(self, round: Round) -> Draft:
+        now, record = time.perf_counter(), self.record
+        if self.now is not None:
+            self.now.add(self.tokens, now - self.began)
+            self._decide()
+        self.began, resting = now, record.left > 0
+        self.rounds += 1
+        self.rested += resting and (self.rounds > 1 or record.paused)
+        self.now = record.plain if resting else record.drafted
+        if not resting:
+            draft = self.inner.feed(round)
+            self.speaks |= draft.survival is not None
+            return draft
+        record.left -= 1
+        return Draft.from_lists([[]] * len(round.room), round.sequences.ids.device)
+
+    def _decide(self) -> None:
+        record = self.record
+        if self.now is not record.drafted or (self.speaks and not self.keeps_state):
+            return
+        record.tried += 1
+        if record.plain.seconds:
+            pays = record.drafted.rate() > record.plain.rate()
+        else:
+            pays = self.tokens >= LITTLE * self.rows
+        if pays:
+            record.pause = FIRST_PAUSE
+            record.tried = record.tried if record.plain.seconds else 0
+        elif record.tried >= (TRIAL if self.keeps_state else LATER_TRIAL if record.paused else FIRST_TRIAL):
+            record.left, record.pause = record.pause, min(2 * record.pause, LONGEST_PAUSE)
+            record.tried, record.paused = 0, True
+            record.drafted = Pace()  # what comes is another text
+
+    def note(self) -> str:
+        """Why drafts were left out, if they were."""
+        if not self.rested:
+            return ""
+        why = "a rejected draft costs this target, which keeps a state, a second forward"
+        if not self.keeps_state:
+            why = "a plain round gives as many tokens per second"
+        return f"drafting was stopped in {self.rested} of {self.rounds} rounds, as it did not pay: {why}"
+
+    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
+        return self.inner.test(fed)
+
+    def observe(self, tokens: int, rows: int) -> None:
+        """A round of so many rows gave so many tokens."""
+        self.tokens, self.rows = tokens, rows
+
+    def settle(self, verdict: Verdict) -> None:
+        self.inner.settle(verdict)

@@ -7,6 +7,7 @@ rank, the leader, has a drafter at work in a call, and the others take over what
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..budget import Cost
 from ..protocol import Draft, DraftContext, Sequences
 from ..target.ranks import Ranks
 from .guard import GuardedDrafter, GuardedSession
@@ -17,9 +18,9 @@ T = TypeVar("T")
 class SharedSession:
     """The leader's guarded session, and on the other ranks its answers."""
 
-    def __init__(self, ranks: Ranks, drafter: GuardedDrafter, context: DraftContext) -> None:
+    def __init__(self, ranks: Ranks, drafter: GuardedDrafter, context: DraftContext, cost: Cost) -> None:
         self.ranks, self.device, self.alive = ranks, context.device, True
-        self.own = GuardedSession(drafter, context) if ranks.leads else None
+        self.own = GuardedSession(drafter, context, cost) if ranks.leads else None
         self._answer(lambda own: None)
 
     def _answer(self, action: Callable[[GuardedSession], T]) -> T | None:

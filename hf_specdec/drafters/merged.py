@@ -1,11 +1,22 @@
 """`TreeSession`: what one or several sources draft stands in one tree per row, in the order of its worth."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from ..budget import MOST_NODES, Survival, Tree
-from ..protocol import Draft, DraftContext, DraftSession, Verdict
+from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+
+
+class Joining(Protocol):
+    """A source of tokens that joins trees."""
+
+    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
+        """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
+
+    def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
+        """Add what may come behind a node of a row's tree, within `room` of the root."""
 
 
 class TreeSession(DraftSession):

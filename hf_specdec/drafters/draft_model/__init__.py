@@ -2,6 +2,7 @@
 
 from .base import ModelDrafter
 from .drafter import DraftModelConfig, DraftModelDrafter
+from .growing import GrowingSession
 from .session import DraftModelSession
 
-__all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftModelSession", "ModelDrafter"]
+__all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftModelSession", "GrowingSession", "ModelDrafter"]

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Learned
+from ...budget import DraftCost, Learned, Survival
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
+from ...transfer import waits
 from .base import ModelDrafter
+from .growing import GrowingSession
 from .session import DraftModelSession
 from .window import WindowTuner
 
@@ -59,13 +61,17 @@ class DraftModelDrafter(ModelDrafter):
         """
         super().__init__(draft_model, num_draft_tokens=num_draft_tokens, num_candidates=num_candidates)
         self.proposes_trees = num_candidates > 1
-        self._tuners = Learned(WindowTuner)
+        # What a call has measured serves the next one.
+        self._tuners, self._survival, self._costs = Learned(WindowTuner), Learned(Survival), Learned(DraftCost)
 
     def start(self, context: DraftContext) -> DraftSession:
-        tuner = None
-        if self.config.num_draft_tokens == "auto":  # what a call has measured serves the next one
-            tuner = self._tuners.of(context.target, len(context.prompt_ids))
-        else:
-            context.stats.window = int(self.config.num_draft_tokens)
-        config = self.config
-        return DraftModelSession(context, self.draft_model, config.num_draft_tokens, tuner, config.num_candidates)
+        window, candidates, rows = self.config.num_draft_tokens, self.config.num_candidates, len(context.prompt_ids)
+        if window != "auto":
+            context.stats.window = int(window)
+            return DraftModelSession(context, self.draft_model, window, None, candidates)
+        # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for.
+        if context.do_sample or waits(self.draft_model.device):
+            tuner = self._tuners.of(context.target, rows)
+            return DraftModelSession(context, self.draft_model, window, tuner, candidates)
+        survival, cost = self._survival.of(context.target), self._costs.of(context.target, rows)
+        return GrowingSession(context, self.draft_model, window, candidates, survival, cost)

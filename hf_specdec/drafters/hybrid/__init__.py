@@ -8,8 +8,8 @@ from ...registry import register_drafter
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter
 from ..draft_model.window import WindowTuner
+from ..merged import TreeSession
 from .config import HybridConfig
-from .copying import CopyingSession
 from .sampled import SampledHybridSession
 from .session import HybridSession
 
@@ -78,7 +78,7 @@ class HybridDrafter(Drafter):
     def takes_ragged(self) -> bool:
         return self._model_drafter.takes_ragged()
 
-    def start(self, context: DraftContext) -> CopyingSession:
+    def start(self, context: DraftContext) -> TreeSession:
         rows = len(context.prompt_ids)
         survival = self._survival.of(context.target, context.do_sample)
         cost = self._draft_costs.of(context.target, rows)

@@ -1,33 +1,18 @@
 """`HybridSession`: copies and the draft model's tokens in one tree, as far as they pay."""
 
-import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from ...budget import DraftCost, Survival, Tree, band, centre, steps_that_pay
-from ...protocol import Draft, DraftContext, Sequences, Verdict
-from ...target.inputs import position_limit
-from ...transfer import to_host, waits
-from .chain import Chain
+from ...budget import DraftCost, Survival
+from ...protocol import Draft, DraftContext
+from ..draft_model import GrowingSession
+from ..prompt_lookup import Copies, PromptLookupConfig
 from .config import HybridConfig
-from .copying import CopyingSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FIRST = "drafted"
-"""kind of every token that the draft model goes on from"""
-FIRST_GUESS = 0.6
-LONGEST = 16
-"""steps of the draft model in one round"""
-UNMEASURED = 4
-"""steps in a round before anything was measured, and where it is looked again"""
 
-
-class HybridSession(CopyingSession):
+class HybridSession(GrowingSession):
     """In each round: look up copies; draft step by step while the next steps promise to pay; verify the likeliest."""
 
     def __init__(
@@ -36,169 +21,22 @@ class HybridSession(CopyingSession):
         config: HybridConfig,
         model: "PreTrainedModel",
         survival: Survival,
-        draft_cost: DraftCost,
+        cost: DraftCost,
     ) -> None:
-        super().__init__(context, config, survival, draft_cost)
-        self._draft_model = model
-        self._chain: Chain | None = None
-        self._limit = position_limit(model)  # columns; text that fills them is left to the lookup
-        self.drafted: list[list[int]] = []
-        """[B] the draft model's chain"""
-        self.steps = 0
-        self._rows: list[int] = []
+        copies = Copies(context, config, survival)
+        super().__init__(context, model, config.num_draft_tokens, config.num_candidates, survival, cost, copies)
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.copy(sequences, budget)
-        self.drafted, self.steps, self._rows = [[] for _ in budget], 0, sequences.rows
-        self.declined = self._draft_on(sequences, budget)
-        return self.draft()
+    def draft(self) -> Draft:
+        draft = super().draft()
+        draft.sources = [self._source(b) for b in range(len(self.trees))]
+        return draft
 
-    # ------------------------------------------------------------------ the draft model
-
-    def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
-        """Steps of the draft model, while they promise to pay; true where none does."""
-        window, before = self.config.num_draft_tokens, self.draft_cost.unasked
-        most = min(LONGEST if window == "auto" else int(window), max(budget), self._limit - max(sequences.lengths))
-        if most < 1:
-            return False
-        tips: list[int | None] = [-1 if room > 0 else None for room in budget]
-        planned = self._steps_that_pay(tips)
-        if not self.asked(planned > 0):
-            return True
-        least = min(most, most if window != "auto" else 1 if planned else UNMEASURED)
-        planned = min(most, max(planned, least))
-        opened = self._chain is None  # and reads the prompt in this round
-        if self._chain is None:
-            self._chain = Chain(self.context, self._draft_model, self._candidates())
-        blind, unread = waits(self._chain.model.device), []
-        began = caught_up = time.perf_counter()
-        self._chain.begin(sequences, most)
-        for step in range(1, most + 1):
-            found = self._chain.step()
-            self.steps = step
-            if blind:  # to look at every token would cost more than to draft too many
-                unread.append(found)
-                if step == planned:
-                    break
-                continue
-            tips = self._grow(tips, to_host(found[0]), to_host(found[1]), budget)
-            if step == 1:
-                caught_up = time.perf_counter()
-            if all(tip is None for tip in tips) or (step >= least and not self._steps_that_pay(tips)):
-                break
-        if unread:
-            self._grow_at_once(tips, unread, budget)
-        ended = time.perf_counter()
-        if not blind and self.steps > 1:  # the first step reads what was accepted meanwhile, too
-            self.draft_cost.observe((ended - caught_up) / (self.steps - 1))
-        elif not opened and not before:
-            self.draft_cost.observe((ended - began) / self.steps)
-        return False
-
-    def _grow_at_once(
-        self, tips: Sequence[int | None], steps: Sequence[tuple[Tensor, Tensor]], budget: list[int]
-    ) -> None:
-        """Read all steps in one transfer, and add them."""
-        tokens = torch.stack([tokens for tokens, _ in steps]).float()  # exact for ids below 2^24
-        chances = torch.stack([chances for _, chances in steps]).float()
-        for mine, likely in zip(*to_host(torch.stack([tokens, chances])), strict=True):
-            tips = self._grow(tips, [list(map(int, row)) for row in mine], likely, budget)
-
-    def _candidates(self) -> int:
-        return self.config.num_candidates if self.context.trees else 1
-
-    def _grow(
-        self,
-        tips: Sequence[int | None],
-        tokens: Sequence[Sequence[int]],
-        chances: Sequence[Sequence[float]],
-        budget: list[int],
-    ) -> list[int | None]:
-        """Add a step's candidates [B, k] behind each row's last drafted token; None where a row drafts no more."""
-        on: list[int | None] = []
-        for b, tip in enumerate(tips):
-            if tip is None:
-                on.append(None)
-                continue
-            first, *others = tokens[b]
-            said = self._told(self.trees[b], tip, first)
-            node = self._add(b, tip, first, chances[b][0], FIRST, said)
-            for token, chance in zip(others, chances[b][1:], strict=True):
-                if chance > 0:
-                    self._add(b, tip, token, chance, "beside", said)
-            self.drafted[b].append(first)
-            ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
-            on.append(None if ended else node)
-            if not ended:
-                self.copies.join_behind(self.trees[b], node, self._rows[b], budget[b])
-        return on
-
-    def _add(self, b: int, tip: int, token: int, chance: float, rank: str, said: str) -> int:
-        kind = (rank, band(chance), said)
-        kinds = (FIRST, kind) if rank == FIRST else (kind,)
-        return self.trees[b].add(tip, token, self.survival.chance(kind, centre(band(chance))), *kinds)
-
-    def _told(self, tree: Tree, tip: int, token: int) -> str:
-        """Copies that hang here are judged by what the draft model says of them."""
-        said = "alone"
-        for node in tree.children(tip):
-            agrees = tree.tokens[node] == token
-            said = "agreed" if agrees or said == "agreed" else "denied"
-            kind, base = (*tree.kinds[node][0], agrees), tree.chances[node]  # type: ignore[misc]
-            tree.kinds[node] = (kind,)
-            tree.chances[node] = self.survival.chance(kind, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
-        return said
-
-    # ------------------------------------------------------------------ the decision
-
-    def _steps_that_pay(self, tips: Sequence[int | None]) -> int:
-        """How many more steps of the draft model promise most tokens per second; 0 where none pays.
-
-        Args:
-            tips: [B] where rows would go on; None for those that do not.
-        """
-        cost, step = self.cost, self.draft_cost.step
-        if step is None or not cost.known:
-            return max(0, UNMEASURED - self.steps)
-        onward = [self._onward(self.trees[b], tips[b]) for b in self.active]
-        spent, lockstep = self.steps * step, self.context.lockstep
-        seconds = cost.round(len(self.trees))
-        return steps_that_pay(self.chances(), onward, self._alpha(), seconds, step, spent, lockstep)
-
-    def _alpha(self) -> float:
-        """How often the draft model is right."""
-        return self.survival.chance(FIRST, FIRST_GUESS)
-
-    def _onward(self, tree: Tree, tip: int | None) -> float:
-        """The chance that another drafted token is right behind this one, and no copy says so already."""
-        if tip is None:
-            return 0.0
-        survival = tree.survival()
-        copied = sum(tree.chances[node] for node in tree.children(tip))
-        here = survival[tip] if tip >= 0 else 1.0
-        return here * self._alpha() * max(0.0, 1 - copied)
-
-    def ranked(self, row: int) -> list[tuple[int, float]]:
-        """Where a number of tokens was asked for, they come first, as if they were sure."""
-        likeliest = super().ranked(row)
-        if self.config.num_draft_tokens == "auto" or not (chain := self._chain_in(row)):
-            return likeliest
-        others = [found for found in likeliest if found[0] not in chain] if self.context.trees else []
-        return [(node, 1.0) for node in chain] + others
-
-    def _chain_in(self, row: int) -> list[int]:
-        """What the draft model has drafted, in the row's tree."""
-        tree, chain, node = self.trees[row], [], -1
-        for token in self.drafted[row]:
-            node = next(child for child in tree.children(node) if tree.tokens[child] == token)
-            chain.append(node)
-        return chain
-
-    def observe(self, verdict: Verdict) -> None:
-        if self._chain is not None and self.steps:
-            self._chain.observe(verdict, self.drafted)
-        super().observe(verdict)
-        self.steps = 0
-
-    def close(self) -> None:
-        self.why_rested(self._alpha())
+    def _source(self, row: int) -> str:
+        """Who drafted the nodes of a row."""
+        names = {
+            PromptLookupConfig.drafter_type if kind[0] == "copied" else "draft_model"
+            for node in self.ordered[row]
+            for kind in self.trees[row].kinds[node]
+            if isinstance(kind, tuple)
+        }
+        return "+".join(sorted(names)) or "none"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from typer import Option
 
-from ...drafters import StreamingDrafter
+from ...drafters import Drafter, StreamingDrafter
 from ...drafters.disco.drafter import fingerprint
 from ...drafters.streaming import Upper
 from ...errors import SpeculationError, shown
@@ -56,6 +56,7 @@ class StreamingSettings(OwnTextSettings):
     )
     candidates: Annotated[int, Option(help="k, tokens per stream whose acceptance is measured.")] = 6
     epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 3.0
+    start_from: Annotated[str | None, Option(help="Folder of streams of the same form to go on from.")] = None
 
     ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {
         "streams": (1, 16),
@@ -154,7 +155,27 @@ def beginning(settings: StreamingSettings, pair: Pair, upper: Upper, texts: Sequ
             if isinstance(module, nn.Linear) and name.endswith("down"):
                 nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
         nn.init.normal_(drafter.streams.embeddings, std=0.02)
+    if settings.start_from is not None:
+        _go_on_from(settings.start_from, drafter)
     return drafter
+
+
+def _go_on_from(folder: str, drafter: StreamingDrafter) -> None:
+    """Take over trained weights, the tokens that they know included.
+
+    Raises:
+        SpeculationError: other streams than these, or none.
+    """
+    found = Drafter.from_pretrained(folder)
+    wanted = drafter.weights()
+    if not isinstance(found, StreamingDrafter) or {n: w.shape for n, w in found.weights().items()} != {
+        n: w.shape for n, w in wanted.items()
+    }:
+        raise SpeculationError(
+            f"start_from is {folder}, which holds {type(found).__name__} of another form; go on from streams that were "
+            "trained with the same streams, num_layers, adapter_rank, adapt, map_rank, prune_rank and known_tokens"
+        )
+    drafter.load_weights(found.weights())
 
 
 def _try(settings: StreamingSettings, pair: Pair, upper: Upper) -> None:
@@ -204,6 +225,6 @@ def closing(settings: StreamingSettings, found: dict[str, Any]) -> Iterator[str]
 def _name(settings: StreamingSettings, learned: Sequence[Text]) -> str:
     """Tells trainings apart: the checkpoints of one are no beginning of another."""
     chosen = [name for name in StreamingSettings.ranges if name not in ("own_prompts", "rows", "raw", "sampled")]
-    chosen += ["adapted", "mode", "seed", "dtype"]
+    chosen += ["adapted", "mode", "seed", "dtype", "start_from"]
     content = [[text.ids for text in learned], *(getattr(settings, name) for name in chosen)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

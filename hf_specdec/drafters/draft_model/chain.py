@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences, Verdict
-from ..draft_model.model import ModelOverCache
-from ..draft_model.session import with_room, write_tokens
+from .model import ModelOverCache
+from .session import with_room, write_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,0 +1,175 @@
+"""A table like Speculative Streaming's Tables 1 and 2: tokens per call, speed-up, task metric, parameters.
+
+    python docs/laboratory/streaming_table.py --target smollm2 --pack-linear --prompts TEST --tuned STREAMS \\
+        --lora LORA --medusa HEADS --untouched STREAMS --drafter hub_configs/hybrid --drafter prompt_lookup
+
+TEST holds prompts with answers, such as those that were trained on. Each target is loaded anew: as it is (with
+`--untouched` streams and all `--drafter`s), tuned by a LoRA alone (for its metric), and tuned together with its streams
+(with them, with Medusa-style heads and all drafters). Methods take turns at each prompt; plain decoding of the same
+target is 1. Rouge is rouge_score's F1 against the best of a prompt's answers, `exact` the number behind #### (GSM8K).
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import mean
+from typing import Annotated, Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rouge_score.rouge_scorer import RougeScorer
+from tqdm import tqdm
+from typer import Option
+
+from hf_specdec import Drafter, StreamingDrafter, pack_linear
+from hf_specdec.commands.options import command
+from hf_specdec.instruments.ends import until_end
+from hf_specdec.loading.chat import batch, prompt_ids
+from hf_specdec.loading.drafters import load_drafter
+from hf_specdec.loading.models import PairSettings
+from hf_specdec.loading.prompts import Prompt, sample_examples
+from medusa import Medusa, MedusaDrafter
+
+
+@dataclass(kw_only=True)
+class TableSettings(PairSettings):
+    """What is compared."""
+
+    prompts: Annotated[str, Option(help="JSON lines with prompts and answers.")]
+    tuned: Annotated[str | None, Option(help="Streams that tune the target.")] = None
+    untouched: Annotated[str | None, Option(help="Streams that leave it as it is.")] = None
+    lora: Annotated[str | None, Option(help="A LoRA without streams.")] = None
+    medusa: Annotated[str | None, Option(help="Folder of Medusa-style heads of the tuned target.")] = None
+    drafter: Annotated[list[str], Option(help="Further drafters, on each target.")] = field(default_factory=list)
+    metric: Annotated[Literal["rouge", "exact"], Option(help="Of the task.")] = "rouge"
+    limit: Annotated[int, Option(help="Prompts.")] = 40
+    max_new_tokens: Annotated[int, Option(help="Per answer.")] = 96
+    batch_size: Annotated[int, Option(help="Prompts answered together.")] = 1
+    scored: Annotated[int, Option(help="Prompts whose answers are scored, decoded 48 at once.")] = 200
+
+
+@dataclass
+class Row:
+    """One method on one target."""
+
+    target: str
+    method: str
+    drafter: Any
+    parameters: int
+    tokens: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+    accepted: int = 0
+    steps: int = 0
+    texts: list[str] = field(default_factory=list)
+
+
+def main(settings: TableSettings) -> None:
+    """Decode and print."""
+    examples = sample_examples(settings.prompts, None, 0)
+    answers: dict[Prompt, list[str]] = {}
+    for prompt, answer in examples:
+        answers.setdefault(replace(prompt, chat=True), []).append(answer)
+    table = Table(
+        "target", "method", "tokens per call", "speed-up", "metric", "extra parameters", title=settings.prompts
+    )
+    for name in ("as it is", "LoRA", "tuned"):
+        streams = {"as it is": settings.untouched, "LoRA": settings.lora, "tuned": settings.tuned}[name]
+        if streams is None and name != "as it is":
+            continue
+        for row, speed, metric in measured(settings, name, streams, answers):
+            per_call = f"{1 + row.accepted / row.steps:.2f}" if row.steps else ("1.00" if speed else "")
+            found = "" if metric is None else " / ".join(f"{value:.3f}" for value in metric)
+            table.add_row(name, row.method, per_call, f"{speed:.2f}" if speed else "", found, f"{row.parameters:,}")
+    Console(width=140).print(table)
+
+
+def measured(
+    settings: TableSettings, name: str, folder: str | None, answers: dict[Prompt, list[str]]
+) -> list[tuple[Row, float, tuple[float, ...] | None]]:
+    """All methods on one target: the row, its speed-up and its metric."""
+    pair = replace(settings, pack_linear=False).load()
+    model, tokenizer = pair.target, pair.tokenizer
+    streams = None if folder is None else StreamingDrafter.from_pretrained(folder)
+    if streams is not None and streams.config.mode == "tuned":
+        streams.tune(model)
+    if settings.pack_linear:
+        pack_linear(model)
+    rows = [Row(name, "plain", None, 0)]
+    if name != "LoRA":
+        if streams is not None:
+            size = sum(p.numel() for p in streams.streams.parameters())
+            alone = StreamingDrafter.from_pretrained(folder, copies=False)
+            rows += [Row(name, "streams", alone, size), Row(name, "streams and copies", streams, size)]
+        if name == "tuned" and settings.medusa is not None:
+            weights = torch.load(f"{settings.medusa}/medusa.pt")
+            heads = Medusa(model.config.hidden_size, sum(".weight" in key for key in weights), weights["known"])
+            heads.load_state_dict(weights)
+            size = sum(p.numel() for p in heads.parameters())
+            rows.append(Row(name, "Medusa heads", MedusaDrafter(heads, model), size))
+        for spec in settings.drafter:
+            drafter: Drafter = load_drafter(spec, pair.draft, target=model, **settings.of_drafts())
+            draft: Any = getattr(drafter, "draft_model", None)
+            rows.append(Row(name, drafter.config.drafter_type, drafter, 0 if draft is None else draft.num_parameters()))
+    prompts = list(answers)
+    metric = scored(settings, model, tokenizer, prompts[: settings.scored], answers)
+    if name != "LoRA":
+        run(settings, model, tokenizer, prompts[: settings.limit], rows)
+    plain = rows[0].tokens / rows[0].seconds if rows[0].seconds else 0.0
+    return [
+        (row, row.tokens / row.seconds / plain if plain else 0.0, metric if row is rows[0] else None) for row in rows
+    ]
+
+
+def options(settings: TableSettings, tokenizer: Any) -> dict[str, Any]:
+    """Of all calls."""
+    return {"max_new_tokens": settings.max_new_tokens, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+
+
+def run(settings: TableSettings, model: Any, tokenizer: Any, prompts: Sequence[Prompt], rows: list[Row]) -> None:
+    """Each method in turn at each batch of prompts; a first round, which is not counted, warms up."""
+    size = settings.batch_size
+    groups = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+    for number, group in enumerate(tqdm([groups[0], *groups], desc=f"{rows[0].target}: decoding", unit="batch")):
+        inputs = batch([prompt_ids(tokenizer, prompt) for prompt in group], tokenizer.pad_token_id, model.device)
+        for row in rows[number % len(rows) :] + rows[: number % len(rows)]:
+            kwargs = {} if row.drafter is None else {"assistant_model": row.drafter}
+            began = time.perf_counter()
+            output = model.generate(**inputs, **options(settings, tokenizer), **kwargs)
+            seconds = time.perf_counter() - began
+            if number == 0:
+                continue
+            row.seconds += seconds
+            row.tokens += sum(len(until_end(model, ids)) for ids in output[:, inputs["input_ids"].shape[1] :].tolist())
+            if row.drafter is not None:
+                row.accepted += row.drafter.last_stats.accepted_tokens
+                row.steps += row.drafter.last_stats.row_steps
+
+
+def scored(
+    settings: TableSettings, model: Any, tokenizer: Any, prompts: Sequence[Prompt], answers: dict[Prompt, list[str]]
+) -> tuple[float, ...]:
+    """The task's metric of the target's own greedy answers."""
+    said: list[str] = []
+    for at in tqdm(range(0, len(prompts), 48), desc="answers to score"):
+        rows = [prompt_ids(tokenizer, prompt) for prompt in prompts[at : at + 48]]
+        inputs = batch(rows, tokenizer.pad_token_id, model.device)
+        output = model.generate(**inputs, **options(settings, tokenizer))[:, inputs["input_ids"].shape[1] :]
+        said += tokenizer.batch_decode(output, skip_special_tokens=True)
+    if settings.metric == "exact":
+        numbers = [[_number(text) for text in answers[prompt]] for prompt in prompts]
+        return (mean(_number(text) in right for text, right in zip(said, numbers, strict=True)),)
+    scorer = RougeScorer(["rouge1", "rougeLsum"], use_stemmer=True)
+    found = [scorer.score_multi(answers[prompt], text) for prompt, text in zip(prompts, said, strict=True)]
+    return tuple(mean(one[kind].fmeasure for one in found) for kind in ("rouge1", "rougeLsum"))
+
+
+def _number(text: str) -> str:
+    found = re.findall(r"-?\d[\d,]*\.?\d*", text.split("####")[-1])
+    return found[0 if "####" in text else -1].replace(",", "").rstrip(".") if found else ""
+
+
+if __name__ == "__main__":
+    command(main, None, __doc__)()

@@ -1,0 +1,239 @@
+"""`GrowingSession`: a draft model that drafts step by step, as long as the next step promises to pay."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...budget import DraftCost, Survival, Tree, band, centre, steps_that_pay
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...target.inputs import position_limit
+from ...transfer import to_host, waits
+from ..merged import Joining, TreeSession
+from .chain import Chain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FIRST = "drafted"
+"""kind of every token that the draft model goes on from"""
+FIRST_GUESS = 0.6
+LONGEST = 16
+"""steps of the draft model in one round"""
+UNMEASURED = 4
+"""steps in a round before anything was measured, and where it is looked again"""
+LOOK_AGAIN = 32
+"""rounds after which the draft model is asked again where it has not paid"""
+
+
+class GrowingSession(TreeSession):
+    """Greedy. In each round: begin with what others have to say; draft step by step while the next steps promise to
+    pay; of all candidates the engine verifies those that do."""
+
+    def __init__(
+        self,
+        context: DraftContext,
+        model: "PreTrainedModel",
+        window: int | str,
+        candidates: int,
+        survival: Survival,
+        cost: DraftCost,
+        others: Joining | None = None,
+    ) -> None:
+        """
+        Args:
+            window: steps of every round, or "auto".
+            candidates: tokens thought of at each position.
+            cost: of this model's steps.
+            others: whose tokens stand in the same trees.
+        """
+        super().__init__(context, survival)
+        self.fixed = None if window == "auto" else int(window)
+        self.candidates = candidates if context.trees else 1
+        self.draft_cost, self.others = cost, others
+        self._model = model
+        self._chain = None if others is not None else Chain(context, model, self.candidates)
+        """with others it reads the prompt when it is asked first"""
+        self._limit = position_limit(model)  # columns; what fills them is left to the others
+        self.drafted: list[list[int]] = []
+        """[B] the draft model's chain"""
+        self.steps = 0
+        """of it, in this round"""
+        self.rounds = self.rested = 0
+        """all, and those in which nothing promised to pay"""
+        self._declined = False
+        self._active: list[int] = []  # rows that may draft; others of a lockstep batch are finished
+        self._rows: list[int] = []
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self.begin(len(budget))
+        self.rounds += 1
+        self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
+        self.drafted, self.steps = [[] for _ in budget], 0
+        if self.others is not None:
+            self.others.join(self.trees, sequences, budget)
+        self._declined = self._draft_on(sequences, budget)
+        return self.draft()
+
+    # ------------------------------------------------------------------ the draft model
+
+    def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
+        """Steps of the draft model, while they promise to pay; true where none does."""
+        before = self.draft_cost.unasked
+        most = min(self.fixed or LONGEST, max(budget), self._limit - max(sequences.lengths))
+        if most < 1:
+            return False
+        tips: list[int | None] = [-1 if room > 0 else None for room in budget]
+        planned = self._steps_that_pay(tips)
+        if not self.draft_cost.asked(planned > 0, LOOK_AGAIN):
+            return True
+        least = min(most, most if self.fixed else 1 if planned else UNMEASURED)
+        planned = min(most, max(planned, least))
+        opened = self._chain is None  # and reads the prompt in this round
+        if self._chain is None:
+            self._chain = Chain(self.context, self._model, self.candidates)
+        blind, unread = waits(self._chain.model.device), []
+        began = caught_up = time.perf_counter()
+        self._chain.begin(sequences, most)
+        for step in range(1, most + 1):
+            found = self._chain.step()
+            self.steps = step
+            if blind:  # to look at every token would cost more than to draft too many
+                unread.append(found)
+                if step == planned:
+                    break
+                continue
+            tips = self._grow(tips, to_host(found[0]), to_host(found[1]), budget)
+            if step == 1:
+                caught_up = time.perf_counter()
+            if all(tip is None for tip in tips) or (step >= least and not self._steps_that_pay(tips)):
+                break
+        if unread:
+            self._grow_at_once(tips, unread, budget)
+        ended = time.perf_counter()
+        if not blind and self.steps > 1:  # the first step reads what was accepted meanwhile, too
+            self.draft_cost.observe((ended - caught_up) / (self.steps - 1))
+        elif not opened and not before:
+            self.draft_cost.observe((ended - began) / self.steps)
+        return False
+
+    def _grow_at_once(
+        self, tips: Sequence[int | None], steps: Sequence[tuple[Tensor, Tensor]], budget: list[int]
+    ) -> None:
+        """Read all steps in one transfer, and add them."""
+        tokens = torch.stack([tokens for tokens, _ in steps]).float()  # exact for ids below 2^24
+        chances = torch.stack([chances for _, chances in steps]).float()
+        for mine, likely in zip(*to_host(torch.stack([tokens, chances])), strict=True):
+            tips = self._grow(tips, [list(map(int, row)) for row in mine], likely, budget)
+
+    def _grow(
+        self,
+        tips: Sequence[int | None],
+        tokens: Sequence[Sequence[int]],
+        chances: Sequence[Sequence[float]],
+        budget: list[int],
+    ) -> list[int | None]:
+        """Add a step's candidates [B, k] behind each row's last drafted token; None where a row drafts no more."""
+        on: list[int | None] = []
+        for b, tip in enumerate(tips):
+            if tip is None:
+                on.append(None)
+                continue
+            first, *beside = tokens[b]
+            said = self._told(self.trees[b], tip, first)
+            node = self._add(b, tip, first, chances[b][0], FIRST, said)
+            for token, chance in zip(beside, chances[b][1:], strict=True):
+                if chance > 0:
+                    self._add(b, tip, token, chance, "beside", said)
+            self.drafted[b].append(first)
+            ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
+            on.append(None if ended else node)
+            if not ended and self.others is not None:
+                self.others.join_behind(self.trees[b], node, self._rows[b], budget[b])
+        return on
+
+    def _add(self, b: int, tip: int, token: int, chance: float, rank: str, said: str) -> int:
+        kind = (rank, band(chance), said)
+        kinds = (FIRST, kind) if rank == FIRST else (kind,)
+        return self.trees[b].add(tip, token, self.survival.chance(kind, centre(band(chance))), *kinds)
+
+    def _told(self, tree: Tree, tip: int, token: int) -> str:
+        """What others say here is judged by what the draft model says of it."""
+        said = "alone"
+        for node in tree.children(tip):
+            agrees = tree.tokens[node] == token
+            said = "agreed" if agrees or said == "agreed" else "denied"
+            kind, base = (*tree.kinds[node][0], agrees), tree.chances[node]  # type: ignore[misc]
+            tree.kinds[node] = (kind,)
+            tree.chances[node] = self.survival.chance(kind, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
+        return said
+
+    # ------------------------------------------------------------------ the decision
+
+    def _steps_that_pay(self, tips: Sequence[int | None]) -> int:
+        """How many more steps of the draft model promise most tokens per second; 0 where none pays.
+
+        Args:
+            tips: [B] where rows would go on; None for those that do not.
+        """
+        cost, step = self.context.cost, self.draft_cost.step
+        if step is None or not cost.known:
+            return max(0, UNMEASURED - self.steps)
+        onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
+        chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
+        spent, lockstep = self.steps * step, self.context.lockstep
+        return steps_that_pay(chances, onward, self._alpha(), cost.round(len(self.trees)), step, spent, lockstep)
+
+    def _alpha(self) -> float:
+        """How often the draft model is right."""
+        return self.survival.chance(FIRST, FIRST_GUESS)
+
+    def _onward(self, tree: Tree, tip: int | None) -> float:
+        """The chance that another drafted token is right behind this one, and nobody says so already."""
+        if tip is None:
+            return 0.0
+        survival = tree.survival()
+        told = sum(tree.chances[node] for node in tree.children(tip))
+        here = survival[tip] if tip >= 0 else 1.0
+        return here * self._alpha() * max(0.0, 1 - told)
+
+    def ranked(self, row: int) -> list[tuple[int, float]]:
+        """Where a number of tokens was asked for, they come first, as if they were sure."""
+        likeliest = super().ranked(row)
+        if self.fixed is None or not (chain := self._chain_in(row)):
+            return likeliest
+        others = [found for found in likeliest if found[0] not in chain] if self.context.trees else []
+        return [(node, 1.0) for node in chain] + others
+
+    def _chain_in(self, row: int) -> list[int]:
+        """What the draft model has drafted, in the row's tree."""
+        tree, chain, node = self.trees[row], [], -1
+        for token in self.drafted[row]:
+            node = next(child for child in tree.children(node) if tree.tokens[child] == token)
+            chain.append(node)
+        return chain
+
+    def observe(self, verdict: Verdict) -> None:
+        if self._chain is not None and self.steps:
+            self._chain.observe(verdict, self.drafted)
+        super().observe(verdict)
+        self.rested += self._declined and not any(verdict.drafted)
+        self.steps, self._declined = 0, False
+
+    def close(self) -> None:
+        cost, step = self.context.cost, self.draft_cost.step
+        if self.rested and cost.known and step is not None:
+            rows = len(self.context.prompt_ids)
+            self.context.stats.notes.append(
+                why_rested(self.rested, self.rounds, step / cost.round(rows)(1), self._alpha())
+            )
+
+
+def why_rested(rested: int, rounds: int, c: float, alpha: float) -> str:
+    """How often drafting was left out, and why."""
+    return (
+        f"drafting was stopped in {rested} of {rounds} rounds, as it would have cost more than it gained: a draft step "
+        f"costs {c:.2g} of a target step, the draft is right {alpha:.0%} of the time"
+    )

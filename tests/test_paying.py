@@ -1,0 +1,105 @@
+"""Never slower: drafts that gain nothing are paused, and tried again at intervals that grow. By a clock that stands
+still but for the target's forwards."""
+
+from typing import Any
+
+import drafters
+import models
+import pytest
+import torch
+from compare import PROMPTS, Sides, sequences_of
+from test_stats import Clock
+
+from hf_specdec import DraftModelDrafter, PromptLookupDrafter
+from hf_specdec.budget import Cost, Learned
+from hf_specdec.decoding.paying import FIRST_TRIAL
+from hf_specdec.protocol import Draft
+
+GAMMA, VOCAB = 5, 97
+
+
+def both(kind: str, lengths: list[int], slope: float, monkeypatch: Any, calls: int = 1, new: int = 128) -> Any:
+    """Seconds of plain decoding, and of each call with a drafter."""
+    model = models.llama(max_position_embeddings=256)
+    sides = Sides(model, lengths, max_new_tokens=new)
+    future = drafters.Future(sequences_of(sides.plain))
+    make = {
+        "oracle": lambda: drafters.oracle(future, GAMMA),
+        "adversary": lambda: drafters.adversary(future, GAMMA, model.config.vocab_size),
+        "noisy": lambda: drafters.noisy(future, GAMMA, model.config.vocab_size, noise=0.3),
+    }
+    drafter: Any = make[kind]()
+    sides.ours()  # the probe
+    monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))
+    clock = Clock(monkeypatch)
+    with clock.moved_by(model, lambda width: 1 + slope * (width > 1) + 0.01 * width):
+        sides.run()
+        plain, taken = clock.now, []
+        for _ in range(calls):
+            clock.now = 0.0
+            assert torch.equal(sides.ours(drafter), sides.plain)
+            taken.append(clock.now)
+    return plain, taken, drafter.last_stats
+
+
+@pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])
+@pytest.mark.parametrize("slope", [0.1, 0.25, 1.0])
+def test_a_drafter_that_is_never_right_costs_little(lengths: list[int], slope: float, monkeypatch: Any) -> None:
+    plain, (first, second, third), stats = both("adversary", lengths, slope, monkeypatch, calls=3)
+    assert first < plain * (1 + 0.25 * slope) and max(second, third) < plain * (1 + 0.1 * slope)
+    (note,) = stats.notes
+    assert "did not pay" in note and "a plain round gives as many tokens per second" in note
+
+
+@pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])
+@pytest.mark.parametrize("kind", ["oracle", "noisy"])
+def test_a_drafter_that_gains_is_never_paused(kind: str, lengths: list[int], monkeypatch: Any) -> None:
+    plain, taken, stats = both(kind, lengths, 0.15, monkeypatch, calls=2)
+    assert max(taken) < 0.7 * plain and stats.notes == []
+
+
+def test_what_gains_nothing_at_first_is_found_out_later(monkeypatch: Any) -> None:
+    """Wrong for a third of the text, then right: it comes back."""
+    model = models.llama(max_position_embeddings=256)
+    sides = Sides(model, [7], max_new_tokens=200)
+    future = drafters.Future(sequences_of(sides.plain))
+
+    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+        wrong = sequences.lengths[0] < 70
+        return Draft.from_lists([[(x + wrong) % VOCAB for x in row] for row in future(sequences, budget, GAMMA)])
+
+    drafter, clock = drafters.Toy(propose), Clock(monkeypatch)
+    with clock.moved_by(model, lambda width: 1 + 0.2 * (width > 1)):
+        assert torch.equal(sides.ours(drafter), sides.plain)
+    assert clock.now < 130 and drafter.last_stats is not None and drafter.last_stats.notes
+
+
+def test_what_the_user_has_set_is_drafted_whatever_it_costs(monkeypatch: Any) -> None:
+    model, draft = models.llama(max_position_embeddings=256), models.llama(seed=3, max_position_embeddings=256)
+    sides, drafter = Sides(model, [7], max_new_tokens=60), DraftModelDrafter(draft, num_draft_tokens=4)
+    clock = Clock(monkeypatch)
+    with clock.moved_by(model, lambda width: float(width)), clock.moved_by(draft, lambda width: 1.0):
+        assert torch.equal(sides.ours(drafter), sides.plain)
+    stats = drafter.last_stats
+    assert stats is not None and stats.notes == []
+    assert stats.drafted_per_position[3] >= stats.row_steps - 4 > FIRST_TRIAL
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.5])
+@pytest.mark.parametrize("lengths", [[9], [9, 9, 9, 9]], ids=["one row", "four rows"])
+def test_copies_that_do_not_pay_are_left_out(lengths: list[int], slope: float, monkeypatch: Any) -> None:
+    """A text of 8 words is full of short matches that say little."""
+    model = models.llama(vocab=8, seed=4, max_position_embeddings=512)
+    monkeypatch.setattr("compare.models.prompts", lambda lengths, prompts=models.prompts: prompts(lengths, 8))
+    sides, drafter = Sides(model, lengths, max_new_tokens=200), PromptLookupDrafter()
+    sides.ours()  # the probe
+    monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))
+    clock = Clock(monkeypatch)
+    with clock.moved_by(model, lambda width: 1 + slope * (width - 1)):
+        sides.run()
+        plain, taken = clock.now, []
+        for _ in range(2):
+            clock.now = 0.0
+            assert torch.equal(sides.ours(drafter), sides.plain)
+            taken.append(clock.now)
+    assert taken[1] < 1.02 * plain
