@@ -267,6 +267,8 @@ class DraftSession(CandidateGenerator):
 
     patience: float = 60.0
     """seconds a draft may take before the drafter is given up; 60 where a session sets none"""
+    weighs: bool = False
+    """whether it weighs by itself what a draft gains against what it costs; others are paused where they lose"""
     features: Sequence[int] = ()
     """hidden states of the target that verdicts shall carry, by their index in `hidden_states`: 0 the embeddings, -1
     the last layer's after the norm"""

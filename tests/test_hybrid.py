@@ -25,7 +25,7 @@ from hf_specdec.protocol import Sequences, Verdict
 def knowing(drafter, target, draft_step, right, kinds=()):
     """Has it know a target whose forward takes a second whatever its width, and how often its draft model is right."""
     survival = drafter._survival.of(target, False)
-    drafter._draft_costs.of(target, 1).observe(draft_step)
+    drafter._draft_costs.of(target, 1).step = draft_step
     for _ in range(300):
         for i in range(10):
             survival.observe(FIRST, i < 10 * right)
@@ -183,7 +183,7 @@ def test_rounds_without_the_draft_model_are_counted_from_call_to_call():
 def test_draws_come_back_where_they_have_not_paid(known):
     """Copies that are never right, and a tuner that believes the draft model to be as bad: it is looked at again."""
     target, drafter = llama(), HybridDrafter(llama(seed=1))
-    drafter._draft_costs.of(target, 1).observe(0.05)
+    drafter._draft_costs.of(target, 1).step = 0.05
     tuner = drafter._tuners.of(target, 1)
     tuner.accepted, tuner.tested = 100 * known, 100.0
     at = host(target, cost=times(slope=0.05))
@@ -203,7 +203,7 @@ def test_a_batch_in_step_goes_on_when_a_row_has_finished():
     at = host(target, 2)
     at.lockstep = True
     session = drafter.start(at)
-    drafter._draft_costs.of(target, 2).observe(0.1)
+    drafter._draft_costs.of(target, 2).step = 0.1
     text = [[5, 6, 7, 8], [5, 6, 7, 9]]
     draft = session.propose(Sequences(torch.tensor(text), [4, 4], [0, 1], text), [9, 0])
     assert draft.lengths[0] > 1 and draft.lengths[1] == 0

@@ -91,10 +91,13 @@ class DraftCost:
         """seconds"""
         self.unasked = 0
         """rounds since it was asked last"""
+        self._met = False
 
     def observe(self, seconds: float) -> None:
-        """One draft step took this long."""
-        self.step = running_mean(self.step, seconds)
+        """One draft step took this long. The first one takes longer than those that follow: it does not count."""
+        if self._met:
+            self.step = running_mean(self.step, seconds)
+        self._met = True
 
     def asked(self, pays: bool, look_again: int) -> bool:
         """Whether to ask the draft model in this round: where that pays, and once in `look_again` where it does not."""

@@ -145,8 +145,9 @@ class Decoding:
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         self.serial = isinstance(self.schedule, Serial)
         keeps_state = self.mode.runner is StateRunner
-        # Another order knows no rests, a window that was set is kept, and ranks go by clocks of their own.
-        if self.serial and (keeps_state or not (self.shown_stats.window or self.ranks)):
+        # Another order knows no rests, and ranks go by clocks of their own.
+        weighs = self.ranks is not None or self.session.ask(lambda session: bool(session.weighs))
+        if self.serial and (keeps_state or not weighs):
             record = records.of(self.drafter.drafter, (id(call.target), self.do_sample, self.text.rows))
             self.schedule = self.paying = Paying(self.schedule, record, keeps_state)
 

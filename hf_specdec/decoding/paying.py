@@ -1,4 +1,4 @@
-"""`Paying`: drafts only while that pays. For drafts that do not say how likely they are, and for targets with a state,
+"""`Paying`: drafts only while that pays. For sessions that do not weigh it themselves, and for targets with a state,
 where a rejection costs a second forward."""
 
 import time
@@ -69,8 +69,6 @@ class Paying:
         self.now: Pace | None = None
         """whose round this is"""
         self.tokens = self.rows = 0
-        self.speaks = False
-        """whether drafts say how likely they are: then the session's guard has cut them to what pays"""
 
     @property
     def correct(self) -> Correct | None:
@@ -86,15 +84,13 @@ class Paying:
         self.rested += resting and (self.rounds > 1 or record.paused)
         self.now = record.plain if resting else record.drafted
         if not resting:
-            draft = self.inner.feed(round)
-            self.speaks |= draft.survival is not None
-            return draft
+            return self.inner.feed(round)
         record.left -= 1
         return Draft.from_lists([[]] * len(round.room), round.sequences.ids.device)
 
     def _decide(self) -> None:
         record = self.record
-        if self.now is not record.drafted or (self.speaks and not self.keeps_state):
+        if self.now is not record.drafted:
             return
         record.tried += 1
         if record.plain.seconds:
@@ -107,7 +103,8 @@ class Paying:
         elif record.tried >= (TRIAL if self.keeps_state else LATER_TRIAL if record.paused else FIRST_TRIAL):
             record.left, record.pause = record.pause, min(2 * record.pause, LONGEST_PAUSE)
             record.tried, record.paused = 0, True
-            record.drafted = Pace()  # what comes is another text
+            if self.keeps_state:
+                record.drafted = Pace()  # what comes is another text
 
     def note(self) -> str:
         """Why drafts were left out, if they were."""

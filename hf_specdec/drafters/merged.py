@@ -22,6 +22,8 @@ class Joining(Protocol):
 class TreeSession(DraftSession):
     """Every node of a round's trees is judged by the text, whether it was verified or not."""
 
+    weighs = True
+
     def __init__(self, context: DraftContext, survival: Survival) -> None:
         super().__init__(context)
         self.survival = survival

@@ -23,9 +23,9 @@ FIRST_GUESS = 0.6
 LONGEST = 16
 """steps of the draft model in one round"""
 UNMEASURED = 4
-"""steps in a round before anything was measured, and where it is looked again"""
-LOOK_AGAIN = 32
-"""rounds after which the draft model is asked again where it has not paid"""
+"""steps in a round before anything was measured"""
+LOOK_AGAIN, LOOK = 12, 2
+"""rounds after which the draft model is asked again where it has not paid, and for how many steps"""
 
 
 class GrowingSession(TreeSession):
@@ -89,7 +89,7 @@ class GrowingSession(TreeSession):
         planned = self._steps_that_pay(tips)
         if not self.draft_cost.asked(planned > 0, LOOK_AGAIN):
             return True
-        least = min(most, most if self.fixed else 1 if planned else UNMEASURED)
+        least = min(most, most if self.fixed else 1 if planned else LOOK)
         planned = min(most, max(planned, least))
         opened = self._chain is None  # and reads the prompt in this round
         if self._chain is None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class DraftModelSession(DraftSession):
     """Drafts with a model over its own cache."""
 
+    weighs = True
+
     def __init__(
         self,
         context: DraftContext,

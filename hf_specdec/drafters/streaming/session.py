@@ -30,6 +30,8 @@ class StreamingSession(DraftSession):
     """Drafts each stream's likeliest tokens as a tree, those of stream j behind those of stream j - 1, joined by what
     followed the same words before."""
 
+    weighs = True
+
     def __init__(
         self,
         context: DraftContext,
