@@ -1,0 +1,72 @@
+"""What may be left out of a draft (docs/budget.md): of draws nothing that depends on the token drawn there, of point
+masses anything. 3,000 rows; the planted violation is off by a factor that is caught far below 1e-6."""
+
+import random
+from typing import Any
+
+import pytest
+from continuations import SMALL, sampling_p_value
+from models import llama
+
+from hf_specdec.drafters.base import Drafter
+from hf_specdec.drafters.draft_model import DraftModelSession
+from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
+from hf_specdec.drafters.prompt_lookup.copies import Copies
+from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
+
+
+class ByEarlierDraws(DraftModelSession):
+    """Goes on by what has been drawn: the draw that is looked at stays."""
+
+    def shortened(self, step: int, logits: Any, tokens: Any, sequences: Sequences, lengths: list[int]) -> list[int]:
+        return [min(n, step + 1) if token % 2 else n for n, token in zip(lengths, tokens.tolist(), strict=True)]
+
+
+class ByItsOwnDistribution(DraftModelSession):
+    """Goes on where the draft was sure of the token before it was drawn."""
+
+    def shortened(self, step: int, logits: Any, tokens: Any, sequences: Sequences, lengths: list[int]) -> list[int]:
+        sure = logits.softmax(-1).amax(-1).tolist()
+        return [n if chance > 0.3 else min(n, step + 1) for n, chance in zip(lengths, sure, strict=True)]
+
+
+class LeavesOutWhatItHasDrawn(DraftModelSession):
+    """The violation: a draw is looked at, and then not tested."""
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        draft = super().propose(sequences, budget)
+        for b, row in enumerate(draft.tokens.tolist()):
+            odd = [token % 2 == 1 for token in row[: draft.lengths[b]]]
+            draft.lengths[b] = odd.index(True) if True in odd else draft.lengths[b]
+        return draft
+
+
+class Drawing(Drafter):
+    def __init__(self, session: type[DraftModelSession]) -> None:
+        super().__init__()
+        self.session, self.model = session, llama(vocab=SMALL, seed=1)
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return self.session(context, self.model, 3)
+
+
+@pytest.mark.parametrize("rule", [ByEarlierDraws, ByItsOwnDistribution])
+def test_whether_to_draw_another_may_depend_on_all_but_that_draw(rule: Any) -> None:
+    assert sampling_p_value(Drawing(rule), {}) > 1e-3
+
+
+def test_a_draw_that_is_left_out_for_what_it_is_is_caught() -> None:
+    assert sampling_p_value(Drawing(LeavesOutWhatItHasDrawn), {}) < 1e-6
+
+
+@pytest.mark.parametrize("by_token", [False, True], ids=["at random", "by the token"])
+def test_point_masses_may_be_left_out_for_any_reason(by_token: bool, monkeypatch: Any) -> None:
+    dice, join = random.Random(0), Copies.join
+
+    def joined(self: Any, trees: Any, sequences: Any, budget: list[int]) -> None:
+        join(self, trees, sequences, budget)
+        for tree in trees:
+            tree.chances = [token % 2 if by_token else dice.random() for token in tree.tokens]
+
+    monkeypatch.setattr(Copies, "join", joined)
+    assert sampling_p_value(PromptLookupDrafter(num_branches=2), {}) > 1e-3
