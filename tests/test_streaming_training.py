@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,22 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
     assert steps[0] > 28 and again["acceptance"] == whole["acceptance"]
     for name, tensor in load_file(Path(settings.output) / "model.safetensors").items():
         assert torch.equal(tensor, weights[name]), name
+
+
+def test_a_training_goes_on_from_streams_that_are_there(
+    settings: StreamingSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings.epochs = 3
+    found = train_streaming(settings)
+    capsys.readouterr()
+    more = replace(settings, output=str(tmp_path / "more"), start_from=settings.output)
+    train_streaming(more)
+    first = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 0"))
+    assert f"promises {found['promised']:.2f} tokens" in first
+    known = [load_file(Path(folder) / "model.safetensors")["known"] for folder in (settings.output, more.output)]
+    assert torch.equal(*known)
+    with pytest.raises(SpeculationError, match="start_from"):
+        train_streaming(replace(more, streams=3, output=str(tmp_path / "other")))
 
 
 def a_learner(settings: StreamingSettings, target: Any, texts: list[Text]) -> tuple[Learner, Upper]:

@@ -1,11 +1,11 @@
 """A table like Speculative Streaming's Tables 1 and 2: tokens per call, speed-up, task metric, parameters.
 
     python docs/laboratory/streaming_table.py --target smollm2 --pack-linear --prompts TEST --tuned STREAMS \\
-        --lora LORA --medusa HEADS --untouched STREAMS --drafter hub_configs/hybrid --drafter prompt_lookup
+        --lora LORA --lora-streams STREAMS --medusa HEADS --drafter hub_configs/hybrid --drafter prompt_lookup
 
-TEST holds prompts with answers, such as those that were trained on. Each target is loaded anew: as it is (with
-`--untouched` streams and all `--drafter`s), tuned by a LoRA alone (for its metric), and tuned together with its streams
-(with them, with Medusa-style heads and all drafters). Methods take turns at each prompt; plain decoding of the same
+TEST holds prompts with answers, such as those that were trained on. Each target is loaded anew: as it is, tuned by a
+LoRA alone, and tuned together with its streams. `--untouched` and `--lora-streams` are streams that leave the first and
+the second untouched, `--medusa` heads of the second. Methods take turns at each prompt; plain decoding of the same
 target is 1. Rouge is rouge_score's F1 against the best of a prompt's answers, `exact` the number behind #### (GSM8K).
 """
 
@@ -41,7 +41,8 @@ class TableSettings(PairSettings):
     tuned: Annotated[str | None, Option(help="Streams that tune the target.")] = None
     untouched: Annotated[str | None, Option(help="Streams that leave it as it is.")] = None
     lora: Annotated[str | None, Option(help="A LoRA without streams.")] = None
-    medusa: Annotated[str | None, Option(help="Folder of Medusa-style heads of the tuned target.")] = None
+    lora_streams: Annotated[str | None, Option(help="Streams that leave the target of this LoRA untouched.")] = None
+    medusa: Annotated[str | None, Option(help="Folder of Medusa-style heads for it.")] = None
     drafter: Annotated[list[str], Option(help="Further drafters, on each target.")] = field(default_factory=list)
     metric: Annotated[Literal["rouge", "exact"], Option(help="Of the task.")] = "rouge"
     limit: Annotated[int, Option(help="Prompts.")] = 40
@@ -75,52 +76,47 @@ def main(settings: TableSettings) -> None:
     table = Table(
         "target", "method", "tokens per call", "speed-up", "metric", "extra parameters", title=settings.prompts
     )
-    for name in ("as it is", "LoRA", "tuned"):
-        streams = {"as it is": settings.untouched, "LoRA": settings.lora, "tuned": settings.tuned}[name]
-        if streams is None and name != "as it is":
-            continue
-        for row, speed, metric in measured(settings, name, streams, answers):
-            per_call = f"{1 + row.accepted / row.steps:.2f}" if row.steps else ("1.00" if speed else "")
+    targets = {"as it is": (None, settings.untouched)}
+    targets |= {"LoRA": (settings.lora, settings.lora_streams)} if settings.lora else {}
+    targets |= {"tuned with streams": (settings.tuned, settings.tuned)} if settings.tuned else {}
+    for name, (tuned_by, streams) in targets.items():
+        for row, speed, metric in measured(settings, name, tuned_by, streams, answers):
+            per_call = 1 + row.accepted / row.steps if row.steps else 1.0
             found = "" if metric is None else " / ".join(f"{value:.3f}" for value in metric)
-            table.add_row(name, row.method, per_call, f"{speed:.2f}" if speed else "", found, f"{row.parameters:,}")
+            table.add_row(name, row.method, f"{per_call:.2f}", f"{speed:.2f}", found, f"{row.parameters:,}")
     Console(width=140).print(table)
 
 
 def measured(
-    settings: TableSettings, name: str, folder: str | None, answers: dict[Prompt, list[str]]
+    settings: TableSettings, name: str, tuned_by: str | None, folder: str | None, answers: dict[Prompt, list[str]]
 ) -> list[tuple[Row, float, tuple[float, ...] | None]]:
     """All methods on one target: the row, its speed-up and its metric."""
     pair = replace(settings, pack_linear=False).load()
     model, tokenizer = pair.target, pair.tokenizer
-    streams = None if folder is None else StreamingDrafter.from_pretrained(folder)
-    if streams is not None and streams.config.mode == "tuned":
-        streams.tune(model)
+    if tuned_by is not None:
+        StreamingDrafter.from_pretrained(tuned_by).tune(model)
     if settings.pack_linear:
         pack_linear(model)
     rows = [Row(name, "plain", None, 0)]
-    if name != "LoRA":
-        if streams is not None:
-            size = sum(p.numel() for p in streams.streams.parameters())
-            alone = StreamingDrafter.from_pretrained(folder, copies=False)
-            rows += [Row(name, "streams", alone, size), Row(name, "streams and copies", streams, size)]
-        if name == "tuned" and settings.medusa is not None:
-            weights = torch.load(f"{settings.medusa}/medusa.pt")
-            heads = Medusa(model.config.hidden_size, sum(".weight" in key for key in weights), weights["known"])
-            heads.load_state_dict(weights)
-            size = sum(p.numel() for p in heads.parameters())
-            rows.append(Row(name, "Medusa heads", MedusaDrafter(heads, model), size))
-        for spec in settings.drafter:
-            drafter: Drafter = load_drafter(spec, pair.draft, target=model, **settings.of_drafts())
-            draft: Any = getattr(drafter, "draft_model", None)
-            rows.append(Row(name, drafter.config.drafter_type, drafter, 0 if draft is None else draft.num_parameters()))
+    if folder is not None:
+        streams, alone = (StreamingDrafter.from_pretrained(folder, copies=copies) for copies in (True, False))
+        size = sum(p.numel() for p in streams.streams.parameters())
+        rows += [Row(name, "streams", alone, size), Row(name, "streams and copies", streams, size)]
+    if name == "LoRA" and settings.medusa is not None:
+        weights = torch.load(f"{settings.medusa}/medusa.pt")
+        heads = Medusa(model.config.hidden_size, sum(".weight" in key for key in weights), weights["known"])
+        heads.load_state_dict(weights)
+        size = sum(p.numel() for p in heads.parameters())
+        rows.append(Row(name, "Medusa heads", MedusaDrafter(heads, model), size))
+    for spec in settings.drafter:
+        drafter: Drafter = load_drafter(spec, pair.draft, target=model, **settings.of_drafts())
+        draft: Any = getattr(drafter, "draft_model", None)
+        rows.append(Row(name, drafter.config.drafter_type, drafter, 0 if draft is None else draft.num_parameters()))
     prompts = list(answers)
     metric = scored(settings, model, tokenizer, prompts[: settings.scored], answers)
-    if name != "LoRA":
-        run(settings, model, tokenizer, prompts[: settings.limit], rows)
-    plain = rows[0].tokens / rows[0].seconds if rows[0].seconds else 0.0
-    return [
-        (row, row.tokens / row.seconds / plain if plain else 0.0, metric if row is rows[0] else None) for row in rows
-    ]
+    run(settings, model, tokenizer, prompts[: settings.limit], rows)
+    plain = rows[0].tokens / rows[0].seconds
+    return [(row, row.tokens / row.seconds / plain, metric if row is rows[0] else None) for row in rows]
 
 
 def options(settings: TableSettings, tokenizer: Any) -> dict[str, Any]:
