@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
-from .budget import Cost
+from .budget import Cost, are_chains
 from .stats import SpeculationStats
 from .transfer import to_device
 
@@ -55,9 +55,8 @@ class Draft:
     sources: list[str] = field(default_factory=list)
     """[B] where each row's draft came from, or empty; counted in the statistics"""
     survival: Sequence[Sequence[float]] | None = None
-    """`[B][K]` on the host: the chance of each node to be kept, it and all above it. A row's nodes then come in the
-    order of their worth, and as many of the first ones as pay are verified. None: all are, as are those of drafts that
-    were drawn at random"""
+    """`[B][K]` on the host: each node's chance to be kept, it and all above it; the first ones are verified, as many as
+    pay. None: all are, as are draws"""
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Draft":
@@ -72,8 +71,10 @@ class Draft:
     def from_trees(
         cls, rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu"
     ) -> "Draft":
-        """A point-mass tree per row, of uneven sizes: tokens, and the parent of each."""
+        """A point-mass tree per row, of uneven sizes: tokens, and the parent of each. A chain where all are chains."""
         draft = cls.from_lists([tokens for tokens, _ in rows], device)
+        if are_chains([parents for _, parents in rows]):
+            return draft
         width = draft.tokens.shape[1]  # padding nodes hang on the root: -1 is a valid parent everywhere
         draft.parents = [[*parents, *[-1] * (width - len(parents))] for _, parents in rows]
         return draft
@@ -259,7 +260,7 @@ class Runner(Protocol):
 
 class DraftSession(CandidateGenerator):
     """One generation. It is made before the prompt's forward. The engine calls, in every round: `start_draft`, `poll`
-    and `take`, then `observe`.
+    and `take`, then `observe`; the last alone in rounds without room for a draft, and where drafts are paused.
 
     Background drafters override those; all others write `propose`. It is also a transformers `CandidateGenerator`
     (batch 1), which can be constructed into transformers' own assisted loop.

@@ -14,6 +14,7 @@ from hf_specdec import DraftModelDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
 from hf_specdec.decoding.paying import FIRST_TRIAL
 from hf_specdec.protocol import Draft
+from hf_specdec.target.ragged import RaggedRunner
 
 GAMMA, VOCAB = 5, 97
 
@@ -103,3 +104,70 @@ def test_copies_that_do_not_pay_are_left_out(lengths: list[int], slope: float, m
             assert torch.equal(sides.ours(drafter), sides.plain)
             taken.append(clock.now)
     assert taken[1] < 1.02 * plain
+
+
+class Unhashable(drafters.Toy):
+    """Two of them are equal, as those of a dataclass."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unhashable)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_drafter_that_cannot_be_told_from_others_is_served() -> None:
+    sides = Sides(models.llama(), [7])
+    future = drafters.Future(sequences_of(sides.plain))
+    drafter = Unhashable(lambda context, sequences, budget: Draft.from_lists(future(sequences, budget, GAMMA)))
+    assert torch.equal(sides.ours(drafter), sides.plain) and drafter.last_stats.accepted_tokens
+
+
+@pytest.mark.parametrize("drawn_costs", [0.0, 5.0])
+def test_draws_are_not_left_out_by_the_clock(drawn_costs: float, monkeypatch: Any) -> None:
+    """With a seed they would give another text."""
+    model, texts = models.llama(max_position_embeddings=256), []
+    sides = Sides(model, [7], max_new_tokens=100, do_sample=True, top_k=0)
+    drafter = drafters.with_logits(lambda last: torch.zeros(len(last), VOCAB), gamma=3)
+    sides.ours(drafter)
+    clock = Clock(monkeypatch)
+    for cost in (0.0, drawn_costs):
+        with clock.moved_by(model, lambda width, cost=cost: 1 + cost * (width > 1)):
+            torch.manual_seed(0)
+            texts.append(sides.ours(drafter))
+    assert torch.equal(*texts) and not drafter.last_stats.notes
+
+
+@pytest.mark.parametrize("survival", [[[]], [[0.9] * 3], [[0.9] * 4] * 2, [[2.0] * 4], [[float("nan")] * 4], "abc", 7])
+def test_chances_that_do_not_fit_are_refused(survival: Any) -> None:
+    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+        draft = Draft.from_lists([[1, 2, 3, 4]])
+        draft.survival = survival
+        return draft
+
+    sides, drafter = Sides(models.llama(), [7]), drafters.Toy(propose)
+    with pytest.warns(UserWarning, match="dropped"):
+        assert torch.equal(sides.ours(drafter), sides.plain)
+
+
+def test_a_round_in_which_nothing_pays_is_a_plain_one(monkeypatch: Any) -> None:
+    """A tree of which no node is left is no tree; one of which a chain is left, a chain."""
+    given = []
+    forward = RaggedRunner.forward
+
+    def spied(self: Any, tokens: Any, parents: Any = None, counts: Any = None) -> Any:
+        given.append((tokens.shape[1], parents))
+        return forward(self, tokens, parents, counts)
+
+    monkeypatch.setattr(RaggedRunner, "forward", spied)
+
+    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+        draft = Draft.from_trees([([1, 2, 3], [-1, 0, -1])])
+        draft.survival = [[1e-6] * 3]
+        return draft
+
+    sides = Sides(models.llama(), [7], max_new_tokens=40)
+    sides.ours()
+    given.clear()
+    assert torch.equal(sides.ours(drafters.Toy(propose, trees=True)), sides.plain)
+    assert sum(width == 1 for width, _ in given) > 20
+    assert all(parents is None for width, parents in given if width < 4)

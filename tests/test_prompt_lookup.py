@@ -147,6 +147,14 @@ def test_copies_come_with_their_chances_the_likeliest_first(trees):
     assert first == 9 and ({8, 7} < set(draft.tokens[0].tolist()) or not trees)
 
 
+@pytest.mark.parametrize("branches", [1, 2])
+def test_a_long_copy_is_as_long_as_it_may_be(branches):
+    text = [*range(10, 98)] * 3
+    drafter = PromptLookupDrafter(max_draft_tokens=200, tokens_per_match=100, num_branches=branches)
+    draft = drafter.start(context(trees=branches > 1)).propose(sequences(text), [500])
+    assert draft.lengths == [200] == [len(draft.survival[0])]
+
+
 class Own(LogitsProcessor):
     """A user's: it may not be called once more than plain decoding calls it."""
 

@@ -5,7 +5,7 @@ from .cost import Cost, DraftCost
 from .decision import MOST_NODES, most_per_second, steps_that_pay
 from .learned import Learned
 from .survival import Survival, band, centre
-from .tree import Tree
+from .tree import Tree, are_chains
 
 __all__ = [
     "MOST_NODES",
@@ -14,6 +14,7 @@ __all__ = [
     "Learned",
     "Survival",
     "Tree",
+    "are_chains",
     "band",
     "centre",
     "most_per_second",

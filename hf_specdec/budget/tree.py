@@ -108,3 +108,8 @@ class Tree:
         for node, right in self.tested(text):
             for kind in self.kinds[node]:
                 yield kind, right
+
+
+def are_chains(rows: Sequence[Sequence[int]]) -> bool:
+    """Whether each node's parent is the one before it, in the parents of every row."""
+    return all(list(parents) == list(range(-1, len(parents) - 1)) for parents in rows)

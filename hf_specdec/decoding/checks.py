@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..budget import are_chains
 from ..errors import shown
 from ..protocol import Draft, DraftSession
 from ..transfer import moved
@@ -52,15 +53,17 @@ def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, and should have {tuple(shape)}")
         if not values.is_floating_point():
             raise ValueError(f"{name} must be floating point numbers, got {values.dtype}")
-    survival = None if draft.survival is None else _checked_survival(draft.survival, rows)
+    survival = None if draft.survival is None else _checked_survival(draft.survival, lengths)
     return Draft(tokens, lengths, parents, probs, q, sources, survival)
 
 
-def _checked_survival(survival: object, rows: int) -> list[list[float]]:
+def _checked_survival(survival: object, lengths: list[int]) -> list[list[float]]:
     lists = [[float(chance) for chance in row] for row in survival]  # type: ignore[attr-defined]
-    if len(lists) != rows or not all(0 <= chance <= 1 for row in lists for chance in row):
-        raise ValueError(f"survival must hold {rows} rows of chances from 0 to 1, got {shown(survival)}")
-    return lists
+    if len(lists) != len(lengths) or not all(0 <= chance <= 1 for row in lists for chance in row):
+        raise ValueError(f"survival must hold {len(lengths)} rows of chances from 0 to 1, got {shown(survival)}")
+    if any(len(row) < length for row, length in zip(lists, lengths, strict=True)):
+        raise ValueError(f"survival has rows of {[len(row) for row in lists]} chances, for {lengths} nodes")
+    return [row[:length] for row, length in zip(lists, lengths, strict=True)]
 
 
 def _is_plain(values: object) -> bool:
@@ -82,12 +85,17 @@ def _checked_parents(parents: object, rows: int, width: int) -> list[list[int]]:
 
 def cut(draft: Draft, lengths: list[int]) -> Draft:
     """The first nodes of each row, and no columns beyond them."""
-    width = max(lengths)
+    width, parents = max(lengths), draft.parents
+    if parents is not None:
+        chains = are_chains([row[:length] for row, length in zip(parents, lengths, strict=True)])
+        parents = None if chains else [row[:width] for row in parents]
+    survival = draft.survival
     return replace(
         draft,
         tokens=draft.tokens[:, :width],
         lengths=lengths,
-        parents=None if draft.parents is None else [row[:width] for row in draft.parents],
+        parents=parents,
+        survival=None if survival is None else [row[:n] for row, n in zip(survival, lengths, strict=True)],
         token_probs=None if draft.token_probs is None else draft.token_probs[:, :width],
         q=None if draft.q is None else draft.q[:, :width],
     )

@@ -28,13 +28,14 @@ from ..stats import SpeculationStats
 from ..target.inputs import position_limit
 from ..target.ranks import ranks_of
 from ..target.state import StateRunner
-from ..transfer import moved, to_device, to_host
+from ..transfer import moved, to_host
 from .call import Call, Mode, choose_mode
 from .checks import most_nodes
 from .guard import GuardedDrafter, GuardedSession
+from .outputs import along_paths
 from .own_runner import target_runner
 from .own_schedule import schedule_of
-from .paying import Paying, records
+from .paying import Paying, record_of
 from .serial import Serial, in_step
 from .shared import SharedSession
 from .text import Text
@@ -146,10 +147,10 @@ class Decoding:
         self.serial = isinstance(self.schedule, Serial)
         keeps_state = self.mode.runner is StateRunner
         # Another order knows no rests, and ranks go by clocks of their own.
-        weighs = self.ranks is not None or self.session.ask(lambda session: bool(session.weighs))
-        if self.serial and (keeps_state or not weighs):
-            record = records.of(self.drafter.drafter, (id(call.target), self.do_sample, self.text.rows))
-            self.schedule = self.paying = Paying(self.schedule, record, keeps_state)
+        weighs = self.session.ask(lambda session: bool(session.weighs))
+        if self.serial and self.ranks is None and (keeps_state or not weighs):
+            mine = self.drafter.drafter, id(call.target), self.do_sample
+            self.schedule = self.paying = Paying(self.schedule, lambda rows: record_of(*mine, rows), keeps_state)
 
     def _prefill(self) -> None:
         """The prompt's forward is the verification of an empty draft."""
@@ -200,7 +201,7 @@ class Decoding:
         if self.serial:  # beside a worker in the background a forward takes longer
             self.cost.observe_forward(len(verdict.rows), fed.tokens.shape[1] + 1, verdict.seconds)
         if self.paying is not None:
-            self.paying.observe(sum(map(len, verdict.tokens)), len(verdict.rows))
+            self.paying.observe(sum(map(len, verdict.tokens)))
         self.session.ask(lambda session: session.observe(verdict))  # which may spoil it
         if self.serial:
             self.cost.observe_between(time.perf_counter() - tested)
@@ -256,7 +257,7 @@ class Decoding:
             paths=[path[:n] for path, n in zip(paths, accepted, strict=True)],
             nodes=forward.nodes,
         )
-        verdict.features = self._shown(_along_paths(forward, draft, verdict))
+        verdict.features = self._shown(along_paths(forward, draft, verdict))
         return verdict, sound
 
     def _shown(self, features: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -331,23 +332,3 @@ def _places_of_all(nodes: Tensor | None, places: int) -> int:
     if nodes is None:
         return places
     return 1 + min(row.index(-1) if -1 in row else len(row) for row in to_host(nodes))
-
-
-def _along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[int, Tensor]:
-    """The features of each row where its tokens were decided [B, T, H]."""
-    width = max(map(len, verdict.tokens))
-    if not forward.features:
-        return {}
-    if draft.parents is None and forward.nodes is None:
-        return {name: states[:, :width] for name, states in forward.features.items()}
-    kept = None if forward.nodes is None else to_host(forward.nodes)
-    places = []
-    for b, path in enumerate(verdict.paths):
-        decided = path[: len(verdict.tokens[b]) - 1]
-        row = [0, *(1 + (node if kept is None else kept[b].index(node)) for node in decided)]
-        places.append(row + [0] * (width - len(row)))
-    found = {}
-    for name, states in forward.features.items():
-        index = to_device(places, states.device)[..., None].expand(-1, -1, states.shape[2])
-        found[name] = states.gather(1, index)
-    return found

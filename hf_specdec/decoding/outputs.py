@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from ..protocol import Draft, Forward, Verdict
+from ..transfer import to_device, to_host
+
 
 class StepOutputs:
     """`scores`, `logits`, `hidden_states` and `attentions`, one entry per token, taken out of block forwards."""
@@ -46,3 +49,23 @@ class StepOutputs:
                 end = layer.shape[-1] - later
                 step.append(layer[:, :, i : i + 1, max(0, end - window) if window else 0 : end])
             self.attentions += (outputs.attentions if is_prefill else tuple(step),)
+
+
+def along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[int, Tensor]:
+    """The features of each row where its tokens were decided [B, T, H]."""
+    width = max(map(len, verdict.tokens))
+    if not forward.features:
+        return {}
+    if draft.parents is None and forward.nodes is None:
+        return {name: states[:, :width] for name, states in forward.features.items()}
+    kept = None if forward.nodes is None else to_host(forward.nodes)
+    places = []
+    for b, path in enumerate(verdict.paths):
+        decided = path[: len(verdict.tokens[b]) - 1]
+        row = [0, *(1 + (node if kept is None else kept[b].index(node)) for node in decided)]
+        places.append(row + [0] * (width - len(row)))
+    found = {}
+    for name, states in forward.features.items():
+        index = to_device(places, states.device)[..., None].expand(-1, -1, states.shape[2])
+        found[name] = states.gather(1, index)
+    return found

@@ -2,7 +2,9 @@
 where a rejection costs a second forward."""
 
 import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..budget import Learned
 from ..protocol import Draft, Verdict
@@ -48,21 +50,31 @@ class Record:
     """whether there ever was one"""
 
 
-records: Learned[Record] = Learned(Record)
+_records: Learned[Record] = Learned(Record)
 """by drafter"""
+
+
+def record_of(drafter: Any, *key: Hashable) -> Record:
+    """What is known of it; of a drafter that cannot be told from others, nothing."""
+    try:
+        return _records.of(drafter, key)
+    except TypeError:
+        return Record()
 
 
 class Paying:
     """A schedule that is asked for drafts while these gain time. After losses it pauses, ever longer."""
 
-    def __init__(self, inner: Schedule, record: Record, keeps_state: bool) -> None:
+    def __init__(self, inner: Schedule, record: Callable[[int], Record], keeps_state: bool) -> None:
         """
         Args:
+            record: by the number of rows in a round.
             keeps_state: of such a target the first round is a plain one, to have something to compare with.
         """
-        self.inner, self.record, self.keeps_state = inner, record, keeps_state
-        if keeps_state and not record.plain.seconds:
-            record.left = 1
+        self.inner, self.keeps_state = inner, keeps_state
+        self._record_of, self.record = record, Record()
+        self.draws = False
+        """whether drafts are drawn at random: a seed would give another text where they are left out by the clock"""
         self.rounds = self.rested = 0
         """all, and those without a draft because drafts had not paid"""
         self.began = 0.0
@@ -75,22 +87,29 @@ class Paying:
         return self.inner.correct
 
     def feed(self, round: Round) -> Draft:
-        now, record = time.perf_counter(), self.record
+        now = time.perf_counter()
         if self.now is not None:
             self.now.add(self.tokens, now - self.began)
             self._decide()
+        if self.rows != len(round.room):
+            self.record, self.rows = self._record_of(len(round.room)), len(round.room)
+            if self.keeps_state and not self.record.plain.seconds:
+                self.record.left = 1
+        record = self.record
         self.began, resting = now, record.left > 0
         self.rounds += 1
         self.rested += resting and (self.rounds > 1 or record.paused)
         self.now = record.plain if resting else record.drafted
         if not resting:
-            return self.inner.feed(round)
+            draft = self.inner.feed(round)
+            self.draws |= draft.token_probs is not None
+            return draft
         record.left -= 1
         return Draft.from_lists([[]] * len(round.room), round.sequences.ids.device)
 
     def _decide(self) -> None:
         record = self.record
-        if self.now is not record.drafted:
+        if self.now is not record.drafted or (self.draws and not self.keeps_state):
             return
         record.tried += 1
         if record.plain.seconds:
@@ -118,9 +137,9 @@ class Paying:
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
         return self.inner.test(fed)
 
-    def observe(self, tokens: int, rows: int) -> None:
-        """A round of so many rows gave so many tokens."""
-        self.tokens, self.rows = tokens, rows
+    def observe(self, tokens: int) -> None:
+        """A round gave so many tokens."""
+        self.tokens = tokens
 
     def settle(self, verdict: Verdict) -> None:
         self.inner.settle(verdict)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from ..budget import MOST_NODES, Survival, Tree
+from ..budget import Survival, Tree
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 
 
@@ -23,6 +23,8 @@ class TreeSession(DraftSession):
     """Every node of a round's trees is judged by the text, whether it was verified or not."""
 
     weighs = True
+    most: int | None = None
+    """nodes that a row offers at most; None for all that there are"""
 
     def __init__(self, context: DraftContext, survival: Survival) -> None:
         super().__init__(context)
@@ -41,7 +43,7 @@ class TreeSession(DraftSession):
     def ranked(self, row: int) -> list[tuple[int, float]]:
         """A row's nodes in the order in which they would be verified, with their chances to survive."""
         tree = self.trees[row]
-        return tree.ranked()[:MOST_NODES] if self.context.trees else tree.chain()[:MOST_NODES]
+        return (tree.ranked() if self.context.trees else tree.chain())[: self.most]
 
     def draft(self) -> Draft:
         """The trees' nodes with their chances; point masses, of which the engine verifies those that pay."""
@@ -57,7 +59,7 @@ class TreeSession(DraftSession):
         for tree, text in zip(self.trees, verdict.tokens, strict=bool(self.trees)):
             for kind, right in tree.judged(text):
                 self.survival.observe(kind, right)
-        self.trees = []
+        self.trees, self.ordered = [], []
 
 
 def draft_of(
@@ -67,9 +69,6 @@ def draft_of(
     one. And the nodes."""
     nodes = [[node for node, _ in row] for row in ranked]
     cut = [tree.cut(mine) for tree, mine in zip(trees, nodes, strict=True)]
-    if all(parents == list(range(-1, len(parents) - 1)) for _, parents in cut):
-        draft = Draft.from_lists([tokens for tokens, _ in cut], device)
-    else:
-        draft = Draft.from_trees(cut, device)
+    draft = Draft.from_trees(cut, device)
     draft.survival = [[chance for _, chance in row] for row in ranked]
     return draft, nodes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Survival, Tree, band, centre, steps_that_pay
+from ...budget import MOST_NODES, DraftCost, Survival, Tree, band, centre, most_per_second, steps_that_pay
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -31,6 +31,8 @@ LOOK_AGAIN, LOOK = 12, 2
 class GrowingSession(TreeSession):
     """Greedy. In each round: begin with what others have to say; draft step by step while the next steps promise to
     pay; of all candidates the engine verifies those that do."""
+
+    most = MOST_NODES
 
     def __init__(
         self,
@@ -199,13 +201,22 @@ class GrowingSession(TreeSession):
         here = survival[tip] if tip >= 0 else 1.0
         return here * self._alpha() * max(0.0, 1 - told)
 
+    def draft(self) -> Draft:
+        draft = super().draft()
+        if self.fixed is not None and any(self.drafted):  # what was asked for is verified
+            draft.survival = None
+        return draft
+
     def ranked(self, row: int) -> list[tuple[int, float]]:
-        """Where a number of tokens was asked for, they come first, as if they were sure."""
+        """Where a number of tokens was asked for, they come first, and of the others those that pay."""
         likeliest = super().ranked(row)
         if self.fixed is None or not (chain := self._chain_in(row)):
             return likeliest
-        others = [found for found in likeliest if found[0] not in chain] if self.context.trees else []
-        return [(node, 1.0) for node in chain] + others
+        cost, rows = self.context.cost, len(self.trees)
+        if (count := cost.tried(rows)) is None:
+            count, _ = most_per_second([[chance for _, chance in likeliest]], cost.round(rows))
+        paying = likeliest[:count] if self.context.trees else []
+        return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]
 
     def _chain_in(self, row: int) -> list[int]:
         """What the draft model has drafted, in the row's tree."""

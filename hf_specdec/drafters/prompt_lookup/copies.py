@@ -38,6 +38,8 @@ class Copies:
         if self.context.forbids is not None:  # it would have to be asked about every place anew
             return
         path = tree.text(node)
+        if len(path) >= room:
+            return
         match, copies = self._copies(self.indexes[row], room - len(path), 1, path)
         if match > 1 and copies:
             copied = cut_at_end(copies[0], self.context)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Survival, Tree, band, centre
+from ...budget import MOST_NODES, Survival, Tree, are_chains, band, centre
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..merged import draft_of
@@ -121,9 +121,8 @@ class StreamingSession(DraftSession):
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
-        chain = parents == list(range(-1, len(parents) - 1))
         self._drafted = [nodes] * len(budget)
-        return Draft(tokens, [len(nodes)] * len(budget), None if chain else [parents] * len(budget))
+        return Draft(tokens, [len(nodes)] * len(budget), None if are_chains([parents]) else [parents] * len(budget))
 
     def _copies(self, sequences: Sequences, budget: list[int]) -> list[Tree]:
         """What rows can copy; empty where there is nothing."""
