@@ -1,5 +1,6 @@
 """Devices and number formats by the names that are typed."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from .errors import SpeculationError
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""oneDNN's names of instruction sets that do not multiply it"""
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -60,5 +63,9 @@ def cpu_dtype(capabilities: Mapping[str, Any]) -> str:
 
 
 def cpu_capabilities() -> Mapping[str, Any]:
-    """What torch says of the CPU's instructions; nothing where it is too old to say it."""
-    return getattr(torch.cpu, "get_capabilities", dict)()
+    """What torch says of the CPU's instructions; nothing where it is too old to say it. Of bfloat16, oneDNN computes
+    with those alone that it has not been told to leave (`ONEDNN_MAX_CPU_ISA`)."""
+    found = dict(getattr(torch.cpu, "get_capabilities", dict)())
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper() in WITHOUT_BFLOAT16:
+        found |= {name: False for name in ("avx512_bf16", "amx_bf16") if name in found}
+    return found

@@ -237,6 +237,13 @@ def test_the_demo_asks_torch_for_what_the_cpu_can_do(monkeypatch):
     assert cpu_capabilities() == {}
 
 
+@pytest.mark.parametrize(("limit", "kept"), [("avx512_core", False), ("AVX512_CORE_BF16", True), ("DEFAULT", True)])
+def test_a_cpu_that_pretends_to_know_less_is_believed(limit: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True, "avx2": True})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert cpu_dtype(cpu_capabilities()) == ("bfloat16" if kept else "float32") and cpu_capabilities()["avx2"]
+
+
 def test_generate_samples_the_same_for_one_seed(capsys):
     said = []
     for seed in (1, 2, 1):
