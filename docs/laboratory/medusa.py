@@ -25,9 +25,8 @@ class Medusa(nn.Module):
     def __init__(self, size: int, heads: int, known: Tensor) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(heads))
-        for block in self.blocks:
-            nn.init.zeros_(block.weight)
-            nn.init.zeros_(block.bias)
+        for parameter in self.blocks.parameters():
+            nn.init.zeros_(parameter)
         self.register_buffer("known", known)
 
     def states(self, hidden: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def main(settings: TableSettings) -> None:
     table = Table(
         "target", "method", "tokens per call", "speed-up", "metric", "extra parameters", title=settings.prompts
     )
-    targets = {"as it is": (None, settings.untouched)}
+    targets: dict[str, tuple[str | None, str | None]] = {"as it is": (None, settings.untouched)}
     targets |= {"LoRA": (settings.lora, settings.lora_streams)} if settings.lora else {}
     targets |= {"tuned with streams": (settings.tuned, settings.tuned)} if settings.tuned else {}
     for name, (tuned_by, streams) in targets.items():
