@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from hf_specdec.budget import Cost, Survival, Tree, band, centre, most_per_second, steps_that_pay
-from hf_specdec.budget.cost import TRIED, UNKNOWN
+from hf_specdec.budget.cost import AGAIN, TRIED, UNKNOWN
 from hf_specdec.budget.survival import EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
 
@@ -71,6 +71,20 @@ def test_batches_have_lines_of_their_own_once_they_are_known() -> None:
     for _ in range(3):
         cost.observe_forward(4, 5, 9.4)
     assert [cost.round(4)(width) for width in (1, 4)] == pytest.approx([8.6, 9.2])
+
+
+def test_a_time_that_was_disturbed_is_measured_again() -> None:
+    """Nothing is verified, as a wide forward seems to take long: it is tried again, and the figure comes down."""
+    cost = Cost()
+    for _ in range(3):
+        for width, seconds in ((1, 1.0), (9, 50.0)):
+            cost.observe_forward(1, width, seconds)
+    tries = 0
+    for _ in range(300):
+        count = cost.tried(1) or 0
+        tries += count > 0
+        cost.observe_forward(1, 1 + count, 1.0)
+    assert 7 <= tries <= 300 // AGAIN and cost.round(1)(9) < 1.01
 
 
 def test_a_width_that_was_often_met_has_a_figure_of_its_own() -> None:

@@ -27,6 +27,7 @@ from hf_specdec import (
     PromptLookupDrafter,
     SuffixDrafter,
 )
+from hf_specdec.budget import Cost, Learned
 from hf_specdec.decoding.loop import Decoding
 from hf_specdec.drafters.disco import StopClassifier
 from hf_specdec.drafters.draft_model.model import ModelOverCache
@@ -44,9 +45,11 @@ BY_THE_CLOCK = (
     "prompt_lookup",
     "prompt_lookup, 3 branches",
     "suffix",
+    "ngram",
     "hybrid",
     "streaming",
     "streaming, copies",
+    "streaming, pruned",
 )
 """drafters whose rounds depend on measured times, and so do their counts"""
 KNOWN: dict[tuple[str, str, bool], list[Counter[str]]] = {}
@@ -114,6 +117,7 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     monkeypatch.setattr(NGramSession, "propose", on_the_host)
     monkeypatch.setattr(ModelOverCache, "__init__", opening)
     monkeypatch.setattr(Decoding, "_play_round", counting)
+    monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))  # of another drafter's rounds, in a test
     drafter = DRAFTERS[kind](target)
     options = {"max_new_tokens": NEW, "do_sample": do_sample, "top_k": 0, "pad_token_id": 0, "eos_token_id": None}
     torch.manual_seed(0)

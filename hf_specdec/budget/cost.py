@@ -7,10 +7,12 @@ from ..theory import line_through
 
 FADES = 0.99
 """weight of the past at each forward: times of long ago were those of a shorter text"""
-FAINT = 0.05
+FAINT = 0.3
 """weight below which a width is forgotten"""
 TRIED = (8, 8, 24, 24, 3, 3)
 """nodes of the first rounds, to learn what width costs: each twice, as a first forward does not count"""
+AGAIN = 32
+"""forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
 LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
 UNKNOWN = 8
@@ -25,18 +27,18 @@ class Cost:
         self._between: float | None = None
         self._times: dict[tuple[int, int], tuple[float, float]] = {}  # rows, tokens per row → seconds, weight
         self._met: set[tuple[int, int]] = set()
-        self._rounds = 0
+        self._rounds = self._narrow = 0
 
     def copy(self) -> "Cost":
         """For those who may write into it."""
         copied = Cost()
         copied._between, copied._times = self._between, dict(self._times)
-        copied._met, copied._rounds = set(self._met), self._rounds
+        copied._met, copied._rounds, copied._narrow = set(self._met), self._rounds, self._narrow
         return copied
 
     def observe_forward(self, rows: int, width: int, seconds: float) -> None:
         """A first forward of its shape takes longer than those that follow: it does not count."""
-        self._rounds += 1
+        self._rounds, self._narrow = self._rounds + 1, self._narrow + 1 if width == 1 else 0
         shape = rows, width
         if shape not in self._met:
             self._met.add(shape)
@@ -55,11 +57,14 @@ class Cost:
         return bool(self._times)
 
     def tried(self, rows: int) -> int | None:
-        """Nodes per row to try next, while widths are still to be learned; None when that is done."""
+        """Nodes per row to try next, while widths are still to be learned, and where none was verified for long; else
+        None."""
         rounds = self._rounds  # read once: threads share it
         if rounds < len(TRIED):
             return max(1, TRIED[rounds] // rows)
-        return None if len(self._times) > 1 else max(1, UNKNOWN // rows)
+        if len(self._times) < 2:
+            return max(1, UNKNOWN // rows)
+        return 1 if self._narrow >= AGAIN else None
 
     def round(self, rows: int) -> Callable[[int], float]:
         """Seconds of a round of so many rows by the width of its forward, without drafting.
