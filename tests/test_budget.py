@@ -146,7 +146,7 @@ def test_orders_and_cuts(seed: int) -> None:
         return [] if node < 0 else [*path(tree.parents[node]), node]
 
     assert survival == pytest.approx([prod(tree.chances[i] for i in path(node)) for node in range(len(tree))])
-    order = tree.likeliest()
+    order = [node for node, _ in tree.ranked()]
     assert [survival[node] for node in order] == sorted(survival, reverse=True)
     for count in range(len(tree) + 1):
         tokens, parents = tree.cut(order[:count])

@@ -104,6 +104,10 @@ class DraftCost:
             self.step = running_mean(self.step, seconds)
         self._met = True
 
+    def c(self, cost: Cost, rows: int) -> float | None:
+        """A step over a step of the target; None where one of them is not known yet."""
+        return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None
+
     def asked(self, pays: bool, look_again: int) -> bool:
         """Whether to ask the draft model in this round: where that pays, and once in `look_again` where it does not."""
         self.unasked = 0 if pays or self.unasked + 1 >= look_again else self.unasked + 1

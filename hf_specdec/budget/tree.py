@@ -64,10 +64,6 @@ class Tree:
         """All nodes with their chances to survive, the likeliest first, each after its parent."""
         return sorted(enumerate(self.survival()), key=lambda found: -found[1])  # stable: parents before their children
 
-    def likeliest(self) -> list[int]:
-        """The nodes in this order."""
-        return [node for node, _ in self.ranked()]
-
     def chain(self) -> list[tuple[int, float]]:
         """The path from the root that promises most tokens, with the nodes' chances to survive."""
         survival = self.survival()

@@ -13,6 +13,8 @@ from ...target.inputs import position_limit
 from ...transfer import to_host, waits
 from ..merged import Joining, TreeSession
 from .chain import Chain
+from .session import candidates_of
+from .window import why_rested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +55,7 @@ class GrowingSession(TreeSession):
         """
         super().__init__(context, survival)
         self.fixed = None if window == "auto" else int(window)
-        self.candidates = candidates if context.trees else 1
+        self.candidates = candidates_of(context, candidates)
         self.draft_cost, self.others = cost, others
         self._model = model
         self._chain = None if others is not None else Chain(context, model, self.candidates)
@@ -234,17 +236,5 @@ class GrowingSession(TreeSession):
         self.steps, self._declined = 0, False
 
     def close(self) -> None:
-        cost, step = self.context.cost, self.draft_cost.step
-        if self.rested and cost.known and step is not None:
-            rows = len(self.context.prompt_ids)
-            self.context.stats.notes.append(
-                why_rested(self.rested, self.rounds, step / cost.round(rows)(1), self._alpha())
-            )
-
-
-def why_rested(rested: int, rounds: int, c: float, alpha: float) -> str:
-    """How often drafting was left out, and why."""
-    return (
-        f"drafting was stopped in {rested} of {rounds} rounds, as it would have cost more than it gained: a draft step "
-        f"costs {c:.2g} of a target step, the draft is right {alpha:.0%} of the time"
-    )
+        c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
+        self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())

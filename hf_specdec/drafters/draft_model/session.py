@@ -9,7 +9,7 @@ from torch import Tensor
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .model import ModelOverCache
-from .window import WindowTuner
+from .window import WindowTuner, why_rested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,8 +132,7 @@ class DraftModelSession(DraftSession):
 
     def close(self) -> None:
         if self.tuner is not None and self.rested:
-            when = f"in {self.rested} of {self.rounds} rounds"
-            self.context.stats.notes.append(f"drafting was stopped {when}, as {self.tuner.why_not()}")
+            self.context.stats.notes += why_rested(self.rested, self.rounds, self.tuner.c(), self.tuner.alpha)
 
 
 def candidates_of(context: DraftContext, wanted: int) -> int:

@@ -67,10 +67,17 @@ class WindowTuner:
         """T(width) in seconds, from the measured widths."""
         return line_through(dict(self.verify_seconds))  # a copy: another call may add to it meanwhile
 
-    def why_not(self) -> str:
-        """Why γ is 0, in words."""
-        c = (self.draft_seconds or 0.0) / self.verify_time()(1)
-        return (
-            f"it would have cost more than it gained: a draft step costs {c:.2g} of a target step, "
-            f"the draft is right {self.alpha:.0%} of the time"
-        )
+    def c(self) -> float | None:
+        """A draft step over a target step; None where one of them was not measured yet."""
+        known = self.draft_seconds is not None and self.verify_seconds
+        return self.draft_seconds / self.verify_time()(1) if known else None  # type: ignore[operator]
+
+
+def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:
+    """How often drafting was left out, and why; nothing where it was not, or where it cannot be said."""
+    if not rested or c is None:
+        return []
+    return [
+        f"drafting was stopped in {rested} of {rounds} rounds, as it would have cost more than it gained: a draft step "
+        f"costs {c:.2g} of a target step, the draft is right {alpha:.0%} of the time"
+    ]

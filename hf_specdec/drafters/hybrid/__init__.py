@@ -9,6 +9,7 @@ from ..base import Drafter
 from ..draft_model import DraftModelDrafter
 from ..draft_model.window import WindowTuner
 from ..merged import TreeSession
+from ..prompt_lookup import Copies
 from .config import HybridConfig
 from .sampled import SampledHybridSession
 from .session import HybridSession
@@ -87,4 +88,6 @@ class HybridDrafter(Drafter):
         if context.do_sample:
             tuner = self._tuners.of(context.target, rows)
             return SampledHybridSession(context, self.config, self.draft_model, survival, cost, tuner)
-        return HybridSession(context, self.config, self.draft_model, survival, cost)
+        window, candidates = self.config.num_draft_tokens, self.config.num_candidates
+        copies = Copies(context, self.config, survival)
+        return HybridSession(context, self.draft_model, window, candidates, survival, cost, copies)

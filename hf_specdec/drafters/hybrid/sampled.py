@@ -8,8 +8,8 @@ from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...theory import best_window, tokens_per_second
 from ..draft_model import DraftModelSession
-from ..draft_model.growing import LOOK_AGAIN, why_rested
-from ..draft_model.window import WindowTuner
+from ..draft_model.growing import LOOK_AGAIN
+from ..draft_model.window import WindowTuner, why_rested
 from ..merged import TreeSession
 from ..prompt_lookup import Copies, PromptLookupConfig
 from .config import HybridConfig
@@ -86,7 +86,5 @@ class SampledHybridSession(TreeSession):
         self._drew = False
 
     def close(self) -> None:
-        cost, step = self.context.cost, self.draft_cost.step
-        if self.rested and cost.known and step is not None:
-            c = step / cost.round(len(self.context.prompt_ids))(1)
-            self.context.stats.notes.append(why_rested(self.rested, self.rounds, c, self.tuner.alpha))
+        c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
+        self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.tuner.alpha)
