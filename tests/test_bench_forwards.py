@@ -162,6 +162,14 @@ def test_bare_forwards_cover_every_kind_that_was_made() -> None:
     assert {("target", 1, 1), ("draft", 1, 1)} <= set(table)
 
 
+def test_of_many_widths_those_made_least_often_lie_between_the_others() -> None:
+    made = [Forward("target", 1, width, 8, 0.0) for width in range(1, 21) for _ in range(1 + (width in (3, 5, 7)))]
+    table = time_bare_forwards({"target": llama(0)}, made, torch.ones(1, 32, dtype=torch.long))
+    assert set(table) == {("target", 1, width) for width in range(1, 21)}
+    steps = [table["target", 1, width + 1] - table["target", 1, width] for width in range(10, 19)]
+    assert max(steps) - min(steps) < 1e-9  # one straight line up to the widest
+
+
 def test_rounds_of_a_loop_that_drafts_before_the_prefill() -> None:
     made = [Forward("target", 1, 8, 0, 0.0), Forward("target", 1, 3, 7, 0.0), Forward("target", 1, 3, 10, 0.0)]
     # A prompt of 6 with 2 drafted tokens, of which 1 was right; then 2 of 2; then 0 of 2.

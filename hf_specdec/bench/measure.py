@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..errors import warn
 from ..hub import made_for
@@ -15,7 +14,7 @@ from ..hub.measured import facts
 from ..instruments.audit import Audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
 from ..instruments.ends import end_tokens, until_end
-from ..instruments.meter import Meter, Role, metered
+from ..instruments.meter import Meter, metered
 from ..instruments.pacing import paced
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..instruments.synthetic import synthetic_acceptance
@@ -190,14 +189,13 @@ class Bench:
         return self.tokenizer.decode([token for token in row if token not in ends], skip_special_tokens=True)
 
     def _bare_tables(self, generations: list[Generation], ids: Tensor) -> dict[int, dict[Kind, float]]:
-        """Bare times of all forwards made, by the id of the draft model (methods may bring one of their own)."""
+        """Bare times of all forwards made, by the id of the draft (a method may bring its own)."""
+        made = [forward for generation in generations for forward in generation.meter.forwards]
+        table = time_bare_forwards({"target": self.target}, made, ids)
         tables = {}
         for draft in {id(g.method.draft): g.method.draft for g in generations}.values():
-            made = [f for g in generations if g.method.draft is draft for f in g.meter.forwards]
-            models: dict[Role, PreTrainedModel] = {"target": self.target}
-            if draft is not None:
-                models["draft"] = draft
-            tables[id(draft)] = time_bare_forwards(models, made, ids)
+            made = [forward for g in generations if g.method.draft is draft for forward in g.meter.forwards]
+            tables[id(draft)] = table if draft is None else table | time_bare_forwards({"draft": draft}, made, ids)
         return tables
 
     def _measurement(

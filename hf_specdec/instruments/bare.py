@@ -6,15 +6,19 @@ run again alone, over a cache as long as it was on average, in the same process 
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ..theory import interpolate_widths
 from .meter import Forward, Role
 
-REPEATS = 5
+REPEATS = 3
+WIDTHS = 8
+"""of a model and a number of rows that are timed"""
 
 Kind = tuple[Role, int, int]
 """model, rows, tokens per row"""
@@ -37,28 +41,45 @@ def time_bare_forwards(
     """Seconds of each kind of forward, at the mean context length of all of them.
 
     Args:
-        models: by role.
+        models: by role; forwards of others only count for the mean.
         forwards: what was made; prefills are left out.
         ids: [B, columns] what was decoded. Its values do not matter for time.
 
     Returns:
         Medians of `REPEATS` runs. The kinds take turns, so that each finds the caches as the others left them. One
-        token per row is always among them, for a draft, too, that was called where no meter could see it.
+        token per row is always among them, for a draft, too, that was called where no meter could see it. Where many
+        widths were made, those that were made least often are taken to lie on straight lines between the others.
     """
     made = decode_forwards(forwards)
-    kinds: dict[Kind, list[float]] = {(f.role, f.rows, f.width): [] for f in made}
-    if not kinds:
+    if not made:
         return {}
     context = round(statistics.mean(f.context for f in made))
-    for role in models:
-        kinds.setdefault((role, ids.shape[0], 1), [])
+    counts = Counter((f.role, f.rows, f.width) for f in made if f.role in models)
+    counts.update({(role, ids.shape[0], 1): 0 for role in models})
+    kinds: dict[Kind, list[float]] = {kind: [] for kind in _to_time(counts)}
     caches = {(role, rows): _prefilled(models[role], ids, rows, context) for role, rows, _ in kinds}
     for repeat in range(REPEATS + 1):
         for (role, rows, width), seconds in kinds.items():
             elapsed = _time_one(models[role], caches[role, rows], _tile(ids, rows, width))
             if repeat:  # the first round warms up
                 seconds.append(elapsed)
-    return {kind: statistics.median(seconds) for kind, seconds in kinds.items()}
+    timed = {kind: statistics.median(seconds) for kind, seconds in kinds.items()}
+    return {kind: _read(timed, kind) for kind in counts}
+
+
+def _to_time(counts: Counter[Kind]) -> list[Kind]:
+    """Of each model and number of rows the narrowest width, the widest, and those that were made most often."""
+    chosen: list[Kind] = []
+    for role, rows in dict.fromkeys((role, rows) for role, rows, _ in counts):
+        widths = [kind for kind, _ in counts.most_common() if kind[:2] == (role, rows)]
+        chosen += dict.fromkeys([min(widths), max(widths), *widths][:WIDTHS])
+    return chosen
+
+
+def _read(timed: Mapping[Kind, float], kind: Kind) -> float:
+    """A width's own time, or what lies between its neighbours'."""
+    role, rows, width = kind
+    return interpolate_widths({w: t for (r, b, w), t in timed.items() if (r, b) == (role, rows)})(width)
 
 
 def _prefilled(model: PreTrainedModel, ids: Tensor, rows: int, context: int) -> DynamicCache:
