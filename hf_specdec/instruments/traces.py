@@ -1,0 +1,149 @@
+"""Record what the budget had before it in each round, and replay its decision: was it told the truth?"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedModel
+
+from ..budget import Cost, most_per_second
+from ..drafters.base import Drafter
+from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ..schedule import Guarded, Schedule
+
+BINS = 10
+
+
+@dataclass
+class Traced:
+    """A round: what was offered, and what became of it."""
+
+    cost: Cost
+    """as it was known then"""
+    batch: int
+    """rows of the forward"""
+    rows: list[Sequence[float]]
+    """chances of the nodes that were offered to each row with room for them, the likeliest first"""
+    lockstep: bool
+    spent: float
+    """seconds of drafting"""
+    began: float
+    """by `time.perf_counter`"""
+    verified: int = 0
+    """nodes of a row at most"""
+    tokens: int = 0
+    """that the round added to the text, over all rows"""
+    seconds: float = 0.0
+    """until the next round began"""
+    fates: list[tuple[float, bool]] = field(default_factory=list)
+    """of the nodes that the text has tested, verified or not, and of all below those that were wrong: the chance to
+    survive, and whether it did"""
+
+    def replayed(self) -> tuple[int, float, float]:
+        """Nodes of a row that the budget verifies, the tokens that it expects, and the seconds."""
+        seconds, most = self.cost.round(self.batch), max(map(len, self.rows), default=0)
+        count, _ = most_per_second(self.rows, seconds, self.spent, self.lockstep, most)
+        return count, sum(1 + sum(row[:count]) for row in self.rows), seconds(1 + count) + self.spent
+
+
+class TracingDrafter(Drafter):
+    """Delegates to `inner` and keeps the rounds of all calls in which the budget decided."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.config, self.last_stats = inner, inner.config, None
+        self.proposes_trees, self.brings_runner = inner.proposes_trees, inner.brings_runner
+        self.rounds: list[Traced] = []
+
+    def start(self, context: DraftContext) -> DraftSession:
+        """The inner drafter's own session, listened to."""
+        session = self.inner.start(context)
+        _Listener(session, self.rounds)
+        return session
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        self.inner.check_target(target)
+
+    def takes_ragged(self) -> bool:
+        return self.inner.takes_ragged()
+
+    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None:
+        return self.inner.schedule(session, context)
+
+
+class _Listener:
+    """Stands in for a session's methods."""
+
+    def __init__(self, session: DraftSession, rounds: list[Traced]) -> None:
+        self.session, self.rounds = session, rounds
+        self.begin, self.give, self.tell = session.start_draft, session.take, session.observe
+        session.start_draft, session.take = self.start_draft, self.take  # type: ignore[method-assign]
+        session.observe = self.observe  # type: ignore[method-assign]
+        self.now: Traced | None = None
+        self.last: Traced | None = None
+        self.draft: Draft | None = None
+        self.began = 0.0
+
+    def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
+        self.began, self.budget = time.perf_counter(), list(budget)
+        if self.last is not None:
+            self.last.seconds = self.began - self.last.began
+        self.begin(sequences, budget)
+
+    def take(self) -> Draft:
+        draft = self.give()
+        context, batch = self.session.context, len(self.budget)
+        if draft.survival is not None and context.cost.tried(batch) is None:
+            rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
+            spent = time.perf_counter() - self.began
+            self.draft, self.now = (
+                draft,
+                Traced(context.cost, len(self.budget), rows, context.lockstep, spent, self.began),
+            )
+        return draft
+
+    def observe(self, verdict: Verdict) -> None:
+        now, draft, self.now, self.last = self.now, self.draft, None, None
+        if now is not None and draft is not None:
+            now.verified, now.tokens = verdict.width - 1, sum(map(len, verdict.tokens))
+            now.seconds = time.perf_counter() - now.began
+            for b, text in enumerate(verdict.tokens):
+                now.fates += _fates(draft, b, text)
+            self.rounds.append(now)
+            self.last = now
+        self.tell(verdict)
+
+
+def _fates(draft: Draft, row: int, text: Sequence[int]) -> list[tuple[float, bool]]:
+    """Chances of a row's nodes, and whether each survived, as far as the text says so."""
+    assert draft.survival is not None
+    parents = range(-1, draft.tokens.shape[1] - 1) if draft.parents is None else draft.parents[row]
+    tokens = draft.tokens[row, : draft.lengths[row]].tolist()
+    depth: list[int | None] = []
+    """of the nodes that the text went through; -1 behind a wrong one, None behind the text's end"""
+    fates = []
+    for token, parent, chance in zip(tokens, parents, draft.survival[row], strict=False):
+        above = 0 if parent < 0 else depth[parent]
+        if above is None or above == len(text):
+            depth.append(None)
+            continue
+        right = above >= 0 and text[above] == token
+        depth.append(above + 1 if right else -1)
+        fates.append((chance, right))
+    return fates
+
+
+def calibration_error(fates: Sequence[tuple[float, bool]]) -> tuple[float, list[tuple[float, float, int]]]:
+    """The expected calibration error (ECE): how far chances are from what came true, over equal bins.
+
+    Returns:
+        the error, and per bin that is not empty the mean chance, the share that came true, and how many there were.
+    """
+    bins: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
+    for chance, right in fates:
+        bins[min(int(BINS * chance), BINS - 1)].append((chance, right))
+    found = [
+        (sum(chance for chance, _ in one) / len(one), sum(right for _, right in one) / len(one), len(one))
+        for one in bins
+        if one
+    ]
+    return sum(n * abs(said - true) for said, true, n in found) / max(1, len(fates)), found
