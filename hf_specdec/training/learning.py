@@ -16,6 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..devices import dtype_name
 from ..errors import SpeculationError
+from .curves import Curves
 from .own_text import OwnTextSettings
 
 PARTS = 20
@@ -151,6 +152,7 @@ def learn(
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(Bar)
+    trainer.add_callback(Curves(Path(settings.output) / "training" / "curves.png"))
     try:
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     except (OSError, SafetensorError) as error:

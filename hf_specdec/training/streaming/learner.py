@@ -143,8 +143,9 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
     Returns:
         `acceptance` and `acceptance_sampled`, [γ][k] each: of the places where all streams before were right with one
         of their k candidates, the share where this candidate of this stream is; of greedy texts and of sampled ones.
-        `first`: the share where the first stream's first choice is right, greedy; `promised`: tokens per call that a
-        tree of 16 nodes promises in greedy text. `early_exit`: of the pruning map, where there is one.
+        `first`: the share where the first stream's first choice is right, greedy; `stream_1` … `stream_γ`: that one of
+        its candidates is; `promised`: tokens per call that a tree of 16 nodes promises in greedy text. `early_exit`: of
+        the pruning map, where there is one.
     """
     was_training = model.training
     model.eval()
@@ -175,6 +176,7 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
     }
     table = found["acceptance"] or found["acceptance_sampled"] or [[0.0]]
     found["first"] = table[0][0]
+    found |= {f"stream_{j}": sum(row) for j, row in enumerate(table, 1)}
     found["promised"] = 1 + sum(chance for chance, _ in likeliest_nodes(table, NODES))
     if len(right := torch.cat(early_right)):
         found["early_exit"] = float(right.mean())
