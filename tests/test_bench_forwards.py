@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from hf_specdec.bench.methods import build_method
 from hf_specdec.errors import SpeculationError
-from hf_specdec.instruments.audit import Audit, first_difference
+from hf_specdec.instruments.audit import Audit, Difference, first_difference
 from hf_specdec.instruments.bare import bare_seconds, time_bare_forwards
 from hf_specdec.instruments.meter import Forward, Meter, metered
 from hf_specdec.instruments.pacing import paced
@@ -192,6 +192,15 @@ def test_audit_finds_the_first_difference_and_its_gap() -> None:
     assert first_difference([1, 2], [1, 2, 3]) == 2
     shorter = Audit(model, PROMPT, mine).difference(mine[:5])
     assert shorter is not None and shorter.gap is None and shorter.other_token is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "top_two", "near"), [(4, True, True), (4.1, True, False), (2, False, True), (2.1, False, False)]
+)
+def test_a_near_tie_is_what_rounding_explains(steps: float, top_two: bool, near: bool) -> None:
+    """Three may be as good as equal: the third of them is a tie, too, if it is nearer."""
+    assert Difference(3, 1, 2, steps * 0.125, 0.125, top_two).near_tie == near
+    assert not Difference(3, 1, None, None, None, top_two).near_tie
 
 
 def test_one_decoding_serves_all_differences_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

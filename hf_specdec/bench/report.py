@@ -18,7 +18,8 @@ from .tables import COLUMN_HELP, COLUMNS, figures, overview
 TITLE = "What speculation gains"
 PARTED = (
     "Where texts first part from plain decoding's. The gap is plain's logit of its own token less that of the other; "
-    "at a near-tie the two are plain's own top two, at most 4 rounding steps of the dtype apart."
+    "at a near-tie the two are plain's own top two, at most 4 rounding steps of the dtype apart, or the other is no "
+    "better than third, and at most 2 apart."
 )
 
 

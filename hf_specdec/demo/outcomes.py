@@ -67,7 +67,8 @@ def differences(
                 yield f"{name} ends where plain decoding goes on, or the other way round, at token {found.position}"
                 continue
             tokens = [tokenizer.decode([token]) for token in (found.plain_token, found.other_token)]
-            verdict = "a near tie of plain's own top two" if found.near_tie else "NOT a near tie"
+            tied = f"a near tie of plain's own {'top two' if found.top_two else 'best'}"
+            verdict = tied if found.near_tie else "NOT a near tie"
             yield (
                 f"{name} differs first at new token {found.position}, {tokens[1]!r} for {tokens[0]!r}: {verdict}, "
                 f"{found.gap:.4f} apart, where {_dtype(target)} rounds to {found.rounding:.4f}"

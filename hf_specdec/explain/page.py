@@ -94,7 +94,7 @@ def audit_text(explanation: Explanation) -> str:
     plain, other = explanation.difference_texts
     if d.gap is None:
         return f"Exactness: one text ends at new token {d.position}, where the other goes on ({plain!r}, {other!r})."
-    verdict = "a near-tie of its top two, within rounding" if d.near_tie else "not a near-tie: please report this"
+    verdict = "a near-tie of its best, within rounding" if d.near_tie else "not a near-tie: please report this"
     return (
         f"Exactness: first difference at new token {d.position}: plain decoding took {plain!r}, this {other!r}. "
         f"Plain's logits are {d.gap:.4g} apart there ({explanation.settings.dtype} rounds them to {d.rounding:.4g}): "

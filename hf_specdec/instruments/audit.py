@@ -31,8 +31,10 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains it: the top two, at most 4 rounding steps apart."""
-        return self.top_two and self.gap is not None and self.rounding is not None and self.gap <= 4 * self.rounding
+        """Whether rounding explains it: the top two at most 4 rounding steps apart, or one of the next at most 2."""
+        if self.gap is None or self.rounding is None:
+            return False
+        return self.gap <= (4 if self.top_two else 2) * self.rounding
 
 
 def first_difference(plain: list[int], other: list[int]) -> int | None:
