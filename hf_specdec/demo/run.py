@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from ..bench.methods import PLAIN, Method, build_method
-from ..errors import SpeculationWarning
+from ..errors import SpeculationError, SpeculationWarning
+from ..hub import check_made_for
 from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
 from ..instruments.recording import RecordingDrafter
@@ -30,12 +31,14 @@ from .prompts import BATCH, SAMPLES, Sample
 
 READY = Path(__file__).parents[2] / "hub_configs" / "hybrid"
 """the drafter that lies in a clone of the repository"""
+STREAMS = READY.with_name("streaming")
+"""what lies beside it, for the same target: a row of its own"""
 WORTHWHILE = 1.2
 """speed-up below which the demo says what stands in the way"""
 WIDTH = 6
 """tokens of the verification that is timed then"""
 PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
-ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
+ASSISTED, LOOKUP, STREAMING, OURS = "hf assisted", "hf lookup", "streaming", "hf_specdec"
 NEXT = """The same for your own model, without any draft:
 
     import hf_specdec
@@ -80,7 +83,8 @@ def run_demo(settings: DemoSettings) -> None:
         console.print(_introduction(settings, pair, recorder), markup=False)
         if LiveText(console, pair.tokenizer).coloured:
             console.print("\n", legend(), sep="")
-        stage = Stage(console, pair, _methods(recorder, pair), recorder, settings.max_new_tokens)
+        beside = [] if settings.drafter is not None else _streaming(pair.target)
+        stage = Stage(console, pair, _methods(recorder, pair, beside), recorder, settings.max_new_tokens)
         stage.warm_up()
         outcomes = {sample.kind: stage.show(sample) for sample in SAMPLES}
         outcomes |= {f"batch {len(BATCH)}": stage.show_batch(BATCH)}
@@ -96,14 +100,27 @@ def run_demo(settings: DemoSettings) -> None:
         console.save_svg(settings.svg, title="hf-specdec demo")
 
 
-def _methods(recorder: RecordingDrafter, pair: Pair) -> list[Method]:
+def _streaming(target: PreTrainedModel) -> list[Method]:
+    """The clone's streams, where this is the target that they were trained for."""
+    if not STREAMS.is_dir():
+        return []
+    drafter = load_drafter(str(STREAMS), None)
+    try:
+        drafter.check_target(target)
+        check_made_for(drafter.config.target, target)
+    except SpeculationError:
+        return []
+    return [Method(STREAMING, {"assistant_model": drafter}, None, drafter)]
+
+
+def _methods(recorder: RecordingDrafter, pair: Pair, beside: list[Method]) -> list[Method]:
     """Plain decoding first, ours last; transformers' assisted decoding where there is a draft model."""
     draft = own_model(recorder.inner) or pair.draft
     assisted = [build_method("hf-assisted", draft)] if draft is not None else []
     lookup = build_method("hf-prompt-lookup", None)
     for method, name in zip([*assisted, lookup], [ASSISTED, LOOKUP] if assisted else [LOOKUP], strict=True):
         method.name = name
-    return [Method(PLAIN), *assisted, lookup, Method(OURS, {"assistant_model": recorder}, draft, recorder)]
+    return [Method(PLAIN), *assisted, lookup, *beside, Method(OURS, {"assistant_model": recorder}, draft, recorder)]
 
 
 def _introduction(settings: DemoSettings, pair: Pair, recorder: RecordingDrafter) -> str:
