@@ -51,27 +51,12 @@ class Round:
         return self.draft_seconds * (self.drafted - self.accepted) / self.drafted if self.drafted else 0.0
 
 
-class RecordingDrafter(Drafter):
-    """Delegates to `inner` and keeps the rounds of row 0 of the last `generate` call in `rounds`."""
+class Listening(Drafter):
+    """Delegates to `inner`, whose sessions are the call's own, so that any schedule finds what it asks for."""
 
-    def __init__(self, inner: Drafter, told: Callable[[Round], None] | None = None) -> None:
-        """
-        Args:
-            told: called with each round when it is over.
-        """
-        self.inner, self.told = inner, told
-        self.config = inner.config
-        self.last_stats = None
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.config, self.last_stats = inner, inner.config, None
         self.proposes_trees, self.brings_runner = inner.proposes_trees, inner.brings_runner
-        self.rounds: list[Round] = []
-
-    def start(self, context: DraftContext) -> DraftSession:
-        """The inner drafter's own session, so that any schedule finds what it asks for; only its verdicts are read."""
-        self.rounds.clear()
-        session = self.inner.start(context)
-        recorder = _Recorder(session.observe, session.estimates, self.rounds, self.told)
-        session.observe = recorder  # type: ignore[method-assign]
-        return session
 
     def check_target(self, target: PreTrainedModel) -> None:
         self.inner.check_target(target)
@@ -81,6 +66,27 @@ class RecordingDrafter(Drafter):
 
     def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None:
         return self.inner.schedule(session, context)
+
+
+class RecordingDrafter(Listening):
+    """Keeps the rounds of row 0 of the last `generate` call in `rounds`."""
+
+    def __init__(self, inner: Drafter, told: Callable[[Round], None] | None = None) -> None:
+        """
+        Args:
+            told: called with each round when it is over.
+        """
+        super().__init__(inner)
+        self.told = told
+        self.rounds: list[Round] = []
+
+    def start(self, context: DraftContext) -> DraftSession:
+        """Only the session's verdicts are read."""
+        self.rounds.clear()
+        session = self.inner.start(context)
+        recorder = _Recorder(session.observe, session.estimates, self.rounds, self.told)
+        session.observe = recorder  # type: ignore[method-assign]
+        return session
 
 
 @dataclass

@@ -4,12 +4,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from transformers import PreTrainedModel
-
 from ..budget import Cost, most_per_second
 from ..drafters.base import Drafter
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
-from ..schedule import Guarded, Schedule
+from .recording import Listening
 
 BINS = 10
 
@@ -46,28 +44,17 @@ class Traced:
         return count, sum(1 + sum(row[:count]) for row in self.rows), seconds(1 + count) + self.spent
 
 
-class TracingDrafter(Drafter):
-    """Delegates to `inner` and keeps the rounds of all calls in which the budget decided."""
+class TracingDrafter(Listening):
+    """Keeps the rounds of all calls in which the budget decided."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.inner, self.config, self.last_stats = inner, inner.config, None
-        self.proposes_trees, self.brings_runner = inner.proposes_trees, inner.brings_runner
+        super().__init__(inner)
         self.rounds: list[Traced] = []
 
     def start(self, context: DraftContext) -> DraftSession:
-        """The inner drafter's own session, listened to."""
         session = self.inner.start(context)
         _Listener(session, self.rounds)
         return session
-
-    def check_target(self, target: PreTrainedModel) -> None:
-        self.inner.check_target(target)
-
-    def takes_ragged(self) -> bool:
-        return self.inner.takes_ragged()
-
-    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None:
-        return self.inner.schedule(session, context)
 
 
 class _Listener:
@@ -95,10 +82,8 @@ class _Listener:
         if draft.survival is not None and context.cost.tried(batch) is None:
             rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
             spent = time.perf_counter() - self.began
-            self.draft, self.now = (
-                draft,
-                Traced(context.cost, len(self.budget), rows, context.lockstep, spent, self.began),
-            )
+            self.draft = draft
+            self.now = Traced(context.cost, batch, rows, context.lockstep, spent, self.began)
         return draft
 
     def observe(self, verdict: Verdict) -> None:
