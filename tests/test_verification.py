@@ -208,22 +208,43 @@ def test_choosing_among_candidates_is_exact(p: Tensor, q: Tensor, branches: int)
             weight *= 1 - ratio
             left = residual(left[None], q[None])[0]
         total += weight * left.double()
-        chosen, final = choose_candidate(p, q, candidates, [1.0] * branches)
+        chosen, final = choose_candidate(p, q.expand(branches, -1), candidates, [1.0] * branches)
         if chosen is None:
             assert torch.allclose(final, left, atol=1e-6)
         if p[candidates[0]] > 0:
-            assert choose_candidate(p, q, candidates, [0.0] * branches)[0] == 0
+            assert choose_candidate(p, q.expand(branches, -1), candidates, [0.0] * branches)[0] == 0
+    assert torch.allclose(total, p.double(), atol=1e-5)
+
+
+@pytest.mark.parametrize("beside", ["always the same", "by the draw"])
+@PAIRS
+def test_a_token_that_nobody_drew_may_stand_beside_a_draw(p: Tensor, q: Tensor, beside: str) -> None:
+    """All mass on itself: tested against what the draw has left of p, whatever it was chosen by."""
+    total = torch.zeros(len(p), dtype=torch.float64)
+    for x in (x for x in range(len(q)) if q[x] > 0):
+        y = 0 if beside == "always the same" else (x + 1) % len(p)
+        each = torch.stack([q, torch.eye(len(p))[y].to(q)])
+        ratio = min(1.0, float(p[x]) / float(q[x]))
+        total[x] += float(q[x]) * ratio
+        left = residual(p[None], q[None])[0]
+        weight = float(q[x]) * (1 - ratio)
+        total[y] += weight * float(left[y])
+        chosen, final = choose_candidate(p, each, [x, y], [1.0, 1.0])
+        if chosen is None:
+            total += weight * (1 - float(left[y])) * final.double()
+        elif ratio < 1:  # all that was left was y
+            assert chosen == 1 and float(left[y]) == pytest.approx(1.0)
     assert torch.allclose(total, p.double(), atol=1e-5)
 
 
 def test_candidates_of_probability_0_are_never_chosen_at_r_0() -> None:
     p, q = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5, 0.5, 0.0])
-    chosen, left = choose_candidate(p, q, [0, 1, 0], [0.0, 0.0, 0.0])
+    chosen, left = choose_candidate(p, q.expand(3, -1), [0, 1, 0], [0.0, 0.0, 0.0])
     assert chosen is None and torch.equal(left, p)
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_choosing_with_bad_q_stays_finite(bad: float) -> None:
-    p, q = random_p(4, 0), torch.full((4,), bad)
+    p, q = random_p(4, 0), torch.full((2, 4), bad)
     _, left = choose_candidate(p, q, [1, 2], [0.5, 0.5])
     assert left.isfinite().all() and left.sum() == pytest.approx(1.0, abs=1e-5)

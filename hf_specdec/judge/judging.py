@@ -197,7 +197,7 @@ class Judge:
     def _sampled_tree(
         self, draft: Draft, scores: Tensor, sequences: Sequences, sound: Tensor, kept: list[list[int]] | None
     ) -> Block:
-        """Multi-candidate sampling from the root down, row by row. Siblings are independent draws from one q."""
+        """Multi-candidate sampling from the root down, row by row. Siblings are independent draws, each from its q."""
         assert draft.parents is not None and draft.q is not None
         fine, *flat = to_host(torch.cat([sound.long()[None], draft.tokens.flatten()]))
         width = draft.tokens.shape[1]
@@ -214,7 +214,7 @@ class Judge:
                 taken: int | None = None
                 if children:
                     r = [float(self.randomness.uniform([row], [position], Purpose.ACCEPT + i)[0]) for i in children]
-                    q = draft.q[b, children[0]].to(p)
+                    q = draft.q[b, children].to(p)
                     taken, p = choose_candidate(p, q, [tokens[i] for i in children], r)
                 if taken is None:
                     u = self.randomness.tensor([row], [position], Purpose.CHOOSE, p.device)

@@ -74,13 +74,14 @@ def follow(tokens: Sequence[int], parents: Sequence[int] | None, choices: Sequen
 
 
 def choose_candidate(p: Tensor, q: Tensor, candidates: Sequence[int], r: Sequence[float]) -> tuple[int | None, Tensor]:
-    """Lossless choice among several draws from one parent's q (multi-candidate speculative sampling).
+    """Lossless choice among several draws behind one parent (multi-candidate speculative sampling).
 
     Each candidate is tested as in Algorithm 1; after a rejection the next one is tested against the residual.
 
     Args:
         p: [V] the target's distribution at the parent.
-        q: [V] what the candidates were drawn from, independently (the same token may come twice).
+        q: [n, V] what each of n candidates was drawn from, independently (the same token may come twice); all mass on
+            the candidate itself where nobody drew it.
         candidates: their tokens, in any order that does not look at p.
         r: one uniform number per candidate.
 
@@ -88,7 +89,7 @@ def choose_candidate(p: Tensor, q: Tensor, candidates: Sequence[int], r: Sequenc
         The index of the accepted candidate (None: all rejected), and the distribution [V] to draw from if none was.
     """
     for i, x in enumerate(candidates):
-        if accepts(p[x].double(), q[x].double(), r[i]):
+        if accepts(p[x].double(), q[i, x].double(), r[i]):
             return i, p
-        p = residual(p[None], q[None])[0]
+        p = residual(p[None], q[i, None])[0]
     return None, p

@@ -1,15 +1,16 @@
-"""`SampledHybridSession`: copies, or what the draft model draws."""
+"""`SampledHybridSession`: copies, and what the draft model draws."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...budget import DraftCost, Survival, most_per_second
+from ...budget import DraftCost, Survival, Tree, most_per_second
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...theory import best_window, tokens_per_second
+from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
-from ..draft_model.growing import LOOK_AGAIN
-from ..draft_model.window import WindowTuner, why_rested
+from ..draft_model.window import LOOK_AGAIN, WindowTuner, why_rested
 from ..merged import TreeSession
 from ..prompt_lookup import Copies, PromptLookupConfig
 from .config import HybridConfig
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+DRAWN, COPIED = "draft_model", PromptLookupConfig.drafter_type
+MOST_COPIES = 16
+"""beside the draws of a row: each has a q, over the whole vocabulary"""
+
+
 class SampledHybridSession(TreeSession):
-    """Tokens that are drawn at random are tested by the q that they were drawn from, and stay a chain of their own:
-    they are accepted more often than the likeliest ones would be. A round takes what promises more per second."""
+    """Tokens that are drawn at random are tested by the q that they were drawn from: they are accepted more often than
+    the likeliest ones would be. A round draws a chain, where that promises more per second than copies do, and copies
+    that pay join it: a token that nobody drew is one from a q with all its mass on it."""
 
     def __init__(
         self,
@@ -41,6 +48,8 @@ class SampledHybridSession(TreeSession):
         self._limit = position_limit(model)
         self._drawing: DraftModelSession | None = None
         self._drew = False
+        self._drawn: list[int] = []
+        """[B] draws of each row, which are the first of its nodes"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.rounds += 1
@@ -49,7 +58,7 @@ class SampledHybridSession(TreeSession):
         self._drew = gamma > 0
         if not self._drew:
             draft = self.draft()
-            draft.sources = [PromptLookupConfig.drafter_type if length else "none" for length in draft.lengths]
+            draft.sources = [COPIED if length else "none" for length in draft.lengths]
             return draft
         opened = self._drawing is None  # and reads the prompt in this round
         if self._drawing is None:
@@ -58,8 +67,43 @@ class SampledHybridSession(TreeSession):
         draft = self._drawing.propose(sequences, budget)
         if (steps := max(draft.lengths)) and not opened:
             self.draft_cost.observe(self._drawing.seconds / steps)
-        draft.sources = ["draft_model" if length else "none" for length in draft.lengths]
+        draft.sources = [DRAWN if length else "none" for length in draft.lengths]
+        self._drawn = list(draft.lengths)
+        free = self.context.trees and not waits(self.context.device)  # to look at what was drawn
+        return self._joined(draft, sequences.rows, budget) if free and draft.q is not None else draft
+
+    def _joined(self, drawn: Draft, rows: Sequence[int], budget: list[int]) -> Draft:
+        """The draws, all of them, and behind them and beside them the copies that pay."""
+        assert drawn.q is not None
+        chains = [tokens[:n] for tokens, n in zip(to_host(drawn.tokens), drawn.lengths, strict=True)]
+        self.trees = [self._behind(*of_row) for of_row in zip(chains, self.trees, rows, budget, strict=True)]
+        ranked = [_draws_first(tree, chain) for tree, chain in zip(self.trees, chains, strict=True)]
+        most = max(drawn.lengths) + MOST_COPIES
+        offered = [[chance for _, chance in row[:most]] for row in ranked]
+        cost, lockstep = self.context.cost, self.context.lockstep
+        count = most_per_second(offered, cost.round(len(budget)), lockstep=lockstep)[0] if cost.known else 0
+        nodes = [[node for node, _ in row[: max(count, n)]] for row, n in zip(ranked, drawn.lengths, strict=True)]
+        if all(len(mine) == n for mine, n in zip(nodes, drawn.lengths, strict=True)):
+            return drawn
+        cut = [tree.cut(mine) for tree, mine in zip(self.trees, nodes, strict=True)]
+        draft = Draft.from_trees(cut, drawn.tokens.device)
+        rows_of_q = (*draft.tokens.shape, drawn.q.shape[2])
+        draft.q = drawn.q.new_zeros(rows_of_q).scatter_(2, draft.tokens[..., None], 1.0)
+        for b, n in enumerate(drawn.lengths):
+            draft.q[b, :n] = drawn.q[b, :n]
+        sources = [[DRAWN][:n] + [COPIED][: len(mine) - n] for mine, n in zip(nodes, drawn.lengths, strict=True)]
+        draft.sources = ["+".join(names) or "none" for names in sources]
         return draft
+
+    def _behind(self, chain: Sequence[int], copied: Tree, row: int, room: int) -> Tree:
+        """A row's draws as a tree, with what followed earlier behind each of them, and what could be copied without."""
+        tree, node = Tree(), -1
+        for token in chain:
+            node = tree.add(node, token, self.tuner.alpha)
+            if token not in self.context.eos_token_ids:
+                self.copies.join_behind(tree, node, row, room)
+        tree.merge(copied)
+        return tree
 
     def _window(self, budget: list[int]) -> int:
         """γ of a chain of draws, where that promises more than the copies at hand; else 0."""
@@ -80,11 +124,30 @@ class SampledHybridSession(TreeSession):
 
     def observe(self, verdict: Verdict) -> None:
         if self._drew and self._drawing is not None:
-            self._drawing.observe(verdict)
+            self._drawing.observe(self._of_draws(verdict))
         self.rested += not self._drew and not any(verdict.drafted)
         super().observe(verdict)
         self._drew = False
 
+    def _of_draws(self, verdict: Verdict) -> Verdict:
+        """What became of the draws alone: where a row's path leaves them one was rejected."""
+        drafted = [min(n, depth) for n, depth in zip(self._drawn, verdict.drafted, strict=True)]
+        accepted = [
+            next((i for i, node in enumerate([*path[:n], -1]) if node != i), n)
+            for path, n in zip(verdict.paths, drafted, strict=True)
+        ]
+        return replace(verdict, drafted=drafted, accepted=accepted)
+
     def close(self) -> None:
         c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.tuner.alpha)
+
+
+def _draws_first(tree: Tree, chain: Sequence[int]) -> list[tuple[int, float]]:
+    """A row's nodes with their chances to survive: the draws, then all others, the likeliest first."""
+    survival, draws, node = tree.survival(), [], -1
+    for token in chain:
+        node = next(child for child in tree.children(node) if tree.tokens[child] == token)
+        draws.append((node, survival[node]))
+    mine = {node for node, _ in draws}
+    return draws + [found for found in tree.ranked() if found[0] not in mine]
