@@ -14,7 +14,7 @@ from ...transfer import to_host, waits
 from ..merged import Joining, TreeSession
 from .chain import Chain
 from .session import candidates_of
-from .window import why_rested
+from .window import LOOK_AGAIN, why_rested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,8 +26,8 @@ LONGEST = 16
 """steps of the draft model in one round"""
 UNMEASURED = 4
 """steps in a round before anything was measured"""
-LOOK_AGAIN, LOOK = 12, 2
-"""rounds after which the draft model is asked again where it has not paid, and for how many steps"""
+LOOK = 2
+"""steps of the draft model where it is asked again"""
 
 
 class GrowingSession(TreeSession):

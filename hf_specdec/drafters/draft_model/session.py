@@ -44,7 +44,8 @@ class DraftModelSession(DraftSession):
         """γ of the next round."""
         if self.tuner is None or self.fixed_window != "auto":
             return int(self.fixed_window)
-        return self.tuner.choose(self.candidates)
+        cost = self.context.cost
+        return self.tuner.choose(self.candidates, cost.round(len(self.rows)) if cost.known else None)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from ...budget.cost import running_mean
 from ...theory import best_window, line_through
 
+LOOK_AGAIN = 12
+"""rounds after which the draft model is asked again where it has not paid"""
+
 
 class WindowTuner:
     """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft), or what `theory.tokens_per_second` makes of candidates.
@@ -51,15 +54,19 @@ class WindowTuner:
         self.rescued = self.memory * self.rescued + sum(rescued)
         self.missed = self.memory * self.missed + len(rescued)
 
-    def choose(self, candidates: int = 1) -> int:
-        """γ for the next round; 0 where drafting does not pay."""
+    def choose(self, candidates: int = 1, seconds: Callable[[int], float] | None = None) -> int:
+        """γ for the next round; 0 where drafting does not pay.
+
+        Args:
+            seconds: T by the width of a forward, where all that draft for the target have measured it together.
+        """
         self.rounds += 1
         if self.draft_seconds is None or not self.verify_seconds:
             return self.window
-        rescue = self.rescue if candidates > 1 else 0.0
-        best = best_window(self.alpha, self.verify_time(), self.draft_seconds, self.largest, candidates, rescue)
-        if best == 0 and self.rounds % 32 == 0:
-            return 1  # look again from time to time
+        rescue, seconds = self.rescue if candidates > 1 else 0.0, seconds or self.verify_time()
+        best = best_window(self.alpha, seconds, self.draft_seconds, self.largest, candidates, rescue)
+        if best == 0 and self.rounds % LOOK_AGAIN == 0:
+            return 1
         self.window = best
         return best
 
