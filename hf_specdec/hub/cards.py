@@ -25,6 +25,7 @@ SUMMARIES = {
     "draft_model": "A small model drafts and the target verifies (speculative sampling, Leviathan et al. 2023).",
     "disco": "A small model drafts, and a classifier decides after every token whether to go on (DISCO, 2024).",
     "pearl": "A small model drafts while the target verifies (PEARL, 2024).",
+    "streaming": "The target drafts for itself, by trained streams in its upper layers (Bhendawade et al. 2024).",
 }
 
 NOT_TOLD = "Not told; `trained_on=` of `save_pretrained` says it here."
@@ -61,7 +62,7 @@ def make_card(
         f"A `{name}` drafter for [speculative decoding](https://arxiv.org/abs/2211.17192) inside `model.generate`: "
         f"fewer target calls, the same text. {SUMMARIES.get(name, '')}".rstrip(),
         "## Use",
-        _usage(name, base or "your/target"),
+        _usage(name, base or "your/target", config.get("mode") == "tuned"),
         "## Made for",
         _made_for(config),
         *(["## Draft model", draft_sentence(draft)] if draft else []),
@@ -112,7 +113,8 @@ def _untold(name: str, draft: dict[str, str] | None) -> str:
     return NOT_TOLD if is_embedded(draft) else "Nothing of its own: it is the draft model that was trained."
 
 
-def _usage(name: str, target: str) -> str:
+def _usage(name: str, target: str, tunes: bool = False) -> str:
+    tune = "drafter.tune(model)  # adds what it learned to the model's weights\n" if tunes else ""
     return f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdec import Drafter
@@ -120,7 +122,7 @@ from hf_specdec import Drafter
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 model = AutoModelForCausalLM.from_pretrained("{target}")
 drafter = Drafter.from_pretrained("{REPO_PLACEHOLDER}")
-
+{tune}
 inputs = tokenizer("Hello", return_tensors="pt")
 model.generate(**inputs, assistant_model=drafter)
 model.generate(**inputs, speculation_type="{name}", speculation={{"drafter": "{REPO_PLACEHOLDER}"}})  # or as a flag
