@@ -55,6 +55,12 @@ def test_it_looks_again_after_giving_up() -> None:
     assert 0 < sum(tuner.choose() for _ in range(100)) < 10
 
 
+def test_what_all_drafters_have_measured_counts_for_more_than_its_own_times() -> None:
+    """One disturbed forward, met once, is no reason to stop."""
+    tuner = told(0.4, lambda width: 1.0 if width == 1 else 3.0, 0.05, widths=(1, 6))
+    assert tuner.choose() == 0 and tuner.choose(seconds=lambda width: 1 + 0.02 * width) > 0
+
+
 def test_before_anything_was_measured_it_starts_at_its_prior() -> None:
     assert WindowTuner(start=4).choose() == 4
 

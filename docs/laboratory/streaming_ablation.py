@@ -8,9 +8,10 @@ the paper's full product with and without pruning. Copies stay out. All ways tak
 is 1. What a forward is fed in its lower layers is `nodes`, and what is left of it in the upper ones `kept`.
 """
 
+import inspect
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -36,6 +37,7 @@ class AblationSettings(PairSettings):
     prompts: Annotated[list[str], Option(help="JSON lines, or text with a prompt per line.")]
     limit: Annotated[int, Option(help="Prompts of each file.")] = 4
     max_new_tokens: Annotated[int, Option(help="Per prompt.")] = 64
+    chat: Annotated[bool, Option("--chat", help="Ask texts as questions, as streams of one task were trained.")] = False
     prune_below: Annotated[float, Option(help="Chance below which pruned products lose a node.")] = 0.05
     picture: Annotated[str | None, Option(help="Picture to save.")] = None
 
@@ -67,6 +69,7 @@ def main(settings: AblationSettings) -> None:
     whole = StreamingDrafter.from_pretrained(settings.streams)
     ways = [Way("plain", 0), *_ways(whole, settings.prune_below)]
     prompts = [prompt for name in settings.prompts for prompt in load_prompts(name, settings.limit)]
+    prompts = [replace(prompt, chat=prompt.chat or settings.chat) for prompt in prompts]
     for number, prompt in enumerate(tqdm([prompts[0], *prompts], unit="prompt")):
         inputs = batch([prompt_ids(pair.tokenizer, prompt)], pair.tokenizer.pad_token_id, pair.target.device)
         for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
@@ -96,10 +99,9 @@ def _ways(whole: StreamingDrafter, prune_below: float) -> list[Way]:
 
 def _part(whole: StreamingDrafter, gamma: int, **options: Any) -> StreamingDrafter:
     """The same streams, but only the first γ of them."""
-    given = {name: getattr(whole.config, name) for name in type(whole.config).__dataclass_fields__ if name != "target"}
-    given |= {"num_streams": gamma, "copies": False, "acceptance": [], "acceptance_sampled": []} | options
-    names = StreamingDrafter.__init__.__kwdefaults__ or {}
-    drafter = StreamingDrafter(**{name: value for name, value in given.items() if name in names})
+    trained = {name: getattr(whole.config, name) for name in inspect.signature(StreamingDrafter).parameters}
+    part = {"num_streams": gamma, "copies": False, "acceptance": [], "acceptance_sampled": []}
+    drafter = StreamingDrafter(**(trained | part | options))
     weights = whole.weights()
     drafter.load_weights(weights | {"embeddings": weights["embeddings"][:gamma]})
     return drafter

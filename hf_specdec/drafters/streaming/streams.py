@@ -112,7 +112,7 @@ class Streams(nn.Module):
         """The opposite: rows of the head, -1 for tokens that streams do not know."""
         if not len(self.known):
             return tokens
-        tokens = moved(tokens, self.known.device)
+        tokens = moved(tokens, self.known.device).contiguous()
         order = self.known.argsort()
         place = torch.searchsorted(self.known[order], tokens).clamp_max(len(order) - 1)
         rows = order[place]
