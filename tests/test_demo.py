@@ -180,9 +180,13 @@ def test_chat_in_the_terminal(talkative, monkeypatch, capsys):
 
 def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
-    settings = DemoSettings(target="pair", drafter="draft_model:num_draft_tokens=3", max_new_tokens=8)
+    settings = DemoSettings(
+        target="pair", drafter="draft_model:num_draft_tokens=3", beside=["prompt_lookup"], max_new_tokens=8
+    )
     run_demo(settings)
     printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith(" prompt_lookup ")]
+    assert len(rows) == 1 and "5 of 5" in rows[0] and "refused" not in rows[0]
     assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
     for sample in SAMPLES:
         assert sample.text.splitlines()[0][:60] in printed

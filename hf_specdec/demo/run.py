@@ -1,7 +1,7 @@
 """`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from ..bench.methods import PLAIN, Method, build_method
-from ..errors import SpeculationError, SpeculationWarning
-from ..hub import check_made_for
+from ..errors import SpeculationWarning
 from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
 from ..instruments.recording import RecordingDrafter
@@ -31,14 +30,12 @@ from .prompts import BATCH, SAMPLES, Sample
 
 READY = Path(__file__).parents[2] / "hub_configs" / "hybrid"
 """the drafter that lies in a clone of the repository"""
-STREAMS = READY.with_name("streaming")
-"""what lies beside it, for the same target: a row of its own"""
 WORTHWHILE = 1.2
 """speed-up below which the demo says what stands in the way"""
 WIDTH = 6
 """tokens of the verification that is timed then"""
 PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
-ASSISTED, LOOKUP, STREAMING, OURS = "hf assisted", "hf lookup", "streaming", "hf_specdec"
+ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
 NEXT = """The same for your own model, without any draft:
 
     import hf_specdec
@@ -56,6 +53,9 @@ class DemoSettings(PairSettings):
         str | None,
         Option(help="Folder, repo or type:key=value,...; the clone's hub_configs/hybrid if there is one, or lookup."),
     ] = None
+    beside: Annotated[list[str], Option(help="Another drafter, as a row of its own; may be given several times.")] = (
+        field(default_factory=list)
+    )
     max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
     svg: Annotated[str | None, Option(help="Picture to save of what is printed.")] = None
 
@@ -79,11 +79,14 @@ def run_demo(settings: DemoSettings) -> None:
         with console.status("loading the models"):
             pair = settings.load()
             spec = settings.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
-            recorder = RecordingDrafter(load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts()))
+            loading = settings.of_drafts() | {"target": pair.target}
+            recorder = RecordingDrafter(load_drafter(spec, pair.draft, **loading))
+            beside = [build_method(one, pair.draft, **loading) for one in settings.beside]
+            for method in beside:
+                method.name = method.name.rstrip("/").rpartition("/")[2]
         console.print(_introduction(settings, pair, recorder), markup=False)
         if LiveText(console, pair.tokenizer).coloured:
             console.print("\n", legend(), sep="")
-        beside = [] if settings.drafter is not None else _streaming(pair.target)
         stage = Stage(console, pair, _methods(recorder, pair, beside), recorder, settings.max_new_tokens)
         stage.warm_up()
         outcomes = {sample.kind: stage.show(sample) for sample in SAMPLES}
@@ -98,19 +101,6 @@ def run_demo(settings: DemoSettings) -> None:
     console.print(f"\n{NEXT}", markup=False)
     if settings.svg is not None:
         console.save_svg(settings.svg, title="hf-specdec demo")
-
-
-def _streaming(target: PreTrainedModel) -> list[Method]:
-    """The clone's streams, where this is the target that they were trained for."""
-    if not STREAMS.is_dir():
-        return []
-    drafter = load_drafter(str(STREAMS), None)
-    try:
-        drafter.check_target(target)
-        check_made_for(drafter.config.target, target)
-    except SpeculationError:
-        return []
-    return [Method(STREAMING, {"assistant_model": drafter}, None, drafter)]
 
 
 def _methods(recorder: RecordingDrafter, pair: Pair, beside: list[Method]) -> list[Method]:
