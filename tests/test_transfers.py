@@ -89,6 +89,7 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
         "drafters.draft_model.session",
         "drafters.disco.classifier",
         "drafters.draft_model.growing",
+        "drafters.hybrid.sampled",
         "drafters.streaming.session",
     ):
         monkeypatch.setattr(f"hf_specdec.{module}.waits", lambda device: True)
