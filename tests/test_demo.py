@@ -195,6 +195,16 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     assert "hf_specdec" in printed.splitlines()[-1] or "generate(" in printed
 
 
+def test_the_picture_holds_what_was_said_and_nothing_that_turned(talkative, monkeypatch, tmp_path):
+    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
+    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
+    picture = tmp_path / "demo.svg"
+    run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, svg=str(picture)))
+    text = picture.read_text()
+    assert "hf_specdec" in text and SAMPLES[0].kind in text
+    assert not any(word in text for word in ("loading", "warming", "comparing"))
+
+
 def test_the_table_counts_what_all_methods_decoded():
     plain, ours = Outcome(PLAIN, [[1, 2, 3, 4]], 2.0, 1.0), Outcome("ours", [[1, 2, 3, 4]], 1.0, 2.0)
     other = Outcome("other", [[1, 2, 3, 5]], 4.0, 1.0)

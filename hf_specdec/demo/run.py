@@ -1,6 +1,7 @@
 """`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +66,13 @@ class DemoSettings(PairSettings):
         self.pack_linear |= self.device == "cpu" and self.dtype in packable_dtypes() and self.quantization is None
 
 
+class Pictured(Console):
+    """What is printed goes into a picture, and what turns meanwhile does not."""
+
+    def status(self, *_: Any, **__: Any) -> Any:
+        return nullcontext()
+
+
 def run_demo(settings: DemoSettings) -> None:
     """Decode a few prompts in all ways, show ours as it is written, and print what it gained.
 
@@ -74,7 +82,7 @@ def run_demo(settings: DemoSettings) -> None:
     check_new_tokens(settings.max_new_tokens)
     if settings.svg is not None:
         writable_file(settings.svg, "svg")
-    console = Console(highlight=False, **(PICTURE if settings.svg is not None else {}))
+    console = Pictured(highlight=False, **PICTURE) if settings.svg is not None else Console(highlight=False)
     with quiet():
         with console.status("loading the models"):
             pair = settings.load()
