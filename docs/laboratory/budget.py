@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Any
 
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 from typer import Option
 
+from hf_specdec import SpeculationError
 from hf_specdec.commands.options import command
 from hf_specdec.instruments.traces import Traced, TracingDrafter, calibration_error
 from hf_specdec.loading.chat import batch, prompt_ids
@@ -49,6 +50,8 @@ def main(settings: BudgetSettings) -> None:
     for spec in settings.drafter:
         loaded = load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts())
         rounds = _decode(settings, pair, TracingDrafter(loaded), spec)
+        if not rounds:
+            raise SpeculationError(f"{spec} has no more than {LEARNED} rounds; set limit or max_new_tokens higher")
         error, reliability[spec] = calibration_error(list(chain.from_iterable(r.fates for r in rounds)))
         expected = [sum(column) for column in zip(*(r.replayed()[1:] for r in rounds), strict=True)]
         tokens, seconds = sum(r.tokens for r in rounds) / expected[0], sum(r.seconds for r in rounds) / expected[1]
@@ -65,7 +68,7 @@ def _decode(settings: BudgetSettings, pair: Any, drafter: TracingDrafter, spec: 
     prompts = [prompt for group in zip(*files, strict=False) for prompt in group]  # of all kinds in turn
     size = settings.batch_size
     for at in tqdm(range(0, len(prompts), size), spec, unit="batch"):
-        rows = [prompt_ids(pair.tokenizer, prompt, False, None) for prompt in prompts[at : at + size]]
+        rows = [prompt_ids(pair.tokenizer, prompt) for prompt in prompts[at : at + size]]
         inputs = batch(rows, pair.tokenizer.pad_token_id, pair.target.device)
         options = {"max_new_tokens": settings.max_new_tokens, "do_sample": False}
         pair.target.generate(**inputs, **options, assistant_model=drafter, pad_token_id=pair.tokenizer.pad_token_id)
@@ -73,7 +76,8 @@ def _decode(settings: BudgetSettings, pair: Any, drafter: TracingDrafter, spec: 
 
 
 def _draw(reliability: dict[str, list[tuple[float, float, int]]], path: str) -> None:
-    figure, axes = plt.subplots(figsize=(5, 5))
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
     for spec, bins in reliability.items():
         said, true, counts = zip(*bins, strict=True)
@@ -81,7 +85,6 @@ def _draw(reliability: dict[str, list[tuple[float, float, int]]], path: str) -> 
         axes.scatter(said, true, [8 + 200 * n / sum(counts) for n in counts], color=line.get_color())
     axes.set(xlabel="chance that a node survives, as the budget had it", ylabel="share that survived")
     axes.legend(loc="upper left")
-    figure.tight_layout()
     figure.savefig(path, dpi=150)
 
 

@@ -9,24 +9,20 @@ is 1. What a forward is fed in its lower layers is `nodes`, and what is left of 
 """
 
 import inspect
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 from typer import Option
 
-from hf_specdec import StreamingDrafter
+from hf_specdec import SpeculationStats, StreamingDrafter
 from hf_specdec.commands.options import command
-from hf_specdec.instruments.ends import until_end
-from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import load_prompts
+from in_turn import Way, take_turns
 
 
 @dataclass(kw_only=True)
@@ -42,58 +38,56 @@ class AblationSettings(PairSettings):
     picture: Annotated[str | None, Option(help="Picture to save.")] = None
 
 
-@dataclass
-class Way:
-    """One way to use the streams, and what it came to."""
+@dataclass(kw_only=True)
+class Part(Way):
+    """One way to use the streams."""
 
     panel: str
     """which curve it is a point of"""
-    x: int
-    drafter: Any = None
-    seconds: float = 0.0
-    tokens: int = 0
-    accepted: int = 0
-    steps: int = 0
+    x: int = 0
     drafted: int = 0
     pruned: int = 0
 
-    @property
-    def per_call(self) -> float:
-        """Tokens per verification."""
-        return 1 + self.accepted / max(1, self.steps)
+    def count(self, stats: SpeculationStats) -> None:
+        super().count(stats)
+        self.drafted += sum((width - 1) * count for width, count in stats.verify_widths.items())
+        self.pruned += sum(int(note.split()[0]) for note in stats.notes if "were pruned" in note)
 
 
 def main(settings: AblationSettings) -> None:
     """Decode in all ways, and print."""
     pair = settings.load()
     whole = StreamingDrafter.from_pretrained(settings.streams)
-    ways = [Way("plain", 0), *_ways(whole, settings.prune_below)]
+    ways = [Part(panel="plain"), *_ways(whole, settings.prune_below)]
     prompts = [prompt for name in settings.prompts for prompt in load_prompts(name, settings.limit)]
     prompts = [replace(prompt, chat=prompt.chat or settings.chat) for prompt in prompts]
-    for number, prompt in enumerate(tqdm([prompts[0], *prompts], unit="prompt")):
-        inputs = batch([prompt_ids(pair.tokenizer, prompt)], pair.tokenizer.pad_token_id, pair.target.device)
-        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-            _decode(settings, pair, way, inputs, counts=number > 0)
+    take_turns(pair.target, pair.tokenizer, prompts, ways, settings.max_new_tokens)
     plain, *others = ways
     table = Table("part", "", "tokens per call", "nodes", "kept", "speed-up")
     for way in others:
         nodes, kept = way.drafted / way.steps, (way.drafted - way.pruned) / way.steps
-        figures = (f"{way.per_call:.2f}", f"{nodes:.1f}", f"{kept:.1f}", f"{_gain(way, plain):.2f}")
+        figures = (f"{way.per_call:.2f}", f"{nodes:.1f}", f"{kept:.1f}", f"{way.speed / plain.speed:.2f}")
         table.add_row(way.panel, str(way.x), *figures)
     Console().print(table)
     if settings.picture is not None:
         _draw(others, plain, settings.picture)
 
 
-def _ways(whole: StreamingDrafter, prune_below: float) -> list[Way]:
+def _ways(whole: StreamingDrafter, prune_below: float) -> list[Part]:
     gamma, most = whole.config.num_streams, 16
-    ways = [Way("streams", g, _part(whole, g, num_nodes=most)) for g in range(1, gamma + 1)]
-    ways += [Way("candidates", k, _part(whole, gamma, num_nodes=most, num_candidates=k)) for k in (1, 2, 4, 8)]
-    ways += [Way("nodes", n, _part(whole, gamma, num_nodes=n)) for n in (4, 8, 16, 32)]
-    ways += [Way("nodes by the budget", 0, _part(whole, gamma))]
+    ways = [Part(panel="streams", x=g, drafter=_part(whole, g, num_nodes=most)) for g in range(1, gamma + 1)]
+    ways += [
+        Part(panel="candidates", x=k, drafter=_part(whole, gamma, num_nodes=most, num_candidates=k))
+        for k in (1, 2, 4, 8)
+    ]
+    ways += [Part(panel="nodes", x=n, drafter=_part(whole, gamma, num_nodes=n)) for n in (4, 8, 16, 32)]
+    ways += [Part(panel="nodes by the budget", x=0, drafter=_part(whole, gamma))]
     for name, chance in (("product", 0.0), ("product, pruned", prune_below)):
         options = {"tree": "product", "prune_below": chance}
-        ways += [Way(name, k, _part(whole, min(3, gamma), num_candidates=k, **options)) for k in (1, 2, 3, 4)]
+        ways += [
+            Part(panel=name, x=k, drafter=_part(whole, min(3, gamma), num_candidates=k, **options))
+            for k in (1, 2, 3, 4)
+        ]
     return ways
 
 
@@ -107,36 +101,16 @@ def _part(whole: StreamingDrafter, gamma: int, **options: Any) -> StreamingDraft
     return drafter
 
 
-@torch.no_grad()
-def _decode(settings: AblationSettings, pair: Any, way: Way, inputs: dict[str, Any], counts: bool) -> None:
-    kwargs = {} if way.drafter is None else {"assistant_model": way.drafter}
-    options = {"max_new_tokens": settings.max_new_tokens, "do_sample": False}
-    began = time.perf_counter()
-    output = pair.target.generate(**inputs, **options, **kwargs, pad_token_id=pair.tokenizer.pad_token_id)
-    seconds = time.perf_counter() - began
-    if not counts:
-        return
-    way.seconds += seconds
-    way.tokens += len(until_end(pair.target, output[0, inputs["input_ids"].shape[1] :].tolist()))
-    if way.drafter is not None:
-        stats = way.drafter.last_stats
-        way.accepted, way.steps = way.accepted + stats.accepted_tokens, way.steps + stats.row_steps
-        way.drafted += sum((width - 1) * count for width, count in stats.verify_widths.items())
-        way.pruned += sum(int(note.split()[0]) for note in stats.notes if "were pruned" in note)
-
-
-def _gain(way: Way, plain: Way) -> float:
-    return way.tokens / way.seconds / (plain.tokens / plain.seconds)
-
-
-def _draw(ways: Sequence[Way], plain: Way, path: str) -> None:
+def _draw(ways: Sequence[Part], plain: Part, path: str) -> None:
     """Tokens per call and speed-up by what was varied; the products' speed-up in one panel, as in Figure 5."""
     figure = Figure(figsize=(10, 3), layout="constrained")
     panels = {"streams": "γ", "candidates": "k", "nodes": "nodes", "product": "k of the full product, γ = 3"}
     for axes, (panel, label) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         for name in dict.fromkeys(way.panel for way in ways if way.panel.startswith(panel) and way.x):
             mine = [way for way in ways if way.panel == name]
-            axes.plot([way.x for way in mine], [_gain(way, plain) for way in mine], "o-", label=f"{name}: speed-up")
+            axes.plot(
+                [way.x for way in mine], [way.speed / plain.speed for way in mine], "o-", label=f"{name}: speed-up"
+            )
             if panel != "product":
                 axes.plot([way.x for way in mine], [way.per_call for way in mine], "o--", label="tokens per call")
         axes.set(xlabel=label)

@@ -10,7 +10,6 @@ target is 1. Rouge is rouge_score's F1 against the best of a prompt's answers, `
 """
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
@@ -25,11 +24,11 @@ from typer import Option
 
 from hf_specdec import Drafter, StreamingDrafter, pack_linear
 from hf_specdec.commands.options import command
-from hf_specdec.instruments.ends import until_end
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.drafters import load_drafter
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import Prompt, sample_examples
+from in_turn import Way, take_turns
 from medusa import Medusa, MedusaDrafter
 
 
@@ -51,20 +50,12 @@ class TableSettings(PairSettings):
     scored: Annotated[int, Option(help="Prompts whose answers are scored, decoded 48 at once.")] = 200
 
 
-@dataclass
-class Row:
-    """One method on one target."""
+@dataclass(kw_only=True)
+class Row(Way):
+    """One method."""
 
-    target: str
     method: str
-    drafter: Any
-    parameters: int
-    tokens: int = 0
-    seconds: float = 0.0
-    calls: int = 0
-    accepted: int = 0
-    steps: int = 0
-    texts: list[str] = field(default_factory=list)
+    parameters: int = 0
 
 
 def main(settings: TableSettings) -> None:
@@ -81,9 +72,8 @@ def main(settings: TableSettings) -> None:
     targets |= {"tuned with streams": (settings.tuned, settings.tuned)} if settings.tuned else {}
     for name, (tuned_by, streams) in targets.items():
         for row, speed, metric in measured(settings, name, tuned_by, streams, answers):
-            per_call = 1 + row.accepted / row.steps if row.steps else 1.0
             found = "" if metric is None else " / ".join(f"{value:.3f}" for value in metric)
-            table.add_row(name, row.method, f"{per_call:.2f}", f"{speed:.2f}", found, f"{row.parameters:,}")
+            table.add_row(name, row.method, f"{row.per_call:.2f}", f"{speed:.2f}", found, f"{row.parameters:,}")
     Console(width=140).print(table)
 
 
@@ -97,51 +87,28 @@ def measured(
         StreamingDrafter.from_pretrained(tuned_by).tune(model)
     if settings.pack_linear:
         pack_linear(model)
-    rows = [Row(name, "plain", None, 0)]
+    rows = [Row(method="plain")]
     if folder is not None:
         streams, alone = (StreamingDrafter.from_pretrained(folder, copies=copies) for copies in (True, False))
         size = sum(p.numel() for p in streams.streams.parameters())
-        rows += [Row(name, "streams", alone, size), Row(name, "streams and copies", streams, size)]
+        rows.append(Row(method="streams", drafter=alone, parameters=size))
+        rows.append(Row(method="streams and copies", drafter=streams, parameters=size))
     if name == "LoRA" and settings.medusa is not None:
         weights = torch.load(f"{settings.medusa}/medusa.pt")
         heads = Medusa(model.config.hidden_size, sum(".weight" in key for key in weights), weights["known"])
         heads.load_state_dict(weights)
         size = sum(p.numel() for p in heads.parameters())
-        rows.append(Row(name, "Medusa heads", MedusaDrafter(heads, model), size))
+        rows.append(Row(method="Medusa heads", drafter=MedusaDrafter(heads, model), parameters=size))
     for spec in settings.drafter:
         drafter: Drafter = load_drafter(spec, pair.draft, target=model, **settings.of_drafts())
         draft: Any = getattr(drafter, "draft_model", None)
-        rows.append(Row(name, drafter.config.drafter_type, drafter, 0 if draft is None else draft.num_parameters()))
+        size = 0 if draft is None else draft.num_parameters()
+        rows.append(Row(method=drafter.config.drafter_type, drafter=drafter, parameters=size))
     prompts = list(answers)
     metric = scored(settings, model, tokenizer, prompts[: settings.scored], answers)
-    run(settings, model, tokenizer, prompts[: settings.limit], rows)
-    plain = rows[0].tokens / rows[0].seconds
-    return [(row, row.tokens / row.seconds / plain, metric if row is rows[0] else None) for row in rows]
-
-
-def options(settings: TableSettings, tokenizer: Any) -> dict[str, Any]:
-    """Of all calls."""
-    return {"max_new_tokens": settings.max_new_tokens, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
-
-
-def run(settings: TableSettings, model: Any, tokenizer: Any, prompts: Sequence[Prompt], rows: list[Row]) -> None:
-    """Each method in turn at each batch of prompts; a first round, which is not counted, warms up."""
-    size = settings.batch_size
-    groups = [prompts[at : at + size] for at in range(0, len(prompts), size)]
-    for number, group in enumerate(tqdm([groups[0], *groups], desc=f"{rows[0].target}: decoding", unit="batch")):
-        inputs = batch([prompt_ids(tokenizer, prompt) for prompt in group], tokenizer.pad_token_id, model.device)
-        for row in rows[number % len(rows) :] + rows[: number % len(rows)]:
-            kwargs = {} if row.drafter is None else {"assistant_model": row.drafter}
-            began = time.perf_counter()
-            output = model.generate(**inputs, **options(settings, tokenizer), **kwargs)
-            seconds = time.perf_counter() - began
-            if number == 0:
-                continue
-            row.seconds += seconds
-            row.tokens += sum(len(until_end(model, ids)) for ids in output[:, inputs["input_ids"].shape[1] :].tolist())
-            if row.drafter is not None:
-                row.accepted += row.drafter.last_stats.accepted_tokens
-                row.steps += row.drafter.last_stats.row_steps
+    title = f"{name}: decoding"
+    take_turns(model, tokenizer, prompts[: settings.limit], rows, settings.max_new_tokens, settings.batch_size, title)
+    return [(row, row.speed / rows[0].speed, metric if row is rows[0] else None) for row in rows]
 
 
 def scored(
@@ -149,10 +116,11 @@ def scored(
 ) -> tuple[float, ...]:
     """The task's metric of the target's own greedy answers."""
     said: list[str] = []
+    options = {"max_new_tokens": settings.max_new_tokens, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
     for at in tqdm(range(0, len(prompts), 48), desc="answers to score"):
         rows = [prompt_ids(tokenizer, prompt) for prompt in prompts[at : at + 48]]
         inputs = batch(rows, tokenizer.pad_token_id, model.device)
-        output = model.generate(**inputs, **options(settings, tokenizer))[:, inputs["input_ids"].shape[1] :]
+        output = model.generate(**inputs, **options)[:, inputs["input_ids"].shape[1] :]
         said += tokenizer.batch_decode(output, skip_special_tokens=True)
     if settings.metric == "exact":
         numbers = [[_number(text) for text in answers[prompt]] for prompt in prompts]

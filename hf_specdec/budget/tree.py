@@ -53,6 +53,17 @@ class Tree:
             node = self.parents[node]
         return tokens[::-1]
 
+    def along(self, text: Sequence[int]) -> list[int]:
+        """The nodes from the root down that say what a text says, as far as there are such."""
+        nodes: list[int] = []
+        here = -1
+        for token in text:
+            if (node := self._at.get((here, token))) is None:
+                break
+            nodes.append(node)
+            here = node
+        return nodes
+
     def survival(self) -> list[float]:
         """The chance of each node that it and all above it are right."""
         chances: list[float] = []

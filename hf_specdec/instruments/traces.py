@@ -65,10 +65,11 @@ class _Listener:
         self.begin, self.give, self.tell = session.start_draft, session.take, session.observe
         session.start_draft, session.take = self.start_draft, self.take  # type: ignore[method-assign]
         session.observe = self.observe  # type: ignore[method-assign]
-        self.now: Traced | None = None
-        self.last: Traced | None = None
-        self.draft: Draft | None = None
+        self.budget: list[int] = []
         self.began = 0.0
+        self.offered: tuple[Draft, Traced] | None = None
+        self.last: Traced | None = None
+        """the round before, where the budget decided"""
 
     def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
         self.began, self.budget = time.perf_counter(), list(budget)
@@ -82,19 +83,19 @@ class _Listener:
         if draft.survival is not None and context.cost.tried(batch) is None:
             rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
             spent = time.perf_counter() - self.began
-            self.draft = draft
-            self.now = Traced(context.cost, batch, rows, context.lockstep, spent, self.began)
+            self.offered = draft, Traced(context.cost, batch, rows, context.lockstep, spent, self.began)
         return draft
 
     def observe(self, verdict: Verdict) -> None:
-        now, draft, self.now, self.last = self.now, self.draft, None, None
-        if now is not None and draft is not None:
-            now.verified, now.tokens = verdict.width - 1, sum(map(len, verdict.tokens))
-            now.seconds = time.perf_counter() - now.began
+        offered, self.offered, self.last = self.offered, None, None
+        if offered is not None:
+            draft, traced = offered
+            traced.verified, traced.tokens = verdict.width - 1, sum(map(len, verdict.tokens))
+            traced.seconds = time.perf_counter() - traced.began
             for b, text in enumerate(verdict.tokens):
-                now.fates += _fates(draft, b, text)
-            self.rounds.append(now)
-            self.last = now
+                traced.fates += _fates(draft, b, text)
+            self.rounds.append(traced)
+            self.last = traced
         self.tell(verdict)
 
 

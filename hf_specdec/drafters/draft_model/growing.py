@@ -212,21 +212,13 @@ class GrowingSession(TreeSession):
     def ranked(self, row: int) -> list[tuple[int, float]]:
         """Where a number of tokens was asked for, they come first, and of the others those that pay."""
         likeliest = super().ranked(row)
-        if self.fixed is None or not (chain := self._chain_in(row)):
+        if self.fixed is None or not (chain := self.trees[row].along(self.drafted[row])):
             return likeliest
         cost, rows = self.context.cost, len(self.trees)
         if (count := cost.tried(rows)) is None:
             count, _ = most_per_second([[chance for _, chance in likeliest]], cost.round(rows))
         paying = likeliest[:count] if self.context.trees else []
         return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]
-
-    def _chain_in(self, row: int) -> list[int]:
-        """What the draft model has drafted, in the row's tree."""
-        tree, chain, node = self.trees[row], [], -1
-        for token in self.drafted[row]:
-            node = next(child for child in tree.children(node) if tree.tokens[child] == token)
-            chain.append(node)
-        return chain
 
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:

@@ -47,16 +47,14 @@ class SampledHybridSession(TreeSession):
         self._model = model
         self._limit = position_limit(model)
         self._drawing: DraftModelSession | None = None
-        self._drew = False
         self._drawn: list[int] = []
-        """[B] draws of each row, which are the first of its nodes"""
+        """[B] draws of each row, which are the first of its nodes; empty where none were drawn"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.rounds += 1
         self.copies.join(self.begin(len(budget)), sequences, budget)
         gamma = self._window(budget) if max(sequences.lengths) < self._limit else 0
-        self._drew = gamma > 0
-        if not self._drew:
+        if gamma == 0:
             draft = self.draft()
             draft.sources = [COPIED if length else "none" for length in draft.lengths]
             return draft
@@ -120,14 +118,14 @@ class SampledHybridSession(TreeSession):
         return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, LOOK_AGAIN) else 0
 
     def estimates(self, row: int) -> Sequence[float | None]:
-        return [] if self._drew else super().estimates(row)
+        return [] if self._drawn else super().estimates(row)
 
     def observe(self, verdict: Verdict) -> None:
-        if self._drew and self._drawing is not None:
+        if self._drawn and self._drawing is not None:
             self._drawing.observe(self._of_draws(verdict))
-        self.rested += not self._drew and not any(verdict.drafted)
+        self.rested += not self._drawn and not any(verdict.drafted)
         super().observe(verdict)
-        self._drew = False
+        self._drawn = []
 
     def _of_draws(self, verdict: Verdict) -> Verdict:
         """What became of the draws alone: where a row's path leaves them one was rejected."""
@@ -145,9 +143,6 @@ class SampledHybridSession(TreeSession):
 
 def _draws_first(tree: Tree, chain: Sequence[int]) -> list[tuple[int, float]]:
     """A row's nodes with their chances to survive: the draws, then all others, the likeliest first."""
-    survival, draws, node = tree.survival(), [], -1
-    for token in chain:
-        node = next(child for child in tree.children(node) if tree.tokens[child] == token)
-        draws.append((node, survival[node]))
-    mine = {node for node, _ in draws}
-    return draws + [found for found in tree.ranked() if found[0] not in mine]
+    survival, draws = tree.survival(), tree.along(chain)
+    others = [found for found in tree.ranked() if found[0] not in draws]
+    return [(node, survival[node]) for node in draws] + others
