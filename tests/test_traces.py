@@ -43,11 +43,17 @@ def test_a_replay_decides_and_times_as_the_engine_did(
     assert sum(traced.replayed()[2] for traced in late) == pytest.approx(sum(t.seconds for t in late), rel=0.07)
 
 
-def test_fates_are_what_the_text_says() -> None:
-    """Of a draft model that is the target itself the first choices survive, and what hangs beside them does not."""
-    tracing, sides = TracingDrafter(HybridDrafter(models.llama())), Sides(models.llama(), [7], max_new_tokens=60)
-    for _ in range(2):
-        assert torch.equal(sides.ours(tracing), sides.plain)
+def test_fates_are_what_the_text_says(monkeypatch: Any) -> None:
+    """Of a draft model that is the target itself the first choices survive, and what hangs beside them does not. By a
+    clock that forwards move alone: how much is drafted must not depend on the machine."""
+    model, draft = models.llama(max_position_embeddings=256), models.llama(max_position_embeddings=256)
+    tracing, sides = TracingDrafter(HybridDrafter(draft)), Sides(model, [7], max_new_tokens=120)
+    sides.ours()  # the probe
+    monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))
+    clock = Clock(monkeypatch)
+    with clock.moved_by(model, lambda width: 1 + 0.01 * width), clock.moved_by(draft, lambda width: 0.2):
+        for _ in range(3):
+            assert torch.equal(sides.ours(tracing), sides.plain)
     accepted = sum(traced.tokens - 1 for traced in tracing.rounds)
     survived = [chance for traced in tracing.rounds for chance, right in traced.fates if right]
     wrong = [chance for traced in tracing.rounds for chance, right in traced.fates if not right]
