@@ -38,7 +38,8 @@ class Round:
 
     sequences: Sequences
     room: list[int]
-    """[B] tokens that may be drafted behind each row's end: the target's own one needs a place, too"""
+    """[B] tokens that may be drafted behind each row's end: the target's own one needs a place, too. 0 where drafting
+    is paused: what a row carries is let go of"""
     passive: list[bool]
     """[B] rows of a lockstep batch that are finished and fed padding, as in plain decoding"""
     lockstep: bool

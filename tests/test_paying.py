@@ -10,7 +10,7 @@ import torch
 from compare import PROMPTS, Sides, sequences_of
 from test_stats import Clock
 
-from hf_specdec import DraftModelDrafter, PromptLookupDrafter
+from hf_specdec import DraftModelDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
 from hf_specdec.decoding.paying import FIRST_TRIAL
 from hf_specdec.protocol import Draft
@@ -104,6 +104,27 @@ def test_copies_that_do_not_pay_are_left_out(lengths: list[int], slope: float, m
             assert torch.equal(sides.ours(drafter), sides.plain)
             taken.append(clock.now)
     assert taken[1] < 1.02 * plain
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("window", ["auto", 3])
+def test_a_schedule_of_its_own_is_paused_where_plain_rounds_give_more(
+    window: Any, sampled: bool, monkeypatch: Any
+) -> None:
+    """A draft in the background that is hardly ever right and keeps the target waiting; a window of the user's stays."""
+    model, draft = models.llama(max_position_embeddings=512), models.llama(seed=3, max_position_embeddings=512)
+    sides = Sides(model, [7], max_new_tokens=300, **({"do_sample": True} if sampled else {}))
+    drafter, clock, taken = PearlDrafter(draft, window=window, worker="thread"), Clock(monkeypatch), []
+    with clock.moved_by(model, lambda width: 1.0), clock.moved_by(draft, lambda width: 0.5):
+        for _ in range(3):
+            clock.now = 0.0
+            text = sides.ours(drafter)
+            assert sampled or torch.equal(text, sides.plain)
+            taken.append(clock.now)
+    stats = drafter.last_stats
+    assert stats is not None and stats.target_calls > 100
+    assert ([note for note in stats.notes if "did not pay" in note] != []) == (window == "auto")
+    assert (taken[-1] < 1.05 * 300) == (window == "auto")
 
 
 class Unhashable(drafters.Toy):

@@ -146,11 +146,11 @@ class Decoding:
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         self.serial = isinstance(self.schedule, Serial)
         keeps_state = self.mode.runner is StateRunner
-        # Another order knows no rests, and ranks go by clocks of their own.
         weighs = self.session.ask(lambda session: bool(session.weighs))
-        if self.serial and self.ranks is None and (keeps_state or not weighs):
+        if self.ranks is None and (keeps_state or not weighs):  # ranks go by clocks of their own
             mine = self.drafter.drafter, id(call.target), self.do_sample
-            self.schedule = self.paying = Paying(self.schedule, lambda rows: record_of(*mine, rows), keeps_state)
+            record = lambda rows: record_of(*mine, rows)  # noqa: E731
+            self.schedule = self.paying = Paying(self.schedule, record, keeps_state, own_order=not self.serial)
 
     def _prefill(self) -> None:
         """The prompt's forward is the verification of an empty draft."""

@@ -1,9 +1,12 @@
 """`Paying`: drafts only while that pays. For sessions that do not weigh it themselves, and for targets with a state,
-where a rejection costs a second forward."""
+where a rejection costs a second forward.
+
+Either of two schedules orders a round: the drafter's own, or plain decoding; what they gave of late decides.
+"""
 
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..budget import Learned
@@ -13,10 +16,14 @@ from ..schedule import Correct, Round, Schedule
 TRIAL, FIRST_TRIAL, LATER_TRIAL = 2, 8, 4
 """rounds that are drafted for before it is asked whether they paid: for a target with a state; else at first and after
 a pause"""
-FIRST_PAUSE, LONGEST_PAUSE = 8, 64
+FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
+COSTS = 0.03
+"""share of the time that trials which do not pay may take: the more one lost, the longer the pause behind it"""
 MEMORY = 0.9
 """weight of the past at each round"""
+PLAIN_FIRST = 2
+"""rounds without a draft before the first drafts, where it is to be known from the start what these take"""
 LITTLE = 1.5
 """tokens per row and round, below which it is found out what a plain round takes"""
 
@@ -46,6 +53,8 @@ class Record:
     """the length of the next one"""
     tried: int = 0
     """rounds with drafts since the last pause"""
+    lost: float = 0.0
+    """seconds by which they took longer than plain decoding would have taken for their tokens"""
     paused: bool = False
     """whether there ever was one"""
 
@@ -65,16 +74,21 @@ def record_of(drafter: Any, *key: Hashable) -> Record:
 class Paying:
     """A schedule that is asked for drafts while these gain time. After losses it pauses, ever longer."""
 
-    def __init__(self, inner: Schedule, record: Callable[[int], Record], keeps_state: bool) -> None:
+    def __init__(
+        self, inner: Schedule, record: Callable[[int], Record], keeps_state: bool, own_order: bool = False
+    ) -> None:
         """
         Args:
             record: by the number of rows in a round.
-            keeps_state: of such a target the first round is a plain one, to have something to compare with.
+            keeps_state: whether the target does.
+            own_order: whether the drafter has brought its schedule, which goes by a clock itself.
         """
-        self.inner, self.keeps_state = inner, keeps_state
+        self.inner, self.keeps_state, self.own_order = inner, keeps_state, own_order
         self._record_of, self.record = record, Record()
         self.draws = False
         """whether drafts are drawn at random: a seed would give another text where they are left out by the clock"""
+        self.met: set[bool] = set()
+        """kinds of rounds, resting or not, that this call has had: what a first one begins takes longer"""
         self.rounds = self.rested = 0
         """all, and those without a draft because drafts had not paid"""
         self.began = 0.0
@@ -90,38 +104,38 @@ class Paying:
         now = time.perf_counter()
         if self.now is not None:
             self.now.add(self.tokens, now - self.began)
-            self._decide()
+            self._decide(now - self.began)
         if self.rows != len(round.room):
             self.record, self.rows = self._record_of(len(round.room)), len(round.room)
-            if self.keeps_state and not self.record.plain.seconds:
-                self.record.left = 1
+            if (self.keeps_state or self.own_order) and not self.record.plain.seconds:
+                self.record.left = PLAIN_FIRST
         record = self.record
         self.began, resting = now, record.left > 0
         self.rounds += 1
-        self.rested += resting and (self.rounds > 1 or record.paused)
-        self.now = record.plain if resting else record.drafted
+        self.rested += resting and record.paused
+        self.now = (record.plain if resting else record.drafted) if resting in self.met else None
+        self.met.add(resting)
         if not resting:
             draft = self.inner.feed(round)
             self.draws |= draft.token_probs is not None
             return draft
         record.left -= 1
-        return Draft.from_lists([[]] * len(round.room), round.sequences.ids.device)
+        return self.inner.feed(replace(round, room=[0] * len(round.room)))
 
-    def _decide(self) -> None:
-        record = self.record
-        if self.now is not record.drafted or (self.draws and not self.keeps_state):
+    def _decide(self, seconds: float) -> None:
+        record, plain = self.record, self.record.plain.rate()
+        if self.now is not record.drafted or (self.draws and not (self.keeps_state or self.own_order)):
             return
         record.tried += 1
-        if record.plain.seconds:
-            pays = record.drafted.rate() > record.plain.rate()
-        else:
-            pays = self.tokens >= LITTLE * self.rows
-        if pays:
-            record.pause = FIRST_PAUSE
-            record.tried = record.tried if record.plain.seconds else 0
+        record.lost += seconds - self.tokens / plain if plain else 0.0
+        if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
+            record.pause, record.lost = FIRST_PAUSE, 0.0
+            record.tried = record.tried if plain else 0
         elif record.tried >= (TRIAL if self.keeps_state else LATER_TRIAL if record.paused else FIRST_TRIAL):
-            record.left, record.pause = record.pause, min(2 * record.pause, LONGEST_PAUSE)
-            record.tried, record.paused = 0, True
+            made_up_for = record.lost * plain / self.rows / COSTS
+            record.left = min(max(record.pause, round(made_up_for)), LONGEST_PAUSE)
+            record.pause = min(2 * record.pause, LONGEST_PAUSE)
+            record.tried, record.lost, record.paused = 0, 0.0, True
             if self.keeps_state:
                 record.drafted = Pace()  # what comes is another text
 

@@ -41,11 +41,11 @@ class Overlapped:
         self.fed_at = 0.0
 
     def feed(self, round: Round) -> Draft:
-        """What rows carry; drafting begins behind it."""
+        """What rows carry; drafting begins behind it. Rows without room let go of what they carry."""
         self.round, self.rows, self.starts = round, list(round.sequences.rows), list(round.sequences.lengths)
         s, rows = round.sequences, self.rows
-        plan: Plan | None = self.session.ask(lambda d: d.plan())
-        chains = [self.carried.get(row, []) for row in rows]
+        plan: Plan | None = self.session.ask(lambda d: d.plan()) if any(round.room) else None
+        chains = [self.carried.get(row, [])[:room] for row, room in zip(rows, round.room, strict=True)]
         if plan is not None and not plan.pre_verify:
             chains = self._drafted_first(plan, chains)
         budget = [0] * len(rows) if plan is None else self._budget(plan, chains)

@@ -44,6 +44,7 @@ class PearlSession(DraftSession):
         rows = context.prompt_ids.shape[0]
         self.forks_can_be = forks and (rows == 1 or not context.lockstep)
         self.worker, self.planner, self.timeline, self.release = worker, planner, timeline, release
+        self.weighs = planner.window != "auto"  # a fixed window is kept whatever it costs
         self.columns = context.prompt_ids.shape[1]
         self.told: dict[int, list[int]] = {row: [] for row in range(rows)}
         """per row, the new tokens that the worker knows: accepted ones and its own drafts"""
