@@ -17,7 +17,7 @@ from models import llama, prompts
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import Cost
-from hf_specdec.drafters.draft_model.growing import FIRST, LOOK_AGAIN
+from hf_specdec.drafters.draft_model.growing import LOOK_AGAIN, RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
 from hf_specdec.protocol import Sequences, Verdict
 
@@ -28,7 +28,8 @@ def knowing(drafter, target, draft_step, right, kinds=()):
     drafter._draft_costs.of(target, 1).step = draft_step
     for _ in range(300):
         for i in range(10):
-            survival.observe(FIRST, i < 10 * right)
+            for rank in range(3):
+                survival.observe(RANKS(rank), rank == 0 and i < 10 * right)
             for kind, share in kinds:
                 survival.observe(kind, i < 10 * share)
 

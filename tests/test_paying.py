@@ -111,7 +111,7 @@ def test_copies_that_do_not_pay_are_left_out(lengths: list[int], slope: float, m
 def test_a_schedule_of_its_own_is_paused_where_plain_rounds_give_more(
     window: Any, sampled: bool, monkeypatch: Any
 ) -> None:
-    """A draft in the background that is hardly ever right and keeps the target waiting; a window of the user's stays."""
+    """A draft in the background, hardly ever right, that keeps the target waiting. A window of the user's stays."""
     model, draft = models.llama(max_position_embeddings=512), models.llama(seed=3, max_position_embeddings=512)
     sides = Sides(model, [7], max_new_tokens=300, **({"do_sample": True} if sampled else {}))
     drafter, clock, taken = PearlDrafter(draft, window=window, worker="thread"), Clock(monkeypatch), []

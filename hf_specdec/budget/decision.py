@@ -44,7 +44,7 @@ def most_per_second(
 def steps_that_pay(
     rows: Sequence[Sequence[float]],
     onward: Sequence[float],
-    alpha: float,
+    likely: Sequence[float],
     seconds: Callable[[int], float],
     step: float,
     spent: float = 0.0,
@@ -54,8 +54,9 @@ def steps_that_pay(
 
     Args:
         rows: [B][any] chances of the nodes that are there, the likeliest first.
-        onward: [B] the chance that the next step's token is kept; 0 for a row that drafts no more.
-        alpha: that each token behind it is right where those before it were.
+        onward: [B] the chance that all before the next step's tokens is kept; 0 for a row that drafts no more.
+        likely: of each of a step's candidates, the chance to be right where all before it is. A row goes on from the
+            first.
         seconds: T, duration of a round by the width of its forward.
         step: seconds of a draft step.
         spent: seconds that drafting has taken already.
@@ -64,7 +65,10 @@ def steps_that_pay(
     best, speed = 0, most_per_second(rows, seconds, spent, lockstep)[1]
     for more in FORESIGHT:
         foreseen = [
-            sorted([*row, *(chance * alpha**i for i in range(more if chance else 0))], reverse=True)
+            sorted(
+                [*row, *(chance * likely[0] ** i * each for i in range(more if chance else 0) for each in likely)],
+                reverse=True,
+            )
             for row, chance in zip(rows, onward, strict=True)
         ]
         found = most_per_second(foreseen, seconds, spent + more * step, lockstep)[1]

@@ -19,9 +19,10 @@ from .window import LOOK_AGAIN, why_rested
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FIRST = "drafted"
-"""kind of every token that the draft model goes on from"""
-FIRST_GUESS = 0.6
+RANKS = "rank {}".format
+"""kind of every candidate of a rank; from those of rank 0 the draft model goes on"""
+GUESSES = 0.6, 0.25
+"""how often the first candidate is right, and each further one where those before it are wrong"""
 LONGEST = 16
 """steps of the draft model in one round"""
 UNMEASURED = 4
@@ -145,12 +146,12 @@ class GrowingSession(TreeSession):
             if tip is None:
                 on.append(None)
                 continue
-            first, *beside = tokens[b]
-            said = self._told(self.trees[b], tip, first)
-            node = self._add(b, tip, first, chances[b][0], FIRST, said)
-            for token, chance in zip(beside, chances[b][1:], strict=True):
-                if chance > 0:
-                    self._add(b, tip, token, chance, "beside", said)
+            first, said = tokens[b][0], self._told(self.trees[b], tip, tokens[b][0])
+            node, *_ = [
+                self._add(b, tip, token, chance, rank, said)
+                for rank, (token, chance) in enumerate(zip(tokens[b], chances[b], strict=True))
+                if rank == 0 or chance > 0
+            ]
             self.drafted[b].append(first)
             ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
             on.append(None if ended else node)
@@ -158,10 +159,9 @@ class GrowingSession(TreeSession):
                 self.others.join_behind(self.trees[b], node, self._rows[b], budget[b])
         return on
 
-    def _add(self, b: int, tip: int, token: int, chance: float, rank: str, said: str) -> int:
-        kind = (rank, band(chance), said)
-        kinds = (FIRST, kind) if rank == FIRST else (kind,)
-        return self.trees[b].add(tip, token, self.survival.chance(kind, centre(band(chance))), *kinds)
+    def _add(self, b: int, tip: int, token: int, chance: float, rank: int, said: str) -> int:
+        kind = ("beside" if rank else "drafted", band(chance), said)
+        return self.trees[b].add(tip, token, self.survival.chance(kind, centre(band(chance))), RANKS(rank), kind)
 
     def _told(self, tree: Tree, tip: int, token: int) -> str:
         """What others say here is judged by what the draft model says of it."""
@@ -186,22 +186,26 @@ class GrowingSession(TreeSession):
         if step is None or not cost.known:
             return max(0, UNMEASURED - self.steps)
         onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
+        likely = [self._alpha(rank) for rank in range(self.candidates)]
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, lockstep = self.steps * step, self.context.lockstep
-        return steps_that_pay(chances, onward, self._alpha(), cost.round(len(self.trees)), step, spent, lockstep)
+        return steps_that_pay(chances, onward, likely, cost.round(len(self.trees)), step, spent, lockstep)
 
-    def _alpha(self) -> float:
-        """How often the draft model is right."""
-        return self.survival.chance(FIRST, FIRST_GUESS)
+    def _alpha(self, rank: int = 0) -> float:
+        """How often the draft model is right with its likeliest token, or with one of the next."""
+        first, further = GUESSES
+        return self.survival.chance(
+            RANKS(rank), first if rank == 0 else (1 - first) * further * (1 - further) ** (rank - 1)
+        )
 
     def _onward(self, tree: Tree, tip: int | None) -> float:
-        """The chance that another drafted token is right behind this one, and nobody says so already."""
+        """The chance to get behind this token, and that nobody says yet what is right there."""
         if tip is None:
             return 0.0
         survival = tree.survival()
         told = sum(tree.chances[node] for node in tree.children(tip))
         here = survival[tip] if tip >= 0 else 1.0
-        return here * self._alpha() * max(0.0, 1 - told)
+        return here * max(0.0, 1 - told)
 
     def draft(self) -> Draft:
         draft = super().draft()
