@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..protocol import Forward
 from ..transfer import to_device
+from .grouped import grouped_attention
 from .inputs import prepares_stock_inputs, takes_ragged_inputs
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class LockstepRunner:
         self.cache.activate_past_recording()
         return answer
 
+    @grouped_attention()
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
     ) -> Forward:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..protocol import Forward
 from ..transfer import to_device
 from .cache import RaggedCache, Slots
+from .grouped import grouped_attention
 from .inputs import position_limit
 from .lockstep import answered, prefill
 from .masks import TreeShapes, allowed_slots, as_bias, attention_windows
@@ -88,6 +89,7 @@ class RaggedRunner:
             self.cache.set_lengths([length + n for length, n in zip(self.cache.lengths, counts, strict=True)])
         return answered(outputs, width, self.features)
 
+    @grouped_attention()
     def run(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None) -> Any:
         """The model's outputs over tokens [B, T]; no row is advanced. For runners that change what is answered."""
         self.cache.reserve(tokens.shape[1])

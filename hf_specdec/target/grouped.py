@@ -1,0 +1,85 @@
+"""Attention of several tokens a row where query heads share keys and values.
+
+Stock attention copies every key and value once for each query head of its group as soon as there is a mask and more
+than one token, so that a verification forward moves several times what a plain step does. Here the query heads of a
+group stand behind each other as if they were further tokens of one head: what is computed is the same, and nothing is
+copied. Only this package's own forwards go this way; any other call of the model is left as it was.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "sdpa"
+SPECIAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")
+"""arguments that only stock attention knows what to do with"""
+
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+class _Here(threading.local):
+    """Of this thread."""
+
+    depth = 0
+    masks: tuple[Tensor, Tensor] | None = None
+    """the mask that was met last, and what it is for grouped heads: all layers share it"""
+
+
+_here = _Here()
+
+
+@contextmanager
+def grouped_attention() -> Iterator[None]:
+    """Forwards of this thread within the block copy no keys and values."""
+    if not isinstance(ALL_ATTENTION_FUNCTIONS[NAME], _Grouped):
+        AttentionInterface.register(NAME, _Grouped(ALL_ATTENTION_FUNCTIONS[NAME]))
+    _here.depth += 1
+    try:
+        yield
+    finally:
+        _here.depth -= 1
+        _here.masks = None
+
+
+class _Grouped:
+    """transformers' attention function of that name, and what takes its place within the block."""
+
+    def __init__(self, stock: Attention) -> None:
+        self.stock = stock
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, T, heads, size] of a query [B, heads, T, size], keys and values [B, fewer heads, S, size] and a mask
+        [B, 1, T, S]."""
+        rows, heads, width, size = query.shape
+        groups = heads // key.shape[1]
+        special = options.get("dropout") or any(_given(options.get(name)) for name in SPECIAL)
+        stays = not _here.depth or groups == 1 or width == 1 or special
+        if stays or attention_mask is None or attention_mask.shape[1] != 1:
+            return self.stock(module, query, key, value, attention_mask, **options)
+        seen = scaled_dot_product_attention(
+            query.reshape(rows, heads // groups, groups * width, size),
+            key,
+            value,
+            attn_mask=_for_all(attention_mask, groups),
+            scale=options.get("scaling"),
+        )
+        return seen.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
+
+
+def _given(option: object) -> bool:
+    return option is not None and option is not False
+
+
+def _for_all(mask: Tensor, groups: int) -> Tensor:
+    """[B, 1, groups · T, S]"""
+    if _here.masks is None or _here.masks[0] is not mask:
+        _here.masks = mask, mask.expand(-1, groups, -1, -1).flatten(1, 2)[:, None]
+    return _here.masks[1]

@@ -1,0 +1,113 @@
+"""Verification without copies of keys and values, and nothing else changed by it."""
+
+import threading
+from typing import Any
+
+import models
+import pytest
+import torch
+from compare import PROMPTS, Sides
+from transformers.integrations import sdpa_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_specdec import DraftModelDrafter, PromptLookupDrafter
+from hf_specdec.target.grouped import grouped_attention
+
+
+class Module:
+    """What stock attention asks of a layer."""
+
+    is_causal = True
+
+    def __init__(self, groups: int) -> None:
+        self.num_key_value_groups = groups
+
+
+def attend(groups: int, inputs: tuple[torch.Tensor, ...], **options: Any) -> torch.Tensor:
+    output: torch.Tensor = ALL_ATTENTION_FUNCTIONS["sdpa"](Module(groups), *inputs, **options)[0]
+    return output
+
+
+def made(rows: int, groups: int, width: int, end: int, kind: str) -> tuple[torch.Tensor, ...]:
+    """Query, keys, values and a mask; keys are part of a larger buffer, as a cache gives them."""
+    torch.manual_seed(rows + 10 * groups + 100 * width)
+    query = torch.randn(rows, width, 2 * groups, 16).transpose(1, 2)
+    keys, values = (torch.randn(rows, 2, end + 8, 16)[:, :, :end] for _ in range(2))
+    seen = torch.rand(rows, 1, width, end) < 0.5
+    seen[..., 0] = True
+    mask = seen if kind == "bool" else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return query, keys, values, mask
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("width", [1, 2, 7])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_it_is_the_same_attention(rows: int, groups: int, width: int, kind: str) -> None:
+    inputs = made(rows, groups, width, 40, kind)
+    stock = attend(groups, inputs, scaling=0.3)
+    with grouped_attention():
+        for _ in range(2):  # a second layer has the same mask
+            torch.testing.assert_close(attend(groups, inputs, scaling=0.3), stock)
+
+
+def test_what_is_special_is_left_to_stock_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = made(2, 3, 4, 20, "additive")
+    with grouped_attention():
+        with pytest.raises(ValueError, match="softcap"):
+            attend(3, inputs, softcap=30.0)
+        bias = torch.randn(1, 6, 4, 20)
+        biased = attend(3, inputs, position_bias=bias)
+    torch.testing.assert_close(biased, attend(3, inputs, position_bias=bias))
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens for which keys or values were copied for each query head."""
+    counted: list[int] = []
+    repeat = sdpa_attention.repeat_kv
+
+    def counting(states: torch.Tensor, times: int) -> torch.Tensor:
+        counted.append(states.shape[2])
+        return repeat(states, times)
+
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", counting)
+    return counted
+
+
+@pytest.mark.parametrize("candidates", [1, 3], ids=["chain", "tree"])
+@pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "uneven rows"])
+def test_no_verification_copies_keys_and_values(lengths: list[int], candidates: int, copies: list[int]) -> None:
+    model, draft = models.llama(), models.llama(seed=3)
+    assert model.config.num_attention_heads > model.config.num_key_value_heads
+    sides = Sides(model, lengths)
+    drafter = DraftModelDrafter(draft, num_draft_tokens=3, num_candidates=candidates)
+    sides.ours(drafter)  # the probe
+    copies.clear()
+    assert torch.equal(sides.ours(drafter), sides.plain)
+    prompt = sides.prompts["input_ids"].shape[1]
+    assert all(n == prompt for n in copies)  # stock forwards, the prompts', may
+    with torch.no_grad():
+        model(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.zeros(1, 1, 3, 3))
+    assert 3 in copies  # stock attention does
+
+
+def test_other_calls_of_the_model_are_what_they_were(copies: list[int]) -> None:
+    """Bit for bit, behind a call and beside one."""
+    model, seen = models.llama(), []
+    ids, mask = torch.arange(6)[None], torch.zeros(1, 1, 6, 6)
+
+    def logits() -> None:
+        with torch.no_grad():
+            seen.append(model(ids, attention_mask=mask).logits)
+
+    logits()
+    sides = Sides(model, [7])
+    sides.ours(PromptLookupDrafter())
+    logits()
+    copies.clear()
+    with grouped_attention():
+        beside = threading.Thread(target=logits)
+        beside.start()
+        beside.join()
+    assert copies and all(torch.equal(seen[0], other) for other in seen[1:])
