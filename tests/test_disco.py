@@ -1,11 +1,14 @@
 """DISCO's stop rule: it decides how much is drafted, and never what is said."""
 
+from collections import Counter
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_stats import Clock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
@@ -17,6 +20,7 @@ from hf_specdec.drafters.disco import (
     StopRule,
     features,
 )
+from hf_specdec.drafters.disco.budgeted import BudgetedSession
 from hf_specdec.drafters.disco.classifier import _on_device, _on_host, read
 from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
 from hf_specdec.protocol import Draft, DraftContext, Sequences
@@ -114,8 +118,7 @@ def test_a_rule_reads_the_last_chance_or_that_of_the_whole_draft(seen, token, dr
     assert StopRule(0.5, whole_draft=True).goes_on(seen) is draft
 
 
-@pytest.mark.parametrize("rule", ["token", "draft"])
-@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("tau, rule", [*product([0.0, 0.5, 1.0], ["token", "draft"]), (0.4, "budget")])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_greedy_text_is_plain_text(target, draft, rule, tau, rows):
     torch.manual_seed(2)
@@ -135,6 +138,25 @@ def test_greedy_text_is_plain_text(target, draft, rule, tau, rows):
         assert set(drafted) == {0}, "below a chance of 1 a draft ends after its first token"
     if tau == 0.0 and rows == 1:
         assert drafted[5] > 0
+
+
+@pytest.mark.parametrize("step", [0.05, 0.5])
+@pytest.mark.parametrize("right", [False, True])
+def test_the_budget_drafts_as_far_as_that_pays(target, right, step, monkeypatch):
+    """Whatever its classifier says: chances are what came true. By a clock that only forwards move."""
+    draft = close_to(target, 1, 0.0) if right else tiny(9, scale=25.0)
+    drafter, prompt = DiscoDrafter(draft, classifier(), rule="budget", max_draft_tokens=8), torch.arange(2, 9)[None]
+    clock, taken = Clock(monkeypatch), []
+    with clock.moved_by(target, lambda width: 1.0 + 0.02 * width), clock.moved_by(draft, lambda width: step):
+        for _ in range(3):
+            clock.now = 0.0
+            target.generate(input_ids=prompt, max_new_tokens=100, do_sample=False, assistant_model=drafter)
+            taken.append(clock.now)
+    notes = drafter.last_stats.notes
+    if right:
+        assert taken[-1] < (0.35 if step < 0.1 else 0.9) * 102 and not notes
+    else:
+        assert taken[-1] < (1.06 if step < 0.1 else 1.12) * 102 and "drafting was stopped" in notes[0]
 
 
 def context(rows: int, do_sample: bool, lockstep: bool) -> DraftContext:
@@ -178,10 +200,12 @@ def test_rows_stop_separately_and_in_lockstep_together(draft):
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(planted, monkeypatch):
-    vocab, rows, calls = 6, 600, 8
+@pytest.mark.parametrize("rule", ["draft", "budget"])
+def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(rule, planted, monkeypatch):
+    vocab, rows, calls = (6, 600, 8) if rule == "draft" else (6, 10, 300)  # the budget decides for the batch
     target, other = tiny(4, vocab, scale=30.0), tiny(5, vocab, scale=30.0)
-    drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule="draft")
+    drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
+    monkeypatch.setattr(BudgetedSession, "_pays", pays_by_what_is_seen)
     if planted:
         honest = DiscoSession.propose
 
@@ -194,7 +218,7 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
 
         monkeypatch.setattr(DiscoSession, "propose", propose_what_looks_good)
     prompt = torch.tensor([[2, 3, 4]])
-    counts = torch.zeros(vocab**2)
+    counts, drafted = torch.zeros(vocab**2), Counter()
     torch.manual_seed(6)
     for _ in range(calls):
         out = target.generate(
@@ -206,12 +230,18 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
             assistant_model=drafter,
         )
         counts += torch.bincount(out[:, 4] * vocab + out[:, 5], minlength=vocab**2)
+        drafted.update(drafter.last_stats.drafted_per_position)
     expected = _pairs(target, prompt, vocab) * rows * calls
-    assert drafter.last_stats.drafted_per_position[1] > 0 and drafter.last_stats.rejections > 0
+    assert drafted[1] > 0 and (rule == "draft" or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
     chi2 = float(((counts - expected) ** 2 / expected.clamp_min(1e-9))[expected > 5].sum())
     freedom = int((expected > 5).sum()) - 1
     limit = freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
     assert (chi2 > limit) == planted, (chi2, limit)
+
+
+def pays_by_what_is_seen(self, rows, onward, steps):
+    """A decision that hangs on all that may be known, and on no clock."""
+    return not steps or sum(map(sum, rows)) > 0.3 * len(rows)
 
 
 @torch.no_grad()

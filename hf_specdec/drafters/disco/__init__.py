@@ -3,8 +3,9 @@
 from .classifier import StopClassifier, features
 from .config import DiscoConfig
 from .criteria import DiscoStoppingCriteria
-from .drafter import DiscoDrafter, DiscoSession
+from .drafter import DiscoDrafter
 from .rules import StopRule
+from .session import DiscoSession
 
 __all__ = [
     "DiscoConfig",

@@ -15,7 +15,7 @@ class DiscoConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "disco"
 
-    rule: Literal["token", "draft"] = "draft"
+    rule: Literal["token", "draft", "budget"] = "draft"
     tau: float = ranged(0.4, 0, 1)
     tau_sampled: float = ranged(0.4, 0, 1)
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from ...budget import DraftCost, Learned, Survival
 from ...errors import SpeculationError
-from ...protocol import Draft, DraftContext, DraftSession, Sequences
+from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
-from ..draft_model import DraftModelSession, ModelDrafter
-from .classifier import Reading, StopClassifier, read
+from ..draft_model import ModelDrafter
+from .budgeted import BudgetedSession
+from .classifier import StopClassifier
 from .config import DiscoConfig
-from .lookup import NONE, Branch, Recurrence
 from .rules import StopRule
+from .session import DiscoSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +33,7 @@ class DiscoDrafter(ModelDrafter):
         draft_model: "PreTrainedModel",
         classifier: StopClassifier | None = None,
         *,
-        rule: Literal["token", "draft"] = "draft",
+        rule: Literal["token", "draft", "budget"] = "draft",
         tau: float = 0.4,
         tau_sampled: float = 0.4,
         max_draft_tokens: int = 16,
@@ -44,7 +46,9 @@ class DiscoDrafter(ModelDrafter):
         Args:
             draft_model: the one that the classifier was trained for.
             classifier: of this draft; sets `k`, `hidden` and `draft_fingerprint`.
-            rule: stop when the last token's chance of acceptance falls below τ, or when the whole draft's does.
+            rule: "token" and "draft" stop when the last token's chance of acceptance falls below τ, or when the whole
+                draft's does; "budget" when another step does not promise more tokens per second, by these chances and
+                the times that were measured: τ does not matter then, and it drafts nothing where nothing pays.
             tau: τ in greedy decoding, a chance, from 0 to 1.
             tau_sampled: τ in sampling, a chance, from 0 to 1.
             max_draft_tokens: SLmax, from 1 to 512.
@@ -84,6 +88,7 @@ class DiscoDrafter(ModelDrafter):
         self.trained = classifier is not None
         self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden)
         self.classifier.requires_grad_(False)
+        self._survival, self._costs = Learned(Survival), Learned(DraftCost)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.classifier.state_dict())
@@ -106,64 +111,10 @@ class DiscoDrafter(ModelDrafter):
         return StopRule(config.tau_sampled if do_sample else config.tau, config.rule == "draft")
 
     def start(self, context: DraftContext) -> DraftSession:
-        return DiscoSession(context, self)
-
-
-class DiscoSession(DraftModelSession):
-    """Drafts with a model until the rule says stop.
-
-    The rule is asked after token i about drafting token i + 1. It knows q up to position i and earlier tokens, and
-    token i is verified either way: which positions are verified never depends on the token drawn there, so the output
-    keeps the target's distribution. Asking before the forward at i + 1 saves that forward, too.
-    """
-
-    def __init__(self, context: DraftContext, drafter: DiscoDrafter) -> None:
-        super().__init__(context, drafter.draft_model, drafter.config.max_draft_tokens)
-        self.rule = drafter.rule(context.do_sample)
-        self.chance = drafter.classifier.reader(context.do_sample)
-        self.lookup, self.k = drafter.config.lookup, drafter.config.k
-        self.texts: dict[int, Recurrence] = {}
-        """per row of the call, the accepted text"""
-        self.known: dict[int, int] = {}
-        """how many tokens of it are in there"""
-        self.seen: list[list[float]] = []
-        """[B] the chances C_1 … C_i of the round"""
-        self.branches: list[Branch] = []
-        """[B] each row's text with the round's draft"""
-
-    def chances(self, step: int, reading: Reading, sequences: Sequences, branches: list[Branch]) -> list[float]:
-        """C [B] of draft token `step` (from 0), from the draft's distribution there and the tokens before it."""
-        start = step - self.context.prompt_ids.shape[1]
-        position = [n + start for n in sequences.lengths]
-        proposed = [branch.proposal() if self.lookup else NONE for branch in branches]
-        return self.chance(reading, position, proposed)
-
-    def _branches(self, sequences: Sequences) -> list[Branch]:
-        """A branch of each row's text as accepted so far."""
-        for row, tokens in zip(sequences.rows, sequences.tokens, strict=True):
-            self.texts.setdefault(row, Recurrence()).extend(tokens[self.known.get(row, 0) :])
-            self.known[row] = len(tokens)
-        return [Branch(self.texts[row]) for row in sequences.rows]
-
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.seen = [[] for _ in budget]
-        self.branches = self._branches(sequences)
-        return super().propose(sequences, budget)
-
-    def shortened(
-        self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
-    ) -> list[int]:
-        reading = read(logits, self.k, tokens)
-        chances, drawn = self.chances(step, reading, sequences, self.branches), reading.drawn
-        shorter = self.until_eos(step, drawn, lengths)
-        for b, chance in enumerate(chances):
-            if lengths[b] > step:
-                self.seen[b].append(chance)
-            if shorter[b] > step + 1 and not self.rule.goes_on(self.seen[b]):
-                shorter[b] = step + 1
-        for branch, token in zip(self.branches, drawn, strict=True):
-            branch.append(token)
-        return shorter
+        if self.config.rule != "budget":
+            return DiscoSession(context, self)
+        survival = self._survival.of(context.target, context.do_sample)
+        return BudgetedSession(context, self, survival, self._costs.of(context.target, len(context.prompt_ids)))
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

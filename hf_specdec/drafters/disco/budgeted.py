@@ -1,0 +1,80 @@
+"""`BudgetedSession`: the budget's decision with the classifier's chances, in place of a threshold."""
+
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING
+
+from ...budget import DraftCost, Survival, band, steps_that_pay
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ..draft_model.window import LOOK_AGAIN, why_rested
+from .session import DiscoSession
+
+if TYPE_CHECKING:
+    from .drafter import DiscoDrafter
+
+DRAFTED = "drafted"
+"""kind of every token"""
+FIRST_GUESS = 0.6
+UNMEASURED = 4
+"""tokens of a round before anything was measured"""
+
+
+class BudgetedSession(DiscoSession):
+    """Drafts on while that promises most tokens per second for the whole batch, or not at all.
+
+    Chances are those of the classifier as they came true so far. What is decided after a token is about the next one,
+    which nobody has drawn yet, and all that is drawn is verified: the output keeps the target's distribution.
+    """
+
+    def __init__(self, context: DraftContext, drafter: "DiscoDrafter", survival: Survival, cost: DraftCost) -> None:
+        """
+        Args:
+            cost: of this draft's steps, its classifier among them.
+        """
+        super().__init__(context, drafter)
+        self.survival, self.draft_cost = survival, cost
+
+    def window(self) -> int:
+        """The most that may be drafted; 0 where not even one token pays."""
+        pays = self._pays([[] for _ in self.rows], [1.0] * len(self.rows), 0)
+        return super().window() if self.draft_cost.asked(pays, LOOK_AGAIN) else 0
+
+    def stopped(self, step: int, lengths: list[int]) -> list[int]:
+        rows = [self._survivals(seen) for seen in self.seen]
+        onward = [row[-1] if n > step + 1 else 0.0 for row, n in zip(rows, lengths, strict=True)]
+        goes_on = self._pays(rows, onward, step + 1)
+        return lengths if goes_on else [min(n, step + 1) for n in lengths]
+
+    def _survivals(self, seen: list[float]) -> list[float]:
+        """The chance of each token of a row, that it and all before it are kept."""
+        return list(accumulate((self.survival.chance(band(chance), chance) for chance in seen), mul))
+
+    def _pays(self, rows: list[list[float]], onward: list[float], steps: int) -> bool:
+        """Whether another step does; `steps` were made."""
+        cost, step = self.context.cost, self.draft_cost.step
+        if step is None or not cost.known:
+            return steps < UNMEASURED
+        seconds, lockstep = cost.round(len(rows)), self.context.lockstep
+        return steps_that_pay(rows, onward, [self._alpha()], seconds, step, steps * step, lockstep) > 0
+
+    def _alpha(self) -> float:
+        """How often the draft is right."""
+        return self.survival.chance(DRAFTED, FIRST_GUESS)
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        draft = super().propose(sequences, budget)
+        if draft.tokens.shape[1]:
+            self.draft_cost.observe(self.seconds / draft.tokens.shape[1])
+        return draft
+
+    def observe(self, verdict: Verdict) -> None:
+        for seen, drafted, accepted in zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen)):
+            for i, chance in enumerate(seen[: min(drafted, accepted + 1)]):
+                self.survival.observe(DRAFTED, i < accepted)
+                self.survival.observe(band(chance), i < accepted)
+        self.seen = []
+        super().observe(verdict)
+
+    def close(self) -> None:
+        c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
+        self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())
