@@ -11,8 +11,9 @@ import torch
 from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, theory
+from hf_specdec.budget import Cost, DraftCost
 from hf_specdec.drafters.draft_model.session import with_candidates
-from hf_specdec.drafters.draft_model.window import WindowTuner
+from hf_specdec.drafters.draft_model.window import Window
 from hf_specdec.instruments.forwards import wrapped_forward
 
 KINDS = [DraftModelDrafter, HybridDrafter]
@@ -103,15 +104,15 @@ def test_expected_tokens_with_candidates(alpha: float, rescue: float) -> None:
 
 @pytest.mark.parametrize("slope", [0.0, 0.02, 0.3])
 def test_the_window_counts_what_candidates_cost_and_gain(slope: float) -> None:
-    tuner = WindowTuner(memory=0.998)
+    window, cost, draft_cost = Window(memory=0.998), Cost(), DraftCost()
     for _ in range(300):
-        tuner.observe_acceptance([1] * 10, [1] * 6 + [0] * 4)
-        tuner.observe_candidates([True, True, False, False])
-        tuner.observe_draft(0.05)
+        window.observe([1] * 10, [1] * 6 + [0] * 4)
+        window.observe_candidates([True, True, False, False])
+        draft_cost.observe(0.05)
         for width in (1, 5, 9):
-            tuner.observe_verify(width, 1 + slope * width)
+            cost.observe_forward(1, width, 1 + slope * width)
     speeds = [
         (theory.expected_tokens(0.6, gamma) + (1 - 0.6**gamma) * 0.5) / (1 + slope * (3 * gamma + 1) + 0.05 * gamma)
         for gamma in range(17)
     ]
-    assert speeds[tuner.choose(candidates=3)] == pytest.approx(max(speeds), rel=0.02)
+    assert speeds[window.choose(cost, draft_cost, rows=1, candidates=3)] == pytest.approx(max(speeds), rel=0.02)

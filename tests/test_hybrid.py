@@ -182,11 +182,11 @@ def test_rounds_without_the_draft_model_are_counted_from_call_to_call():
 
 @pytest.mark.parametrize("known", [0.05, 0.9])
 def test_draws_come_back_where_they_have_not_paid(known):
-    """Copies that are never right, and a tuner that believes the draft model to be as bad: it is looked at again."""
+    """Copies that are never right, and a draft model that is taken to be as bad: it is looked at again."""
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     drafter._draft_costs.of(target, 1).step = 0.05
-    tuner = drafter._tuners.of(target, 1)
-    tuner.accepted, tuner.tested = 100 * known, 100.0
+    draws = drafter._draws.of(target, 1)
+    draws.accepted, draws.tested = 100 * known, 100.0
     at = host(target, cost=times(slope=0.05))
     at.do_sample = True
     session = drafter.start(at)

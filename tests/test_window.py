@@ -9,60 +9,51 @@ import torch
 from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, theory
+from hf_specdec.budget import Cost, DraftCost
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
-from hf_specdec.drafters.draft_model.window import WindowTuner
+from hf_specdec.drafters.draft_model.window import FIRST, LARGEST, Window
 
 
-def told(
-    alpha: float, verify: Any, draft: float, widths: tuple[int, ...] = (1, 4, 9), rounds: int = 400
-) -> WindowTuner:
-    """A tuner that has seen this acceptance and these times."""
-    tuner, dice, drafted = WindowTuner(memory=0.998), random.Random(0), 10
-    for _ in range(rounds):
-        accepted = next((k for k in range(drafted) if dice.random() >= alpha), drafted)
-        tuner.observe_acceptance([drafted], [accepted])
-        tuner.observe_draft(draft)
-        for width in widths:
-            tuner.observe_verify(width, verify(width))
-    return tuner
+class Told:
+    """A window of one row that has seen this acceptance and these times."""
+
+    def __init__(self, alpha: float, verify: Any, draft: float, widths: tuple[int, ...] = (1, 4, 9)) -> None:
+        dice, drafted = random.Random(0), 10
+        self.window, self.cost, self.draft_cost = Window(memory=0.998), Cost(), DraftCost()
+        for _ in range(400):
+            accepted = next((k for k in range(drafted) if dice.random() >= alpha), drafted)
+            self.window.observe([drafted], [accepted])
+            self.draft_cost.observe(draft)
+            for width in widths:
+                self.cost.observe_forward(1, width, verify(width))
+
+    def choose(self) -> int:
+        return self.window.choose(self.cost, self.draft_cost, rows=1)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("c", [0.02, 0.2, 0.5, 1.5])
 def test_with_a_constant_verification_time_it_is_theorem_3_8s(alpha: float, c: float) -> None:
-    tuner = told(alpha, lambda width: 1.0, c)
-    measured = tuner.accepted / tuner.tested
-    assert measured == pytest.approx(alpha, abs=0.08)
-    best = theory.optimal_gamma(measured, c, max_gamma=tuner.largest)
-    chosen = [tuner.choose() for _ in range(31)]
+    told = Told(alpha, lambda width: 1.0, c)
+    assert told.window.alpha == pytest.approx(alpha, abs=0.08)
+    best = theory.optimal_gamma(told.window.alpha, c, max_gamma=LARGEST)
+    chosen = [told.choose() for _ in range(31)]
     assert max(chosen) == best or (best == 0 and set(chosen) <= {0, 1})
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1, 0.5, 2.0])
 def test_a_verification_that_grows_with_its_width_makes_for_shorter_windows(slope: float) -> None:
-    windows = [told(0.8, lambda width, s=s: 1.0 + s * width, 0.05).choose() for s in (slope, slope + 0.5)]
+    windows = [Told(0.8, lambda width, s=s: 1.0 + s * width, 0.05).choose() for s in (slope, slope + 0.5)]
     assert windows[0] >= windows[1]
 
 
-def test_verification_times_of_unseen_widths_lie_on_the_line() -> None:
-    time = told(0.5, lambda width: 2.0 + 0.25 * width, 0.1).verify_time()
-    assert all(time(width) == pytest.approx(2.0 + 0.25 * width) for width in range(1, 17))
-    assert told(0.5, lambda width: 3.0, 0.1, widths=(6,)).verify_time()(1) == 3.0
-
-
 def test_it_looks_again_after_giving_up() -> None:
-    tuner = told(0.0, lambda width: 1.0, 1.0)
-    assert 0 < sum(tuner.choose() for _ in range(100)) < 10
-
-
-def test_what_all_drafters_have_measured_counts_for_more_than_its_own_times() -> None:
-    """One disturbed forward, met once, is no reason to stop."""
-    tuner = told(0.4, lambda width: 1.0 if width == 1 else 3.0, 0.05, widths=(1, 6))
-    assert tuner.choose() == 0 and tuner.choose(seconds=lambda width: 1 + 0.02 * width) > 0
+    told = Told(0.0, lambda width: 1.0, 1.0)
+    assert 0 < sum(told.choose() for _ in range(100)) < 10
 
 
 def test_before_anything_was_measured_it_starts_at_its_prior() -> None:
-    assert WindowTuner(start=4).choose() == 4
+    assert Window().choose(Cost(), DraftCost(), rows=1) == FIRST
 
 
 @pytest.mark.parametrize("lengths", [[7], PROMPTS])

@@ -5,7 +5,7 @@ from operator import mul
 from typing import TYPE_CHECKING
 
 from ...budget import DraftCost, Survival, band, steps_that_pay
-from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...protocol import DraftContext, Verdict
 from ..draft_model.window import LOOK_AGAIN, why_rested
 from .session import DiscoSession
 
@@ -60,12 +60,6 @@ class BudgetedSession(DiscoSession):
     def _alpha(self) -> float:
         """How often the draft is right."""
         return self.survival.chance(DRAFTED, FIRST_GUESS)
-
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        draft = super().propose(sequences, budget)
-        if draft.tokens.shape[1]:
-            self.draft_cost.observe(self.seconds / draft.tokens.shape[1])
-        return draft
 
     def observe(self, verdict: Verdict) -> None:
         for seen, drafted, accepted in zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen)):

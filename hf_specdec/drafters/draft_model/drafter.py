@@ -13,7 +13,7 @@ from ...transfer import waits
 from .base import ModelDrafter
 from .growing import GrowingSession
 from .session import DraftModelSession
-from .window import WindowTuner
+from .window import Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,16 +62,17 @@ class DraftModelDrafter(ModelDrafter):
         super().__init__(draft_model, num_draft_tokens=num_draft_tokens, num_candidates=num_candidates)
         self.proposes_trees = num_candidates > 1
         # What a call has measured serves the next one.
-        self._tuners, self._survival, self._costs = Learned(WindowTuner), Learned(Survival), Learned(DraftCost)
+        self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
 
     def start(self, context: DraftContext) -> DraftSession:
         window, candidates, rows = self.config.num_draft_tokens, self.config.num_candidates, len(context.prompt_ids)
         if window != "auto":
             context.stats.window = int(window)
-            return DraftModelSession(context, self.draft_model, window, None, candidates)
+            return DraftModelSession(context, self.draft_model, window, candidates=candidates)
+        cost = self._costs.of(context.target, rows)
         # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for.
         if context.do_sample or waits(self.draft_model.device):
-            tuner = self._tuners.of(context.target, rows)
-            return DraftModelSession(context, self.draft_model, window, tuner, candidates)
-        survival, cost = self._survival.of(context.target), self._costs.of(context.target, rows)
+            by_itself = self._windows.of(context.target, (rows, context.do_sample))
+            return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
+        survival = self._survival.of(context.target)
         return GrowingSession(context, self.draft_model, window, candidates, survival, cost)

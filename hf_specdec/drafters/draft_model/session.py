@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...budget import DraftCost
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .model import ModelOverCache
-from .window import WindowTuner, why_rested
+from .window import Window, why_rested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,11 +26,18 @@ class DraftModelSession(DraftSession):
         context: DraftContext,
         model: "PreTrainedModel",
         window: int | str,
-        tuner: WindowTuner | None = None,
+        by_itself: Window | None = None,
+        cost: DraftCost | None = None,
         candidates: int = 1,
     ) -> None:
+        """
+        Args:
+            window: γ, or "auto", for which the two that follow are needed.
+            by_itself: chooses it.
+            cost: of this model's steps.
+        """
         super().__init__(context)
-        self.fixed_window, self.tuner = window, tuner
+        self.fixed_window, self.by_itself, self.draft_cost = window, by_itself, cost or DraftCost()
         self.candidates = candidates_of(context, candidates)
         """tokens tried at each position"""
         self.rounds = self.rested = 0
@@ -42,10 +50,9 @@ class DraftModelSession(DraftSession):
 
     def window(self) -> int:
         """γ of the next round."""
-        if self.tuner is None or self.fixed_window != "auto":
+        if self.by_itself is None or self.fixed_window != "auto":
             return int(self.fixed_window)
-        cost = self.context.cost
-        return self.tuner.choose(self.candidates, cost.round(len(self.rows)) if cost.known else None)
+        return self.by_itself.choose(self.context.cost, self.draft_cost, len(self.rows), self.candidates)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
@@ -103,27 +110,25 @@ class DraftModelSession(DraftSession):
             self.context.stats.draft_calls += 1
             logits = self.model.feed(tokens[:, None])
         self.seconds = time.perf_counter() - began
-        if self.tuner is not None:
-            self.tuner.observe_draft(self.seconds / len(drafted))
+        self.draft_cost.observe(self.seconds / len(drafted))
         lengths = [min(k, len(drafted)) for k in lengths]
         if beside:
             return with_candidates(torch.stack(drafted, 1), torch.stack(beside, 1), lengths)
         return Draft(torch.stack(drafted, 1), lengths, q=torch.stack(drawn_from, 1) if drawn_from else None)
 
     def observe(self, verdict: Verdict) -> None:
-        if self.tuner is not None:
-            self.tuner.observe_verify(verdict.width, verdict.seconds)
-            self.tell(self.tuner, verdict)
+        if self.by_itself is not None:
+            self.tell(self.by_itself, verdict)
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
             self.model.accept(self._drafted_on(verdict), verdict.stopped)
 
-    def tell(self, tuner: WindowTuner, verdict: Verdict) -> None:
+    def tell(self, window: Window, verdict: Verdict) -> None:
         """What the verdict says of this draft's acceptance."""
         accepted = self._drafted_on(verdict)
-        tuner.observe_acceptance(verdict.drafted, accepted)
+        window.observe(verdict.drafted, accepted)
         if self.candidates > 1:
             rows = zip(verdict.drafted, verdict.accepted, accepted, strict=True)
-            tuner.observe_candidates([n > mine for drafted, n, mine in rows if mine < drafted])
+            window.observe_candidates([n > mine for drafted, n, mine in rows if mine < drafted])
 
     def _drafted_on(self, verdict: Verdict) -> list[int]:
         """[B] accepted tokens that the draft went on from: of a position's candidates the first one."""
@@ -132,8 +137,9 @@ class DraftModelSession(DraftSession):
         return [sum(node % self.candidates == 0 for node in path) for path in verdict.paths]
 
     def close(self) -> None:
-        if self.tuner is not None and self.rested:
-            self.context.stats.notes += why_rested(self.rested, self.rounds, self.tuner.c(), self.tuner.alpha)
+        if self.by_itself is not None and self.rested:
+            c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
+            self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.by_itself.alpha)
 
 
 def candidates_of(context: DraftContext, wanted: int) -> int:

@@ -7,7 +7,7 @@ from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter
-from ..draft_model.window import WindowTuner
+from ..draft_model.window import Window
 from ..merged import TreeSession
 from ..prompt_lookup import Copies
 from .config import HybridConfig
@@ -70,7 +70,7 @@ class HybridDrafter(Drafter):
         self._model_drafter = DraftModelDrafter(
             draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
         )
-        self._survival, self._draft_costs, self._tuners = Learned(Survival), Learned(DraftCost), Learned(WindowTuner)
+        self._survival, self._draft_costs, self._draws = Learned(Survival), Learned(DraftCost), Learned(Window)
         self.proposes_trees = True
 
     def check_target(self, target: "PreTrainedModel") -> None:
@@ -86,8 +86,8 @@ class HybridDrafter(Drafter):
         if self.config.num_draft_tokens != "auto":
             context.stats.window = int(self.config.num_draft_tokens)
         if context.do_sample:
-            tuner = self._tuners.of(context.target, rows)
-            return SampledHybridSession(context, self.config, self.draft_model, survival, cost, tuner)
+            draws = self._draws.of(context.target, rows)
+            return SampledHybridSession(context, self.config, self.draft_model, survival, cost, draws)
         window, candidates = self.config.num_draft_tokens, self.config.num_candidates
         copies = Copies(context, self.config, survival)
         return HybridSession(context, self.draft_model, window, candidates, survival, cost, copies)

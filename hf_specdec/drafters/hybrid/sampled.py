@@ -10,7 +10,7 @@ from ...target.inputs import position_limit
 from ...theory import best_window, tokens_per_second
 from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
-from ..draft_model.window import LOOK_AGAIN, WindowTuner, why_rested
+from ..draft_model.window import FIRST, LARGEST, LOOK_AGAIN, Window, why_rested
 from ..merged import TreeSession
 from ..prompt_lookup import Copies, PromptLookupConfig
 from .config import HybridConfig
@@ -36,11 +36,14 @@ class SampledHybridSession(TreeSession):
         model: "PreTrainedModel",
         survival: Survival,
         cost: DraftCost,
-        tuner: WindowTuner,
+        draws: Window,
     ) -> None:
+        """
+        Args:
+            draws: how often draws have been accepted.
+        """
         super().__init__(context, survival)
-        self.config, self.draft_cost, self.tuner = config, cost, tuner
-        """the tuner knows how often draws are accepted"""
+        self.config, self.draft_cost, self.draws = config, cost, draws
         self.copies = Copies(context, config, survival)
         self.rounds = self.rested = 0
         """all, and those in which nothing promised to pay"""
@@ -58,13 +61,10 @@ class SampledHybridSession(TreeSession):
             draft = self.draft()
             draft.sources = [COPIED if length else "none" for length in draft.lengths]
             return draft
-        opened = self._drawing is None  # and reads the prompt in this round
-        if self._drawing is None:
-            self._drawing = DraftModelSession(self.context, self._model, gamma, self.tuner)
+        if self._drawing is None:  # and reads the prompt in this round
+            self._drawing = DraftModelSession(self.context, self._model, gamma, self.draws, self.draft_cost)
         self._drawing.fixed_window = gamma
         draft = self._drawing.propose(sequences, budget)
-        if (steps := max(draft.lengths)) and not opened:
-            self.draft_cost.observe(self._drawing.seconds / steps)
         draft.sources = [DRAWN if length else "none" for length in draft.lengths]
         self._drawn = list(draft.lengths)
         free = self.context.trees and not waits(self.context.device)  # to look at what was drawn
@@ -97,7 +97,7 @@ class SampledHybridSession(TreeSession):
         """A row's draws as a tree, with what followed earlier behind each of them, and what could be copied without."""
         tree, node = Tree(), -1
         for token in chain:
-            node = tree.add(node, token, self.tuner.alpha)
+            node = tree.add(node, token, self.draws.alpha)
             if token not in self.context.eos_token_ids:
                 self.copies.join_behind(tree, node, row, room)
         tree.merge(copied)
@@ -107,11 +107,11 @@ class SampledHybridSession(TreeSession):
         """γ of a chain of draws, where that promises more than the copies at hand; else 0."""
         cost, fixed, step = self.context.cost, self.config.num_draft_tokens, self.draft_cost.step
         if step is None or not cost.known:
-            return self.tuner.window if fixed == "auto" else int(fixed)
+            return FIRST if fixed == "auto" else int(fixed)
         active = [b for b, room in enumerate(budget) if room > 0]
         rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
-        alpha, together = (self.tuner.alpha**rows, 1) if lockstep else (self.tuner.alpha, rows)
-        gamma = best_window(alpha, seconds, step, self.tuner.largest) if fixed == "auto" else int(fixed)
+        alpha, together = (self.draws.alpha**rows, 1) if lockstep else (self.draws.alpha, rows)
+        gamma = best_window(alpha, seconds, step, LARGEST) if fixed == "auto" else int(fixed)
         drawing = together * tokens_per_second(alpha, gamma, seconds, step)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         copying = most_per_second(chances, seconds, lockstep=lockstep)[1]
@@ -138,7 +138,7 @@ class SampledHybridSession(TreeSession):
 
     def close(self) -> None:
         c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
-        self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.tuner.alpha)
+        self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.draws.alpha)
 
 
 def _draws_first(tree: Tree, chain: Sequence[int]) -> list[tuple[int, float]]:

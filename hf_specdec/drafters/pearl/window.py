@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ...budget import Cost
 from ...budget.cost import running_mean
-from ..draft_model.window import WindowTuner
+from ..draft_model.window import FIRST
 from .history import History, Runs, overlapped_speed, serial_speeds
 
 LOOK_AGAIN = 32
@@ -44,23 +45,18 @@ class Planner:
         """
         self.window, self.corrections = window, corrections
         self.pre_verify, self.post_verify, self.largest = pre_verify, post_verify, largest
-        self.tuners: dict[int, WindowTuner] = {}
-        self.forking_seconds: dict[int, float] = {}
-        """of a draft step that drafts for corrections as well, per batch size"""
+        self.cost = Cost()
+        """of the target's forwards beside a worker"""
+        self.steps: dict[tuple[int, bool], float] = {}
+        """seconds of a draft step per batch size, and whether it drafted for corrections, too"""
         self.history = History()
         self.rounds = 0
 
-    def _tuner(self, rows: int) -> WindowTuner:
-        return self.tuners.setdefault(rows, WindowTuner())
-
     def saw_draft(self, rows: int, seconds: float, forking: bool = False) -> None:
-        if forking:
-            self.forking_seconds[rows] = running_mean(self.forking_seconds.get(rows), seconds)
-        else:
-            self._tuner(rows).observe_draft(seconds)
+        self.steps[rows, forking] = running_mean(self.steps.get((rows, forking)), seconds)
 
     def saw_target(self, rows: int, width: int, seconds: float) -> None:
-        self._tuner(rows).observe_verify(width, seconds)
+        self.cost.observe_forward(rows, width, seconds)
 
     def plan(self, rows: int) -> Plan:
         """The fastest way to run the next round."""
@@ -69,10 +65,10 @@ class Planner:
         choices = [1, 0] if self.corrections == "auto" else [self.corrections]
         best, *others = sorted((self._overlapped(rows, n, runs) for n in choices), key=lambda choice: -choice[0])
         look_again = self.rounds % LOOK_AGAIN == 0
-        tuner = self._tuner(rows)
-        if self.window == "auto" and self.pre_verify and self.post_verify and tuner.draft_seconds and best[0]:
+        step = self.steps.get((rows, False))
+        if self.window == "auto" and self.pre_verify and self.post_verify and step and best[0]:
             windows = range(self.largest + 1)
-            speeds = serial_speeds(runs, windows, tuner.verify_time(), tuner.draft_seconds)
+            speeds = serial_speeds(runs, windows, self.cost.round(rows), step)
             serial = max(windows, key=speeds.__getitem__)
             if serial and speeds[serial] > best[0]:
                 return best[1] if look_again else Plan(serial, pre_verify=False, post_verify=False, corrections=0)
@@ -80,11 +76,11 @@ class Planner:
 
     def _overlapped(self, rows: int, corrections: int, runs: Runs) -> tuple[float, Plan]:
         """Tokens per second of the overlapped schedule (0 where nothing was measured yet), and the plan for it."""
-        tuner, forking = self._tuner(rows), self.forking_seconds.get(rows)
-        draft = (forking or tuner.draft_seconds) if corrections else (tuner.draft_seconds or forking)
-        window, speed = tuner.window if self.window == "auto" else self.window, 0.0
-        if draft and tuner.verify_seconds:
-            verify_time = tuner.verify_time()
+        forking = corrections > 0
+        draft = self.steps.get((rows, forking)) or self.steps.get((rows, not forking))
+        window, speed = FIRST if self.window == "auto" else self.window, 0.0
+        if draft and self.cost.known:
+            verify_time = self.cost.round(rows)
             if self.window == "auto":
                 window = min(self.largest, max(1, round(verify_time(1) / draft)))
                 window = min(self.largest, max(1, round(verify_time(window) / draft)))
