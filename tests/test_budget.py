@@ -6,9 +6,9 @@ from math import prod
 
 import pytest
 
-from hf_specdec.budget import Cost, Survival, Tree, band, centre, most_per_second, steps_that_pay
+from hf_specdec.budget import Band, Cost, Survival, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.cost import AGAIN, TRIED, UNKNOWN
-from hf_specdec.budget.survival import EDGES
+from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
 
 
@@ -43,8 +43,30 @@ def test_chances_follow_the_text() -> None:
 def test_estimates_of_a_band_lie_around_its_centre() -> None:
     edges = [0.0, *EDGES, 1.0]
     for i, (low, high) in enumerate(itertools.pairwise(edges)):
-        assert band(low) == band((low + high) / 2) == i and low < centre(i) < high
-    assert band(1.0) == len(EDGES)
+        assert Band.of("x", low) == Band.of("x", (low + high) / 2) == ("x", i) and low < CENTRES[i] < high
+    assert Band.of("x", 1.0).step == len(EDGES)
+
+
+@pytest.mark.parametrize("seen", ["nothing", "as estimated", "half as often", "the other way round", "one band"])
+def test_calibrated_chances_rise_with_the_estimate(seen: str) -> None:
+    survival, rng = Survival(), random.Random(0)
+    share = {"as estimated": lambda x: x, "half as often": lambda x: x / 2, "the other way round": lambda x: 1 - x}
+    for _ in range(4000):
+        estimate = 0.95 if seen == "one band" else rng.random()
+        if seen != "nothing":
+            right = rng.random() < share.get(seen, lambda x: 0.3)(estimate)
+            survival.observe(Band.of("x", estimate), right)
+            survival.observe(Band.of("another", estimate), not right)
+    chances = [survival.calibrated(Band("x", i)) for i in range(len(CENTRES))]
+    assert chances == sorted(chances) and all(0 <= chance <= 1 for chance in chances)
+    if seen == "nothing":
+        assert chances == pytest.approx(CENTRES)
+    elif seen in ("as estimated", "half as often"):  # of 100 observations three deviations
+        assert all(abs(chance - share[seen](x)) < 0.15 for chance, x in zip(chances, CENTRES, strict=True))
+    elif seen == "the other way round":  # they are all alike, then
+        assert chances[-1] - chances[0] < 0.02 and 0.3 < chances[0] < 0.7
+    else:  # one that is wrong about what it knows is not believed in what it does not know
+        assert chances[-2] == pytest.approx(0.3, abs=0.15) and chances[-4] <= chances[-2] == chances[-3]
 
 
 # ---------------------------------------------------------------------- cost

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_specdec.budget import Learned, Survival, band, centre
+from hf_specdec.budget import Band, Learned, Survival
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.merged import TreeSession
 from hf_specdec.drafters.streaming.tree import joined, likeliest_nodes
@@ -65,10 +65,8 @@ class MedusaSession(TreeSession):
         return self.draft()
 
     def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]):  # type: ignore[no-untyped-def]
-        bands = [[band(estimate) for estimate in row] for row in estimates]
-        chances = [
-            [self.survival.chance(("stream", j, one), centre(one)) for one in row] for j, row in enumerate(bands)
-        ]
+        bands = [[Band.of(("stream", j), estimate) for estimate in row] for j, row in enumerate(estimates)]
+        chances = [[self.survival.calibrated(band) for band in row] for row in bands]
         tree = joined(likeliest_nodes(chances, NODES), tokens, bands)
         tree.kinds = [kinds[1:] for kinds in tree.kinds]  # the places in the product are of no use here
         return tree

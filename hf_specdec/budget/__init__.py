@@ -4,19 +4,18 @@ that give most tokens per second are verified."""
 from .cost import Cost, DraftCost
 from .decision import MOST_NODES, most_per_second, steps_that_pay
 from .learned import Learned
-from .survival import Survival, band, centre
+from .survival import Band, Survival
 from .tree import Tree, are_chains
 
 __all__ = [
     "MOST_NODES",
+    "Band",
     "Cost",
     "DraftCost",
     "Learned",
     "Survival",
     "Tree",
     "are_chains",
-    "band",
-    "centre",
     "most_per_second",
     "steps_that_pay",
 ]

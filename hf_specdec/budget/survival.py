@@ -3,6 +3,7 @@
 from bisect import bisect
 from collections.abc import Hashable
 from itertools import pairwise
+from typing import NamedTuple
 
 PRIOR = 4.0
 """observations that a guess counts as"""
@@ -13,32 +14,59 @@ EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 CENTRES = [sum(edges) / 2 for edges in pairwise((0.0, *EDGES, 1.0))]
 
 
+class Band(NamedTuple):
+    """A kind of token: those of one family whose estimates, from 0 to 1, are taken for alike."""
+
+    family: Hashable
+    step: int
+    """from the lowest"""
+
+    @classmethod
+    def of(cls, family: Hashable, estimate: float) -> "Band":
+        return cls(family, bisect(EDGES, estimate))
+
+
 class Survival:
     """By kind of token, the share that was right where all tokens before it were. Kinds are few: it does not grow with
     the text."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, tuple[float, float]] = {}
+        self._rising: dict[Hashable, list[float]] = {}
 
     def chance(self, kind: Hashable, guess: float) -> float:
         """
         Args:
             guess: what to begin with, from 0 to 1.
         """
-        right, tested = self._seen.get(kind, (0.0, 0.0))
-        return (right + PRIOR * guess) / (tested + PRIOR)
+        right, tested = self._counted(kind, guess)
+        return right / tested
+
+    def calibrated(self, band: Band) -> float:
+        """The chance of tokens with such an estimate. A higher estimate of its family never has a lower one."""
+        chances = self._rising.get(band.family)
+        if chances is None:
+            chances = self._rising[band.family] = self._pooled(band.family)
+        return chances[band.step]
 
     def observe(self, kind: Hashable, right: bool) -> None:
         """One token of this kind was tested."""
         before, tested = self._seen.get(kind, (0.0, 0.0))
         self._seen[kind] = MEMORY * before + right, MEMORY * tested + 1
+        if isinstance(kind, Band):
+            self._rising.pop(kind.family, None)
 
+    def _counted(self, kind: Hashable, guess: float) -> tuple[float, float]:
+        right, tested = self._seen.get(kind, (0.0, 0.0))
+        return right + PRIOR * guess, tested + PRIOR
 
-def band(estimate: float) -> int:
-    """Estimates from 0 to 1 that are taken for alike."""
-    return bisect(EDGES, estimate)
-
-
-def centre(index: int) -> float:
-    """The middle of a band."""
-    return CENTRES[index]
+    def _pooled(self, family: Hashable) -> list[float]:
+        """Its bands' chances; neighbours that would fall are taken together, until all rise."""
+        pools: list[tuple[float, float, int]] = []
+        for index, centre in enumerate(CENTRES):
+            right, tested, bands = *self._counted(Band(family, index), centre), 1
+            while pools and pools[-1][0] / pools[-1][1] > right / tested:
+                lower = pools.pop()
+                right, tested, bands = right + lower[0], tested + lower[1], bands + lower[2]
+            pools.append((right, tested, bands))
+        return [right / tested for right, tested, bands in pools for _ in range(bands)]

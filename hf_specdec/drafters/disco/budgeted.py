@@ -4,7 +4,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
-from ...budget import DraftCost, Survival, band, steps_that_pay
+from ...budget import Band, DraftCost, Survival, steps_that_pay
 from ...protocol import DraftContext, Verdict
 from ..draft_model.window import LOOK_AGAIN, why_rested
 from .session import DiscoSession
@@ -12,8 +12,8 @@ from .session import DiscoSession
 if TYPE_CHECKING:
     from .drafter import DiscoDrafter
 
-DRAFTED = "drafted"
-"""kind of every token"""
+DRAFTED, SAID = "drafted", "said"
+"""kind of every token, and the classifier's family of estimates"""
 FIRST_GUESS = 0.6
 UNMEASURED = 4
 """tokens of a round before anything was measured"""
@@ -47,7 +47,7 @@ class BudgetedSession(DiscoSession):
 
     def _survivals(self, seen: list[float]) -> list[float]:
         """The chance of each token of a row, that it and all before it are kept."""
-        return list(accumulate((self.survival.chance(band(chance), chance) for chance in seen), mul))
+        return list(accumulate((self.survival.calibrated(Band.of(SAID, chance)) for chance in seen), mul))
 
     def _pays(self, rows: list[list[float]], onward: list[float], steps: int) -> bool:
         """Whether another step does; `steps` were made."""
@@ -65,7 +65,7 @@ class BudgetedSession(DiscoSession):
         for seen, drafted, accepted in zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen)):
             for i, chance in enumerate(seen[: min(drafted, accepted + 1)]):
                 self.survival.observe(DRAFTED, i < accepted)
-                self.survival.observe(band(chance), i < accepted)
+                self.survival.observe(Band.of(SAID, chance), i < accepted)
         self.seen = []
         super().observe(verdict)
 

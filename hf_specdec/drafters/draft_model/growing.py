@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, DraftCost, Survival, Tree, band, centre, most_per_second, steps_that_pay
+from ...budget import MOST_NODES, Band, DraftCost, Survival, Tree, most_per_second, steps_that_pay
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -160,8 +160,8 @@ class GrowingSession(TreeSession):
         return on
 
     def _add(self, b: int, tip: int, token: int, chance: float, rank: int, said: str) -> int:
-        kind = ("beside" if rank else "drafted", band(chance), said)
-        return self.trees[b].add(tip, token, self.survival.chance(kind, centre(band(chance))), RANKS(rank), kind)
+        band = Band.of(("beside" if rank else "drafted", said), chance)
+        return self.trees[b].add(tip, token, self.survival.calibrated(band), RANKS(rank), band)
 
     def _told(self, tree: Tree, tip: int, token: int) -> str:
         """What others say here is judged by what the draft model says of it."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Survival, Tree, are_chains, band, centre
+from ...budget import MOST_NODES, Band, Survival, Tree, are_chains
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..merged import draft_of
@@ -152,11 +152,8 @@ class StreamingSession(DraftSession):
 
     def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:
         """The likeliest nodes of a row, each stream's candidates as likely as its estimates have come true."""
-        bands = [[band(estimate) for estimate in row] for row in estimates]
-        chances = [
-            [self.survival.chance(("stream", stream, one), centre(one)) for one in row]
-            for stream, row in enumerate(bands)
-        ]
+        bands = [[Band.of(("stream", j), estimate) for estimate in row] for j, row in enumerate(estimates)]
+        chances = [[self.survival.calibrated(band) for band in row] for row in bands]
         return joined(likeliest_nodes(chances, MOST_NODES), tokens, bands)
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:

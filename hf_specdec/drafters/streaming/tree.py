@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...budget import Tree
+from ...budget import Band, Tree
 
 
 class Node(NamedTuple):
@@ -49,7 +49,7 @@ def likeliest_nodes(chances: Sequence[Sequence[float]], most: int) -> list[tuple
 
 
 def joined(
-    likeliest: Sequence[tuple[float, Node]], tokens: Sequence[Sequence[float]], bands: Sequence[Sequence[int]]
+    likeliest: Sequence[tuple[float, Node]], tokens: Sequence[Sequence[float]], bands: Sequence[Sequence[Band]]
 ) -> Tree:
     """The streams' nodes as a tree that copies can join.
 
@@ -61,9 +61,8 @@ def joined(
     tree, place = Tree(), {-1: (-1, 1.0)}
     for i, (survives, node) in enumerate(likeliest):
         parent, chance = place[node.parent]
-        kind = ("stream", node.stream, bands[node.stream][node.rank])
         token = int(tokens[node.stream][node.rank])
-        place[i] = tree.add(parent, token, survives / chance, node, kind), survives
+        place[i] = tree.add(parent, token, survives / chance, node, bands[node.stream][node.rank]), survives
     return tree
 
 
