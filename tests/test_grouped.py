@@ -94,6 +94,7 @@ def test_no_verification_copies_keys_and_values(lengths: list[int], candidates: 
 
 def test_other_calls_of_the_model_are_what_they_were(copies: list[int]) -> None:
     """Bit for bit, behind a call and beside one."""
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     model, seen = models.llama(), []
     ids, mask = torch.arange(6)[None], torch.zeros(1, 1, 6, 6)
 
@@ -111,3 +112,22 @@ def test_other_calls_of_the_model_are_what_they_were(copies: list[int]) -> None:
         beside.start()
         beside.join()
     assert copies and all(torch.equal(seen[0], other) for other in seen[1:])
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is stock
+
+
+def test_blocks_of_several_threads_end_in_any_order() -> None:
+    stock, inside, leave = ALL_ATTENTION_FUNCTIONS["sdpa"], threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with grouped_attention():
+            inside.set()
+            leave.wait(10)
+
+    beside = threading.Thread(target=stay)
+    with grouped_attention():
+        beside.start()
+        inside.wait(10)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not stock
+    leave.set()
+    beside.join()
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is stock

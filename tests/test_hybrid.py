@@ -14,6 +14,7 @@ from continuations import (
     sampling_p_value,
 )
 from models import llama, prompts
+from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import Band, Cost
@@ -194,7 +195,7 @@ def test_draws_come_back_where_they_have_not_paid(known):
     session = drafter.start(at)
     text, drew = [5, 6, 7, 8, 5, 6], []
     for _ in range(2 * LOOK_AGAIN):
-        session.copies.join(session.begin(1), Sequences(torch.tensor([text]), [6], [0], [text]), [9])
+        session.sources.join(session.begin(1), Sequences(torch.tensor([text]), [6], [0], [text]), [9])
         drew.append(session._window([9]))
     assert drew.count(0) == (2 * LOOK_AGAIN - 2 if known < 0.5 else 0)
 
@@ -236,7 +237,11 @@ def now_and_then(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 2, "num_branches": 3}], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}],
+    ids=["chain", "tree", "memory"],
+)
 @pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
 @pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
 def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, monkeypatch):
@@ -244,7 +249,11 @@ def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, mon
     proposes_nothing_forbidden(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, settings)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 2, "num_branches": 3}], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}],
+    ids=["chain", "tree", "memory"],
+)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_sampled_text_has_the_targets_distribution(settings, options):
     drafter = HybridDrafter(llama(vocab=SMALL, seed=1), **options)
@@ -283,11 +292,54 @@ def test_past_the_draft_models_context_the_lookup_goes_on_alone(lengths, positio
     assert not [w for w in recwarn if issubclass(w.category, SpeculationWarning)]
 
 
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_what_was_written_before_is_remembered(lengths, sampled):
+    """Beside a draft model that is hardly ever right. Nothing is, without a memory."""
+    target, inputs = llama(), prompts(lengths)
+    options = {"max_new_tokens": 40, "do_sample": sampled, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"temperature": 1e-4} if sampled else {}  # nearly greedy: it writes the same again
+    plain, accepted = target.generate(**inputs, **options | {"do_sample": False, "temperature": None}), {}
+    for memory in (0, 1):
+        drafter = HybridDrafter(llama(seed=1), memory_mb=memory)
+        for _ in range(2):
+            torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)
+        accepted[memory] = drafter.last_stats.accepted_tokens
+        assert sampled or (memory > 0) is any("suffix" in name for name in drafter.last_stats.sources)
+    assert accepted[1] > accepted[0] + 20
+
+
+def test_texts_that_were_cut_short_are_remembered_and_memory_is_bounded():
+    target, drafter = llama(), HybridDrafter(llama(seed=1), memory_mb=1)
+    with pytest.raises(KeyboardInterrupt):
+        target.generate(**prompts([9]), max_new_tokens=40, assistant_model=drafter, streamer=Interrupting(6))
+    held = len(drafter.store)
+    assert 9 < held < 30 and drafter.store.num_bytes <= 1 << 20
+    target.generate(**prompts([9]), max_new_tokens=20, do_sample=False, assistant_model=drafter)
+    assert len(drafter.store) > held
+
+
+class Interrupting(BaseStreamer):
+    """Ctrl-C after so many pieces of text."""
+
+    def __init__(self, pieces):
+        self.left = pieces
+
+    def put(self, value):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def end(self):
+        pass
+
+
 def test_it_comes_back_from_its_folder(tmp_path):
-    HybridDrafter(llama(seed=1), num_draft_tokens=4, max_match=5).save_pretrained(str(tmp_path))
+    HybridDrafter(llama(seed=1), num_draft_tokens=4, max_match=5, memory_mb=2).save_pretrained(str(tmp_path))
     loaded = Drafter.from_pretrained(str(tmp_path))
     assert isinstance(loaded, HybridDrafter)
     assert (loaded.config.num_draft_tokens, loaded.config.max_match) == (4, 5)
+    assert loaded.store is not None and loaded.store.num_bytes <= 2 << 20
 
 
 @pytest.mark.parametrize("options", [{"num_draft_tokens": 0}, {"max_match": 0}, {"max_draft_tokens": 0}])

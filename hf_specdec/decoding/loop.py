@@ -9,6 +9,7 @@ Two ways to move a batch on:
 
 import time
 from copy import copy, deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,7 +150,7 @@ class Decoding:
         weighs = self.session.ask(lambda session: bool(session.weighs))
         if self.ranks is None and (keeps_state or not weighs):  # ranks go by clocks of their own
             mine = self.drafter.drafter, id(call.target), self.do_sample
-            record = lambda rows: record_of(*mine, rows)  # noqa: E731
+            record = partial(record_of, *mine)
             self.schedule = self.paying = Paying(self.schedule, record, keeps_state, own_order=not self.serial)
 
     def _prefill(self) -> None:

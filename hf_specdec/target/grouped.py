@@ -34,21 +34,33 @@ class _Here(threading.local):
 _here = _Here()
 
 
+_lock = threading.Lock()
+_open = 0
+"""blocks of all threads; while there is none transformers' function has its place to itself"""
+
+
 @contextmanager
 def grouped_attention() -> Iterator[None]:
     """Forwards of this thread within the block copy no keys and values."""
-    if not isinstance(ALL_ATTENTION_FUNCTIONS[NAME], _Grouped):
-        AttentionInterface.register(NAME, _Grouped(ALL_ATTENTION_FUNCTIONS[NAME]))
+    global _open
+    with _lock:
+        _open += 1
+        if not isinstance(ALL_ATTENTION_FUNCTIONS[NAME], _Grouped):
+            AttentionInterface.register(NAME, _Grouped(ALL_ATTENTION_FUNCTIONS[NAME]))
     _here.depth += 1
     try:
         yield
     finally:
         _here.depth -= 1
         _here.masks = None
+        with _lock:
+            _open -= 1
+            if not _open and isinstance(ours := ALL_ATTENTION_FUNCTIONS[NAME], _Grouped):
+                AttentionInterface.register(NAME, ours.stock)
 
 
 class _Grouped:
-    """transformers' attention function of that name, and what takes its place within the block."""
+    """transformers' attention function of that name, and what takes its place within a block."""
 
     def __init__(self, stock: Attention) -> None:
         self.stock = stock

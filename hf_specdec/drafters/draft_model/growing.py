@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 RANKS = "rank {}".format
 """kind of every candidate of a rank; from those of rank 0 the draft model goes on"""
-GUESSES = 0.6, 0.25
-"""how often the first candidate is right, and each further one where those before it are wrong"""
+GUESS = 0.6
+"""how often a candidate is right where those before it are wrong"""
 LONGEST = 16
 """steps of the draft model in one round"""
 UNMEASURED = 4
@@ -193,10 +193,7 @@ class GrowingSession(TreeSession):
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""
-        first, further = GUESSES
-        return self.survival.chance(
-            RANKS(rank), first if rank == 0 else (1 - first) * further * (1 - further) ** (rank - 1)
-        )
+        return self.survival.chance(RANKS(rank), GUESS * (1 - GUESS) ** rank)
 
     def _onward(self, tree: Tree, tip: int | None) -> float:
         """The chance to get behind this token, and that nobody says yet what is right there."""

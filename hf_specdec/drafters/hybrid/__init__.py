@@ -10,9 +10,12 @@ from ..draft_model import DraftModelDrafter
 from ..draft_model.window import Window
 from ..merged import TreeSession
 from ..prompt_lookup import Copies
+from ..suffix import SuffixStore
+from ..suffix.memory import Memory
 from .config import HybridConfig
 from .sampled import SampledHybridSession
 from .session import HybridSession
+from .sources import Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +42,7 @@ class HybridDrafter(Drafter):
         min_match: int = 1,
         max_match: int = 8,
         num_branches: int = 3,
+        memory_mb: int = 0,
     ) -> None:
         """
         Args:
@@ -53,6 +57,8 @@ class HybridDrafter(Drafter):
             min_match: shorter matches copy nothing; from 1 to 256.
             max_match: longer matches count as this long; from 1 to 256, and at least `min_match`.
             num_branches: competing copies that join the tree, from 1 to 64; those that pay are verified.
+            memory_mb: bound of a memory of past outputs in 2^20 bytes, from 0 to 65536. Where it is not 0, what they
+                went on with joins the tree; the oldest make room.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.
@@ -65,7 +71,9 @@ class HybridDrafter(Drafter):
             min_match=min_match,
             max_match=max_match,
             num_branches=num_branches,
+            memory_mb=memory_mb,
         )
+        self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
         self.draft_model = draft_model
         self._model_drafter = DraftModelDrafter(
             draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
@@ -85,9 +93,11 @@ class HybridDrafter(Drafter):
         cost = self._draft_costs.of(context.target, rows)
         if self.config.num_draft_tokens != "auto":
             context.stats.window = int(self.config.num_draft_tokens)
+        branches = self.config.num_branches
+        memory = None if self.store is None else Memory(context, self.store, survival, branches)
+        sources = Sources(Copies(context, self.config, survival), memory)
         if context.do_sample:
             draws = self._draws.of(context.target, rows)
-            return SampledHybridSession(context, self.config, self.draft_model, survival, cost, draws)
+            return SampledHybridSession(context, self.config, self.draft_model, survival, cost, draws, sources)
         window, candidates = self.config.num_draft_tokens, self.config.num_candidates
-        copies = Copies(context, self.config, survival)
-        return HybridSession(context, self.draft_model, window, candidates, survival, cost, copies)
+        return HybridSession(context, self.draft_model, window, candidates, survival, cost, sources)

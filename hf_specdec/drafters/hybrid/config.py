@@ -20,3 +20,4 @@ class HybridConfig(PromptLookupConfig):
     num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
     num_candidates: int = ranged(4, 1, MOST_CANDIDATES)
     num_branches: int = ranged(3, 1, 64)
+    memory_mb: int = ranged(0, 0, 1 << 16)

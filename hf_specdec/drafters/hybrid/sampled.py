@@ -12,8 +12,9 @@ from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
 from ..draft_model.window import FIRST, LARGEST, LOOK_AGAIN, Window, why_rested
 from ..merged import TreeSession
-from ..prompt_lookup import Copies, PromptLookupConfig
+from ..prompt_lookup import PromptLookupConfig
 from .config import HybridConfig
+from .sources import Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,14 +38,16 @@ class SampledHybridSession(TreeSession):
         survival: Survival,
         cost: DraftCost,
         draws: Window,
+        sources: Sources,
     ) -> None:
         """
         Args:
             draws: how often draws have been accepted.
+            sources: of what is copied.
         """
         super().__init__(context, survival)
         self.config, self.draft_cost, self.draws = config, cost, draws
-        self.copies = Copies(context, config, survival)
+        self.sources = sources
         self.rounds = self.rested = 0
         """all, and those in which nothing promised to pay"""
         self._model = model
@@ -55,7 +58,7 @@ class SampledHybridSession(TreeSession):
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.rounds += 1
-        self.copies.join(self.begin(len(budget)), sequences, budget)
+        self.sources.join(self.begin(len(budget)), sequences, budget)
         gamma = self._window(budget) if max(sequences.lengths) < self._limit else 0
         if gamma == 0:
             draft = self.draft()
@@ -99,7 +102,7 @@ class SampledHybridSession(TreeSession):
         for token in chain:
             node = tree.add(node, token, self.draws.alpha)
             if token not in self.context.eos_token_ids:
-                self.copies.join_behind(tree, node, row, room)
+                self.sources.join_behind(tree, node, row, room)
         tree.merge(copied)
         return tree
 
@@ -124,6 +127,7 @@ class SampledHybridSession(TreeSession):
         if self._drawn and self._drawing is not None:
             self._drawing.observe(self._of_draws(verdict))
         self.rested += not self._drawn and not any(verdict.drafted)
+        self.sources.observe(verdict)
         super().observe(verdict)
         self._drawn = []
 
@@ -137,6 +141,7 @@ class SampledHybridSession(TreeSession):
         return replace(verdict, drafted=drafted, accepted=accepted)
 
     def close(self) -> None:
+        self.sources.close()
         c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.draws.alpha)
 

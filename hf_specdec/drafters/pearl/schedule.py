@@ -91,7 +91,8 @@ class Overlapped:
         if not self.session.alive:  # nobody is left to ask for q: as if nothing had been drafted
             self.fresh = self.chains = [[]] * rows
         width = fed.tokens.shape[1] + 1
-        self.session.tell(lambda d: d.saw_target(rows, width, (self.fed_at, over)))
+        paused = not any(self.round.room)
+        self.session.tell(lambda d: d.saw_target(rows, width, (self.fed_at, over), paused))
         self._waited(over)
         tested = [chain + new[:1] for chain, new in zip(self.chains, self.fresh, strict=True)]
         if self.round.lockstep:  # all rows draft the same number of tokens; those that are finished do not count

@@ -258,9 +258,10 @@ class PearlSession(DraftSession):
         self.start_draft(sequences, [min(window, most) for most in budget])
         return as_draft(self.wait(None), self.context)
 
-    def saw_target(self, rows: int, width: int, span: tuple[float, float]) -> None:
-        """A forward of the target, of `width` tokens per row."""
-        self.planner.saw_target(rows, width, span[1] - span[0])
+    def saw_target(self, rows: int, width: int, span: tuple[float, float], paused: bool = False) -> None:
+        """A forward of the target, of `width` tokens per row; where drafting is paused nothing runs beside it."""
+        if not paused:
+            self.planner.saw_target(rows, width, span[1] - span[0])
         self.timeline.target.append(span)
 
     def observe(self, verdict: Verdict) -> None:

@@ -20,12 +20,13 @@ from ..prompt_lookup.branches import Branches, cut
 from ..prompt_lookup.index import LookupIndex
 from ..prompt_lookup.rates import add_copy
 from .likely import likely_branches
+from .memory import PAST
 from .store import SuffixStore
 
 __all__ = ["SuffixConfig", "SuffixDrafter", "SuffixSession", "SuffixStore"]
 
-OWN, PAST = "copied", "remembered"
-"""of the row's own text, and of past outputs: kinds whose chances are counted apart"""
+OWN = "copied"
+"""of the row's own text: its chances are counted apart from those of past outputs"""
 
 
 @strict
