@@ -81,6 +81,16 @@ def test_a_file_that_tells_its_drafters_options_is_believed_rather_than_the_spec
             saved(other, results(tmp_path, run_of("mine"), drafters=told), tmp_path / "b")
 
 
+def test_an_option_that_a_file_does_not_know_was_at_its_default(tmp_path: Path) -> None:
+    told = {"mine": facts(PromptLookupDrafter().config)}
+    assert told["mine"].pop("num_branches") == 1
+    assert "| **mine** |" in saved(
+        PromptLookupDrafter(), results(tmp_path, run_of("mine"), drafters=told), tmp_path / "a"
+    )
+    with pytest.raises(SpeculationError, match="no row"):
+        saved(PromptLookupDrafter(num_branches=2), results(tmp_path, run_of("mine"), drafters=told), tmp_path / "b")
+
+
 def test_a_folder_that_was_measured_by_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
     card = saved(PromptLookupDrafter(), results(tmp_path, run_of(str(folder))), folder)

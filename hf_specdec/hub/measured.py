@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,12 @@ def _tokens(difference: dict[str, Any]) -> list[int | None]:
 
 
 def _is_of(name: str, config: DrafterConfig, names: Collection[str], told: dict[str, Facts]) -> bool:
-    """Whether a row is this drafter's: by what the file tells of it, or, in older files, by its SPEC."""
+    """Whether a row is this drafter's: by what the file tells of it, or, in older files, by its SPEC. An option that
+    there was not yet is taken to have had its default."""
     if name in told:
-        return told[name] == json.loads(json.dumps(facts(config)))
+        defaults = {option.name: option.default for option in fields(config) if option.default is not MISSING}
+        mine: Facts = json.loads(json.dumps(facts(config)))
+        return {option: told[name].get(option, defaults.get(option)) for option in mine | told[name]} == mine
     if name in names:
         return True
     try:
