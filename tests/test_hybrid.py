@@ -165,7 +165,7 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     for n in range(3 * LOOK_AGAIN):
         text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
         ids, lengths = torch.tensor(text), [len(text[0])]
-        session.others.indexes.clear()
+        session.sources.copies.indexes.clear()
         session.propose(Sequences(ids, lengths, [0], text), [9])
         steps.append(session.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))

@@ -75,6 +75,11 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
+LEARNED = {"Band", "Pace", "Record"}
+"""what is kept for the next call, a bounded number of each: a call may meet a kind of token, or a size of a batch, that
+those before it did not"""
+
+
 def alive() -> Counter[str]:
     """Objects of ours, caches and tensors, by type. What hangs in a reference cycle is among them."""
     types = (type(thing) for thing in gc.get_objects())
@@ -110,7 +115,7 @@ def test_a_finished_call_leaves_nothing(kind: str, lengths: list[int]) -> None:
         with without_collector():
             before = alive()
             generate(drafter, lengths, **options)
-            assert not alive() - before
+            assert not {kind for kind in alive() - before if kind not in LEARNED}
 
 
 # ---------------------------------------------------------------------- nothing is held twice

@@ -9,12 +9,11 @@ copied. Only this package's own forwards go this way; any other call of the mode
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "sdpa"
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")
@@ -43,10 +42,11 @@ _open = 0
 def grouped_attention() -> Iterator[None]:
     """Forwards of this thread within the block copy no keys and values."""
     global _open
+    functions = _functions()
     with _lock:
         _open += 1
-        if not isinstance(ALL_ATTENTION_FUNCTIONS[NAME], _Grouped):
-            AttentionInterface.register(NAME, _Grouped(ALL_ATTENTION_FUNCTIONS[NAME]))
+        if not isinstance(stock := functions[NAME], _Grouped):
+            functions.register(NAME, _Grouped(stock))
     _here.depth += 1
     try:
         yield
@@ -55,8 +55,16 @@ def grouped_attention() -> Iterator[None]:
         _here.masks = None
         with _lock:
             _open -= 1
-            if not _open and isinstance(ours := ALL_ATTENTION_FUNCTIONS[NAME], _Grouped):
-                AttentionInterface.register(NAME, ours.stock)
+            if not _open and isinstance(ours := functions[NAME], _Grouped):
+                functions.register(NAME, ours.stock)
+
+
+@cache
+def _functions() -> Any:
+    """transformers' attention functions by name; importing them takes long, and whoever has a model has done it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS
 
 
 class _Grouped:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from ...budget import Band, DraftCost, Survival, steps_that_pay
 from ...protocol import DraftContext, Verdict
 from ..draft_model.window import LOOK_AGAIN, why_rested
+from .classifier import StopClassifier
+from .config import DiscoConfig
 from .session import DiscoSession
 
 if TYPE_CHECKING:
-    from .drafter import DiscoDrafter
+    from transformers import PreTrainedModel
 
 DRAFTED, SAID = "drafted", "said"
 """kind of every token, and the classifier's family of estimates"""
@@ -26,12 +28,21 @@ class BudgetedSession(DiscoSession):
     which nobody has drawn yet, and all that is drawn is verified: the output keeps the target's distribution.
     """
 
-    def __init__(self, context: DraftContext, drafter: "DiscoDrafter", survival: Survival, cost: DraftCost) -> None:
+    def __init__(
+        self,
+        context: DraftContext,
+        model: "PreTrainedModel",
+        config: DiscoConfig,
+        classifier: StopClassifier,
+        survival: Survival,
+        cost: DraftCost,
+    ) -> None:
         """
         Args:
+            survival: how often drafts were right, by what the classifier said of them.
             cost: of this draft's steps, its classifier among them.
         """
-        super().__init__(context, drafter)
+        super().__init__(context, model, config, classifier)
         self.survival, self.draft_cost = survival, cost
 
     def window(self) -> int:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
+from .rules import StopRule
 
 
 @strict
@@ -23,6 +24,10 @@ class DiscoConfig(DrafterConfig):
     k: int = ranged(10, 1, 1024)
     hidden: int = ranged(32, 1, 1024)
     draft_fingerprint: str | None = None
+
+    def stop_rule(self, do_sample: bool) -> StopRule:
+        """Of one generation; with the rule "budget" nobody asks it."""
+        return StopRule(self.tau_sampled if do_sample else self.tau, self.rule == "draft")
 
     def validate_fingerprint(self) -> None:
         if self.draft_fingerprint is not None and len(self.draft_fingerprint) > 64:

@@ -107,14 +107,14 @@ class DiscoDrafter(ModelDrafter):
 
     def rule(self, do_sample: bool) -> StopRule:
         """The stop rule of one generation."""
-        config = self.config
-        return StopRule(config.tau_sampled if do_sample else config.tau, config.rule == "draft")
+        return self.config.stop_rule(do_sample)
 
     def start(self, context: DraftContext) -> DraftSession:
+        mine = context, self.draft_model, self.config, self.classifier
         if self.config.rule != "budget":
-            return DiscoSession(context, self)
+            return DiscoSession(*mine)
         survival = self._survival.of(context.target, context.do_sample)
-        return BudgetedSession(context, self, survival, self._costs.of(context.target, len(context.prompt_ids)))
+        return BudgetedSession(*mine, survival, self._costs.of(context.target, len(context.prompt_ids)))
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

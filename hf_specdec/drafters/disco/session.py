@@ -6,11 +6,12 @@ from torch import Tensor
 
 from ...protocol import Draft, DraftContext, Sequences
 from ..draft_model import DraftModelSession
-from .classifier import Reading, read
+from .classifier import Reading, StopClassifier, read
+from .config import DiscoConfig
 from .lookup import NONE, Branch, Recurrence
 
 if TYPE_CHECKING:
-    from .drafter import DiscoDrafter
+    from transformers import PreTrainedModel
 
 
 class DiscoSession(DraftModelSession):
@@ -21,11 +22,17 @@ class DiscoSession(DraftModelSession):
     keeps the target's distribution. Asking before the forward at i + 1 saves that forward, too.
     """
 
-    def __init__(self, context: DraftContext, drafter: "DiscoDrafter") -> None:
-        super().__init__(context, drafter.draft_model, drafter.config.max_draft_tokens)
-        self.rule = drafter.rule(context.do_sample)
-        self.chance = drafter.classifier.reader(context.do_sample)
-        self.lookup, self.k = drafter.config.lookup, drafter.config.k
+    def __init__(
+        self, context: DraftContext, model: "PreTrainedModel", config: DiscoConfig, classifier: StopClassifier
+    ) -> None:
+        """
+        Args:
+            model: the draft model, which `classifier` was trained for.
+        """
+        super().__init__(context, model, config.max_draft_tokens)
+        self.rule = config.stop_rule(context.do_sample)
+        self.chance = classifier.reader(context.do_sample)
+        self.lookup, self.k = config.lookup, config.k
         self.texts: dict[int, Recurrence] = {}
         """per row of the call, the accepted text"""
         self.known: dict[int, int] = {}
