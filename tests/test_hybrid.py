@@ -17,9 +17,11 @@ from models import llama, prompts
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.budget import Band, Cost
+from hf_specdec.budget import Band, Cost, Survival, Tree
 from hf_specdec.drafters.draft_model.growing import LOOK_AGAIN, RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
+from hf_specdec.drafters.suffix import SuffixStore
+from hf_specdec.drafters.suffix.memory import Memory
 from hf_specdec.protocol import Sequences, Verdict
 
 
@@ -165,7 +167,7 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     for n in range(3 * LOOK_AGAIN):
         text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
         ids, lengths = torch.tensor(text), [len(text[0])]
-        session.sources.copies.indexes.clear()
+        session.others.copies.indexes.clear()
         session.propose(Sequences(ids, lengths, [0], text), [9])
         steps.append(session.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
@@ -317,6 +319,18 @@ def test_texts_that_were_cut_short_are_remembered_and_memory_is_bounded():
     assert 9 < held < 30 and drafter.store.num_bytes <= 1 << 20
     target.generate(**prompts([9]), max_new_tokens=20, do_sample=False, assistant_model=drafter)
     assert len(drafter.store) > held
+
+
+def test_rows_that_have_ended_are_not_remembered_again():
+    """In lockstep they stay in the batch, and padding follows them."""
+    store, (row, text) = SuffixStore(1), (0, [5, 6, 7, 8])
+    memory = Memory(host(llama()), store, Survival(), branches=1)
+    sequences = Sequences(torch.tensor([text]), [4], [row], [text])
+    for room, stopped in ((9, True), (0, True), (0, True)):
+        memory.join([Tree()], sequences, [room])
+        memory.observe(Verdict([row], [0], [0], [[0]], [stopped], 1, 1.0))
+    memory.close()
+    assert len(store) == 6  # the text with one token more, and its end
 
 
 class Interrupting(BaseStreamer):

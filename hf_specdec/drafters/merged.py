@@ -18,6 +18,12 @@ class Joining(Protocol):
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may come behind a node of a row's tree, within `room` of the root."""
 
+    def observe(self, verdict: Verdict) -> None:
+        """Rows have grown, and some have ended."""
+
+    def close(self) -> None:
+        """The call is over."""
+
 
 class TreeSession(DraftSession):
     """Every node of a round's trees is judged by the text, whether it was verified or not."""

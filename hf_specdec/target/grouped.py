@@ -31,8 +31,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-
-
 _lock = threading.Lock()
 _open = 0
 """blocks of all threads; while there is none transformers' function has its place to itself"""

@@ -224,10 +224,14 @@ class GrowingSession(TreeSession):
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:
             self._chain.observe(verdict, self.drafted)
+        if self.others is not None:
+            self.others.observe(verdict)
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False
 
     def close(self) -> None:
+        if self.others is not None:
+            self.others.close()
         c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())

@@ -20,7 +20,7 @@ from ..prompt_lookup.branches import Branches, cut
 from ..prompt_lookup.index import LookupIndex
 from ..prompt_lookup.rates import add_copy
 from .likely import likely_branches
-from .memory import PAST
+from .memory import PAST, Remembering
 from .store import SuffixStore
 
 __all__ = ["SuffixConfig", "SuffixDrafter", "SuffixSession", "SuffixStore"]
@@ -50,9 +50,8 @@ class SuffixSession(TreeSession):
     def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore, survival: Survival) -> None:
         super().__init__(context, survival)
         self.config = config
-        self.store = store
+        self.memory = Remembering(store, config.max_match)
         self._indexes: dict[int, LookupIndex] = {}
-        self._starts: dict[int, int] = {}  # where the output of each row that is not in the store yet begins
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         drafts: list[Branches] = []
@@ -64,9 +63,8 @@ class SuffixSession(TreeSession):
                 continue
             if row not in self._indexes:
                 self._indexes[row] = LookupIndex(self.config.max_match)
-                self._starts[row] = len(tokens)
             self._indexes[row].extend(tokens[len(self._indexes[row]) :])
-            match, branches = self._branches(self._indexes[row], room)
+            match, branches = self._branches(row, self._indexes[row], room)
             drafts.append(branches)
             matches.append(match)
         allowed = cut(drafts, sequences, self.context)
@@ -75,13 +73,13 @@ class SuffixSession(TreeSession):
                 add_copy(tree, branch, length, self.config.max_match, self.survival, i, source=source)
         return self.draft()
 
-    def _branches(self, index: LookupIndex, budget: int) -> tuple[tuple[str, int], Branches]:
+    def _branches(self, row: int, index: LookupIndex, budget: int) -> tuple[tuple[str, int], Branches]:
         """Where the longer match lies and how long it is; its continuations."""
         config = self.config
         branches = config.num_branches if self.context.trees else 1
         most = min(config.max_draft_tokens, budget)
         own = index.longest_match(branches=branches)
-        past = self.store.continuations(index.tokens[-config.max_match :], most, config.max_match)
+        past = self.memory.continuations(row, index.tokens, most)
         if past.length > own.length:
             source, length, texts, least = PAST, past.length, past.tokens, config.min_probability
         else:  # one text per continuation, however often it was seen: their number is no vote
@@ -95,20 +93,10 @@ class SuffixSession(TreeSession):
 
     def observe(self, verdict: Verdict) -> None:
         super().observe(verdict)
-        for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):
-            if row in self._starts:
-                self._indexes[row].extend(tokens)  # here, since rounds without room for a draft never ask for one
-                if stopped:
-                    self._remember(row)
-
-    def _remember(self, row: int) -> None:
-        """Add a row's output to the store, with as much of its prompt as a match needs to find its beginning."""
-        start = max(0, self._starts.pop(row) - self.config.max_match)
-        self.store.add(self._indexes[row].tokens[start:])
+        self.memory.observe(verdict)
 
     def close(self) -> None:
-        for row in list(self._starts):  # a call that ended early
-            self._remember(row)
+        self.memory.close()
 
 
 @register_drafter
