@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
+from .asking import Forbids, Picker
 from .budget import Cost, are_chains
 from .stats import SpeculationStats
 from .transfer import to_device
@@ -137,49 +138,10 @@ class Verdict:
     """seconds for which the target stood still, waiting for the draft"""
     nodes: Tensor | None = None
     """[B, N] the nodes that there were logits for, as in `Forward`; None: all"""
-
-
-class Picker(Protocol):
-    """Applies the call's processors and picks a token: how every stochastic draft is drawn."""
-
-    def __call__(
-        self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """
-        Args:
-            ids: [B, capacity] accepted and drafted tokens so far.
-            lengths: columns of `ids` that count, per row.
-            rows: each row's index in the call's batch.
-            logits: [B, any vocabulary] raw logits of the draft; cut or padded to the target's vocabulary.
-
-        Returns:
-            tokens [B], and q [B, target vocabulary] in float32, what they were drawn from; None when greedy.
-            Processors of the user's own are left out of q (a second call of theirs could change what they do).
-        """
-
-    def likeliest(self, ids: Tensor, lengths: Sequence[int], logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Without a draw: the likeliest tokens [B, k], k at most `count`, and their chances [B, k] after the call's
-        processors; 0 for what these forbid. Arguments as above."""
-
-    def on(self, device: torch.device) -> "Picker":
-        """The same on another device, for drafts that are drawn there."""
-
-
-class Forbids(Protocol):
-    """Tells the tokens that the call's processors give no chance, whatever the target's scores."""
-
-    def __call__(self, ids: Tensor, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """
-        Args:
-            ids: [R, capacity] accepted and drafted tokens.
-            rows: [N] the row of `ids` that each token would continue.
-            lengths: [N] columns of it that come before the token.
-            tokens: [N] ids below the target's vocabulary.
-
-        Returns:
-            whether each is forbidden. Processors of the user's own are not asked (a second call of theirs could change
-            what they do).
-        """
+    likeliest: list[list[tuple[int, list[int]]]] = field(default_factory=list)
+    """[B] each token that the target answered, the last accepted one before the draft's, with those that the target
+    found likeliest behind it, as many as were asked for; empty where none were, or where the call's processors have to
+    be asked place by place"""
 
 
 @dataclass
@@ -273,6 +235,8 @@ class DraftSession(CandidateGenerator):
     features: Sequence[int] = ()
     """hidden states of the target that verdicts shall carry, by their index in `hidden_states`: 0 the embeddings, -1
     the last layer's after the norm"""
+    likeliest: int = 0
+    """how many of the tokens that the target finds likeliest at each place verdicts shall carry"""
 
     def __init__(self, context: DraftContext) -> None:
         self.context = context

@@ -96,7 +96,7 @@ PROPOSALS: list[Propose] = [chains, chains, beyond, nothing, trees, trees, drawn
 
 METHODS = ["__init__", "start_draft", "propose", "poll", "take", "observe", "observe_prompt", "q", "close"]
 TRAITS = ["takes_ragged", "schedule", "start", "proposes_trees", "brings_runner", "last_stats"]
-FAULTS = ["raise", "mumble", "lie", "meddle", "patience", "features", "trait"]
+FAULTS = ["raise", "mumble", "lie", "meddle", "patience", "features", "likeliest", "trait"]
 BAD_PATIENCE: list[Any] = [float("nan"), -1.0, "long", None, 1j, Undecided(), [], torch.tensor(float("nan")), True]
 
 
@@ -173,7 +173,7 @@ class WildSession(DraftSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.plan.then("observe", lambda: None)
-        self.plan.meddle(verdict, verdict.features, verdict.draft, self.context)
+        self.plan.meddle(verdict, verdict.features, verdict.likeliest, verdict.draft, self.context)
 
     def runner(self, runner: Any) -> Any:
         return self.plan.then("runner", lambda: runner)
@@ -213,8 +213,12 @@ def make(dice: Dice, future: Future, scores: Tensor) -> WildDrafter:
             ours["patience"] = dice.choice([*BAD_PATIENCE, property(lambda self: plan.fail())])
         elif fault == "features":
             ours["features"] = dice.choice([nonsense(dice), (99,), ("x",), property(lambda self: plan.fail()), (-1, 0)])
+        elif fault == "likeliest":
+            ours["likeliest"] = dice.choice([nonsense(dice), -1, 10**9, property(lambda self: plan.fail())])
         else:
             traits |= trait(dice, plan)
+    if dice.random() < 0.2:
+        ours.setdefault("likeliest", 3)
     if dice.random() < 0.2:
         ours.setdefault("features", (-1, 0))
     if traits["brings_runner"] is True and dice.random() < 0.5:

@@ -18,7 +18,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
     {"errors", "version", "transfer"},
     {"devices"},
-    {"theory", "config", "packing"},
+    {"theory", "config", "packing", "asking"},
     {"budget"},
     {"stats"},
     {"registry", "protocol"},

@@ -267,7 +267,7 @@ def test_sources_may_change_at_every_round(lengths, monkeypatch):
     """Whatever was chosen, the draft model finds its way back into the text."""
     now_and_then(monkeypatch)
     target = llama(vocab=8)
-    drafter = HybridDrafter(target, num_draft_tokens=3)  # the target itself: all that it drafts is accepted
+    drafter = HybridDrafter(target, num_draft_tokens=3, num_recycled=0)  # all that the target drafts is accepted
     inputs = prompts(lengths, 8)
     options = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     plain = target.generate(**inputs, **options)
@@ -282,7 +282,7 @@ def test_sources_may_change_at_every_round(lengths, monkeypatch):
 @pytest.mark.parametrize("lengths", [[12], [12, 12], [9, 12, 3]], ids=["one row", "equal rows", "uneven rows"])
 def test_past_the_draft_models_context_the_lookup_goes_on_alone(lengths, positions, recwarn):
     target, inputs = llama(vocab=8), prompts(lengths, 8)
-    drafter = HybridDrafter(llama(vocab=8, max_position_embeddings=positions), num_draft_tokens=3)
+    drafter = HybridDrafter(llama(vocab=8, max_position_embeddings=positions), num_draft_tokens=3, num_recycled=0)
     options = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     plain = target.generate(**inputs, **options)
     torch.testing.assert_close(target.generate(**inputs, **options, assistant_model=drafter), plain)

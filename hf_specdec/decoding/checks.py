@@ -19,6 +19,17 @@ def most_nodes(rows: int) -> int:
     return max(MOST_NODES // rows, LEAST_NODES)
 
 
+def at_most(count: object, most: int) -> int:
+    """A session's number of tokens, of which there are `most`.
+
+    Raises:
+        ValueError: it is no number of tokens.
+    """
+    if type(count) is not int or count < 0:
+        raise ValueError(f"likeliest is {count!r}; a whole number from 0 on is expected")
+    return min(count, most)
+
+
 def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
     """Types and shapes, lengths cut to what was asked for; the values are checked with the verification's own transfer.
 

@@ -31,7 +31,7 @@ from ..target.ranks import ranks_of
 from ..target.state import StateRunner
 from ..transfer import moved, to_host
 from .call import Call, Mode, choose_mode
-from .checks import most_nodes
+from .checks import at_most, most_nodes
 from .guard import GuardedDrafter, GuardedSession
 from .outputs import along_paths
 from .own_runner import target_runner
@@ -144,6 +144,7 @@ class Decoding:
             else SharedSession(self.ranks, self.drafter, context, self.cost)
         )
         self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
+        self.judge.likeliest = self.session.ask(lambda session: at_most(session.likeliest, self.vocab)) or 0
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         self.serial = isinstance(self.schedule, Serial)
         keeps_state = self.mode.runner is StateRunner
@@ -231,10 +232,10 @@ class Decoding:
             sound = bool(is_sound(draft, self.vocab))
             steps = self.judge.stepwise(draft, logits, s, correct)
             grown = text.grow_together(steps, logits, forward.outputs, self.round == 0, written=False)
-            paths = [list(range(n)) for n in grown.accepted]
+            paths, likeliest = [list(range(n)) for n in grown.accepted], []
         else:
             block = self.judge.block(draft, logits, s, forward.nodes, answered, correct)
-            sound, paths = block.sound, [judgement.path for judgement in block.rows]
+            sound, paths, likeliest = block.sound, [judgement.path for judgement in block.rows], block.likeliest
             if not self.ragged:
                 steps = text.replay(block)
                 grown = text.grow_together(steps, logits, forward.outputs, self.round == 0, written=True)
@@ -257,6 +258,7 @@ class Decoding:
             draft=draft,
             paths=[path[:n] for path, n in zip(paths, accepted, strict=True)],
             nodes=forward.nodes,
+            likeliest=likeliest,
         )
         verdict.features = self._shown(along_paths(forward, draft, verdict))
         return verdict, sound

@@ -12,6 +12,12 @@ from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 class Joining(Protocol):
     """A source of tokens that joins trees."""
 
+    likeliest: int
+    """of the target's likeliest tokens at each place, how many it reads"""
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        """The prompt was read."""
+
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
         """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
 
@@ -32,14 +38,24 @@ class TreeSession(DraftSession):
     most: int | None = None
     """nodes that a row offers at most; None for all that there are"""
 
-    def __init__(self, context: DraftContext, survival: Survival) -> None:
+    def __init__(self, context: DraftContext, survival: Survival, others: Joining | None = None) -> None:
+        """
+        Args:
+            others: whose tokens stand in the same trees as the session's own.
+        """
         super().__init__(context)
         self.survival = survival
         """how often tokens of each kind have been right"""
+        self.others = others
+        self.likeliest = 0 if others is None else others.likeliest
         self.trees: list[Tree] = []
         """[B] all that was thought of in this round"""
         self.ordered: list[list[int]] = []
         """[B] the nodes of each tree that may be verified, the likeliest first"""
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        if self.others is not None:
+            self.others.observe_prompt(verdict)
 
     def begin(self, rows: int) -> list[Tree]:
         """A round begins: an empty tree for each row."""
@@ -66,6 +82,12 @@ class TreeSession(DraftSession):
             for kind, right in tree.judged(text):
                 self.survival.observe(kind, right)
         self.trees, self.ordered = [], []
+        if self.others is not None:
+            self.others.observe(verdict)
+
+    def close(self) -> None:
+        if self.others is not None:
+            self.others.close()
 
 
 def draft_of(

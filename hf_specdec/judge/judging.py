@@ -21,6 +21,7 @@ from ..transfer import to_device, to_host
 from .drafts import as_tree, depths_of_places, is_sound, padded
 from .processing import Processing
 from .randomness import Purpose, Randomness
+from .successors import Behind, Successors
 from .verification import accepted_lengths, accepts, choose_candidate, distribution, draw, follow, residual
 
 
@@ -44,6 +45,8 @@ class Block(NamedTuple):
     """whether ids and probabilities were in range; of an unsound draft no token is used"""
     texts: Tensor
     """[B, W] the rows' texts on the device; what lies past a row's is undefined"""
+    likeliest: Behind
+    """as in `Verdict`"""
 
 
 @dataclass
@@ -56,6 +59,8 @@ class Judge:
     do_sample: bool
     randomness: Randomness
     stats: SpeculationStats
+    likeliest: int = 0
+    """tokens to tell of every place; they come with what a round reads in any case"""
 
     def block(
         self,
@@ -83,12 +88,12 @@ class Judge:
         depth = depths_of_places(draft, places, kept)
         lengths = [n + d for n, below in zip(sequences.lengths, depth, strict=True) for d in below]
         scores = self._processed(logits, draft, sequences, depth, lengths, kept).view(rows, places, vocab)
-        sound = is_sound(draft, vocab)
+        sound, likeliest = is_sound(draft, vocab), Successors.of(logits, self.likeliest)
         if self.do_sample and draft.token_probs is not None and draft.tokens.shape[1]:
             if draft.parents is not None:
-                return self._sampled_tree(draft, scores, sequences, sound, kept)
-            return self._sampled_chain(draft, scores, sequences, sound, answered, correct)
-        return self._chosen(draft, scores, sequences, lengths, sound, nodes, answered)
+                return self._sampled_tree(draft, scores, sequences, sound, likeliest, kept)
+            return self._sampled_chain(draft, scores, sequences, sound, likeliest, answered, correct)
+        return self._chosen(draft, scores, sequences, lengths, sound, likeliest, nodes, answered)
 
     def _chosen(
         self,
@@ -97,6 +102,7 @@ class Judge:
         sequences: Sequences,
         lengths: list[int],
         sound: Tensor,
+        likeliest: Successors,
         nodes: Tensor | None,
         answered: list[int] | None,
     ) -> Block:
@@ -111,25 +117,29 @@ class Judge:
             choices = scores.argmax(-1)
         # One transfer to the host tells everything.
         told = [choices.flatten(), draft.tokens.flatten(), sound.long()[None]]
-        packed = to_host(torch.cat(told if nodes is None else [*told, nodes.flatten()]))
-        fine, kept = bool(packed[rows * (places + width)]), packed[rows * (places + width) + 1 :]
-        judged = []
+        told += [] if nodes is None else [nodes.flatten()]
+        packed = to_host(torch.cat([*told, likeliest.ids]))
+        end = rows * (places + width) + 1
+        fine = bool(packed[end - 1])
+        kept = None if nodes is None else [packed[end + b * (places - 1) :][: places - 1] for b in range(rows)]
+        judged, drafted = [], []
         for b in range(rows):
             chosen = packed[b * places : (b + 1) * places]
             start = rows * places + b * width
             tokens = packed[start : start + (draft.lengths[b] if fine else 0)]
-            if nodes is not None:
-                mine = kept[b * (places - 1) : (b + 1) * (places - 1)]
-                where = {node: 1 + i for i, node in enumerate(mine) if node >= 0}
+            drafted.append(tokens)
+            if kept is not None:
+                where = {node: 1 + i for i, node in enumerate(kept[b]) if node >= 0}
                 chosen = [chosen[0], *(chosen[where[i]] if i in where else None for i in range(len(tokens)))]
             elif answered is not None:
                 chosen = chosen[: answered[b] + 1]
             path = follow(tokens, None if draft.parents is None else draft.parents[b], chosen)
             own = chosen[path[-1] + 1 if path else 0] if not path or path[-1] + 1 < len(chosen) else None
             judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
+        found = likeliest.behind(packed, sequences, drafted, kept)
         if draft.parents is None:  # an accepted token is the one that was chosen
-            return Block(judged, scores, fine, choices)
-        return Block(judged, scores, fine, padded([judgement.text for judgement in judged], scores.device))
+            return Block(judged, scores, fine, choices, found)
+        return Block(judged, scores, fine, padded([judgement.text for judgement in judged], scores.device), found)
 
     def _sampled_chain(
         self,
@@ -137,6 +147,7 @@ class Judge:
         scores: Tensor,
         sequences: Sequences,
         sound: Tensor,
+        likeliest: Successors,
         answered: list[int] | None,
         correct: Correct | None,
     ) -> Block:
@@ -156,7 +167,7 @@ class Judge:
         every = torch.arange(rows, device=device)
         at = n.clamp(max=places - 1)
         final = p[every, at]
-        told = [n.double(), sound.double()[None], drafted.double().flatten(), beta.flatten()]
+        told = [n.double(), sound.double()[None], drafted.double().flatten(), beta.flatten(), likeliest.ids.double()]
         if correct is None and draft.q is not None:
             left = residual(final, draft.q[every, n.clamp(max=k - 1)].to(final))
             own = draw(torch.where((n < limits)[:, None], left, final), u[every, at])
@@ -181,7 +192,9 @@ class Judge:
                 text.append(owns[b])
             judged.append(Judgement(list(range(count)), text))
         texts = torch.cat([drafted, drafted[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
-        return Block(judged, scores, fine, texts)
+        counted = [tokens[b * k :][: draft.lengths[b] if fine else 0] for b in range(rows)]
+        found = likeliest.behind(packed, sequences, counted)
+        return Block(judged, scores, fine, texts, found)
 
     def _uniform(self, sequences: Sequences, k: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The numbers of the tests [B, k] and of the target's own draws [B, places], sent together."""
@@ -195,15 +208,22 @@ class Judge:
         return sent[: rows * k].view(rows, k), sent[rows * k :].view(rows, places)
 
     def _sampled_tree(
-        self, draft: Draft, scores: Tensor, sequences: Sequences, sound: Tensor, kept: list[list[int]] | None
+        self,
+        draft: Draft,
+        scores: Tensor,
+        sequences: Sequences,
+        sound: Tensor,
+        likeliest: Successors,
+        kept: list[list[int]] | None,
     ) -> Block:
         """Multi-candidate sampling from the root down, row by row. Siblings are independent draws, each from its q."""
         assert draft.parents is not None and draft.q is not None
-        fine, *flat = to_host(torch.cat([sound.long()[None], draft.tokens.flatten()]))
+        fine, *flat = to_host(torch.cat([sound.long()[None], draft.tokens.flatten(), likeliest.ids]))
         width = draft.tokens.shape[1]
-        judged = []
+        judged, drafted = [], []
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
             tokens, parents = flat[b * width : (b + 1) * width], draft.parents[b]
+            drafted.append(tokens[: draft.lengths[b] if fine else 0])
             where = {-1: 0} | {node: i + 1 for i, node in enumerate(kept[b] if kept is not None else range(width))}
             path: list[int] = []
             own: int | None = None
@@ -222,7 +242,9 @@ class Judge:
                     break
                 path.append(children[taken])
             judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
-        return Block(judged, scores, bool(fine), padded([judgement.text for judgement in judged], scores.device))
+        texts = padded([judgement.text for judgement in judged], scores.device)
+        found = likeliest.behind(flat, sequences, drafted, kept)
+        return Block(judged, scores, bool(fine), texts, found)
 
     def stepwise(
         self, draft: Draft, logits: Tensor, sequences: Sequences, correct: Correct | None = None

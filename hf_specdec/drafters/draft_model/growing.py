@@ -54,10 +54,10 @@ class GrowingSession(TreeSession):
             cost: of this model's steps.
             others: whose tokens stand in the same trees.
         """
-        super().__init__(context, survival)
+        super().__init__(context, survival, others)
         self.fixed = None if window == "auto" else int(window)
         self.candidates = candidates_of(context, candidates)
-        self.draft_cost, self.others = cost, others
+        self.draft_cost = cost
         self._model = model
         self._chain = None if others is not None else Chain(context, model, self.candidates)
         """with others it reads the prompt when it is asked first"""
@@ -224,14 +224,11 @@ class GrowingSession(TreeSession):
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:
             self._chain.observe(verdict, self.drafted)
-        if self.others is not None:
-            self.others.observe(verdict)
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False
 
     def close(self) -> None:
-        if self.others is not None:
-            self.others.close()
+        super().close()
         c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())

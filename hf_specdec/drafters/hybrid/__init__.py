@@ -13,6 +13,7 @@ from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
 from .config import HybridConfig
+from .recycled import Recycled
 from .sampled import SampledHybridSession
 from .session import HybridSession
 from .sources import Sources
@@ -42,6 +43,7 @@ class HybridDrafter(Drafter):
         min_match: int = 1,
         max_match: int = 8,
         num_branches: int = 3,
+        num_recycled: int = 4,
         memory_mb: int = 0,
     ) -> None:
         """
@@ -57,6 +59,8 @@ class HybridDrafter(Drafter):
             min_match: shorter matches copy nothing; from 1 to 256.
             max_match: longer matches count as this long; from 1 to 256, and at least `min_match`.
             num_branches: competing copies that join the tree, from 1 to 64; those that pay are verified.
+            num_recycled: of the tokens that the target found likely behind each token of a call, how many are thought
+                of when it comes again, from 0 to 16.
             memory_mb: bound of a memory of past outputs in 2^20 bytes, from 0 to 65536. Where it is not 0, what they
                 went on with joins the tree; the oldest make room.
 
@@ -71,6 +75,7 @@ class HybridDrafter(Drafter):
             min_match=min_match,
             max_match=max_match,
             num_branches=num_branches,
+            num_recycled=num_recycled,
             memory_mb=memory_mb,
         )
         self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
@@ -95,7 +100,9 @@ class HybridDrafter(Drafter):
             context.stats.window = int(self.config.num_draft_tokens)
         branches = self.config.num_branches
         memory = None if self.store is None else Memory(context, self.store, survival, branches)
-        sources = Sources(Copies(context, self.config, survival), memory)
+        count = self.config.num_recycled
+        recycled = Recycled(context, survival, count) if count else None
+        sources = Sources(Copies(context, self.config, survival), memory, recycled)
         if context.do_sample:
             draws = self._draws.of(context.target, rows)
             return SampledHybridSession(context, self.config, self.draft_model, survival, cost, draws, sources)

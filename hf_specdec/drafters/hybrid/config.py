@@ -20,4 +20,5 @@ class HybridConfig(PromptLookupConfig):
     num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
     num_candidates: int = ranged(4, 1, MOST_CANDIDATES)
     num_branches: int = ranged(3, 1, 64)
+    num_recycled: int = ranged(4, 0, MOST_CANDIDATES)
     memory_mb: int = ranged(0, 0, 1 << 16)

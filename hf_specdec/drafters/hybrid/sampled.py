@@ -45,9 +45,8 @@ class SampledHybridSession(TreeSession):
             draws: how often draws have been accepted.
             sources: of what is copied.
         """
-        super().__init__(context, survival)
-        self.config, self.draft_cost, self.draws = config, cost, draws
-        self.sources = sources
+        super().__init__(context, survival, sources)
+        self.config, self.draft_cost, self.draws, self.sources = config, cost, draws, sources
         self.rounds = self.rested = 0
         """all, and those in which nothing promised to pay"""
         self._model = model
@@ -127,7 +126,6 @@ class SampledHybridSession(TreeSession):
         if self._drawn and self._drawing is not None:
             self._drawing.observe(self._of_draws(verdict))
         self.rested += not self._drawn and not any(verdict.drafted)
-        self.sources.observe(verdict)
         super().observe(verdict)
         self._drawn = []
 
@@ -141,7 +139,7 @@ class SampledHybridSession(TreeSession):
         return replace(verdict, drafted=drafted, accepted=accepted)
 
     def close(self) -> None:
-        self.sources.close()
+        super().close()
         c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.draws.alpha)
 

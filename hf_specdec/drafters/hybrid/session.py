@@ -5,8 +5,9 @@ from ..draft_model import GrowingSession
 from ..prompt_lookup import PromptLookupConfig
 from ..suffix import SuffixConfig
 from ..suffix.memory import PAST
+from .recycled import RECYCLED
 
-NAMES = {"copied": PromptLookupConfig.drafter_type, PAST: SuffixConfig.drafter_type}
+NAMES = {"copied": PromptLookupConfig.drafter_type, PAST: SuffixConfig.drafter_type, RECYCLED: RECYCLED}
 """of sources, in the statistics"""
 
 

@@ -1,4 +1,4 @@
-"""`Sources`: what joins a draft model's tokens in one tree without a forward."""
+"""`Sources`: what joins a draft model's tokens in one tree without a step of it."""
 
 from collections.abc import Sequence
 
@@ -6,28 +6,40 @@ from ...budget import Tree
 from ...protocol import Sequences, Verdict
 from ..prompt_lookup import Copies
 from ..suffix.memory import Memory
+from .recycled import Recycled
 
 
 class Sources:
-    """Copies from the text itself and, where there is a memory, from past outputs."""
+    """Copies from the text itself and, where they are wanted, past outputs and what earlier forwards found likely."""
 
-    def __init__(self, copies: Copies, memory: Memory | None) -> None:
-        self.copies, self.memory = copies, memory
+    def __init__(self, copies: Copies, memory: Memory | None, recycled: Recycled | None) -> None:
+        self.copies, self.memory, self.recycled = copies, memory, recycled
+        self.likeliest = 0 if recycled is None else recycled.likeliest
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        """The prompt was read."""
+        if self.recycled is not None:
+            self.recycled.observe(verdict)
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
         """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
         self.copies.join(trees, sequences, budget)
         if self.memory is not None:
             self.memory.join(trees, sequences, budget)
+        if self.recycled is not None:
+            self.recycled.join(trees, sequences, budget)
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may come behind a node of a row's tree; past outputs are asked at its root alone."""
         self.copies.join_behind(tree, node, row, room)
+        if self.recycled is not None:
+            self.recycled.join_behind(tree, node, row, room)
 
     def observe(self, verdict: Verdict) -> None:
         """Rows have grown, and some have ended."""
-        if self.memory is not None:
-            self.memory.observe(verdict)
+        for source in (self.memory, self.recycled):
+            if source is not None:
+                source.observe(verdict)
 
     def close(self) -> None:
         """The call is over."""

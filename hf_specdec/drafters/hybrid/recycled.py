@@ -1,0 +1,66 @@
+"""`Recycled`: what earlier forwards of a call found likely behind a token is thought of when the token comes again.
+
+It costs no step of any model: the forwards happened anyway, and most of what they said was left unused.
+"""
+
+from collections.abc import Sequence
+
+from ...budget import Survival, Tree
+from ...protocol import DraftContext, Sequences, Verdict
+from ..prompt_lookup.branches import cut
+
+RECYCLED = "recycled"
+"""source of these tokens: their chances are counted apart"""
+FIRST = 0.25
+"""taken for the chance of the likeliest before anything was measured; the next are less likely in proportion"""
+LEAST = 0.05
+"""chance, counted from where they join a tree, below which nothing is thought of behind one"""
+
+
+class Recycled:
+    """By row, behind each token of its text and of its drafts the target's likeliest successors, where it stood last.
+    Bounded by the vocabulary, and gone with the call."""
+
+    def __init__(self, context: DraftContext, survival: Survival, count: int) -> None:
+        """
+        Args:
+            count: successors that are remembered of a token.
+        """
+        self.context, self.survival, self.likeliest = context, survival, count
+        self.known: dict[int, dict[int, list[int]]] = {}
+        """[row][token] its successors, the likeliest first"""
+
+    def observe(self, verdict: Verdict) -> None:
+        """What a forward said at every token it was fed, of the text or not."""
+        for row, told in zip(verdict.rows, verdict.likeliest, strict=bool(verdict.likeliest)):
+            self.known.setdefault(row, {}).update(told)
+        for row, stopped in zip(verdict.rows, verdict.stopped, strict=True):
+            if stopped:
+                self.known.pop(row, None)
+
+    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
+        """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
+        ends = zip(sequences.rows, sequences.tokens, budget, strict=True)
+        found = [[[token] for token in self._behind(row, tokens[-1])] if room else [] for row, tokens, room in ends]
+        allowed = cut(found, sequences, self.context)
+        for tree, row, room, successors in zip(trees, sequences.rows, budget, allowed, strict=True):
+            self._grow(tree, -1, [token for (token,) in successors], row, room)
+
+    def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
+        """Add what may come behind a node of a row's tree, within `room` of the root."""
+        if self.context.forbids is None:  # it would have to be asked about every place anew
+            self._grow(tree, node, self._behind(row, tree.tokens[node]), row, room - len(tree.text(node)))
+
+    def _behind(self, row: int, token: int) -> Sequence[int]:
+        return () if token in self.context.eos_token_ids else self.known.get(row, {}).get(token, ())
+
+    def _grow(self, tree: Tree, node: int, successors: Sequence[int], row: int, room: int, chance: float = 1.0) -> None:
+        """What may follow a node, what may follow that, and so on, as long as there is a chance to get there."""
+        if room < 1:
+            return
+        for rank, token in enumerate(successors):
+            kind = RECYCLED, rank
+            right = self.survival.chance(kind, FIRST / (1 + rank))
+            child = tree.add(node, token, right, kind)
+            if chance * right >= LEAST and self.context.forbids is None:
+                self._grow(tree, child, self._behind(row, token), row, room - 1, chance * right)
