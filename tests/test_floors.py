@@ -38,7 +38,7 @@ FLOORS = [
 """from the ground up; parts of one floor do not know each other"""
 OVER = {
     "disco": {"draft_model"},
-    "pearl": {"draft_model"},
+    "pearl": {"draft_model", "prompt_lookup"},
     "hybrid": {"draft_model", "prompt_lookup", "suffix"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},

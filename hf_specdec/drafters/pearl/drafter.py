@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Learned
+from ...budget import Learned, Survival
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...probe import Support
@@ -16,6 +16,7 @@ from ...registry import register_drafter
 from ...schedule import Guarded, Schedule
 from ...target.ranks import ranks_of
 from ..draft_model import ModelDrafter
+from .copying import Copying
 from .schedule import Overlapped
 from .seat import Seat, join
 from .session import PearlSession
@@ -39,6 +40,7 @@ class PearlConfig(DrafterConfig):
     pre_verify: bool = True
     post_verify: bool = True
     corrections: int | Literal["auto"] = ranged("auto", 0, 8)
+    lookup: bool = False
 
 
 @register_drafter
@@ -63,6 +65,7 @@ class PearlDrafter(ModelDrafter):
         pre_verify: bool = True,
         post_verify: bool = True,
         corrections: int | Literal["auto"] = "auto",
+        lookup: bool = False,
     ) -> None:
         """
         Args:
@@ -75,6 +78,8 @@ class PearlDrafter(ModelDrafter):
             post_verify: go on drafting while the target verifies (§3.3).
             corrections: for each token that the target is verifying, draft behind so many tokens that may come in its
                 place, from 0 to 8; "auto" is 1 while that pays, by the measured times and by how many were foreseen.
+            lookup: whether rows that have nothing drafted copy what followed the longest earlier match of their text's
+                end, as far as that is as likely to be kept as a token of the draft model's; drafting goes on behind it.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.
@@ -86,6 +91,7 @@ class PearlDrafter(ModelDrafter):
             pre_verify=pre_verify,
             post_verify=post_verify,
             corrections=corrections,
+            lookup=lookup,
         )
         self.pool = Pool()
         weakref.finalize(self, self.pool.close)
@@ -95,6 +101,7 @@ class PearlDrafter(ModelDrafter):
         self.planners = Learned(
             lambda: Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
         )
+        self.survival = Learned(Survival)
         if config.worker != "rank" and not self._in_thread():
             self.pool.free.append(launch())  # so that the first call does not wait for its imports
 
@@ -149,7 +156,7 @@ class PearlDrafter(ModelDrafter):
 
     def start(self, context: DraftContext) -> DraftSession:
         """Two calls at once get a worker each."""
-        in_thread = self._in_thread()
+        config, in_thread = self.config, self._in_thread()
         worker = None if in_thread else self.pool.take()
         if in_thread:
             worker = start_thread(self.draft_model, PearlSession.patience, self._stream())
@@ -162,9 +169,10 @@ class PearlDrafter(ModelDrafter):
         self.last_timeline = timeline = Timeline()
         try:
             release = worker.close if in_thread else self.pool.return_of(worker)
-            return PearlSession(
-                context, worker, self.planners.of(context.target), timeline, release, self.takes_ragged()
-            )
+            planner, copying = self.planners.of(context.target), None
+            if config.lookup:
+                copying = Copying(context, self.survival.of(context.target, context.do_sample))
+            return PearlSession(context, worker, planner, timeline, release, self.takes_ragged(), copying)
         except BaseException:
             worker.close()
             raise

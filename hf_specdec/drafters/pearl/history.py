@@ -59,6 +59,12 @@ class History:
         return self.hits / self.corrections
 
     @property
+    def acceptance(self) -> float:
+        """Share of the tested tokens that were accepted."""
+        accepted = int(self.runs.sum())
+        return accepted / (accepted + len(self.ended))
+
+    @property
     def runs(self) -> Runs:
         return np.minimum([*self.ended.copy(), *dict(self.unbroken).values()], LONGEST)  # two calls may run at once
 

@@ -8,7 +8,7 @@ first new one:
 - x2 … xγ carried (*post-verify*): they and the next x(γ+1) are tested. x1 was tested a round ago, and is not again.
 
 A row that passes all its tests ends in a drafted token and carries its other new tokens on; one that fails carries
-nothing, unless its correction was foreseen.
+nothing, unless its correction was foreseen, or a copy of earlier text stands in (`copying.py`).
 """
 
 import time
@@ -19,8 +19,10 @@ from torch import Tensor
 from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Correct, Guarded, Round
+from ...transfer import to_device
+from .copying import Chain
 from .correction import corrected
-from .session import Chain, as_draft
+from .session import as_draft
 from .window import Plan
 
 
@@ -35,6 +37,8 @@ class Overlapped:
         """unverified tokens, by row"""
         self.chains: list[Chain] = []
         """[B] the same in the present round"""
+        self.copied: list[int] = []
+        """[B] how many of those, the first ones, were copied"""
         self.fresh: list[Chain] = []
         """[B] what has been drafted behind them"""
         self.drafting = False
@@ -45,7 +49,11 @@ class Overlapped:
         self.round, self.rows, self.starts = round, list(round.sequences.rows), list(round.sequences.lengths)
         s, rows = round.sequences, self.rows
         plan: Plan | None = self.session.ask(lambda d: d.plan()) if any(round.room) else None
-        chains = [self.carried.get(row, [])[:room] for row, room in zip(rows, round.room, strict=True)]
+        held = [self.carried.get(row, [])[:room] for row, room in zip(rows, round.room, strict=True)]
+        chains: list[Chain] = held
+        if plan is not None:
+            chains = self.session.ask(lambda d: d.copied(held, s, list(round.room))) or held
+        copied = [0 if old else len(chain) for old, chain in zip(held, chains, strict=True)]
         if plan is not None and not plan.pre_verify:
             chains = self._drafted_first(plan, chains)
         budget = [0] * len(rows) if plan is None else self._budget(plan, chains)
@@ -59,6 +67,7 @@ class Overlapped:
             assert plan is not None
             self.session.ask(lambda d: d.start_draft(s, budget, chains, plan.corrections, forking=True))
         self.chains = chains if self.session.alive else [[]] * len(rows)
+        self.copied = [min(n, len(chain)) for n, chain in zip(copied, self.chains, strict=True)]
         self.fed_at = time.perf_counter()
         return self._as_draft(self.chains)
 
@@ -105,6 +114,10 @@ class Overlapped:
         return self._correct
 
     def _correct(self, p: Tensor, b: int, node: int) -> Tensor:
+        if node < self.copied[b]:  # its q had all its mass on the token that was rejected
+            token = to_device([self.chains[b][node][0]], p.device)
+            left = p.index_fill(0, token, 0.0)
+            return left / left.sum()
         found = corrected(p, self.rows[b], self.starts[b] + node, self.randomness, self._question)
         if found is None:
             self.context.stats.uncorrected_tokens += 1

@@ -12,13 +12,11 @@ from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
 from .background import Setup
+from .copying import Chain, Copying
 from .link import Fork, Kind, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
 from .timeline import Timeline
 from .window import Plan, Planner
 from .workers import Worker
-
-Chain = list[tuple[int, float]]
-"""drafted tokens one behind the other, each with its q (1 where the draft does not sample)"""
 
 
 class PearlSession(DraftSession):
@@ -34,9 +32,11 @@ class PearlSession(DraftSession):
         timeline: Timeline,
         release: Callable[[], None],
         forks: bool = False,
+        copying: Copying | None = None,
     ) -> None:
         """
         Args:
+            copying: where rows that carry nothing may copy.
             forks: whether the draft takes rows of uneven lengths, as drafting for corrections needs.
             release: called once at the end, when the worker is free and sound; otherwise it is closed.
         """
@@ -44,6 +44,7 @@ class PearlSession(DraftSession):
         rows = context.prompt_ids.shape[0]
         self.forks_can_be = forks and (rows == 1 or not context.lockstep)
         self.worker, self.planner, self.timeline, self.release = worker, planner, timeline, release
+        self.copying = copying
         self.weighs = planner.window != "auto"  # a fixed window is kept whatever it costs
         self.columns = context.prompt_ids.shape[1]
         self.told: dict[int, list[int]] = {row: [] for row in range(rows)}
@@ -252,6 +253,12 @@ class PearlSession(DraftSession):
         """How to run the next round."""
         return self.planner.plan(len(self.rows) or len(self.told))
 
+    def copied(self, chains: list[Chain], sequences: Sequences, room: list[int]) -> list[Chain]:
+        """What rows carry, those that have nothing a copy, where there is one."""
+        if self.copying is None:
+            return chains
+        return self.copying.join(chains, sequences, room, self.planner.history.acceptance)
+
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Draft and wait: the serial schedule, and transformers' own loop."""
         window = self.plan().window
@@ -266,7 +273,10 @@ class PearlSession(DraftSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))
-        self.planner.history.saw_tests(verdict.rows, verdict.drafted, verdict.accepted)
+        tested, accepted = verdict.drafted, verdict.accepted
+        if self.copying is not None:
+            tested, accepted = self.copying.observe(verdict)
+        self.planner.history.saw_tests(verdict.rows, tested, accepted)
 
     def close(self) -> None:
         """Free the worker, or end it if it may be in trouble."""
