@@ -9,6 +9,7 @@ from continuations import SMALL, sampling_p_value
 from models import llama, prompts
 
 from hf_specdec import Drafter, PearlDrafter
+from hf_specdec.drafters.pearl.copying import Copying
 from hf_specdec.drafters.pearl.history import History
 from hf_specdec.drafters.pearl.schedule import Overlapped
 
@@ -42,12 +43,31 @@ def test_greedy_text_is_plain_decodings(
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 9, 9]], ids=["one row", "equal rows"])
-def test_in_lockstep_too(lengths: list[int], eager: None) -> None:
+def test_in_lockstep_too(lengths: list[int], eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor of the user's own has to be asked place by place."""
+    carried: list[int] = []
+    copy_of = Copying.copy
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        copies = copy_of(self, *arguments)
+        carried.append(sum(map(len, copies)))
+        return copies
+
+    monkeypatch.setattr(Copying, "copy", watched)
     inputs = prompts(lengths, 8)
     options = OPTIONS | {"logits_processor": [lambda ids, scores: scores]}
     plain = TARGET.generate(**inputs, **options)
     assert torch.equal(TARGET.generate(**inputs, **options, assistant_model=pearl()), plain)
+    assert sum(carried) > 10
+
+
+def test_without_drafting_ahead_nothing_is_copied(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would draft behind it, and a short copy would stand in for a whole draft."""
+    monkeypatch.setattr(Copying, "copy", lambda *arguments: pytest.fail("asked for copies"))
+    inputs = prompts([9], 8)
+    plain = TARGET.generate(**inputs, **OPTIONS)
+    for options in ({"post_verify": False}, {"post_verify": False, "pre_verify": False}):
+        assert torch.equal(TARGET.generate(**inputs, **OPTIONS, assistant_model=pearl(**options)), plain)
 
 
 def test_copies_are_carried_where_the_draft_model_has_nothing_to_offer() -> None:
@@ -68,8 +88,10 @@ def test_what_is_copied_says_nothing_of_the_draft_model() -> None:
         drafter = pearl(lookup=lookup)
         for _ in range(4):
             TARGET.generate(**prompts([9], 8), **OPTIONS, assistant_model=drafter)
-        shares[lookup] = drafter.planners.of(TARGET).history.acceptance
-    assert shares[True] < 0.5 and abs(shares[True] - shares[False]) < 0.2
+        history = drafter.planners.of(TARGET).history
+        shares[lookup] = history.acceptance, history.foreseen
+    assert shares[True][0] < 0.5
+    assert all(abs(a - b) < 0.2 for a, b in zip(*shares.values(), strict=True))
 
 
 def sampling(**options: Any) -> PearlDrafter:
@@ -85,7 +107,12 @@ def test_the_joint_distribution_is_the_targets(settings: dict[str, Any], correct
 
 def test_a_rejected_copy_that_may_be_drawn_again_is_caught(monkeypatch: pytest.MonkeyPatch, eager: None) -> None:
     """The power of the test above: a correction that leaves the rejected token its chance."""
-    monkeypatch.setattr(Overlapped, "_correct", lambda self, p, b, node: p)
+    correct = Overlapped._correct
+
+    def planted(self: Any, p: Any, b: int, node: int) -> Any:
+        return p if node < self.copied[b] else correct(self, p, b, node)
+
+    monkeypatch.setattr(Overlapped, "_correct", planted)
     assert sampling_p_value(sampling(), {"temperature": 4.0}) < 1e-6
 
 

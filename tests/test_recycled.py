@@ -13,6 +13,7 @@ from models import llama, prompts
 from hf_specdec import HybridDrafter, SpeculationWarning
 from hf_specdec.budget import Survival, Tree
 from hf_specdec.drafters.hybrid.recycled import FIRST, LEAST, RECYCLED, Recycled
+from hf_specdec.judge.successors import Successors
 from hf_specdec.protocol import DraftSession, Sequences, Verdict
 
 COUNT = 3
@@ -82,7 +83,7 @@ def test_successors_are_what_the_target_says_behind_each_token(batch: str, shape
         torch.testing.assert_close(logits[found], logits.topk(COUNT).values, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("wish", [-1, 1.5, "all", None, True])
+@pytest.mark.parametrize("wish", [-1, 65, 1.5, "all", None, True])
 def test_a_number_of_successors_that_is_none(wish: Any) -> None:
     sides = compare.Sides(llama())
     toy = drafters.noisy(drafters.Future(sides.plain), 4, 97)
@@ -95,12 +96,30 @@ def test_a_number_of_successors_that_is_none(wish: Any) -> None:
 
 
 def test_more_than_there_are_tokens_is_all_of_them() -> None:
-    sides = compare.Sides(llama(), [5])
-    toy = drafters.noisy(drafters.Future(sides.plain), 4, 97)
-    toy.session_class = type("Greedy", (drafters.ToySession,), {"likeliest": 10_000})
-    assert torch.equal(sides.run(assistant_model=toy), sides.plain)
+    target, options = llama(vocab=8), {"max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(**prompts([5], 8), **options)
+    toy = drafters.noisy(drafters.Future(plain), 4, 8)
+    toy.session_class = type("Greedy", (drafters.ToySession,), {"likeliest": 64})
+    assert torch.equal(target.generate(**prompts([5], 8), **options, assistant_model=toy), plain)
     (session,) = toy.sessions
-    assert all(len(found) == 97 for verdict in session.verdicts for _, found in verdict.likeliest[0])
+    assert all(len(found) == 8 for verdict in session.verdicts for _, found in verdict.likeliest[0])
+
+
+def test_only_places_that_count_are_told_of() -> None:
+    """Of uneven chains the last places of the shorter ones are padding's; pruned nodes have none."""
+    text = Sequences(torch.tensor([[5], [5]]), [1, 1], [0, 1], [[5], [5]])
+    logits = torch.zeros(2, 3, 9)
+    for b in range(2):
+        for place in range(3):
+            logits[b, place, 3 * b + place] = 1.0
+    found = Successors.of(logits, 1)
+    packed, drafted = [0, 0, *found.ids.tolist()], [[6, 7], [6, 7]]
+    assert found.behind(packed, text, drafted) == [[(5, [0]), (6, [1]), (7, [2])], [(5, [3]), (6, [4]), (7, [5])]]
+    assert found.behind(packed, text, drafted, None, [1, 2])[0] == [(5, [0]), (6, [1])]
+    assert found.behind(packed, text, drafted, [[1, -1], [0, 1]]) == [
+        [(5, [0]), (7, [1])],
+        [(5, [3]), (6, [4]), (7, [5])],
+    ]
 
 
 def context(**more: Any) -> Any:

@@ -1,9 +1,11 @@
 """`Survival`: how often drafted tokens turn out right, by what speaks for them."""
 
 from bisect import bisect
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+from .tree import Tree
 
 PRIOR = 4.0
 """observations that a guess counts as"""
@@ -55,6 +57,12 @@ class Survival:
         self._seen[kind] = MEMORY * before + right, MEMORY * tested + 1
         if isinstance(kind, Band):
             self._rising.pop(kind.family, None)
+
+    def observe_trees(self, trees: Sequence[Tree], texts: Sequence[Sequence[int]]) -> None:
+        """What became of the nodes of each row's tree that its text has tested, verified or not."""
+        for tree, text in zip(trees, texts, strict=bool(trees)):
+            for kind, right in tree.judged(text):
+                self.observe(kind, right)
 
     def _counted(self, kind: Hashable, guess: float) -> tuple[float, float]:
         right, tested = self._seen.get(kind, (0.0, 0.0))

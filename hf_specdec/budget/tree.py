@@ -25,7 +25,7 @@ class Tree:
         node = self._at.setdefault((parent, token), len(self.tokens))
         if node < len(self.tokens):
             self.chances[node] = max(self.chances[node], chance)
-            self.kinds[node] += kinds
+            self.kinds[node] += tuple(kind for kind in kinds if kind not in self.kinds[node])
             return node
         self.tokens.append(token)
         self.parents.append(parent)

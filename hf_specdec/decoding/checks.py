@@ -14,20 +14,25 @@ MOST_NODES, LEAST_NODES = 4096, 16
 """nodes of one draft that go to the target: over all rows, and in each row, however many those are"""
 
 
+MOST_SUCCESSORS = 64
+"""of the target's tokens that verdicts carry for each place"""
+
+
 def most_nodes(rows: int) -> int:
     """Nodes that each of so many rows may draft."""
     return max(MOST_NODES // rows, LEAST_NODES)
 
 
-def at_most(count: object, most: int) -> int:
-    """A session's number of tokens, of which there are `most`.
+def successors_of(session: DraftSession, vocab: int) -> int:
+    """How many of the target's likeliest tokens a session asks for at each place.
 
     Raises:
-        ValueError: it is no number of tokens.
+        ValueError: it is no number, or a large one: so many ids are read in every round.
     """
-    if type(count) is not int or count < 0:
-        raise ValueError(f"likeliest is {count!r}; a whole number from 0 on is expected")
-    return min(count, most)
+    count = session.likeliest
+    if type(count) is not int or not 0 <= count <= MOST_SUCCESSORS:
+        raise ValueError(f"likeliest is {count!r}; a whole number from 0 to {MOST_SUCCESSORS} is expected")
+    return min(count, vocab)
 
 
 def in_form(draft: object, budget: list[int], vocab: int) -> Draft:

@@ -31,7 +31,7 @@ from ..target.ranks import ranks_of
 from ..target.state import StateRunner
 from ..transfer import moved, to_host
 from .call import Call, Mode, choose_mode
-from .checks import at_most, most_nodes
+from .checks import most_nodes, successors_of
 from .guard import GuardedDrafter, GuardedSession
 from .outputs import along_paths
 from .own_runner import target_runner
@@ -144,7 +144,7 @@ class Decoding:
             else SharedSession(self.ranks, self.drafter, context, self.cost)
         )
         self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
-        self.judge.likeliest = self.session.ask(lambda session: at_most(session.likeliest, self.vocab)) or 0
+        self.judge.likeliest = self.session.ask(lambda session: successors_of(session, self.vocab)) or 0
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         self.serial = isinstance(self.schedule, Serial)
         keeps_state = self.mode.runner is StateRunner
@@ -183,7 +183,7 @@ class Decoding:
         verifying = time.perf_counter()
         starts = list(self.runner.lengths)
         if not self.session.alive:
-            self.runner.features = ()
+            self.runner.features, self.judge.likeliest = (), 0
         forward = self.runner.forward(*self._inputs(fed))
         forward.logits = moved(forward.logits, self.device)
         launched = time.perf_counter()

@@ -78,9 +78,7 @@ class TreeSession(DraftSession):
         return [self.trees[row].chances[node] for node in self.ordered[row]] if self.ordered else []
 
     def observe(self, verdict: Verdict) -> None:
-        for tree, text in zip(self.trees, verdict.tokens, strict=bool(self.trees)):
-            for kind, right in tree.judged(text):
-                self.survival.observe(kind, right)
+        self.survival.observe_trees(self.trees, verdict.tokens)
         self.trees, self.ordered = [], []
         if self.others is not None:
             self.others.observe(verdict)

@@ -136,7 +136,7 @@ class Judge:
             path = follow(tokens, None if draft.parents is None else draft.parents[b], chosen)
             own = chosen[path[-1] + 1 if path else 0] if not path or path[-1] + 1 < len(chosen) else None
             judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
-        found = likeliest.behind(packed, sequences, drafted, kept)
+        found = likeliest.behind(packed, sequences, drafted, kept, answered)
         if draft.parents is None:  # an accepted token is the one that was chosen
             return Block(judged, scores, fine, choices, found)
         return Block(judged, scores, fine, padded([judgement.text for judgement in judged], scores.device), found)
@@ -193,7 +193,7 @@ class Judge:
             judged.append(Judgement(list(range(count)), text))
         texts = torch.cat([drafted, drafted[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
         counted = [tokens[b * k :][: draft.lengths[b] if fine else 0] for b in range(rows)]
-        found = likeliest.behind(packed, sequences, counted)
+        found = likeliest.behind(packed, sequences, counted, None, answered)
         return Block(judged, scores, fine, texts, found)
 
     def _uniform(self, sequences: Sequences, k: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -224,7 +224,8 @@ class Judge:
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
             tokens, parents = flat[b * width : (b + 1) * width], draft.parents[b]
             drafted.append(tokens[: draft.lengths[b] if fine else 0])
-            where = {-1: 0} | {node: i + 1 for i, node in enumerate(kept[b] if kept is not None else range(width))}
+            there = range(width) if kept is None else kept[b]
+            where = {-1: 0} | {node: i + 1 for i, node in enumerate(there) if node >= 0}
             path: list[int] = []
             own: int | None = None
             while (here := path[-1] if path else -1) in where:

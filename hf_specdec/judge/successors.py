@@ -33,6 +33,7 @@ class Successors:
         sequences: Sequences,
         drafted: Sequence[Sequence[int]],
         nodes: Sequence[Sequence[int]] | None = None,
+        counts: Sequence[int] | None = None,
     ) -> Behind:
         """Which token each of them follows: a row's last accepted one, or one that was drafted.
 
@@ -40,6 +41,7 @@ class Successors:
             packed: what was read, `ids` at its end.
             drafted: [B][any] the tokens of each row's nodes that count.
             nodes: [B][N - 1] the nodes that there are logits for, -1 for none; None for the first.
+            counts: [B] how many of those there are in each row, where they are the first; None for all.
         """
         if not self.count:
             return []
@@ -47,7 +49,8 @@ class Successors:
         places = len(found) // (self.count * len(drafted))
         told: Behind = []
         for b, (text, tokens) in enumerate(zip(sequences.tokens, drafted, strict=True)):
-            answered = range(places - 1) if nodes is None else nodes[b]
+            first = range(places - 1 if counts is None else counts[b])
+            answered = first if nodes is None else nodes[b]
             fed = [(0, text[-1]), *((i, tokens[node]) for i, node in enumerate(answered, 1) if 0 <= node < len(tokens))]
             told.append([(token, found[(b * places + i) * self.count :][: self.count]) for i, token in fed])
         return told

@@ -33,7 +33,7 @@ class Recycled:
     def observe(self, verdict: Verdict) -> None:
         """What a forward said at every token it was fed, of the text or not."""
         for row, told in zip(verdict.rows, verdict.likeliest, strict=bool(verdict.likeliest)):
-            self.known.setdefault(row, {}).update(told)
+            self.known.setdefault(row, {}).update(reversed(told))  # of a token met twice the likelier place counts
         for row, stopped in zip(verdict.rows, verdict.stopped, strict=True):
             if stopped:
                 self.known.pop(row, None)

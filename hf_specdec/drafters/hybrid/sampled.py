@@ -12,15 +12,13 @@ from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
 from ..draft_model.window import FIRST, LARGEST, LOOK_AGAIN, Window, why_rested
 from ..merged import TreeSession
-from ..prompt_lookup import PromptLookupConfig
 from .config import HybridConfig
-from .sources import Sources
+from .sources import DRAWN, Sources, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-DRAWN, COPIED = "draft_model", PromptLookupConfig.drafter_type
 MOST_COPIES = 16
 """beside the draws of a row: each has a q, over the whole vocabulary"""
 
@@ -61,7 +59,7 @@ class SampledHybridSession(TreeSession):
         gamma = self._window(budget) if max(sequences.lengths) < self._limit else 0
         if gamma == 0:
             draft = self.draft()
-            draft.sources = [COPIED if length else "none" for length in draft.lengths]
+            draft.sources = [named(tree, nodes) for tree, nodes in zip(self.trees, self.ordered, strict=True)]
             return draft
         if self._drawing is None:  # and reads the prompt in this round
             self._drawing = DraftModelSession(self.context, self._model, gamma, self.draws, self.draft_cost)
@@ -91,8 +89,9 @@ class SampledHybridSession(TreeSession):
         draft.q = drawn.q.new_zeros(rows_of_q).scatter_(2, draft.tokens[..., None], 1.0)
         for b, n in enumerate(drawn.lengths):
             draft.q[b, :n] = drawn.q[b, :n]
-        sources = [[DRAWN][:n] + [COPIED][: len(mine) - n] for mine, n in zip(nodes, drawn.lengths, strict=True)]
-        draft.sources = ["+".join(names) or "none" for names in sources]
+        others = [named(t, mine[n:]) for t, mine, n in zip(self.trees, nodes, drawn.lengths, strict=True)]
+        names = [[*[DRAWN][:n], other] for other, n in zip(others, drawn.lengths, strict=True)]
+        draft.sources = ["+".join(name for name in row if name != "none") or "none" for row in names]
         return draft
 
     def _behind(self, chain: Sequence[int], copied: Tree, row: int, room: int) -> Tree:

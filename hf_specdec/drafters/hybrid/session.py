@@ -2,13 +2,7 @@
 
 from ...protocol import Draft
 from ..draft_model import GrowingSession
-from ..prompt_lookup import PromptLookupConfig
-from ..suffix import SuffixConfig
-from ..suffix.memory import PAST
-from .recycled import RECYCLED
-
-NAMES = {"copied": PromptLookupConfig.drafter_type, PAST: SuffixConfig.drafter_type, RECYCLED: RECYCLED}
-"""of sources, in the statistics"""
+from .sources import named
 
 
 class HybridSession(GrowingSession):
@@ -16,15 +10,5 @@ class HybridSession(GrowingSession):
 
     def draft(self) -> Draft:
         draft = super().draft()
-        draft.sources = [self._source(b) for b in range(len(self.trees))]
+        draft.sources = [named(tree, nodes) for tree, nodes in zip(self.trees, self.ordered, strict=True)]
         return draft
-
-    def _source(self, row: int) -> str:
-        """Who drafted the nodes of a row."""
-        names = {
-            NAMES.get(kind[0], "draft_model")
-            for node in self.ordered[row]
-            for kind in self.trees[row].kinds[node]
-            if isinstance(kind, tuple)
-        }
-        return "+".join(sorted(names)) or "none"

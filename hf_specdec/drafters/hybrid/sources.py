@@ -4,9 +4,21 @@ from collections.abc import Sequence
 
 from ...budget import Tree
 from ...protocol import Sequences, Verdict
-from ..prompt_lookup import Copies
-from ..suffix.memory import Memory
-from .recycled import Recycled
+from ..draft_model.drafter import DraftModelConfig
+from ..prompt_lookup import Copies, PromptLookupConfig
+from ..suffix import SuffixConfig
+from ..suffix.memory import PAST, Memory
+from .recycled import RECYCLED, Recycled
+
+NAMES = {"copied": PromptLookupConfig.drafter_type, PAST: SuffixConfig.drafter_type, RECYCLED: RECYCLED}
+"""in the statistics"""
+DRAWN = DraftModelConfig.drafter_type
+
+
+def named(tree: Tree, nodes: Sequence[int]) -> str:
+    """Who has thought of these nodes."""
+    kinds = (kind for node in nodes for kind in tree.kinds[node] if isinstance(kind, tuple))
+    return "+".join(sorted({NAMES.get(kind[0], DRAWN) for kind in kinds})) or "none"
 
 
 class Sources:

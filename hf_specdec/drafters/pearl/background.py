@@ -39,7 +39,8 @@ class Setup:
     """what the caller's autocast casts to, by the types of devices for which it is on"""
     picker: DraftPicker
     """It draws each position's draft with one number, however often it is drafted: only the last draft of a position
-    is ever tested, and nothing else depends on the others. So a seeded text depends on no fixed window, no timing."""
+    is ever tested, and nothing else depends on the others. So without copies a seeded text depends on no fixed window,
+    no timing."""
 
     def cast(self, device_type: str) -> torch.autocast:
         """The caller's autocast, for a thread of its own."""
@@ -59,6 +60,11 @@ class Line:
     """[V] by drafted column"""
     others: dict[int, list[int]] = field(default_factory=dict)
     """by drafted column, the likeliest tokens besides the drafted one"""
+
+    def forget_all_but(self, columns: range) -> None:
+        """What was drafted elsewhere is verified, or was in vain."""
+        self.q = {column: q for column, q in self.q.items() if column in columns}
+        self.others = {column: tokens for column, tokens in self.others.items() if column in columns}
 
 
 class Cancelling(Protocol):
@@ -92,6 +98,8 @@ class BackgroundDraft:
         ends = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
         width = min(order.width, self.model.context_limit - max(ends))
         lines = [self.lines[i] for i in order.lines]
+        for line, end, most, keep in zip(lines, ends, order.unverified, order.keeps, strict=True):
+            line.forget_all_but(range(end - most, keep))  # behind it stand tokens that were not drafted here
         self._take_up(order, ends, self._foreseen(order, lines, ends, order.unverified, 0) if width > 0 else [])
         if width < 1:
             return
@@ -129,9 +137,6 @@ class BackgroundDraft:
         for i, b in enumerate(came_from):
             if order.tails[b]:
                 self.ids[i, order.keeps[b] : ends[b]] = to_device(order.tails[b], self.ids.device)
-        for line, end, most in zip(self.lines, ends, order.unverified, strict=False):
-            line.q = {column: q for column, q in line.q.items() if end - most <= column < end}
-            line.others = {column: tokens for column, tokens in line.others.items() if end - most <= column < end}
         self.ends = list(ends)
         self._correct([fork for _, fork in forks], [order.keeps[b] for b in came_from])
 

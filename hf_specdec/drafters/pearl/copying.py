@@ -24,8 +24,8 @@ class Copying:
         self.copied: dict[int, int] = {}
         """tokens that a row carries of its copy, by row; nobody has drawn them"""
 
-    def join(self, chains: Sequence[Chain], sequences: Sequences, room: Sequence[int], least: float) -> list[Chain]:
-        """The chains, and for rows that have none their copies.
+    def copy(self, chains: Sequence[Chain], sequences: Sequences, room: Sequence[int], least: float) -> list[Chain]:
+        """[B] copies for the rows that have no chain; empty for the others, and where there is none that is worth it.
 
         Args:
             room: [B] tokens that may be carried.
@@ -40,14 +40,12 @@ class Copying:
             shortest = min((len(copy) for copy, most in zip(copies, wanted, strict=True) if most), default=0)
             copies = [copy[:shortest] for copy in copies]
         self.copied = {row: len(copy) for row, copy in zip(sequences.rows, copies, strict=True)}
-        return [chain or copy for chain, copy in zip(chains, copies, strict=True)]
+        return copies
 
     def observe(self, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Copies are judged by the text, carried or not. Returns how many tokens of the draft model's were tested, per
         row, and how many of them accepted."""
-        for tree, text in zip(self.trees, verdict.tokens, strict=bool(self.trees)):
-            for kind, right in tree.judged(text):
-                self.survival.observe(kind, right)
+        self.survival.observe_trees(self.trees, verdict.tokens)
         own = [self.copied.get(row, 0) for row in verdict.rows]
         self.trees, self.copied = [], {}
         reached = [n >= mine for n, mine in zip(verdict.accepted, own, strict=True)]

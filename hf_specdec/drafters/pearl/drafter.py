@@ -80,6 +80,7 @@ class PearlDrafter(ModelDrafter):
                 place, from 0 to 8; "auto" is 1 while that pays, by the measured times and by how many were foreseen.
             lookup: whether rows that have nothing drafted copy what followed the longest earlier match of their text's
                 end, as far as that is as likely to be kept as a token of the draft model's; drafting goes on behind it.
+                Needs `post_verify`.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...judge.picking import DraftPicker
+from ...judge.verification import residual
 from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Correct, Guarded, Round
 from ...transfer import to_device
@@ -41,6 +42,7 @@ class Overlapped:
         """[B] how many of those, the first ones, were copied"""
         self.fresh: list[Chain] = []
         """[B] what has been drafted behind them"""
+        self.lookup = bool(session.ask(lambda d: d.copying is not None))
         self.drafting = False
         self.fed_at = 0.0
 
@@ -49,11 +51,11 @@ class Overlapped:
         self.round, self.rows, self.starts = round, list(round.sequences.rows), list(round.sequences.lengths)
         s, rows = round.sequences, self.rows
         plan: Plan | None = self.session.ask(lambda d: d.plan()) if any(round.room) else None
-        held = [self.carried.get(row, [])[:room] for row, room in zip(rows, round.room, strict=True)]
-        chains: list[Chain] = held
-        if plan is not None:
-            chains = self.session.ask(lambda d: d.copied(held, s, list(round.room))) or held
-        copied = [0 if old else len(chain) for old, chain in zip(held, chains, strict=True)]
+        chains = [self.carried.get(row, [])[:room] for row, room in zip(rows, round.room, strict=True)]
+        copies: list[Chain] = [[] for _ in rows]
+        if self.lookup and plan is not None and plan.post_verify:  # else nobody would draft behind them
+            copies = self.session.ask(lambda d: d.copy(chains, s, list(round.room))) or copies
+        chains = [chain or copy for chain, copy in zip(chains, copies, strict=True)]
         if plan is not None and not plan.pre_verify:
             chains = self._drafted_first(plan, chains)
         budget = [0] * len(rows) if plan is None else self._budget(plan, chains)
@@ -67,7 +69,7 @@ class Overlapped:
             assert plan is not None
             self.session.ask(lambda d: d.start_draft(s, budget, chains, plan.corrections, forking=True))
         self.chains = chains if self.session.alive else [[]] * len(rows)
-        self.copied = [min(n, len(chain)) for n, chain in zip(copied, self.chains, strict=True)]
+        self.copied = [min(len(copy), len(chain)) for copy, chain in zip(copies, self.chains, strict=True)]
         self.fed_at = time.perf_counter()
         return self._as_draft(self.chains)
 
@@ -116,8 +118,7 @@ class Overlapped:
     def _correct(self, p: Tensor, b: int, node: int) -> Tensor:
         if node < self.copied[b]:  # its q had all its mass on the token that was rejected
             token = to_device([self.chains[b][node][0]], p.device)
-            left = p.index_fill(0, token, 0.0)
-            return left / left.sum()
+            return residual(p[None], torch.nn.functional.one_hot(token, len(p)).to(p))[0]
         found = corrected(p, self.rows[b], self.starts[b] + node, self.randomness, self._question)
         if found is None:
             self.context.stats.uncorrected_tokens += 1
@@ -138,7 +139,7 @@ class Overlapped:
                 continue
             if self.fresh[b] and n == tests:
                 passed.append(row)
-            elif n < tests:
+            elif self.copied[b] <= n < tests:  # nobody drafts for corrections of copies
                 corrections.append((row, self.starts[b] + len(tokens) - 1, tokens[-1]))
         if self.round.lockstep and corrections and passed:  # rows in lockstep go on together or not at all
             passed = []

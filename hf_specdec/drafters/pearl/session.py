@@ -148,6 +148,7 @@ class PearlSession(DraftSession):
             self.planner.history.saw_corrections(len(corrected), len(hits))
         if not passed and not hits:
             self.cancel(self.rows)
+            self.forks, self.forking = [], False  # the next round may do without an order
             return {}
         chains = dict(zip(self.rows, self.wait(None), strict=True))
         return {row: chains[row][1:] for row in passed} | {row: self._go_on_from(i) for row, i in hits.items()}
@@ -253,11 +254,10 @@ class PearlSession(DraftSession):
         """How to run the next round."""
         return self.planner.plan(len(self.rows) or len(self.told))
 
-    def copied(self, chains: list[Chain], sequences: Sequences, room: list[int]) -> list[Chain]:
-        """What rows carry, those that have nothing a copy, where there is one."""
-        if self.copying is None:
-            return chains
-        return self.copying.join(chains, sequences, room, self.planner.history.acceptance)
+    def copy(self, chains: list[Chain], sequences: Sequences, room: list[int]) -> list[Chain]:
+        """Copies for the rows that carry nothing, where rows may copy."""
+        assert self.copying is not None
+        return self.copying.copy(chains, sequences, room, self.planner.history.acceptance)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Draft and wait: the serial schedule, and transformers' own loop."""
