@@ -292,3 +292,23 @@ def test_a_draft_for_a_node_that_was_pruned_is_tested_all_the_same() -> None:
     sequences = Sequences(torch.zeros(3, 8, dtype=torch.long), [2] * 3, [0, 1, 2], [[0, 0]] * 3)
     block = judge.block(draft, logits, sequences, nodes=torch.tensor([[1]] * 3))
     assert [(j.path, j.text) for j in block.rows] == [([0], [1]), ([1, 2], [2, 3]), ([], [4])]
+
+
+def test_the_root_of_a_sampled_tree_is_tested_by_its_own_logits() -> None:
+    """Where rows were pruned unevenly, -1 fills the shorter ones: it is no node, and not the root."""
+    from hf_specdec.judge.judging import Judge
+    from hf_specdec.judge.processing import Processing
+    from hf_specdec.judge.randomness import Randomness
+    from hf_specdec.protocol import Sequences
+    from hf_specdec.stats import SpeculationStats
+
+    judge = Judge(Processing([]), None, True, Randomness(0), SpeculationStats())
+    tokens = torch.tensor([[1, 2, 3]] * 2)
+    draft = Draft(tokens, [3] * 2, [[-1, -1, 1]] * 2, q=torch.nn.functional.one_hot(tokens, 5).float())
+    draft.token_probs = torch.ones(2, 3)
+    said = torch.tensor([[2, 3, 0], [2, 0, 3]])  # after the root, and after the nodes that are left
+    sequences = Sequences(torch.zeros(2, 8, dtype=torch.long), [2] * 2, [0, 1], [[0, 0]] * 2)
+    block = judge.block(
+        draft, 1e4 * torch.nn.functional.one_hot(said, 5).float(), sequences, nodes=torch.tensor([[1, -1], [0, 1]])
+    )
+    assert [(j.path, j.text) for j in block.rows] == [([1, 2], [2, 3])] * 2
