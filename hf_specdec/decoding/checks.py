@@ -12,8 +12,6 @@ from ..transfer import moved
 
 MOST_NODES, LEAST_NODES = 4096, 16
 """nodes of one draft that go to the target: over all rows, and in each row, however many those are"""
-
-
 MOST_SUCCESSORS = 64
 """of the target's tokens that verdicts carry for each place"""
 

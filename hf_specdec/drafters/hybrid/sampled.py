@@ -59,7 +59,7 @@ class SampledHybridSession(TreeSession):
         gamma = self._window(budget) if max(sequences.lengths) < self._limit else 0
         if gamma == 0:
             draft = self.draft()
-            draft.sources = [named(tree, nodes) for tree, nodes in zip(self.trees, self.ordered, strict=True)]
+            draft.sources = named(self.trees, self.ordered)
             return draft
         if self._drawing is None:  # and reads the prompt in this round
             self._drawing = DraftModelSession(self.context, self._model, gamma, self.draws, self.draft_cost)
@@ -89,9 +89,9 @@ class SampledHybridSession(TreeSession):
         draft.q = drawn.q.new_zeros(rows_of_q).scatter_(2, draft.tokens[..., None], 1.0)
         for b, n in enumerate(drawn.lengths):
             draft.q[b, :n] = drawn.q[b, :n]
-        others = [named(t, mine[n:]) for t, mine, n in zip(self.trees, nodes, drawn.lengths, strict=True)]
-        names = [[*[DRAWN][:n], other] for other, n in zip(others, drawn.lengths, strict=True)]
-        draft.sources = ["+".join(name for name in row if name != "none") or "none" for row in names]
+        others = named(self.trees, [mine[n:] for mine, n in zip(nodes, drawn.lengths, strict=True)])
+        for mine, other in zip(drawn.sources, others, strict=True):
+            draft.sources.append("+".join(name for name in (mine, other) if name != "none") or "none")
         return draft
 
     def _behind(self, chain: Sequence[int], copied: Tree, row: int, room: int) -> Tree:

@@ -10,5 +10,5 @@ class HybridSession(GrowingSession):
 
     def draft(self) -> Draft:
         draft = super().draft()
-        draft.sources = [named(tree, nodes) for tree, nodes in zip(self.trees, self.ordered, strict=True)]
+        draft.sources = named(self.trees, self.ordered)
         return draft

@@ -15,10 +15,13 @@ NAMES = {"copied": PromptLookupConfig.drafter_type, PAST: SuffixConfig.drafter_t
 DRAWN = DraftModelConfig.drafter_type
 
 
-def named(tree: Tree, nodes: Sequence[int]) -> str:
-    """Who has thought of these nodes."""
-    kinds = (kind for node in nodes for kind in tree.kinds[node] if isinstance(kind, tuple))
-    return "+".join(sorted({NAMES.get(kind[0], DRAWN) for kind in kinds})) or "none"
+def named(trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
+    """[B] who has thought of these nodes of each row's tree."""
+    names = []
+    for tree, mine in zip(trees, nodes, strict=True):
+        kinds = (kind for node in mine for kind in tree.kinds[node] if isinstance(kind, tuple))
+        names.append("+".join(sorted({NAMES.get(kind[0], DRAWN) for kind in kinds})) or "none")
+    return names
 
 
 class Sources:
