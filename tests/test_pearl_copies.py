@@ -9,12 +9,14 @@ from continuations import SMALL, sampling_p_value
 from models import llama, prompts
 
 from hf_specdec import Drafter, PearlDrafter
-from hf_specdec.drafters.pearl.copying import Copying
+from hf_specdec.drafters.pearl import session
+from hf_specdec.drafters.pearl.copying import Copying, as_likely_as, faster_than
 from hf_specdec.drafters.pearl.history import History
 from hf_specdec.drafters.pearl.schedule import Overlapped
 
 TARGET = llama(vocab=8)
 DRAFTS = {"right": copy.deepcopy(TARGET), "wrong": llama(vocab=8, seed=5)}
+SERIAL: dict[str, Any] = {"pre_verify": False, "post_verify": False}
 OPTIONS: dict[str, Any] = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
@@ -24,8 +26,24 @@ def pearl(draft: str = "wrong", **options: Any) -> PearlDrafter:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every copy is carried, however unlikely."""
+    """Every copy is carried, however unlikely and slow."""
     monkeypatch.setattr(History, "acceptance", 0.0)
+    monkeypatch.setattr(session, "faster_than", lambda *_: as_likely_as(0.0))
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Copied tokens of each round that asked for some."""
+    counts: list[int] = []
+    copy_of = Copying.copy
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        copies = copy_of(self, *arguments)
+        counts.append(sum(map(len, copies)))
+        return copies
+
+    monkeypatch.setattr(Copying, "copy", watched)
+    return counts
 
 
 @pytest.mark.parametrize("window", [1, 3, "auto"])
@@ -43,31 +61,49 @@ def test_greedy_text_is_plain_decodings(
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 9, 9]], ids=["one row", "equal rows"])
-def test_in_lockstep_too(lengths: list[int], eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schedule", [{}, SERIAL], ids=["overlapped", "serial"])
+def test_in_lockstep_too(lengths: list[int], schedule: dict[str, Any], eager: None, carried: list[int]) -> None:
     """A processor of the user's own has to be asked place by place."""
-    carried: list[int] = []
-    copy_of = Copying.copy
-
-    def watched(self: Any, *arguments: Any) -> Any:
-        copies = copy_of(self, *arguments)
-        carried.append(sum(map(len, copies)))
-        return copies
-
-    monkeypatch.setattr(Copying, "copy", watched)
     inputs = prompts(lengths, 8)
     options = OPTIONS | {"logits_processor": [lambda ids, scores: scores]}
     plain = TARGET.generate(**inputs, **options)
-    assert torch.equal(TARGET.generate(**inputs, **options, assistant_model=pearl()), plain)
+    assert torch.equal(TARGET.generate(**inputs, **options, assistant_model=pearl(**schedule)), plain)
     assert sum(carried) > 10
 
 
-def test_without_drafting_ahead_nothing_is_copied(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would draft behind it, and a short copy would stand in for a whole draft."""
-    monkeypatch.setattr(Copying, "copy", lambda *arguments: pytest.fail("asked for copies"))
-    inputs = prompts([9], 8)
+@pytest.mark.parametrize("schedule", [SERIAL, {"post_verify": False}], ids=["serial", "pre-verify alone"])
+@pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "uneven rows"])
+def test_copies_stand_in_for_drafts_that_would_be_waited_for(
+    schedule: dict[str, Any], lengths: list[int], eager: None, carried: list[int]
+) -> None:
+    inputs = prompts(lengths, 8)
     plain = TARGET.generate(**inputs, **OPTIONS)
-    for options in ({"post_verify": False}, {"post_verify": False, "pre_verify": False}):
-        assert torch.equal(TARGET.generate(**inputs, **OPTIONS, assistant_model=pearl(**options)), plain)
+    drafter = pearl(**schedule)
+    assert torch.equal(TARGET.generate(**inputs, **OPTIONS, assistant_model=drafter), plain)
+    assert drafter.last_stats is not None and sum(carried) > 10
+    assert drafter.last_stats.draft_calls < pearl_calls(inputs, schedule)
+
+
+def pearl_calls(inputs: Any, schedule: dict[str, Any]) -> int:
+    """Draft steps without copies."""
+    drafter = pearl(lookup=False, **schedule)
+    TARGET.generate(**inputs, **OPTIONS, assistant_model=drafter)
+    assert drafter.last_stats is not None
+    return drafter.last_stats.draft_calls
+
+
+def test_how_much_of_a_copy_is_worth_carrying() -> None:
+    rows = [[0.9, 0.8, 0.3], [0.5], []]
+    assert as_likely_as(0.5)(rows) == [2, 1, 0]
+    assert as_likely_as(0.95)(rows) == [0, 0, 0]
+
+    def seconds(width: int) -> float:
+        return 1.0 + 0.2 * (width - 1)
+
+    promised = (3 + 0.9 + 0.5 + 0.8) / seconds(3)
+    assert faster_than(promised - 0.01, seconds, lockstep=False)(rows) == [2, 1, 0]
+    assert faster_than(promised + 0.01, seconds, lockstep=False)(rows) == [0, 0, 0]
+    assert faster_than(0.9, seconds, lockstep=True)(rows) == [0, 0, 0], "one row has nothing to copy"
 
 
 def test_copies_are_carried_where_the_draft_model_has_nothing_to_offer() -> None:
@@ -98,11 +134,11 @@ def sampling(**options: Any) -> PearlDrafter:
     return PearlDrafter(llama(vocab=SMALL, seed=7), **{"worker": "thread", "lookup": True, "window": 2} | options)
 
 
-@pytest.mark.parametrize("corrections", [0, 2])
+@pytest.mark.parametrize("options", [{"corrections": 0}, {"corrections": 2}, SERIAL], ids=["none", "two", "serial"])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 4.0}, {"top_k": 3}], ids=["plain", "hot", "top-k"])
-def test_the_joint_distribution_is_the_targets(settings: dict[str, Any], corrections: int, eager: None) -> None:
+def test_the_joint_distribution_is_the_targets(settings: dict[str, Any], options: dict[str, Any], eager: None) -> None:
     """3,000 rows, three tokens; seeded."""
-    assert sampling_p_value(sampling(corrections=corrections), settings) > 0.005
+    assert sampling_p_value(sampling(**options), settings) > 0.005
 
 
 def test_a_rejected_copy_that_may_be_drawn_again_is_caught(monkeypatch: pytest.MonkeyPatch, eager: None) -> None:

@@ -1,7 +1,7 @@
 """`BackgroundDraft`: what a worker drafts, in lines that share the draft's steps.
 
-Besides each row's own text it drafts behind *forks* of it, the corrections that the target is likely to make: at each
-place that has not been verified, what the draft thinks likeliest next to what it drafted.
+Besides each row's own text it drafts behind *forks* of it, the corrections that the target is likely to make
+(`foresight.py`).
 """
 
 import time
@@ -16,6 +16,7 @@ from ...judge.picking import DraftPicker
 from ...transfer import to_device, to_host
 from ..draft_model.model import ModelOverCache
 from ..draft_model.session import write_tokens
+from .foresight import REMEMBERED, Place, likeliest
 from .link import Fork, Kind, Link, Order, Step, encode_forks
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ class Line:
     row: int
     q: dict[int, Tensor] = field(default_factory=dict)
     """[V] by drafted column"""
-    others: dict[int, list[int]] = field(default_factory=dict)
-    """by drafted column, the likeliest tokens besides the drafted one"""
+    places: dict[int, Place] = field(default_factory=dict)
+    """by drafted column"""
 
     def forget_all_but(self, columns: range) -> None:
         """What was drafted elsewhere is verified, or was in vain."""
         self.q = {column: q for column, q in self.q.items() if column in columns}
-        self.others = {column: tokens for column, tokens in self.others.items() if column in columns}
+        self.places = {column: place for column, place in self.places.items() if column in columns}
 
 
 class Cancelling(Protocol):
@@ -105,7 +106,7 @@ class BackgroundDraft:
             return
         logits = self._step(lambda: self.model.catch_up(self.ids, self.ends))
         for step in range(width):
-            tokens, probs = self._draw(logits, order.corrections)
+            tokens, probs = self._draw(logits, order.corrections > 0)
             if step == 0 and width > 1:
                 self._fork(self._foreseen(order, self.lines[: len(ends)], self.ends, [1] * len(ends), 1))
             self._tell(tokens, probs)
@@ -119,10 +120,10 @@ class BackgroundDraft:
         """The likely corrections of each row's last, unverified tokens, each with the row's line; they are told."""
         forks = []
         for b, (line, end, most, budget) in enumerate(zip(lines, ends, unverified, order.budgets, strict=False)):
-            for column in range(end - most, end) if budget and order.forking else ():
-                for token in line.others.get(column, []):
-                    if token not in self.eos_token_ids:
-                        forks.append((b, Fork(line.row, column, token, first)))
+            columns = range(end - most, end) if budget and order.forking else range(0)
+            places = [(column, line.places[column]) for column in columns if column in line.places]
+            for column, token in likeliest(places, order.corrections * len(places)):
+                forks.append((b, Fork(line.row, column, token, first)))
         if forks:
             self.link.send(Kind.FORKS, encode_forks(order.epoch, [fork for _, fork in forks]))
         return forks
@@ -173,24 +174,42 @@ class BackgroundDraft:
         self.draft_calls += 1
         return forward()
 
-    def _draw(self, logits: Tensor, others: int) -> tuple[list[int], list[float] | None]:
-        """The next token of every line, and its q where it was drawn at random."""
+    def _draw(self, logits: Tensor, forking: bool) -> tuple[list[int], list[float] | None]:
+        """The next token of every line, and its q where it was drawn at random.
+
+        Args:
+            forking: remember what else was likely.
+        """
         scores = self.picker.scores(self.ids, self.ends, logits)
         drawn, q = self.picker.pick(self.ends, self.rows, scores)
         write_tokens(self.ids, drawn, self.ends)
-        told = [drawn[:, None].double()]
-        if q is not None:
-            told.append(q.gather(1, drawn[:, None]).double())
-        if others:
-            told.append(scores.topk(min(others + 1, scores.shape[1])).indices.double())
+        told, chances = [drawn[:, None].double()], q
+        if forking and chances is None:
+            chances = scores.float().softmax(-1)
+        if chances is not None:
+            told.append(chances.gather(1, drawn[:, None]).double())
+        if forking and chances is not None:
+            likely = chances.topk(min(REMEMBERED + 1, chances.shape[1]))
+            told += [likely.indices.double(), likely.values.double()]
         rows = to_host(torch.cat(told, dim=1))  # one transfer a step
         for b, (line, column) in enumerate(zip(self.lines, self.ends, strict=True)):
-            best = [int(token) for token in rows[b][len(told) - 1 if others else len(rows[b]) :]]
-            line.others[column] = [token for token in best if token != rows[b][0]][:others]
+            if forking:
+                line.places[column] = self._place(rows[b])
             if q is not None:
                 line.q[column] = q[b].clone()  # without the other lines'
         self.ends = [end + 1 for end in self.ends]
         return [int(row[0]) for row in rows], None if q is None else [row[1] for row in rows]
+
+    def _place(self, told: list[float]) -> Place:
+        """What a step has told of one line: the token and its chance, likely ones and theirs."""
+        drafted, chance, *likely = told
+        half = len(likely) // 2
+        others = [
+            (int(token), other)
+            for token, other in zip(likely[:half], likely[half:], strict=True)
+            if token != drafted and other > 0 and token not in self.eos_token_ids
+        ]
+        return Place(chance, others)
 
     def _tell(self, tokens: list[int], probs: list[float] | None) -> None:
         now = time.perf_counter()

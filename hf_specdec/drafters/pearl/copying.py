@@ -1,13 +1,37 @@
 """`Copying`: what a row may carry that nobody had to draft. While the target verifies that, the worker drafts on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ...budget import Survival, Tree
+from ...budget import Survival, Tree, most_per_second
 from ...protocol import DraftContext, Sequences, Verdict
 from ..prompt_lookup import Copies, PromptLookupConfig
 
 Chain = list[tuple[int, float]]
 """unverified tokens one behind the other, each with its q: 1 where the draft does not sample, and of copies"""
+
+
+Worth = Callable[[list[list[float]]], list[int]]
+"""how much each row copies: [B] tokens, by [B][any] their chances to be kept"""
+
+
+def as_likely_as(least: float) -> Worth:
+    """Tokens whose chance to be kept is at least this."""
+    return lambda rows: [sum(chance >= least for chance in row) for row in rows]
+
+
+def faster_than(speed: float, seconds: Callable[[int], float], lockstep: bool) -> Worth:
+    """What promises most tokens per second for all rows, if that is more than `speed`, the draft's.
+
+    Args:
+        seconds: duration of a round by the width of its forward.
+        lockstep: rows advance together.
+    """
+
+    def worth(rows: list[list[float]]) -> list[int]:
+        n, promised = most_per_second(rows, seconds, lockstep=lockstep)
+        return [min(n, len(row)) if promised > speed else 0 for row in rows]
+
+    return worth
 
 
 class Copying:
@@ -24,18 +48,22 @@ class Copying:
         self.copied: dict[int, int] = {}
         """tokens that a row carries of its copy, by row; nobody has drawn them"""
 
-    def copy(self, chains: Sequence[Chain], sequences: Sequences, room: Sequence[int], least: float) -> list[Chain]:
+    def copy(self, chains: Sequence[Chain], sequences: Sequences, room: Sequence[int], worth: Worth) -> list[Chain]:
         """[B] copies for the rows that have no chain; empty for the others, and where there is none that is worth it.
 
         Args:
             room: [B] tokens that may be carried.
-            least: the chance to be kept up to which a copy is carried: that of a token of the draft model's. So what
-                is drafted behind a copy is as likely to be of use as what would be drafted without.
+            worth: how much of each copy is.
         """
         wanted = [0 if chain else most for chain, most in zip(chains, room, strict=True)]
         self.trees, self.copied = [Tree() for _ in chains], {}
         self.copies.join(self.trees, sequences, wanted)
-        copies = [[(t.tokens[node], 1.0) for node, chance in t.chain() if chance >= least] for t in self.trees]
+        found = [tree.chain() for tree in self.trees]
+        lengths = worth([[chance for _, chance in nodes] for nodes in found])
+        copies = [
+            [(tree.tokens[node], 1.0) for node, _ in nodes[:n]]
+            for tree, nodes, n in zip(self.trees, found, lengths, strict=True)
+        ]
         if self.lockstep:  # rows that go on together carry as much as each other
             shortest = min((len(copy) for copy, most in zip(copies, wanted, strict=True) if most), default=0)
             copies = [copy[:shortest] for copy in copies]

@@ -76,11 +76,13 @@ class PearlDrafter(ModelDrafter):
                 "auto" is the thread for drafts on a GPU, the process for others.
             pre_verify: verify the first draft token while drafting goes on (§3.2).
             post_verify: go on drafting while the target verifies (§3.3).
-            corrections: for each token that the target is verifying, draft behind so many tokens that may come in its
-                place, from 0 to 8; "auto" is 1 while that pays, by the measured times and by how many were foreseen.
+            corrections: for each token that the target is verifying, draft behind so many corrections, the likeliest
+                of all places together, from 0 to 8; "auto" is 1 while that pays, by the measured times and by how many
+                were foreseen.
             lookup: whether rows that have nothing drafted copy what followed the longest earlier match of their text's
                 end, as far as that is as likely to be kept as a token of the draft model's; drafting goes on behind it.
-                Needs `post_verify`.
+                In rounds in which nobody would draft behind it, as far as it promises more tokens per second than the
+                draft.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.

@@ -53,10 +53,10 @@ class Overlapped:
         plan: Plan | None = self.session.ask(lambda d: d.plan()) if any(round.room) else None
         chains = [self.carried.get(row, [])[:room] for row, room in zip(rows, round.room, strict=True)]
         copies: list[Chain] = [[] for _ in rows]
-        if self.lookup and plan is not None and plan.post_verify:  # else nobody would draft behind them
-            copies = self.session.ask(lambda d: d.copy(chains, s, list(round.room))) or copies
+        if self.lookup and plan is not None and (plan.post_verify or plan.speed):
+            copies = self.session.ask(lambda d: d.copy(chains, s, list(round.room), plan)) or copies
         chains = [chain or copy for chain, copy in zip(chains, copies, strict=True)]
-        if plan is not None and not plan.pre_verify:
+        if plan is not None and not plan.pre_verify and not (plan.serial and any(copies)):
             chains = self._drafted_first(plan, chains)
         budget = [0] * len(rows) if plan is None else self._budget(plan, chains)
         if round.lockstep:  # the rows of a lockstep batch are all in one mode

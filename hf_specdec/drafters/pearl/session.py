@@ -12,7 +12,7 @@ from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
 from .background import Setup
-from .copying import Chain, Copying
+from .copying import Chain, Copying, as_likely_as, faster_than
 from .link import Fork, Kind, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object
 from .timeline import Timeline
 from .window import Plan, Planner
@@ -254,10 +254,16 @@ class PearlSession(DraftSession):
         """How to run the next round."""
         return self.planner.plan(len(self.rows) or len(self.told))
 
-    def copy(self, chains: list[Chain], sequences: Sequences, room: list[int]) -> list[Chain]:
-        """Copies for the rows that carry nothing, where rows may copy."""
+    def copy(self, chains: list[Chain], sequences: Sequences, room: list[int], plan: Plan) -> list[Chain]:
+        """Copies for the rows that carry nothing: as much as is as likely to be kept as a draft token, so that what is
+        drafted behind it is of as much use as without it. Where nobody drafts meanwhile, what promises more tokens per
+        second than waiting for a draft."""
         assert self.copying is not None
-        return self.copying.copy(chains, sequences, room, self.planner.history.acceptance)
+        if plan.post_verify:
+            return self.copying.copy(chains, sequences, room, as_likely_as(self.planner.history.acceptance))
+        seconds, lockstep = self.planner.cost.round(len(chains)), self.context.lockstep
+        speed = plan.speed * (1 if lockstep else len(chains))
+        return self.copying.copy(chains, sequences, room, faster_than(speed, seconds, lockstep))
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Draft and wait: the serial schedule, and transformers' own loop."""

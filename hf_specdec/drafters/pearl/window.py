@@ -24,6 +24,13 @@ class Plan:
     """whether drafting goes on while the target checks a row's draft"""
     corrections: int
     """for each token that is being checked, how many corrections are drafted for"""
+    speed: float = 0.0
+    """tokens per second that a row is promised; 0 where nothing was measured yet"""
+
+    @property
+    def serial(self) -> bool:
+        """Whether the models wait for each other."""
+        return not (self.pre_verify or self.post_verify)
 
 
 class Planner:
@@ -63,19 +70,19 @@ class Planner:
         self.rounds += 1
         runs = self.history.runs
         choices = [1, 0] if self.corrections == "auto" else [self.corrections]
-        best, *others = sorted((self._overlapped(rows, n, runs) for n in choices), key=lambda choice: -choice[0])
+        best, *others = sorted((self._asked_for(rows, n, runs) for n in choices), key=lambda plan: -plan.speed)
         look_again = self.rounds % LOOK_AGAIN == 0
         step = self.steps.get((rows, False))
-        if self.window == "auto" and self.pre_verify and self.post_verify and step and best[0]:
+        if self.window == "auto" and self.pre_verify and self.post_verify and step and best.speed:
             windows = range(self.largest + 1)
             speeds = serial_speeds(runs, windows, self.cost.round(rows), step)
             serial = max(windows, key=speeds.__getitem__)
-            if serial and speeds[serial] > best[0]:
-                return best[1] if look_again else Plan(serial, pre_verify=False, post_verify=False, corrections=0)
-        return others[0][1] if others and look_again else best[1]
+            if serial and speeds[serial] > best.speed:
+                return best if look_again else Plan(serial, False, False, corrections=0, speed=speeds[serial])
+        return others[0] if others and look_again else best
 
-    def _overlapped(self, rows: int, corrections: int, runs: Runs) -> tuple[float, Plan]:
-        """Tokens per second of the overlapped schedule (0 where nothing was measured yet), and the plan for it."""
+    def _asked_for(self, rows: int, corrections: int, runs: Runs) -> Plan:
+        """The schedule that was asked for."""
         forking = corrections > 0
         draft = self.steps.get((rows, forking)) or self.steps.get((rows, not forking))
         window, speed = FIRST if self.window == "auto" else self.window, 0.0
@@ -85,5 +92,8 @@ class Planner:
                 window = min(self.largest, max(1, round(verify_time(1) / draft)))
                 window = min(self.largest, max(1, round(verify_time(window) / draft)))
             share = self.history.foreseen if corrections else 0.0
-            speed = overlapped_speed(runs, window, verify_time(window), draft, share)
-        return speed, Plan(window, self.pre_verify, self.post_verify, corrections)
+            if self.pre_verify or self.post_verify:
+                speed = overlapped_speed(runs, window, verify_time(window), draft, share)
+            else:
+                (speed,) = serial_speeds(runs, [window], verify_time, draft)
+        return Plan(window, self.pre_verify, self.post_verify, corrections, speed)
