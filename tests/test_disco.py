@@ -12,6 +12,7 @@ from test_stats import Clock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
+from hf_specdec.budget import Survival
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
     DiscoSession,
@@ -20,7 +21,7 @@ from hf_specdec.drafters.disco import (
     StopRule,
     features,
 )
-from hf_specdec.drafters.disco.budgeted import BudgetedSession
+from hf_specdec.drafters.disco.budgeted import Budget, BudgetedSession
 from hf_specdec.drafters.disco.classifier import _on_device, _on_host, read
 from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
 from hf_specdec.protocol import Draft, DraftContext, Sequences
@@ -239,9 +240,27 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
     assert (chi2 > limit) == planted, (chi2, limit)
 
 
-def pays_by_what_is_seen(self, rows, onward, steps):
+def pays_by_what_is_seen(self, seen, open, steps):
     """A decision that hangs on all that may be known, and on no clock."""
-    return not steps or sum(map(sum, rows)) > 0.3 * len(rows)
+    return not steps or sum(map(sum, seen)) > 0.3 * len(seen)
+
+
+def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
+    def seconds(width):
+        return 1 + 0.02 * (width - 1)
+
+    budget = Budget(Survival())
+    for _ in range(200):
+        budget.observe([0.95, 0.95, 0.1], 2)  # who is sure is right, who is not is wrong
+    assert budget.pays([[0.95]], [True], seconds, 0.1)
+    assert not budget.pays([[0.95]], [True], seconds, 2.0)
+    assert not budget.pays([[0.95, 0.1]], [True], seconds, 0.1)
+    assert not budget.pays([[0.95]], [False], seconds, 0.1), "nobody drafts on"
+    assert budget.pays([[]], [True], seconds, 0.1) and not budget.pays([[]], [True], seconds, 2.0)
+    assert budget.pays([[0.95], [0.1]], [True, False], seconds, 0.1), "one row is enough"
+    for _ in range(400):
+        budget.observe([0.95], 0)  # who says so is believed no more
+    assert not budget.pays([[0.95]], [True], seconds, 0.1)
 
 
 @torch.no_grad()

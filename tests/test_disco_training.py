@@ -189,6 +189,20 @@ def test_every_token_is_emitted_once_whatever_the_rule():
     assert COSTS.seconds([Round(2, 1)]) == pytest.approx(2 * 0.2 + 1.06)
 
 
+def test_a_rule_may_draft_nothing():
+    class Wary(StopRule):
+        rounds = 0
+
+        def begins(self):
+            self.rounds += 1
+            return self.rounds % 2 == 0
+
+    values = Values([1.0] * 20, [[1.0] * 3] * 20, [True] * 20)
+    rounds = play(values, Wary(0.0, False), 3)
+    assert [r.drafted for r in rounds[:6]] == [0, 3, 0, 3, 0, 3]
+    assert sum(r.accepted + 1 for r in rounds) == 19
+
+
 def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft, tokenizer, tmp_path):
     for name, model in (("target", target), ("draft", draft)):
         model.save_pretrained(tmp_path / name)

@@ -7,11 +7,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_specdec.budget import DraftCost, Survival
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.drafters.disco.budgeted import Budget
 from hf_specdec.drafters.disco.classifier import Chance
 from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
+from hf_specdec.drafters.draft_model.window import LOOK_AGAIN
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
-from hf_specdec.training.disco.simulation import Rule, Values
+from hf_specdec.training.disco.simulation import Costs, Rule, Values
 
 LONGEST = 32
 """tokens that any rule drafts at most"""
@@ -132,6 +135,29 @@ class Recalibrated:
     def _chance(self, chance: float) -> float:
         odds = chance / max(1 - chance, 1e-9)
         return 1 / (1 + math.exp(-self.shift) / max(odds, 1e-9))
+
+
+class Budgeted:
+    """DISCO's rule "budget": drafts on while that promises most tokens per second, or not at all."""
+
+    def __init__(self, survival: Survival, costs: Costs) -> None:
+        """
+        Args:
+            survival: of the values that it reads, kept from text to text.
+        """
+        self.budget, self.costs, self.draft_cost = Budget(survival), costs, DraftCost()
+
+    def begins(self) -> bool:
+        return self.draft_cost.asked(self._pays([]), LOOK_AGAIN)
+
+    def goes_on(self, seen: list[float]) -> bool:
+        return self._pays(seen)
+
+    def observe(self, seen: list[float], accepted: int) -> None:
+        self.budget.observe(seen, accepted)
+
+    def _pays(self, seen: list[float]) -> bool:
+        return self.budget.pays([seen], [True], self.costs.verify, self.costs.draft)
 
 
 @dataclass

@@ -4,7 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from disco_baselines import HF_LONGEST, LONGEST, Chosen, Heuristic, Perplexity, Recalibrated, Static, Threshold
+from disco_baselines import (
+    HF_LONGEST,
+    LONGEST,
+    Budgeted,
+    Chosen,
+    Heuristic,
+    Perplexity,
+    Recalibrated,
+    Static,
+    Threshold,
+)
+from hf_specdec.budget import Survival
 from hf_specdec.drafters.disco import StopClassifier, StopRule
 from hf_specdec.training.disco.records import Record
 from hf_specdec.training.disco.simulation import Costs, Rule, Values, play, values_of
@@ -79,6 +90,15 @@ def choose_all(
     tau, rate = min(grid, key=lambda pair: seconds_of(own, lambda: Recalibrated(*pair), costs.with_rule()))
     label = f"τ {tau:.2f}, rate {rate}"
     chosen.append(Chosen("draft rule, recalibrated", label, own_held, lambda: Recalibrated(tau, rate), asks=True))
+
+    def budgeted(name: str, before: list[Values], here: list[Values], asks: bool) -> Chosen:
+        survival, paid = Survival(), costs.with_rule() if asks else costs
+        seconds_of(before, lambda: Budgeted(survival, paid), paid)  # from whose texts it learns
+        return Chosen(name, "", here, lambda: Budgeted(survival, paid), asks=asks)
+
+    chosen.append(budgeted("budget, the draft's own chances", seen, held, False))
+    chosen.append(budgeted("budget, DISCO without lookup", blind, blind_held, True))
+    chosen.append(budgeted("DISCO, budget rule", own, own_held, True))
     chosen.append(Chosen("stops at a mistake", "", [told(value) for value in held], lambda: Threshold(0.5)))
     return chosen
 

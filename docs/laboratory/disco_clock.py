@@ -35,6 +35,7 @@ def clock_methods(chosen: Sequence[Chosen], draft: PreTrainedModel, classifier: 
     drafters: dict[str, Any] = {
         "perplexity": PerplexityDrafter(draft, by_name["perplexity"].limit, LONGEST)  # type: ignore[attr-defined]
     }
+    drafters["DISCO, budget rule"] = DiscoDrafter(draft, classifier, rule="budget", max_draft_tokens=LONGEST)
     for rule in ("token", "draft"):
         name = f"DISCO, {rule} rule"
         tau = by_name[name].tau  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """`BudgetedSession`: the budget's decision with the classifier's chances, in place of a threshold."""
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
@@ -19,6 +20,49 @@ DRAFTED, SAID = "drafted", "said"
 FIRST_GUESS = 0.6
 UNMEASURED = 4
 """tokens of a round before anything was measured"""
+
+
+class Budget:
+    """Whether one more draft step pays, by what was said of each token and how often that came true."""
+
+    def __init__(self, survival: Survival) -> None:
+        self.survival = survival
+
+    @property
+    def alpha(self) -> float:
+        """How often the draft is right."""
+        return self.survival.chance(DRAFTED, FIRST_GUESS)
+
+    def pays(
+        self,
+        seen: Sequence[Sequence[float]],
+        open: Sequence[bool],
+        seconds: Callable[[int], float],
+        step: float,
+        lockstep: bool = False,
+    ) -> bool:
+        """
+        Args:
+            seen: [B][any] what was said of the tokens that each row has drafted.
+            open: [B] whether a row drafts on.
+            seconds: duration of a round by the width of its forward.
+            step: seconds of a draft step.
+        """
+        rows = [self._survivals(said) for said in seen]
+        steps = max(map(len, rows), default=0)
+        kept = [row[-1] if row else 1.0 for row in rows]
+        onward = [chance * goes_on for chance, goes_on in zip(kept, open, strict=True)]
+        return steps_that_pay(rows, onward, [self.alpha], seconds, step, steps * step, lockstep) > 0
+
+    def _survivals(self, said: Sequence[float]) -> list[float]:
+        """The chance of each token of a row, that it and all before it are kept."""
+        return list(accumulate((self.survival.calibrated(Band.of(SAID, chance)) for chance in said), mul))
+
+    def observe(self, said: Sequence[float], accepted: int) -> None:
+        """Of a row's drafted tokens the first so many were accepted."""
+        for i, chance in enumerate(said[: accepted + 1]):
+            self.survival.observe(DRAFTED, i < accepted)
+            self.survival.observe(Band.of(SAID, chance), i < accepted)
 
 
 class BudgetedSession(DiscoSession):
@@ -43,43 +87,30 @@ class BudgetedSession(DiscoSession):
             cost: of this draft's steps, its classifier among them.
         """
         super().__init__(context, model, config, classifier)
-        self.survival, self.draft_cost = survival, cost
+        self.budget, self.draft_cost = Budget(survival), cost
 
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
-        pays = self._pays([[] for _ in self.rows], [1.0] * len(self.rows), 0)
+        pays = self._pays([[] for _ in self.rows], [True] * len(self.rows), 0)
         return super().window() if self.draft_cost.asked(pays, LOOK_AGAIN) else 0
 
     def stopped(self, step: int, lengths: list[int]) -> list[int]:
-        rows = [self._survivals(seen) for seen in self.seen]
-        onward = [row[-1] if n > step + 1 else 0.0 for row, n in zip(rows, lengths, strict=True)]
-        goes_on = self._pays(rows, onward, step + 1)
+        goes_on = self._pays(self.seen, [n > step + 1 for n in lengths], step + 1)
         return lengths if goes_on else [min(n, step + 1) for n in lengths]
 
-    def _survivals(self, seen: list[float]) -> list[float]:
-        """The chance of each token of a row, that it and all before it are kept."""
-        return list(accumulate((self.survival.calibrated(Band.of(SAID, chance)) for chance in seen), mul))
-
-    def _pays(self, rows: list[list[float]], onward: list[float], steps: int) -> bool:
+    def _pays(self, seen: list[list[float]], open: list[bool], steps: int) -> bool:
         """Whether another step does; `steps` were made."""
         cost, step = self.context.cost, self.draft_cost.step
         if step is None or not cost.known:
             return steps < UNMEASURED
-        seconds, lockstep = cost.round(len(rows)), self.context.lockstep
-        return steps_that_pay(rows, onward, [self._alpha()], seconds, step, steps * step, lockstep) > 0
-
-    def _alpha(self) -> float:
-        """How often the draft is right."""
-        return self.survival.chance(DRAFTED, FIRST_GUESS)
+        return self.budget.pays(seen, open, cost.round(len(seen)), step, self.context.lockstep)
 
     def observe(self, verdict: Verdict) -> None:
         for seen, drafted, accepted in zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen)):
-            for i, chance in enumerate(seen[: min(drafted, accepted + 1)]):
-                self.survival.observe(DRAFTED, i < accepted)
-                self.survival.observe(Band.of(SAID, chance), i < accepted)
+            self.budget.observe(seen[:drafted], accepted)
         self.seen = []
         super().observe(verdict)
 
     def close(self) -> None:
         c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
-        self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())
+        self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.budget.alpha)

@@ -44,6 +44,14 @@ class Rule(Protocol):
 
 
 @runtime_checkable
+class Hesitant(Protocol):
+    """A rule that may draft nothing."""
+
+    def begins(self) -> bool:
+        """Asked before each round."""
+
+
+@runtime_checkable
 class Learner(Protocol):
     """A rule that changes with what it sees."""
 
@@ -79,6 +87,8 @@ def play(values: Values, rule: Rule, longest: int) -> list[Round]:
     learner = rule if isinstance(rule, Learner) else None
     while start < end:
         room = min(longest, end - start - 1)  # the round's last token is the target's own
+        if isinstance(rule, Hesitant) and not rule.begins():
+            room = 0
         seen: list[float] = []
         accepted, rejected = 0, -1
         while len(seen) < room:
