@@ -16,6 +16,8 @@ COMMANDS = {
     "explain": "Show round by round what was drafted, what was kept, and where the time went.",
     "demo": "A first look: a real model answers, plainly, with transformers' speculation and with ours.",
     "generate": "Answer a question, continue a text or talk, and say what speculation gained.",
+    "serve": "Serve a model over HTTP as OpenAI does, every answer drafted: transformers' server, and its options.",
+    "translate": "Say a drafter's settings in the words of vLLM or SGLang.",
     "push": "Upload a drafter's folder to the Hub.",
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
     "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",

@@ -31,7 +31,7 @@ FLOORS = [
     {"instruments", "showing"},
     {"loading"},
     {"training", "bench"},
-    {"explain", "demo"},
+    {"explain", "demo", "serving"},
     {"commands"},
     {"cli"},
 ]

@@ -9,10 +9,12 @@ from continuations import SMALL, sampling_p_value
 from models import llama, prompts
 
 from hf_specdec import Drafter, PearlDrafter
+from hf_specdec.budget import Survival
 from hf_specdec.drafters.pearl import session
 from hf_specdec.drafters.pearl.copying import Copying, as_likely_as, faster_than
 from hf_specdec.drafters.pearl.history import History
 from hf_specdec.drafters.pearl.schedule import Overlapped
+from hf_specdec.protocol import Sequences
 
 TARGET = llama(vocab=8)
 DRAFTS = {"right": copy.deepcopy(TARGET), "wrong": llama(vocab=8, seed=5)}
@@ -100,10 +102,33 @@ def test_how_much_of_a_copy_is_worth_carrying() -> None:
     def seconds(width: int) -> float:
         return 1.0 + 0.2 * (width - 1)
 
-    promised = (3 + 0.9 + 0.5 + 0.8) / seconds(3)
+    promised = (3 + 0.9 + 0.5 + 0.8) / seconds(3) / 3
     assert faster_than(promised - 0.01, seconds, lockstep=False)(rows) == [2, 1, 0]
     assert faster_than(promised + 0.01, seconds, lockstep=False)(rows) == [0, 0, 0]
     assert faster_than(0.9, seconds, lockstep=True)(rows) == [0, 0, 0], "one row has nothing to copy"
+
+
+def test_a_finished_row_does_not_keep_the_others_from_copying() -> None:
+    """Of a batch in lockstep: it stays, and has no room."""
+    prompt = torch.tensor([[3, 4, 5, 6, 3, 4, 5]] * 2)
+    context = type(
+        "Host",
+        (),
+        {
+            "prompt_ids": prompt,
+            "prompt_mask": torch.ones_like(prompt),
+            "eos_token_ids": frozenset(),
+            "forbids": None,
+            "vocab_size": 97,
+            "lockstep": True,
+            "trees": True,
+        },
+    )
+    copying: Any = Copying(context, Survival())  # type: ignore[arg-type]
+    text = Sequences(prompt, [7, 7], [0, 1], prompt.tolist())
+    cheap = faster_than(0.1, lambda width: 1.0 + 0.01 * width, lockstep=True)
+    found = copying.copy([[], []], text, [5, 0], cheap)
+    assert found[0] and found[0][0] == (6, 1.0) and not found[1]
 
 
 def test_copies_are_carried_where_the_draft_model_has_nothing_to_offer() -> None:

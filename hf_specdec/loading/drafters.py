@@ -7,9 +7,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from .. import registry
-from ..config import parse_options
+from ..config import DrafterConfig, parse_options
 from ..drafters import Drafter, StreamingDrafter
 from ..errors import SpeculationError
+from ..hub.files import find_folder
+from ..hub.loading import read_config
 
 
 def default_drafter(draft: str | None) -> str:
@@ -41,16 +43,43 @@ def load_drafter(
     return drafter
 
 
+def config_of(spec: str) -> tuple[DrafterConfig, str | None]:
+    """The config that a SPEC describes, and where its draft model lies if that is a whole repo, or on this machine; no
+    model is loaded.
+
+    Raises:
+        SpeculationError: the SPEC cannot be read, or names nothing known.
+    """
+    name, options = _read(spec, ())
+    if name is not None:
+        return registry.drafter_class(name).config_class.from_options(options), None
+    folder = find_folder(spec, "", ["config.json"])
+    config = read_config(folder)[1]
+    entry = config.draft_model or {}
+    if set(entry) == {"repo_id"}:
+        return config, str(entry["repo_id"])
+    place = folder / str(entry.get("path") or entry.get("subfolder") or "nowhere")
+    return config, str(place.resolve()) if "repo_id" not in entry and Path(spec).is_dir() and place.is_dir() else None
+
+
 def _described(spec: str, draft: PreTrainedModel | None, others: Iterable[str], **loading: Any) -> Drafter:
-    if Path(spec).is_dir() and spec not in registry.drafter_types():
+    name, options = _read(spec, others)
+    if name is None:
         return Drafter.from_pretrained(spec, **loading)
+    drafter_class: Any = registry.drafter_class(name)
+    models = [required_draft(spec, draft)] if drafter_class.needs_draft_model else []
+    return drafter_class(*models, **options)
+
+
+def _read(spec: str, others: Iterable[str]) -> tuple[str | None, dict[str, Any]]:
+    """A drafter's type and options; None for a folder or repo, which has them."""
+    if Path(spec).is_dir() and spec not in registry.drafter_types():
+        return None, {}
     name, options = parse_options(spec)
     if name in registry.drafter_types():
-        drafter_class: Any = registry.drafter_class(name)
-        models = [required_draft(spec, draft)] if drafter_class.needs_draft_model else []
-        return drafter_class(*models, **options)
+        return name, options
     if "/" in spec:
-        return Drafter.from_pretrained(spec, **loading)
+        return None, {}
     known = ", ".join((*registry.drafter_types(), *others))
     raise SpeculationError(f"{spec!r} is no folder, no Hub repo and no known drafter; known: {known}")
 

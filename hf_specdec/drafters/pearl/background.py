@@ -209,7 +209,7 @@ class BackgroundDraft:
             for token, other in zip(likely[:half], likely[half:], strict=True)
             if token != drafted and other > 0 and token not in self.eos_token_ids
         ]
-        return Place(chance, others)
+        return Place(chance, others[:REMEMBERED])
 
     def _tell(self, tokens: list[int], probs: list[float] | None) -> None:
         now = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`Copying`: what a row may carry that nobody had to draft. While the target verifies that, the worker drafts on."""
+"""`Copying`: what a row may carry that nobody had to draft."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ Chain = list[tuple[int, float]]
 
 
 Worth = Callable[[list[list[float]]], list[int]]
-"""how much each row copies: [B] tokens, by [B][any] their chances to be kept"""
+"""how much rows copy: of each so many tokens, by their chances to be kept"""
 
 
 def as_likely_as(least: float) -> Worth:
@@ -20,16 +20,18 @@ def as_likely_as(least: float) -> Worth:
 
 
 def faster_than(speed: float, seconds: Callable[[int], float], lockstep: bool) -> Worth:
-    """What promises most tokens per second for all rows, if that is more than `speed`, the draft's.
+    """What promises most tokens per second for all these rows, if that is more than the draft does.
 
     Args:
+        speed: tokens per second that a row is promised by the draft.
         seconds: duration of a round by the width of its forward.
         lockstep: rows advance together.
     """
 
     def worth(rows: list[list[float]]) -> list[int]:
         n, promised = most_per_second(rows, seconds, lockstep=lockstep)
-        return [min(n, len(row)) if promised > speed else 0 for row in rows]
+        pays = promised > speed * (1 if lockstep else len(rows))
+        return [min(n, len(row)) if pays else 0 for row in rows]
 
     return worth
 
@@ -59,10 +61,11 @@ class Copying:
         self.trees, self.copied = [Tree() for _ in chains], {}
         self.copies.join(self.trees, sequences, wanted)
         found = [tree.chain() for tree in self.trees]
-        lengths = worth([[chance for _, chance in nodes] for nodes in found])
+        waiting = [b for b, most in enumerate(wanted) if most]  # others go on with a chain, or have ended
+        counts = dict(zip(waiting, worth([[chance for _, chance in found[b]] for b in waiting]), strict=True))
         copies = [
-            [(tree.tokens[node], 1.0) for node, _ in nodes[:n]]
-            for tree, nodes, n in zip(self.trees, found, lengths, strict=True)
+            [(tree.tokens[node], 1.0) for node, _ in nodes[: counts.get(b, 0)]]
+            for b, (tree, nodes) in enumerate(zip(self.trees, found, strict=True))
         ]
         if self.lockstep:  # rows that go on together carry as much as each other
             shortest = min((len(copy) for copy, most in zip(copies, wanted, strict=True) if most), default=0)

@@ -20,7 +20,8 @@ class Place:
 
 def likeliest(places: Sequence[tuple[int, Place]], most: int) -> list[tuple[int, int]]:
     """Of all that may come in the place of a row's unverified tokens the likeliest, as (column, token): the target
-    keeps what stands before, and then wants this token.
+    keeps what stands before, and then wants this token. As the draft model sees it; in sampling, where a drawn token is
+    kept with min(1, p/q), that is a proxy.
 
     Args:
         places: by column, from the first unverified one on.

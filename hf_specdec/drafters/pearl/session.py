@@ -250,9 +250,9 @@ class PearlSession(DraftSession):
 
     # ------------------------------------------------------------------ the rest of a session
 
-    def plan(self) -> Plan:
-        """How to run the next round."""
-        return self.planner.plan(len(self.rows) or len(self.told))
+    def plan(self, rows: int) -> Plan:
+        """How to run the next round, of so many rows."""
+        return self.planner.plan(rows)
 
     def copy(self, chains: list[Chain], sequences: Sequences, room: list[int], plan: Plan) -> list[Chain]:
         """Copies for the rows that carry nothing: as much as is as likely to be kept as a draft token, so that what is
@@ -261,13 +261,12 @@ class PearlSession(DraftSession):
         assert self.copying is not None
         if plan.post_verify:
             return self.copying.copy(chains, sequences, room, as_likely_as(self.planner.history.acceptance))
-        seconds, lockstep = self.planner.cost.round(len(chains)), self.context.lockstep
-        speed = plan.speed * (1 if lockstep else len(chains))
-        return self.copying.copy(chains, sequences, room, faster_than(speed, seconds, lockstep))
+        faster = faster_than(plan.speed, self.planner.cost.round(len(chains)), self.context.lockstep)
+        return self.copying.copy(chains, sequences, room, faster)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Draft and wait: the serial schedule, and transformers' own loop."""
-        window = self.plan().window
+        window = self.plan(len(budget)).window
         self.start_draft(sequences, [min(window, most) for most in budget])
         return as_draft(self.wait(None), self.context)
 

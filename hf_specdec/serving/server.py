@@ -1,0 +1,169 @@
+"""`hf-specdec serve`: transformers' own server, handed a model that speculates."""
+
+import errno
+import inspect
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from transformers.cli.serve import Serve
+from transformers.cli.serving import model_manager
+from transformers.utils import logging
+from transformers.utils.import_utils import is_serve_available
+from typer import Argument, Option
+
+from ..errors import SpeculationError
+from ..loading.drafters import default_drafter, load_drafter
+from ..loading.models import Pair, PairSettings
+from .speculating import Speculating
+
+NOT_OURS = ("force_model", "model_timeout", "compile", "continuous_batching", "non_blocking")
+"""options of transformers' server that say how it loads models, or ask for what serves no drafter; and its tests'"""
+
+
+@dataclass(kw_only=True)
+class ServeSettings(PairSettings):
+    """What is served."""
+
+    target: Annotated[str, Argument(help="Folder, Hub repo or GGUF file of the model; or smollm2.", metavar="MODEL")]
+    drafter: Annotated[
+        str | None,
+        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
+    ] = None
+
+
+def _options_of(server: type) -> type:
+    """Options of transformers' server, as this release of it has them."""
+    known = {one.name for one in fields(ServeSettings)}.union(NOT_OURS)
+    own = [p for p in inspect.signature(server).parameters.values() if p.name not in known and p.name[:3] != "cb_"]
+    return make_dataclass(
+        "ServerOptions", [(p.name, p.annotation, field(default=p.default)) for p in own], kw_only=True
+    )
+
+
+ServerOptions = _options_of(Serve)
+
+
+def run_serve(settings: ServeSettings, options: Any) -> None:
+    """Load, warm up, and serve until the process is told to end.
+
+    Args:
+        options: `ServerOptions`.
+
+    Raises:
+        SpeculationError: the server's packages are missing, the port is taken, or a model or drafter cannot be loaded.
+    """
+    if not is_serve_available():
+        raise SpeculationError('serving needs more packages; pip install "hf-specdec[serve]"')
+    check_options(options)
+    check_address(options.host, options.port)
+    pair = settings.load()
+    spec = settings.drafter or default_drafter(settings.draft)
+    drafter = load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts())
+    speculating = Speculating(pair.target, drafter, say)
+    say("warming up")
+    speculating.warm_up(pair.tokenizer)
+    if speculating.plain_because:
+        say(f"{settings.target} is served plainly: {speculating.plain_because}")
+    else:
+        say(f"{settings.target} is served with {drafter}")
+    with speculating.in_place(), handing_out(pair, settings.target), ending_by_signal():
+        try:
+            Serve(settings.target, **asdict(options))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            say(speculating.summary())
+
+
+def say(text: str) -> None:
+    """A line on stderr, with the time. That nobody reads it any more is no reason to end."""
+    with suppress(OSError):
+        print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+def check_options(options: Any) -> None:
+    """What the server would stumble over, after the model was loaded.
+
+    Raises:
+        SpeculationError: a bad option.
+    """
+    if options.log_level.lower() not in logging.log_levels:
+        raise SpeculationError(f"log_level must be one of {', '.join(logging.log_levels)}, got {options.log_level!r}")
+    if (given := options.chat_template_kwargs) is not None:
+        with suppress(ValueError):
+            given = json.loads(given)
+        if not isinstance(given, dict):
+            raise SpeculationError(f"chat_template_kwargs must be a JSON object, got {given!r}")
+    decisions = getattr(options, "decision_config", None)  # of newer releases
+    if decisions is not None and not Path(decisions).is_file():
+        raise SpeculationError(f"decision_config must be a JSON file, and there is no {decisions!r}")
+
+
+def check_address(host: str, port: int) -> None:
+    """
+    Raises:
+        SpeculationError: nothing can be served there.
+    """
+    if not 0 <= port <= 65535:
+        raise SpeculationError(f"port must be from 0 to 65535, got {port}")
+    try:
+        for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                socket.create_server(address[:2], family=family).close()
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # this machine has no such network
+                    raise
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SpeculationError(
+            f"cannot serve on host={host!r}, port={port}: {why}; name another with --host or --port, or end what is "
+            "there"
+        ) from error
+
+
+@contextmanager
+def handing_out(pair: Pair, name: str) -> Iterator[None]:
+    """Within the block transformers' server loads nothing: it finds this model, by this name."""
+    stock = model_manager.ModelManager
+
+    class Loaded(stock):  # type: ignore[misc, valid-type]
+        """transformers' manager of models, with one that is there already."""
+
+        def load_model_and_processor(self, *args: Any, **kwargs: Any) -> Any:
+            return pair.target, pair.tokenizer
+
+        @staticmethod
+        def get_gen_models(cache_dir: str | None = None) -> list[dict[str, Any]]:
+            return [{"id": name, "object": "model", "created": 0, "owned_by": "hf_specdec"}]
+
+    model_manager.ModelManager = Loaded
+    try:
+        yield
+    finally:
+        model_manager.ModelManager = stock
+
+
+@contextmanager
+def ending_by_signal() -> Iterator[None]:
+    """A signal to end, which the server passes on once its answers are finished, ends the block like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

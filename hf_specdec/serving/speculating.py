@@ -1,0 +1,99 @@
+"""`Speculating`: every `generate` call of a model drafts, whoever makes it, and something is said of each."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..drafters import Drafter
+from ..errors import SpeculationError
+from ..loading.chat import ask, batch
+from ..stats import SpeculationStats
+
+QUESTION = "What is the capital of France?"
+"""for warming up"""
+WARM_UPS = 2
+"""answers: the first one finds out what the model can do and starts workers, the second learns what it takes"""
+WARM_TOKENS = 24
+
+
+class Speculating:
+    """A model and its drafter. Calls that no drafter serves are decoded plainly."""
+
+    def __init__(self, model: PreTrainedModel, drafter: Drafter, say: Callable[[str], None]) -> None:
+        """
+        Args:
+            say: told a line of each answer.
+        """
+        self.model, self.drafter, self.say = model, drafter, say
+        self.answers = self.given_up = 0
+        self.total = SpeculationStats()
+        """of all answers"""
+        self.plain_because = ""
+        """why this model is never drafted for, if so"""
+
+    def warm_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Answer a question, so that no client waits for what only the first call does.
+
+        Raises:
+            SpeculationError: the drafter is for another target, or cannot draft for this one.
+        """
+        inputs = batch([ask(tokenizer, QUESTION)], tokenizer.pad_token_id, self.model.device)
+        options: dict[str, Any] = {"max_new_tokens": WARM_TOKENS, "num_beams": 1, "tokenizer": tokenizer}
+        options["pad_token_id"] = tokenizer.pad_token_id
+        for _ in range(WARM_UPS):
+            self.model.generate(**inputs, **options, assistant_model=self.drafter)
+        stats = self.drafter.last_stats
+        if stats is not None and stats.mode == "plain":
+            self.plain_because = "; ".join(stats.notes) or "it cannot verify drafts"
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block the model's `generate` is this one."""
+        plain, model = self.model.generate, self.model
+
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            return self._answer(plain, *args, **kwargs)
+
+        model.generate = generate  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del model.generate
+
+    def _answer(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.answers += 1
+        number, began = self.answers, time.perf_counter()
+        try:
+            if not self.plain_because:
+                try:
+                    output = plain(*args, **kwargs, assistant_model=self.drafter)
+                    self._tell(number)
+                    return output
+                except SpeculationError as refusal:  # said before any forward was made
+                    self.say(f"{number}: decoded plainly, as {refusal}")
+            output = plain(*args, **kwargs, speculation_type="none")
+        except BaseException as error:
+            self.given_up += 1
+            self.say(f"{number}: ended after {time.perf_counter() - began:.2f} s by {type(error).__name__} {error}")
+            raise
+        self.say(f"{number}: {time.perf_counter() - began:.2f} s, decoded plainly")
+        return output
+
+    def _tell(self, number: int) -> None:
+        stats = self.drafter.last_stats
+        assert stats is not None
+        self.total = self.total + stats
+        self.say(f"{number}: {line(stats)}")
+
+    def summary(self) -> str:
+        """What was served."""
+        served = f"{self.answers} answers" + f", {self.given_up} of them given up" * bool(self.given_up)
+        return f"{served}; {line(self.total)}" if self.total.emitted_tokens else served
+
+
+def line(stats: SpeculationStats) -> str:
+    """A call, or several, in one line."""
+    return f"{stats.emitted_tokens:,} tokens in {stats.total_seconds:.2f} s; {stats.summary()}"

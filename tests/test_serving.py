@@ -1,0 +1,362 @@
+"""`hf-specdec serve`: real clients over HTTP on loopback get what plain decoding says."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import TEMPLATE, VOCAB, save_pair, talking_tokenizer
+from models import llama
+
+from hf_specdec import PearlDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec.loading.models import Pair
+from hf_specdec.serving import ServerOptions, ServeSettings, Speculating, run_serve
+from hf_specdec.serving.server import check_address, check_options, handing_out, say
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+from transformers.cli.serve import Serve  # noqa: E402
+
+QUESTION = [{"role": "user", "content": "abcabc?"}]
+TURNS = [*QUESTION, {"role": "assistant", "content": "abc"}, {"role": "user", "content": "more"}]
+
+
+class Served:
+    """A tiny model behind transformers' server, in a thread of this process."""
+
+    def __init__(self, drafter: Any, port: int, lines: list[str]) -> None:
+        self.tokenizer = talking_tokenizer()
+        self.target = llama(VOCAB, eos_token_id=2, max_position_embeddings=256)
+        self.target.generation_config.do_sample = False
+        self.drafter, self.port, self.lines = drafter, port, lines
+        self.speculating = Speculating(self.target, drafter, lines.append)
+
+    @property
+    def client(self) -> Any:
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def plain(self, messages: list[dict[str, str]], most: int, **options: Any) -> list[int]:
+        """Ids of plain decoding's answer."""
+        ids = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        out = type(self.target).generate(
+            self.target, **ids, max_new_tokens=most, do_sample=False, tokenizer=self.tokenizer, **options
+        )
+        return out[0, ids["input_ids"].shape[1] :].tolist()
+
+    def text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def post(self, path: str, body: Any) -> tuple[int, str]:
+        """Status and body of whatever was sent."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def serving(drafter: Any) -> Iterator[Served]:
+    served = Served(drafter, free_port(), [])
+    served.speculating.warm_up(served.tokenizer)
+    pair = Pair(served.tokenizer, served.target, None)
+    options = asdict(ServerOptions(host="127.0.0.1", port=served.port)) | {"non_blocking": True}
+    with served.speculating.in_place(), handing_out(pair, "tiny"):
+        server = Serve("tiny", **options)
+        try:
+            until(lambda: server.server.started)
+            yield served
+        finally:
+            server.kill_server()
+
+
+def until(true: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(PromptLookupDrafter()) as one:
+        yield one
+
+
+@pytest.mark.parametrize("messages", [QUESTION, TURNS], ids=["a question", "several turns"])
+def test_an_answer_is_plain_decodings(served: Served, messages: list[dict[str, str]]) -> None:
+    plain = served.plain(messages, 40)
+    answer = served.client.chat.completions.create(model="tiny", messages=messages, max_tokens=40, temperature=0)
+    assert answer.choices[0].message.content == served.text(plain)
+    assert answer.usage.completion_tokens == len(plain)
+    assert answer.choices[0].finish_reason == ("length" if len(plain) == 40 else "stop")
+    assert re.search(rf"\d+: {len(plain)} tokens in \d+\.\d\d s; .*\d\.\d tokens per call", served.lines[-1])
+
+
+def test_a_stream_is_counted_token_by_token(served: Served) -> None:
+    plain = served.plain(QUESTION, 40)
+    chunks = list(
+        served.client.chat.completions.create(
+            model="tiny", messages=QUESTION, max_tokens=40, temperature=0, stream=True
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text.rstrip("\ufffd") == served.text(plain).rstrip("\ufffd"), "streams leave out a character that is cut off"
+    assert chunks[-1].usage.completion_tokens == len(plain)
+    assert len(chunks) > 4
+
+
+def test_stop_lists_are_kept_to(served: Served) -> None:
+    whole = served.text(served.plain(QUESTION, 40))
+    stops = [whole[9:11], whole[20:22]]
+    plain = served.plain(QUESTION, 40, stop_strings=stops)
+    answer = served.client.chat.completions.create(
+        model="tiny", messages=QUESTION, max_tokens=40, temperature=0, stop=stops
+    )
+    assert answer.choices[0].message.content == served.text(plain) and len(plain) < 40
+    assert answer.usage.completion_tokens == len(plain)
+
+
+def test_completions_without_a_template(served: Served) -> None:
+    ids = served.tokenizer("abcabcab", return_tensors="pt")
+    out = type(served.target).generate(served.target, **ids, max_new_tokens=24, do_sample=False)
+    answer = served.client.completions.create(model="tiny", prompt="abcabcab", max_tokens=24, temperature=0)
+    assert answer.choices[0].text == served.text(out[0, ids["input_ids"].shape[1] :].tolist())
+
+
+def test_many_clients_at_once(served: Served) -> None:
+    def asked(i: int) -> tuple[str, str]:
+        messages = [{"role": "user", "content": f"number {i}"}]
+        answer = served.client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=8 + i % 5, temperature=0
+        )
+        return answer.choices[0].message.content, messages[0]["content"]
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(asked, range(32)))
+    for i, (said, question) in enumerate(answers):
+        assert said == served.text(served.plain([{"role": "user", "content": question}], 8 + i % 5))
+
+
+def test_a_client_that_hangs_up_frees_the_model_within_a_round(served: Served) -> None:
+    before, rounds = served.speculating.given_up, served.speculating.total.target_calls
+    forward = served.target.forward
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.05)
+        return forward(*args, **kwargs)
+
+    served.target.forward = slowly
+    try:
+        stream = served.client.chat.completions.create(
+            model="tiny", messages=QUESTION, max_tokens=180, temperature=1.5, stream=True, seed=1
+        )
+        next(iter(stream))
+        stream.close()
+        until(lambda: served.speculating.given_up > before)
+    finally:
+        del served.target.forward
+    assert served.drafter.last_stats.emitted_tokens < 120 and served.speculating.total.target_calls == rounds
+    plain = served.plain(QUESTION, 12)
+    answer = served.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=12, temperature=0)
+    assert answer.choices[0].message.content == served.text(plain)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{not json", 422),
+        ({"model": "tiny", "messages": QUESTION, "unheard_of": 1}, 422),
+        ({"model": "another", "messages": QUESTION}, 400),
+        ({"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 8}, 200),
+        ({"model": "tiny", "messages": QUESTION, "max_tokens": 0}, 500),
+    ],
+    ids=["no JSON", "unknown field", "another model", "beyond the context, as plain decoding", "no tokens"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_answered_harms_nobody(served: Served, body: Any, expected: int) -> None:
+    status, _ = served.post("/v1/chat/completions", body)
+    assert status == expected
+    plain = served.plain(QUESTION, 8)
+    answer = served.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=8, temperature=0)
+    assert answer.choices[0].message.content == served.text(plain)
+
+
+def test_what_no_drafter_serves_is_decoded_plainly(served: Served) -> None:
+    config = json.dumps({"num_beams": 2, "max_new_tokens": 12, "eos_token_id": 2, "pad_token_id": 0})
+    served.target.generation_config.speculation_type = "prompt_lookup"  # as a model may have been saved
+    try:
+        status, said = served.post(
+            "/v1/chat/completions", {"model": "tiny", "messages": QUESTION, "generation_config": config}
+        )
+    finally:
+        del served.target.generation_config.speculation_type
+    assert status == 200 and json.loads(said)["usage"]["completion_tokens"] > 0
+    assert any("decoded plainly, as num_beams=2" in line for line in served.lines)
+
+
+def test_the_model_is_listed_by_its_name(served: Served) -> None:
+    assert [one.id for one in served.client.models.list()] == ["tiny"]
+
+
+def test_the_summary_tells_of_all_answers(served: Served) -> None:
+    assert re.match(rf"{served.speculating.answers} answers.*; [\d,]+ tokens in", served.speculating.summary())
+
+
+def test_a_worker_that_dies_costs_no_answer() -> None:
+    with serving(PearlDrafter(llama(VOCAB, seed=1, eos_token_id=2), worker="process", window=3)) as served:
+        plain = served.text(served.plain(QUESTION, 60))
+        with ThreadPoolExecutor(4) as pool:
+            answers = [
+                pool.submit(
+                    served.client.chat.completions.create,
+                    model="tiny",
+                    messages=QUESTION,
+                    max_tokens=60,
+                    temperature=0,
+                )
+                for _ in range(6)
+            ]
+            for process in children():
+                os.kill(process, signal.SIGKILL)
+            assert [answer.result().choices[0].message.content for answer in answers] == [plain] * 6
+        served.drafter.close()
+
+
+def children() -> list[int]:
+    """Processes that this one has started and that have started from this package."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == os.getpid() and b"hf_specdec" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_model_that_cannot_verify_is_served_plainly() -> None:
+    served = Served(PromptLookupDrafter(), 0, [])
+    served.target.generation_config.cache_implementation = "static"
+    with pytest.warns(UserWarning):
+        served.speculating.warm_up(served.tokenizer)
+    assert served.speculating.plain_because
+    with served.speculating.in_place():
+        ids = served.tokenizer("abc", return_tensors="pt")
+        served.target.generate(**ids, max_new_tokens=4)
+    assert served.lines[-1].endswith("decoded plainly")
+    assert "generate" not in vars(served.target)
+
+
+def test_a_drafter_for_another_target_is_refused() -> None:
+    served = Served(PromptLookupDrafter(), 0, [])
+    served.drafter.config.target = {"name": "org/another", "hidden_size": 1024}
+    with pytest.raises(SpeculationError, match="org/another"):
+        served.speculating.warm_up(served.tokenizer)
+
+
+def test_addresses_that_cannot_be_served_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(SpeculationError, match="--port"):
+        check_address("127.0.0.1", listener.getsockname()[1])
+    for host, port in (("127.0.0.1", 70000), ("127.0.0.1", -1), ("no such host", 8000), ("127.0.0..1", 8000)):
+        with pytest.raises(SpeculationError):
+            check_address(host, port)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"log_level": "loud"}, {"chat_template_kwargs": "{"}, {"chat_template_kwargs": "[1]"}], ids=str
+)
+def test_options_that_the_server_would_stumble_over(bad: dict[str, str]) -> None:
+    with pytest.raises(SpeculationError, match=next(iter(bad))):
+        check_options(ServerOptions(**bad))
+
+
+def test_lines_that_nobody_reads_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", type("Closed", (), {"write": broken, "flush": broken})())
+    say("nothing happens")
+
+
+def test_without_the_servers_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_specdec.serving.server.is_serve_available", lambda: False)
+    with pytest.raises(SpeculationError, match="pip install"):
+        run_serve(ServeSettings(target="nowhere"), ServerOptions())
+
+
+def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """SIGTERM while an answer is written: it is finished, the summary is said, and nothing is left."""
+    pair, port = save_pair(tmp_path, TEMPLATE, eos_token_id=None, max_position_embeddings=4096), free_port()
+    command = [sys.executable, "-m", "hf_specdec.cli", "serve", pair["target"], "--draft", pair["draft"]]
+    command += ["--drafter", "pearl:worker=process", "--host", "127.0.0.1", "--port", str(port), "--dtype", "fp32"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    try:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=120)
+        until(lambda: process.poll() is not None or listens(port), 120)
+        stream = client.chat.completions.create(
+            model=pair["target"], messages=QUESTION, max_tokens=300, temperature=0, stream=True
+        )
+        next(iter(stream))
+        workers = descendants(process.pid)
+        process.terminate()
+        chunks = list(stream)
+        assert chunks[-1].usage.completion_tokens == 300
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert "1: 300 tokens in" in said and "1 answers; 300 tokens in" in said
+        assert workers
+        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 30)
+    finally:
+        process.kill()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def descendants(parent: int) -> list[int]:
+    """Processes that another has started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(folder.name))
+    return found
+
+
+def test_options_of_the_server_are_transformers_own() -> None:
+    options = asdict(ServerOptions())
+    assert {"host", "port", "enable_cors", "log_level", "chat_template_kwargs"} <= set(options)
+    assert not {"force_model", "device", "dtype", "drafter", "compile", "continuous_batching"} & set(options)
