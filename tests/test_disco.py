@@ -189,7 +189,7 @@ def propose(drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = 
 
 
 def test_rows_stop_separately_and_in_lockstep_together(draft):
-    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, max_draft_tokens=8)
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
     ragged, session = propose(drafter, 6, lockstep=False)
     assert len(set(ragged.lengths)) > 1
     rule = drafter.rule(False)
@@ -276,7 +276,7 @@ def _pairs(target, prompt, vocab):
 
 
 def test_a_seeded_sampled_call_repeats(target, draft):
-    drafter = DiscoDrafter(draft, classifier(), tau_sampled=0.3)
+    drafter = DiscoDrafter(draft, classifier(), rule="draft", tau_sampled=0.3)
     texts = []
     for _ in range(2):
         torch.manual_seed(7)
@@ -324,7 +324,7 @@ SCORES = {"return_dict_in_generate": True, "output_scores": True, "do_sample": F
 
 
 def test_the_criterion_stops_plain_generation_where_the_session_stops(draft):
-    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, max_draft_tokens=8)
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
     ids = torch.cat([context(6, False, False).prompt_ids, torch.full((6, 1), 7)], 1)
     criterion = DiscoStoppingCriteria(drafter, prompt_length=5)
     drafted, _ = propose(drafter, 6, lockstep=False)
@@ -338,7 +338,7 @@ def test_the_criterion_stops_plain_generation_where_the_session_stops(draft):
 
 
 def test_the_criterion_drives_transformers_own_loop(target, draft, monkeypatch):
-    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, max_draft_tokens=8)
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
     ids = torch.tensor([[5, 6, 7]])
     plain = target.generate(ids, max_new_tokens=24, do_sample=False)
     lengths = []

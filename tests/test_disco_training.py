@@ -226,11 +226,15 @@ def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft
     assert json.loads((tmp_path / "out" / "training.json").read_text())["sampled"]["choices"]
     loaded = Drafter.from_pretrained(tmp_path / "out")
     assert isinstance(loaded, DiscoDrafter) and isinstance(loaded.classifier, StopClassifier)
+    assert loaded.config.rule == "budget" and loaded.config.tau == again["greedy"]["choices"][0]["tau"]
     ids = torch.tensor([[5, 6, 7]])
     plain = target.generate(ids, max_new_tokens=16, do_sample=False)
     assert torch.equal(plain, target.generate(ids, max_new_tokens=16, do_sample=False, assistant_model=loaded))
-    with pytest.raises(SpeculationError, match="rules"):
-        train_disco(TrainSettings(**vars(settings) | {"rules": ["never"]}))
+    train_disco(TrainSettings(**vars(settings) | {"rules": ["token"]}))
+    assert Drafter.from_pretrained(tmp_path / "out").config.rule == "token"
+    for rules in (["never"], [], ["budget", "token"]):
+        with pytest.raises(SpeculationError, match="rules"):
+            train_disco(TrainSettings(**vars(settings) | {"rules": rules}))
 
 
 def test_plots_are_written(tmp_path):

@@ -16,7 +16,7 @@ class DiscoConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "disco"
 
-    rule: Literal["token", "draft", "budget"] = "draft"
+    rule: Literal["token", "draft", "budget"] = "budget"
     tau: float = ranged(0.4, 0, 1)
     tau_sampled: float = ranged(0.4, 0, 1)
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
@@ -26,8 +26,8 @@ class DiscoConfig(DrafterConfig):
     draft_fingerprint: str | None = None
 
     def stop_rule(self, do_sample: bool) -> StopRule:
-        """Of one generation; with the rule "budget" nobody asks it."""
-        return StopRule(self.tau_sampled if do_sample else self.tau, self.rule == "draft")
+        """Of one generation, where there is a τ: beside the budget that of the whole draft, for plain `generate`."""
+        return StopRule(self.tau_sampled if do_sample else self.tau, self.rule != "token")
 
     def validate_fingerprint(self) -> None:
         if self.draft_fingerprint is not None and len(self.draft_fingerprint) > 64:

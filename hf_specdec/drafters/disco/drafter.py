@@ -33,7 +33,7 @@ class DiscoDrafter(ModelDrafter):
         draft_model: "PreTrainedModel",
         classifier: StopClassifier | None = None,
         *,
-        rule: Literal["token", "draft", "budget"] = "draft",
+        rule: Literal["token", "draft", "budget"] = "budget",
         tau: float = 0.4,
         tau_sampled: float = 0.4,
         max_draft_tokens: int = 16,
@@ -46,9 +46,10 @@ class DiscoDrafter(ModelDrafter):
         Args:
             draft_model: the one that the classifier was trained for.
             classifier: of this draft; sets `k`, `hidden` and `draft_fingerprint`.
-            rule: "token" and "draft" stop when the last token's chance of acceptance falls below τ, or when the whole
-                draft's does; "budget" when another step does not promise more tokens per second, by these chances and
-                the times that were measured: τ does not matter then, and it drafts nothing where nothing pays.
+            rule: "budget" stops when another step does not promise more tokens per second, by the classifier's chances
+                as they came true and the times that were measured: τ does not matter then, and it drafts nothing where
+                nothing pays; "token" and "draft" when the last token's chance of acceptance falls below τ, or when the
+                whole draft's does.
             tau: τ in greedy decoding, a chance, from 0 to 1.
             tau_sampled: τ in sampling, a chance, from 0 to 1.
             max_draft_tokens: SLmax, from 1 to 512.

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from transformers import PreTrainedModel
 from typer import Option
@@ -28,6 +28,10 @@ from .tuning import FINALISTS, Choice, RuleName, chances, measure_costs, measure
 REGIMES = {"greedy": False, "sampled": True}
 
 
+BUDGET: Literal["budget"] = "budget"
+"""the rule without a τ"""
+
+
 @dataclass(kw_only=True)
 class TrainSettings(PairSettings):
     """Arguments of the command."""
@@ -42,9 +46,9 @@ class TrainSettings(PairSettings):
         int | None, Option(help="Prompts to take of each file, drawn at random; half as many for validation.")
     ] = None
     max_new_tokens: Annotated[int, Option(help="Tokens that the target writes per prompt.")] = 128
-    rules: Annotated[list[str], Option("--rule", help="Stop rules to choose among; both if not given.")] = field(
-        default_factory=lambda: ["token", "draft"]
-    )
+    rules: Annotated[
+        list[str], Option("--rule", help="budget, by measured times; or the best τ of token, draft, or both.")
+    ] = field(default_factory=lambda: ["budget"])
     longest: Annotated[int, Option(help="Largest SLmax to consider.")] = 32
     timed_prompts: Annotated[
         int, Option(help="Prompts on which the clock decides among the best rules; 0 leaves it to a simulation.")
@@ -57,8 +61,8 @@ class TrainSettings(PairSettings):
 
     @property
     def rule_names(self) -> list[RuleName]:
-        """`rules`, checked."""
-        return [cast(RuleName, rule) for rule in self.rules]
+        """Rules with a τ, which is chosen; beside the budget that of "draft", for whoever takes that instead."""
+        return [cast(RuleName, rule) for rule in self.rules if rule != BUDGET] or ["draft"]
 
     def check(self) -> None:
         """
@@ -74,8 +78,8 @@ class TrainSettings(PairSettings):
         check_seed(self.seed)
         if not self.data:
             raise SpeculationError("data must name at least one file of prompts")
-        if not self.rules or set(self.rules) - {"token", "draft"}:
-            raise SpeculationError(f"rules must be token, draft, or both, got {self.rules}")
+        if self.rules != [BUDGET] and (not self.rules or set(self.rules) - {"token", "draft"}):
+            raise SpeculationError(f"rules must be {BUDGET}, or token, draft, or both, got {self.rules}")
 
 
 @dataclass
@@ -226,6 +230,8 @@ def _drafter(run: _Training, classifier: StopClassifier, choice: Choice, tau_sam
 
 def _save(run: _Training, drafter: DiscoDrafter, report: dict[str, Any]) -> dict[str, Any]:
     settings, pair = run.settings, run.pair
+    if settings.rules == [BUDGET]:
+        drafter.config.rule = BUDGET
     names = ", ".join(Path(path).name for path in settings.data)
     f1 = " and ".join(f"{report[name]['quality']['f1']:.2f} ({name})" for name in REGIMES)
     error = " and ".join(f"{report[name]['quality']['calibration_error']:.3f}" for name in REGIMES)
@@ -233,9 +239,9 @@ def _save(run: _Training, drafter: DiscoDrafter, report: dict[str, Any]) -> dict
         f"The target's own continuations of {len(run.training)} prompts ({names}), "
         f"up to {settings.max_new_tokens} tokens each, greedy and at temperature 1. "
         f"On held-out prompts its F1 is {f1}, its calibration error {error}. "
-        f"`hf-specdec train disco` chose τ = {drafter.config.tau:.2f} (greedy), {drafter.config.tau_sampled:.2f} "
-        f"(sampled) and at most {drafter.config.max_draft_tokens} draft tokens, for a draft step that costs "
-        f"{report['draft_seconds'] / report['target_seconds']:.2f} of a target step."
+        f"For rules with a threshold `hf-specdec train disco` chose τ = {drafter.config.tau:.2f} (greedy), "
+        f"{drafter.config.tau_sampled:.2f} (sampled) and at most {drafter.config.max_draft_tokens} draft tokens, for a "
+        f"draft step that costs {report['draft_seconds'] / report['target_seconds']:.2f} of a target step."
     )
     for name in REGIMES:
         report[name]["choices"] = report[name]["choices"][:10]
