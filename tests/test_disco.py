@@ -81,11 +81,15 @@ def test_features_are_the_top_probabilities_entropy_and_position():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
-def test_features_are_the_same_on_host_and_accelerator(scale, dtype):
+@pytest.mark.parametrize("known", [300, 40, 8], ids="{} known tokens".format)
+def test_features_are_the_same_on_host_and_accelerator(scale, dtype, known):
+    """Of a cut draft most tokens have the lowest logit there is."""
     torch.manual_seed(0)
     logits = (scale * torch.randn(5, 300) + 40).to(dtype)
+    logits[:, known:] = torch.finfo(dtype).min
     (top, best, entropy), (top2, best2, entropy2, _) = _on_host(logits, 10), _on_device(logits, 10)
     assert np.allclose(top, top2, rtol=1e-5) and np.allclose(entropy, entropy2, rtol=1e-5, atol=2e-5)
+    assert np.isfinite(entropy).all() and (np.diff(top) <= 0).all()
     rows = np.arange(5)
     assert torch.equal(logits[rows, best], logits[rows, best2])  # the tokens themselves may be tied in bfloat16
 
