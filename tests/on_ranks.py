@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -14,6 +13,7 @@ import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from models import llama, prompts
+from processes import free_port
 from test_pearl import close_to
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -30,8 +30,7 @@ VOCAB = 96
 def launch(ranks, function, folder, timeout=200):
     """Run `function(folder)` on so many ranks, each a process of its own with what a launcher would tell it; (exit
     status, output) of each. They are forked, which saves the seconds that importing all this would take on each."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     children = {}
     for rank in range(ranks):
         if (child := os.fork()) == 0:

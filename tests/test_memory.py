@@ -16,6 +16,7 @@ import drafters
 import models
 import pytest
 import torch
+from processes import children
 from seam import HeadDrafter, StreamDrafter
 from test_ngram import documents
 from test_pearl import close_to
@@ -317,16 +318,10 @@ def test_calls_at_once_share_a_drafter(kind: str) -> None:
 def used() -> dict[str, int]:
     """What this process holds of its system."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    parents = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents.append(int(file.read_text().rpartition(")")[2].split()[1]))
-        except OSError:
-            continue  # it has ended meanwhile
     return {
         "rss": pages * os.sysconf("SC_PAGE_SIZE"),
         "threads": threading.active_count(),
-        "children": parents.count(os.getpid()),
+        "children": len(children(os.getpid())),
         "files": len(os.listdir("/proc/self/fd")),
     }
 

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 from models import llama
 from on_ranks import killed_draft, killed_target, launch, saved_pair, serial, some_texts, texts
+from processes import free_port
 from test_pearl import DRAFTS, TARGET, generate
 
 from hf_specdec import PearlDrafter, SpeculationError, SpeculationWarning
@@ -85,11 +86,6 @@ def started(command, **environment):
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True)
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
@@ -101,7 +97,7 @@ def free_port():
     ids=["torchrun, 3 ranks", "torchrun, 2 ranks", "accelerate launch, 3 ranks"],
 )
 def test_the_printed_script_runs(launcher, script):
-    process = started([part.replace("PORT", free_port()) for part in launcher] + [script])
+    process = started([part.replace("PORT", str(free_port())) for part in launcher] + [script])
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "def add(a, b):" in output and "% busy" in output, output
 

@@ -20,11 +20,20 @@ from typing import Any
 import pytest
 from chats import TEMPLATE, VOCAB, save_pair, talking_tokenizer
 from models import llama
+from processes import children, free_port
 
 from hf_specdec import PearlDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.loading.models import Pair
-from hf_specdec.serving import ServerOptions, ServeSettings, Speculating, run_serve
-from hf_specdec.serving.server import check_address, check_options, handing_out, say
+from hf_specdec.serving.server import (
+    ServerOptions,
+    ServeSettings,
+    check_address,
+    check_options,
+    handing_out,
+    run_serve,
+    say,
+)
+from hf_specdec.serving.speculating import Speculating
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("fastapi")
@@ -73,11 +82,6 @@ class Served:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager
@@ -242,23 +246,11 @@ def test_a_worker_that_dies_costs_no_answer() -> None:
                 )
                 for _ in range(6)
             ]
-            for process in children():
-                os.kill(process, signal.SIGKILL)
+            for process in children(os.getpid()):
+                if b"hf_specdec" in Path(f"/proc/{process}/cmdline").read_bytes():
+                    os.kill(process, signal.SIGKILL)
             assert [answer.result().choices[0].message.content for answer in answers] == [plain] * 6
         served.drafter.close()
-
-
-def children() -> list[int]:
-    """Processes that this one has started and that have started from this package."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == os.getpid() and b"hf_specdec" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_model_that_cannot_verify_is_served_plainly() -> None:
@@ -325,7 +317,7 @@ def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
             model=pair["target"], messages=QUESTION, max_tokens=300, temperature=0, stream=True
         )
         next(iter(stream))
-        workers = descendants(process.pid)
+        workers = children(process.pid)
         process.terminate()
         chunks = list(stream)
         assert chunks[-1].usage.completion_tokens == 300
@@ -341,19 +333,6 @@ def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def descendants(parent: int) -> list[int]:
-    """Processes that another has started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(folder.name))
-    return found
 
 
 def test_options_of_the_server_are_transformers_own() -> None:

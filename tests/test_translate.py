@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from hf_specdec import SpeculationError
 from hf_specdec.cli import app
-from hf_specdec.hub.engines import ENGINES, translated
 from hf_specdec.loading.drafters import config_of
+from hf_specdec.serving.engines import ENGINES, translated
 
 ROOT = Path(__file__).parents[1]
 

@@ -33,9 +33,9 @@ def clock_methods(chosen: Sequence[Chosen], draft: PreTrainedModel, classifier: 
         "transformers confidence": build_method("hf-confidence", draft),
     }
     drafters: dict[str, Any] = {
-        "perplexity": PerplexityDrafter(draft, by_name["perplexity"].limit, LONGEST)  # type: ignore[attr-defined]
+        "perplexity": PerplexityDrafter(draft, by_name["perplexity"].limit, LONGEST),  # type: ignore[attr-defined]
+        "DISCO, budget rule": DiscoDrafter(draft, classifier, rule="budget", max_draft_tokens=LONGEST),
     }
-    drafters["DISCO, budget rule"] = DiscoDrafter(draft, classifier, rule="budget", max_draft_tokens=LONGEST)
     for rule in ("token", "draft"):
         name = f"DISCO, {rule} rule"
         tau = by_name[name].tau  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """`hf-specdec serve`."""
 
-from ..serving import ServerOptions, ServeSettings, run_serve
+from ..serving.server import ServerOptions, ServeSettings, run_serve
 
 
 def serve(settings: ServeSettings, server: ServerOptions) -> None:  # type: ignore[valid-type]

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from ..hub.engines import translated
 from ..loading.drafters import config_of
+from ..serving.engines import translated
 
 
 def translate(

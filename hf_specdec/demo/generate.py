@@ -13,8 +13,8 @@ from ..errors import SpeculationError
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import ask, batch
 from ..loading.checks import check_new_tokens, check_seed, check_temperature, check_tokens
-from ..loading.drafters import default_drafter, load_drafter
-from ..loading.models import Pair, PairSettings
+from ..loading.drafters import DrafterSettings
+from ..loading.models import Pair
 from ..showing.quiet import quiet
 from .compare import decode
 from .live import LiveText, legend
@@ -23,15 +23,11 @@ from .talk import talk
 
 
 @dataclass(kw_only=True)
-class GenerateSettings(PairSettings):
+class GenerateSettings(DrafterSettings):
     """What to continue, and how."""
 
     prompt: Annotated[
         str | None, Option(help="A question for the chat template, or a text to continue where there is none.")
-    ] = None
-    drafter: Annotated[
-        str | None,
-        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
     ] = None
     chat: Annotated[bool, Option("--chat", help="Talk, turn by turn; --prompt, if given, is the first turn.")] = False
     system: Annotated[str | None, Option(help="The chat's system message.")] = None
@@ -75,18 +71,17 @@ def run_generate(settings: GenerateSettings) -> None:
     console = Console(highlight=False)
     with quiet():
         pair = settings.load()
-        spec = settings.drafter or default_drafter(settings.draft)
-        drafter = load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts())
+        drafter = settings.load_drafter(pair)
         options = settings.options() | {"pad_token_id": pair.tokenizer.pad_token_id}
         if settings.chat:
             torch.manual_seed(settings.seed)
             talk(console, pair, drafter, settings.system, settings.prompt, options)
         else:
-            _answer(console, pair, spec, drafter, settings, options)
+            _answer(console, pair, drafter, settings, options)
 
 
 def _answer(
-    console: Console, pair: Pair, spec: str, drafter: Drafter, settings: GenerateSettings, options: dict[str, Any]
+    console: Console, pair: Pair, drafter: Drafter, settings: GenerateSettings, options: dict[str, Any]
 ) -> None:
     prompt = str(settings.prompt)
     as_it_is = settings.raw or pair.tokenizer.chat_template is None
@@ -95,7 +90,7 @@ def _answer(
     check_tokens(inputs["input_ids"], prompt)
     live = LiveText(console, pair.tokenizer)
     recorder = RecordingDrafter(drafter, live.told)
-    ours = Method(spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
+    ours = Method(settings.spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
     if live.coloured:
         console.print(legend(), "\n")
     if as_it_is:

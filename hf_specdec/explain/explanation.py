@@ -10,20 +10,15 @@ from ..instruments.audit import Difference
 from ..instruments.meter import Meter
 from ..instruments.recording import Round
 from ..loading.checks import check_new_tokens, check_prompt, check_seed, check_temperature
-from ..loading.drafters import default_drafter
-from ..loading.models import PairSettings
+from ..loading.drafters import DrafterSettings
 from ..stats import SpeculationStats
 
 
 @dataclass(kw_only=True)
-class ExplainSettings(PairSettings):
+class ExplainSettings(DrafterSettings):
     """What to explain."""
 
     prompt: Annotated[str, Option(help="The text to continue.")]
-    drafter: Annotated[
-        str | None,
-        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
-    ] = None
     timeline: Annotated[
         str | None, Option(help="PNG to draw of when each model was busy; the terminal shows it, too.")
     ] = None
@@ -40,11 +35,6 @@ class ExplainSettings(PairSettings):
         check_new_tokens(self.max_new_tokens)
         check_temperature(self.temperature)
         check_seed(self.seed)
-
-    @property
-    def spec(self) -> str:
-        """The drafter's SPEC, also where none was named."""
-        return self.drafter or default_drafter(self.draft)
 
 
 @dataclass

@@ -12,7 +12,8 @@ from ..instruments.audit import Audit, Difference
 from ..instruments.meter import Meter, metered
 from ..instruments.recording import RecordingDrafter, Round
 from ..loading.checks import check_tokens
-from ..loading.drafters import load_drafter, own_model
+from ..loading.drafters import own_model
+from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT
 from .explanation import Candidate, ExplainSettings, Explanation, Rejection, TokenInfo, TreeNode
 from .timeline import see_worker, timeline_of
@@ -27,7 +28,7 @@ def explain(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Explanation:
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
-    recorder = RecordingDrafter(load_drafter(settings.spec, draft, target=target, **settings.of_drafts()))
+    recorder = RecordingDrafter(settings.load_drafter(Pair(tokenizer, target, draft)))
     draft = own_model(recorder.inner)
     inputs = tokenizer(settings.prompt, return_tensors="pt").to(target.device)
     prompt = inputs["input_ids"]

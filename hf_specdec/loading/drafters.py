@@ -1,10 +1,12 @@
 """Drafters by SPEC: a folder, a Hub repo, or `type:key=value,...` of a registered drafter."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from transformers import PreTrainedModel
+from typer import Option
 
 from .. import registry
 from ..config import DrafterConfig, parse_options
@@ -12,11 +14,35 @@ from ..drafters import Drafter, StreamingDrafter
 from ..errors import SpeculationError
 from ..hub.files import find_folder
 from ..hub.loading import read_config
+from .models import Pair, PairSettings
 
 
 def default_drafter(draft: str | None) -> str:
     """The SPEC where none is given: a draft model drafts if there is one, else the prompt is looked up."""
     return "prompt_lookup" if draft is None else "draft_model"
+
+
+@dataclass(kw_only=True)
+class DrafterSettings(PairSettings):
+    """What every command that runs one drafter is told of it."""
+
+    drafter: Annotated[
+        str | None,
+        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
+    ] = None
+
+    @property
+    def spec(self) -> str:
+        """The drafter's SPEC, also where none was named."""
+        return self.drafter or default_drafter(self.draft)
+
+    def load_drafter(self, pair: Pair) -> Drafter:
+        """The drafter for a loaded pair.
+
+        Raises:
+            SpeculationError: it cannot be loaded as asked.
+        """
+        return load_drafter(self.spec, pair.draft, target=pair.target, **self.of_drafts())
 
 
 def load_drafter(
@@ -44,8 +70,7 @@ def load_drafter(
 
 
 def config_of(spec: str) -> tuple[DrafterConfig, str | None]:
-    """The config that a SPEC describes, and where its draft model lies if that is a whole repo, or on this machine; no
-    model is loaded.
+    """The config that a SPEC describes, and the folder of its draft model if it is on this machine; no model is loaded.
 
     Raises:
         SpeculationError: the SPEC cannot be read, or names nothing known.
@@ -56,10 +81,10 @@ def config_of(spec: str) -> tuple[DrafterConfig, str | None]:
     folder = find_folder(spec, "", ["config.json"])
     config = read_config(folder)[1]
     entry = config.draft_model or {}
-    if set(entry) == {"repo_id"}:
-        return config, str(entry["repo_id"])
-    place = folder / str(entry.get("path") or entry.get("subfolder") or "nowhere")
-    return config, str(place.resolve()) if "repo_id" not in entry and Path(spec).is_dir() and place.is_dir() else None
+    beside = entry.get("path") or entry.get("subfolder")
+    if beside is None or "repo_id" in entry or not (folder / beside).is_dir() or not Path(spec).is_dir():
+        return config, None
+    return config, str((folder / beside).resolve())
 
 
 def _described(spec: str, draft: PreTrainedModel | None, others: Iterable[str], **loading: Any) -> Drafter:

@@ -18,11 +18,11 @@ from transformers.cli.serve import Serve
 from transformers.cli.serving import model_manager
 from transformers.utils import logging
 from transformers.utils.import_utils import is_serve_available
-from typer import Argument, Option
+from typer import Argument
 
 from ..errors import SpeculationError
-from ..loading.drafters import default_drafter, load_drafter
-from ..loading.models import Pair, PairSettings
+from ..loading.drafters import DrafterSettings
+from ..loading.models import Pair
 from .speculating import Speculating
 
 NOT_OURS = ("force_model", "model_timeout", "compile", "continuous_batching", "non_blocking")
@@ -30,14 +30,10 @@ NOT_OURS = ("force_model", "model_timeout", "compile", "continuous_batching", "n
 
 
 @dataclass(kw_only=True)
-class ServeSettings(PairSettings):
+class ServeSettings(DrafterSettings):
     """What is served."""
 
     target: Annotated[str, Argument(help="Folder, Hub repo or GGUF file of the model; or smollm2.", metavar="MODEL")]
-    drafter: Annotated[
-        str | None,
-        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
-    ] = None
 
 
 def _options_of(server: type) -> type:
@@ -66,8 +62,7 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
     check_options(options)
     check_address(options.host, options.port)
     pair = settings.load()
-    spec = settings.drafter or default_drafter(settings.draft)
-    drafter = load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts())
+    drafter = settings.load_drafter(pair)
     speculating = Speculating(pair.target, drafter, say)
     say("warming up")
     speculating.warm_up(pair.tokenizer)

@@ -67,26 +67,28 @@ class Speculating:
         self.answers += 1
         number, began = self.answers, time.perf_counter()
         try:
-            if not self.plain_because:
-                try:
-                    output = plain(*args, **kwargs, assistant_model=self.drafter)
-                    self._tell(number)
-                    return output
-                except SpeculationError as refusal:  # said before any forward was made
-                    self.say(f"{number}: decoded plainly, as {refusal}")
-            output = plain(*args, **kwargs, speculation_type="none")
+            output = None if self.plain_because else self._drafted(number, plain, *args, **kwargs)
+            if output is None:
+                output = plain(*args, **kwargs, speculation_type="none")
+                self.say(f"{number}: {time.perf_counter() - began:.2f} s, decoded plainly")
         except BaseException as error:
             self.given_up += 1
             self.say(f"{number}: ended after {time.perf_counter() - began:.2f} s by {type(error).__name__} {error}")
             raise
-        self.say(f"{number}: {time.perf_counter() - began:.2f} s, decoded plainly")
         return output
 
-    def _tell(self, number: int) -> None:
+    def _drafted(self, number: int, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The answer; None where no drafter serves this call."""
+        try:
+            output = plain(*args, **kwargs, assistant_model=self.drafter)
+        except SpeculationError as refusal:  # said before any forward was made
+            self.say(f"{number}: decoded plainly, as {refusal}")
+            return None
         stats = self.drafter.last_stats
         assert stats is not None
         self.total = self.total + stats
         self.say(f"{number}: {line(stats)}")
+        return output
 
     def summary(self) -> str:
         """What was served."""

@@ -91,18 +91,18 @@ class BudgetedSession(DiscoSession):
 
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
-        pays = self._pays([[] for _ in self.rows], [True] * len(self.rows), 0)
+        pays = self._pays([[] for _ in self.rows], [True] * len(self.rows))
         return super().window() if self.draft_cost.asked(pays, LOOK_AGAIN) else 0
 
     def stopped(self, step: int, lengths: list[int]) -> list[int]:
-        goes_on = self._pays(self.seen, [n > step + 1 for n in lengths], step + 1)
+        goes_on = self._pays(self.seen, [n > step + 1 for n in lengths])
         return lengths if goes_on else [min(n, step + 1) for n in lengths]
 
-    def _pays(self, seen: list[list[float]], open: list[bool], steps: int) -> bool:
-        """Whether another step does; `steps` were made."""
+    def _pays(self, seen: list[list[float]], open: list[bool]) -> bool:
+        """Whether another step does."""
         cost, step = self.context.cost, self.draft_cost.step
         if step is None or not cost.known:
-            return steps < UNMEASURED
+            return max(map(len, seen)) < UNMEASURED
         return self.budget.pays(seen, open, cost.round(len(seen)), step, self.context.lockstep)
 
     def observe(self, verdict: Verdict) -> None:

@@ -50,7 +50,7 @@ class Overlapped:
         """What rows carry; drafting begins behind it. Rows without room let go of what they carry."""
         self.round, self.rows, self.starts = round, list(round.sequences.rows), list(round.sequences.lengths)
         s, rows = round.sequences, self.rows
-        plan: Plan | None = self.session.ask(lambda d: d.plan(len(rows))) if any(round.room) else None
+        plan: Plan | None = self.session.ask(lambda d: d.planner.plan(len(rows))) if any(round.room) else None
         chains = [self.carried.get(row, [])[:room] for row, room in zip(rows, round.room, strict=True)]
         copies: list[Chain] = [[] for _ in rows]
         if self.lookup and plan is not None and (plan.post_verify or plan.speed):

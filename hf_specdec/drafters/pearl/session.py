@@ -250,10 +250,6 @@ class PearlSession(DraftSession):
 
     # ------------------------------------------------------------------ the rest of a session
 
-    def plan(self, rows: int) -> Plan:
-        """How to run the next round, of so many rows."""
-        return self.planner.plan(rows)
-
     def copy(self, chains: list[Chain], sequences: Sequences, room: list[int], plan: Plan) -> list[Chain]:
         """Copies for the rows that carry nothing: as much as is as likely to be kept as a draft token, so that what is
         drafted behind it is of as much use as without it. Where nobody drafts meanwhile, what promises more tokens per
@@ -266,7 +262,7 @@ class PearlSession(DraftSession):
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         """Draft and wait: the serial schedule, and transformers' own loop."""
-        window = self.plan(len(budget)).window
+        window = self.planner.plan(len(budget)).window
         self.start_draft(sequences, [min(window, most) for most in budget])
         return as_draft(self.wait(None), self.context)
 

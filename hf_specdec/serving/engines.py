@@ -11,12 +11,11 @@ from typing import Any
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError
-from .files import read_json
+from ..hub.files import read_json
+from ..integration import OWN_MODELS
 
 AUTO = 4
 """γ for an engine, where the drafter chooses it by itself"""
-OUR_OWN = "cut_llama"
-"""type of draft models that no engine has"""
 
 Settings = dict[str, Any]
 
@@ -99,8 +98,10 @@ def _window(config: Any) -> int:
 def _named(draft: str | None) -> str:
     if draft is None:
         raise SpeculationError("an engine loads the draft model itself; name its repo or folder with --draft")
-    if (Path(draft) / "config.json").is_file() and read_json(Path(draft), "config.json").get("model_type") == OUR_OWN:
-        raise SpeculationError(
-            f"{draft} is a {OUR_OWN}, a kind of model that engines do not have; name a draft of the target's own kind"
-        )
+    if (Path(draft) / "config.json").is_file():
+        kind = read_json(Path(draft), "config.json").get("model_type")
+        if kind in OWN_MODELS:
+            raise SpeculationError(
+                f"{draft} is a {kind}, a kind of model that engines do not have; name a draft of the target's own kind"
+            )
     return draft

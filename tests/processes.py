@@ -1,0 +1,22 @@
+"""What tests ask the system for: a free port, and who was started by whom."""
+
+import socket
+from pathlib import Path
+
+
+def free_port() -> int:
+    """Of loopback; nothing listens there at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def children(parent: int) -> list[int]:
+    """Processes that another has started and that are still there."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(file.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(file.parent.name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
