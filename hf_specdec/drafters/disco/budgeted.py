@@ -72,6 +72,8 @@ class BudgetedSession(DiscoSession):
     which nobody has drawn yet, and all that is drawn is verified: the output keeps the target's distribution.
     """
 
+    weighs = True
+
     def __init__(
         self,
         context: DraftContext,

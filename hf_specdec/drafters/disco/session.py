@@ -22,6 +22,8 @@ class DiscoSession(DraftModelSession):
     keeps the target's distribution. Asking before the forward at i + 1 saves that forward, too.
     """
 
+    weighs = False  # a threshold knows nothing of costs
+
     def __init__(
         self, context: DraftContext, model: "PreTrainedModel", config: DiscoConfig, classifier: StopClassifier
     ) -> None:

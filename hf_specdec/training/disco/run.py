@@ -119,9 +119,11 @@ def closing(settings: TrainSettings, report: dict[str, Any]) -> Iterator[str]:
     """What the command says at its end."""
     for name in REGIMES:
         found, choice = report[name]["quality"], report[name]["choices"][0]
+        threshold = f"τ {choice['tau']} of rule {choice['rule']}, SLmax {choice['longest']}"
+        rule = f"rule {BUDGET} (of thresholds: {threshold})" if settings.rules == [BUDGET] else threshold
         yield (
             f"{name}: F1 {found['f1']:.3f} (always accepting: {found['f1_always']:.3f}), calibration error "
-            f"{found['calibration_error']:.3f}, rule {choice['rule']}, τ {choice['tau']}, SLmax {choice['longest']}"
+            f"{found['calibration_error']:.3f}, {rule}"
         )
     yield f"saved to {settings.output}; try it:"
     command = ["hf-specdec", "generate", "--target", settings.target, "--drafter", settings.output, "--prompt", "..."]
