@@ -6,6 +6,7 @@ Importing this package registers it with transformers:
     model.generate(**inputs, assistant_model=draft_model, speculation_type="draft_model")
 """
 
+from .batching import BatchDecoder
 from .drafters import (
     DiscoDrafter,
     DiscoStoppingCriteria,
@@ -25,6 +26,7 @@ from .stats import SpeculationStats
 from .version import __version__
 
 __all__ = [
+    "BatchDecoder",
     "DiscoDrafter",
     "DiscoStoppingCriteria",
     "DraftModelDrafter",

@@ -7,7 +7,7 @@ what is kept, and the session is told in a `Verdict`. A simple drafter writes `p
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from .transfer import to_device
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+T = TypeVar("T")
+
 
 @dataclass
 class Sequences:
@@ -32,9 +34,14 @@ class Sequences:
     lengths: list[int]
     """[B] columns of `ids` that count"""
     rows: list[int]
-    """[B] index of each row in the call's batch; a row that stopped is not here any more"""
+    """[B] index of each row in the call's batch; a row that stopped is not here any more, and where rows come and go
+    (`BatchDecoder`) others are new, with all of their prompt in `tokens`"""
     tokens: list[list[int]]
     """[B] the same rows on the host, without left padding"""
+
+    def here(self, held: dict[int, T]) -> dict[int, T]:
+        """Of what is held of rows that of those which are still decoded."""
+        return held if held.keys() <= set(self.rows) else {row: held[row] for row in self.rows if row in held}
 
 
 @dataclass
@@ -149,7 +156,7 @@ class DraftContext:
     """What a session knows of its `generate` call. Its own copy: nothing in it is read by anybody else."""
 
     prompt_ids: Tensor
-    """[B, P] left-padded"""
+    """[B, P] left-padded; [0, 0] where rows come and go"""
     prompt_mask: Tensor
     """[B, P] 1 where `prompt_ids` is not padding"""
     max_length: int
@@ -176,6 +183,13 @@ class DraftContext:
     """times of the target's forwards, in whatever drafts for it; brought up to date before every draft"""
     target: "PreTrainedModel | None" = None
     """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
+    most_rows: int = 0
+    """at once, where rows come and go"""
+
+    @property
+    def rows(self) -> int:
+        """How many are decoded together at most."""
+        return self.most_rows or len(self.prompt_ids)
 
 
 class Runner(Protocol):

@@ -27,6 +27,7 @@ FLOORS = [
     {"probe"},
     {"drafters", "decoding"},
     {"integration"},
+    {"batching"},
     {""},  # the package itself: what users import
     {"instruments", "showing"},
     {"loading"},

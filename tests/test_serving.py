@@ -1,5 +1,6 @@
 """`hf-specdec serve`: real clients over HTTP on loopback get what plain decoding says."""
 
+import functools
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from chats import TEMPLATE, VOCAB, save_pair, talking_tokenizer
 from models import llama
 from processes import children, free_port
 
-from hf_specdec import PearlDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec import BatchDecoder, PearlDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.loading.models import Pair
 from hf_specdec.serving.server import (
     ServerOptions,
@@ -40,12 +41,17 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 from transformers.cli.serve import Serve  # noqa: E402
 
+from hf_specdec.serving.continuous import in_place_of_stock  # noqa: E402
+
 QUESTION = [{"role": "user", "content": "abcabc?"}]
 TURNS = [*QUESTION, {"role": "assistant", "content": "abc"}, {"role": "user", "content": "more"}]
 
 
 class Served:
     """A tiny model behind transformers' server, in a thread of this process."""
+
+    decoder: Any = None
+    """where requests join one batch"""
 
     def __init__(self, drafter: Any, port: int, lines: list[str]) -> None:
         self.tokenizer = talking_tokenizer()
@@ -85,13 +91,19 @@ class Served:
 
 
 @contextmanager
-def serving(drafter: Any) -> Iterator[Served]:
+def serving(drafter: Any, joined: bool = False, **bounds: int) -> Iterator[Served]:
     served = Served(drafter, free_port(), [])
     served.speculating.warm_up(served.tokenizer)
     pair = Pair(served.tokenizer, served.target, None)
     options = asdict(ServerOptions(host="127.0.0.1", port=served.port)) | {"non_blocking": True}
-    with served.speculating.in_place(), handing_out(pair, "tiny"):
-        server = Serve("tiny", **options)
+    with ExitStack() as blocks:
+        if joined:
+            served.decoder = blocks.enter_context(BatchDecoder(served.target, drafter, **bounds))
+            blocks.enter_context(in_place_of_stock(served.decoder, served.lines.append))
+        else:
+            blocks.enter_context(served.speculating.in_place())
+        blocks.enter_context(handing_out(pair, "tiny"))
+        server = Serve("tiny", continuous_batching=joined, **options)
         try:
             until(lambda: server.server.started)
             yield served
@@ -112,51 +124,63 @@ def served() -> Iterator[Served]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def joined() -> Iterator[Served]:
+    with serving(PromptLookupDrafter(), joined=True, max_rows=6) as one:
+        yield one
+
+
+@pytest.fixture(params=["served", "joined"])
+def either(request: pytest.FixtureRequest) -> Served:
+    """Requests that wait for each other, or that join one batch."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize("messages", [QUESTION, TURNS], ids=["a question", "several turns"])
-def test_an_answer_is_plain_decodings(served: Served, messages: list[dict[str, str]]) -> None:
-    plain = served.plain(messages, 40)
-    answer = served.client.chat.completions.create(model="tiny", messages=messages, max_tokens=40, temperature=0)
-    assert answer.choices[0].message.content == served.text(plain)
+def test_an_answer_is_plain_decodings(either: Served, messages: list[dict[str, str]]) -> None:
+    plain = either.plain(messages, 40)
+    answer = either.client.chat.completions.create(model="tiny", messages=messages, max_tokens=40, temperature=0)
+    assert answer.choices[0].message.content == either.text(plain)
     assert answer.usage.completion_tokens == len(plain)
     assert answer.choices[0].finish_reason == ("length" if len(plain) == 40 else "stop")
-    assert re.search(rf"\d+: {len(plain)} tokens in \d+\.\d\d s; .*\d\.\d tokens per call", served.lines[-1])
+    assert re.search(rf"\d+: {len(plain)} tokens in \d+\.\d\d s; .*\d\.\d tokens per call", either.lines[-1])
 
 
-def test_a_stream_is_counted_token_by_token(served: Served) -> None:
-    plain = served.plain(QUESTION, 40)
+def test_a_stream_is_counted_token_by_token(either: Served) -> None:
+    plain = either.plain(QUESTION, 40)
     chunks = list(
-        served.client.chat.completions.create(
+        either.client.chat.completions.create(
             model="tiny", messages=QUESTION, max_tokens=40, temperature=0, stream=True
         )
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text.rstrip("\ufffd") == served.text(plain).rstrip("\ufffd"), "streams leave out a character that is cut off"
+    assert text.rstrip("\ufffd") == either.text(plain).rstrip("\ufffd"), "streams leave out a character that is cut off"
     assert chunks[-1].usage.completion_tokens == len(plain)
     assert len(chunks) > 4
 
 
-def test_stop_lists_are_kept_to(served: Served) -> None:
-    whole = served.text(served.plain(QUESTION, 40))
+def test_stop_lists_are_kept_to(either: Served) -> None:
+    whole = either.text(either.plain(QUESTION, 40))
     stops = [whole[9:11], whole[20:22]]
-    plain = served.plain(QUESTION, 40, stop_strings=stops)
-    answer = served.client.chat.completions.create(
+    plain = either.plain(QUESTION, 40, stop_strings=stops)
+    answer = either.client.chat.completions.create(
         model="tiny", messages=QUESTION, max_tokens=40, temperature=0, stop=stops
     )
-    assert answer.choices[0].message.content == served.text(plain) and len(plain) < 40
+    assert answer.choices[0].message.content == either.text(plain) and len(plain) < 40
     assert answer.usage.completion_tokens == len(plain)
 
 
-def test_completions_without_a_template(served: Served) -> None:
-    ids = served.tokenizer("abcabcab", return_tensors="pt")
-    out = type(served.target).generate(served.target, **ids, max_new_tokens=24, do_sample=False)
-    answer = served.client.completions.create(model="tiny", prompt="abcabcab", max_tokens=24, temperature=0)
-    assert answer.choices[0].text == served.text(out[0, ids["input_ids"].shape[1] :].tolist())
+def test_completions_without_a_template(either: Served) -> None:
+    ids = either.tokenizer("abcabcab", return_tensors="pt")
+    out = type(either.target).generate(either.target, **ids, max_new_tokens=24, do_sample=False)
+    answer = either.client.completions.create(model="tiny", prompt="abcabcab", max_tokens=24, temperature=0)
+    assert answer.choices[0].text == either.text(out[0, ids["input_ids"].shape[1] :].tolist())
 
 
-def test_many_clients_at_once(served: Served) -> None:
+def test_many_clients_at_once(either: Served) -> None:
     def asked(i: int) -> tuple[str, str]:
         messages = [{"role": "user", "content": f"number {i}"}]
-        answer = served.client.chat.completions.create(
+        answer = either.client.chat.completions.create(
             model="tiny", messages=messages, max_tokens=8 + i % 5, temperature=0
         )
         return answer.choices[0].message.content, messages[0]["content"]
@@ -164,7 +188,7 @@ def test_many_clients_at_once(served: Served) -> None:
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(asked, range(32)))
     for i, (said, question) in enumerate(answers):
-        assert said == served.text(served.plain([{"role": "user", "content": question}], 8 + i % 5))
+        assert said == either.text(either.plain([{"role": "user", "content": question}], 8 + i % 5))
 
 
 def test_a_client_that_hangs_up_frees_the_model_within_a_round(served: Served) -> None:
@@ -209,6 +233,94 @@ def test_what_cannot_be_answered_harms_nobody(served: Served, body: Any, expecte
     plain = served.plain(QUESTION, 8)
     answer = served.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=8, temperature=0)
     assert answer.choices[0].message.content == served.text(plain)
+
+
+def test_a_joined_client_that_hangs_up_frees_its_row(joined: Served) -> None:
+    forward = joined.target.forward
+
+    @functools.wraps(forward)
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.02)
+        return forward(*args, **kwargs)
+
+    joined.target.forward = slowly
+    try:
+        streams = [
+            joined.client.chat.completions.create(
+                model="tiny", messages=QUESTION, max_tokens=200, temperature=1.5, stream=True, seed=i
+            )
+            for i in range(8)
+        ]
+        for stream in streams[:4]:
+            next(iter(stream))
+        for stream in streams:
+            stream.close()
+        until(lambda: joined.decoder.load.rows == 0 and joined.decoder.load.waiting == 0)
+    finally:
+        del joined.target.forward
+    assert joined.decoder.load.bytes == 0
+    assert any(line.endswith("cancelled") for line in joined.lines)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{not json", 422),
+        ({"model": "another", "messages": QUESTION}, 400),
+        ({"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 8}, 400),
+        ({"model": "tiny", "messages": QUESTION, "max_tokens": 0}, 400),
+        ({"model": "tiny", "messages": QUESTION, "max_tokens": 0, "stream": True}, 400),
+        ({"model": "tiny", "messages": QUESTION, "generation_config": '{"num_beams": 2, "max_new_tokens": 4}'}, 400),
+    ],
+    ids=["no JSON", "another model", "beyond the context", "no tokens", "no tokens, streamed", "beams"],
+)
+def test_what_cannot_join_harms_nobody(joined: Served, body: Any, expected: int) -> None:
+    status, said = joined.post("/v1/chat/completions", body)
+    assert status == expected, said
+    plain = joined.plain(QUESTION, 8)
+    answer = joined.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=8, temperature=0)
+    assert answer.choices[0].message.content == joined.text(plain)
+
+
+def test_settings_of_joined_requests_are_each_ones_own(joined: Served) -> None:
+    """One seed, one text: beside greedy requests with stops of their own."""
+
+    def asked(i: int) -> Any:
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 10 + i}
+        if i % 2:
+            options = {"temperature": 0, "max_tokens": 30, "stop": [whole[4 + i : 6 + i]]}
+        return joined.client.chat.completions.create(model="tiny", messages=QUESTION, **options)
+
+    whole = joined.text(joined.plain(QUESTION, 30))
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(asked, range(12)))
+    for i, answer in enumerate(answers):
+        stops = {"stop_strings": [whole[4 + i : 6 + i]]} if i % 2 else {}
+        expected = joined.plain(QUESTION, 30 if i % 2 else 10 + i, **stops)
+        assert answer.choices[0].message.content == joined.text(expected)
+        assert answer.usage.completion_tokens == len(expected)
+
+
+def test_a_full_queue_is_said_over_http() -> None:
+    with serving(PromptLookupDrafter(), joined=True, max_rows=1, max_waiting=1) as served:
+        forward = served.target.forward
+
+        @functools.wraps(forward)
+        def slowly(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(0.05)
+            return forward(*args, **kwargs)
+
+        served.target.forward = slowly
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 30, "temperature": 0}
+        with ThreadPoolExecutor(4) as pool:
+            first = pool.submit(served.post, "/v1/chat/completions", body)
+            until(lambda: served.decoder.load.rows == 1)
+            second = pool.submit(served.post, "/v1/chat/completions", body)
+            until(lambda: served.decoder.load.waiting == 1)
+            status, said = served.post("/v1/chat/completions", body)
+            del served.target.forward
+            assert status == 429 and "max_waiting=1" in said
+            assert first.result()[0] == second.result()[0] == 200
 
 
 def test_what_no_drafter_serves_is_decoded_plainly(served: Served) -> None:

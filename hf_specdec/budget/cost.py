@@ -24,14 +24,17 @@ class Cost:
     that draft for the target."""
 
     def __init__(self) -> None:
+        self.beside = 0
+        """rows in the same forwards that draft for themselves: whoever asks does not count them"""
         self._between: float | None = None
         self._times: dict[tuple[int, int], tuple[float, float]] = {}  # rows, tokens per row → seconds, weight
         self._met: set[tuple[int, int]] = set()
         self._rounds = self._narrow = 0
 
-    def copy(self) -> "Cost":
-        """For those who may write into it."""
+    def copy(self, beside: int = 0) -> "Cost":
+        """For those who may write into it, beside so many other rows."""
         copied = Cost()
+        copied.beside = self.beside + beside
         copied._between, copied._times = self._between, dict(self._times)
         copied._met, copied._rounds, copied._narrow = set(self._met), self._rounds, self._narrow
         return copied
@@ -59,7 +62,7 @@ class Cost:
     def tried(self, rows: int) -> int | None:
         """Nodes per row to try next, while widths are still to be learned, and where none was verified for long; else
         None."""
-        rounds = self._rounds  # read once: threads share it
+        rounds, rows = self._rounds, rows + self.beside  # read once: threads share it
         if rounds < len(TRIED):
             return max(1, TRIED[rounds] // rows)
         if len(self._times) < 2:
@@ -72,7 +75,7 @@ class Cost:
         The line through what was measured of as many rows, drawn to the width's own figure the more often it was met;
         where two widths have not been met yet, the line by the tokens of all rows together.
         """
-        times, between = self._times, self._between or 0.0
+        times, between, rows = self._times, self._between or 0.0, rows + self.beside
         mine = {width: known for (count, width), known in times.items() if count == rows}
         if len(mine) < 2:
             line = _line({count * width: known for (count, width), known in times.items()})

@@ -108,7 +108,7 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
         raise PlainDecodingNeeded(call, f"speculation needs a dynamic cache, this call uses {kind}")
     if call.config.prefill_chunk_size is not None:
         raise PlainDecodingNeeded(call, "prefill_chunk_size is set, and speculation does its prefill in one piece")
-    if _rope_changes(call):
+    if rope_changes(call):
         raise PlainDecodingNeeded(call, "the call passes the length at which this model's rotary embeddings change")
     can = support(call.target)
     if can is Support.PLAIN:
@@ -129,7 +129,7 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner)
 
 
-def _rope_changes(call: Call) -> bool:
+def rope_changes(call: Call) -> bool:
     """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
     config: Any = call.target.config.get_text_config(decoder=True)
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}

@@ -54,7 +54,7 @@ def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, make: C
         runner.features = ()
         session.drop("its runner needs rows of uneven lengths, which this model or call does not take")
         return runner
-    if not session.ask(lambda _: _is_proved(call.target, drafter.drafter)):
+    if not session.ask(lambda _: is_proved(call.target, drafter.drafter)):
         session.drop("its runner changes the target's logits")
     engine = Remembering(runner)
     own = session.ask(lambda s: s.runner(engine))
@@ -69,7 +69,8 @@ def _named(features: Sequence[int], model: "PreTrainedModel") -> tuple[int, ...]
     return tuple(features)
 
 
-def _is_proved(model: "PreTrainedModel", drafter: AnyDrafter) -> bool:
+def is_proved(model: "PreTrainedModel", drafter: AnyDrafter) -> bool:
+    """Whether its runner was seen to leave the model's logits alone."""
     known = _proved.setdefault(drafter, weakref.WeakSet())
     if model not in known and _is_faithful(model, drafter):
         known.add(model)

@@ -37,9 +37,7 @@ class Randomness:
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
     ) -> np.ndarray:
         """float64 numbers in [0, 1), one per (row, position) pair, or one per attempt at a single pair."""
-        counter = _mix(np.asarray(positions, np.uint64) + np.uint64((purpose % 2**12 << 36) + (attempt % 2**16 << 48)))
-        counter ^= np.asarray(rows, np.uint64) * GOLDEN
-        return (_mix(_mix(counter + self.seed) ^ self.seed) >> SHIFT_32) * 2.0**-32
+        return _uniform(self.seed, rows, positions, purpose, attempt)
 
     def tensor(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, device: torch.device, attempt: int = 0
@@ -51,6 +49,33 @@ class Randomness:
     def from_torch(cls) -> "Randomness":
         """Seeded by one draw from torch's global generator, so that `torch.manual_seed` fixes a call."""
         return cls(int(torch.randint(2**62, ())))
+
+
+class RowRandomness(Randomness):
+    """Of rows that come and go: each has the numbers of the only row of a call with a seed of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.of: dict[int, Randomness] = {}
+        """by row"""
+
+    def uniform(
+        self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
+    ) -> np.ndarray:
+        """The same; a draft's attempts are counted by row."""
+        mine = [self.of[row] for row in rows]
+        seeds = np.array([own.seed for own in mine], np.uint64)
+        rounds = np.array([own.round for own in mine], np.int64) if purpose == Purpose.DRAFT else attempt
+        return _uniform(seeds, [0] * len(mine), positions, purpose, rounds)
+
+
+def _uniform(
+    seed: np.uint64 | np.ndarray, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray
+) -> np.ndarray:
+    shift = np.asarray((purpose % 2**12 << 36) + (attempt % 2**16 << 48), np.uint64)
+    counter = _mix(np.asarray(positions, np.uint64) + shift)
+    counter ^= np.asarray(rows, np.uint64) * GOLDEN
+    return (_mix(_mix(counter + seed) ^ seed) >> SHIFT_32) * 2.0**-32
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

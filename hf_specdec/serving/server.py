@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
@@ -18,14 +18,16 @@ from transformers.cli.serve import Serve
 from transformers.cli.serving import model_manager
 from transformers.utils import logging
 from transformers.utils.import_utils import is_serve_available
-from typer import Argument
+from typer import Argument, Option
 
+from ..batching import BatchDecoder
 from ..errors import SpeculationError
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
+from .continuous import in_place_of_stock
 from .speculating import Speculating
 
-NOT_OURS = ("force_model", "model_timeout", "compile", "continuous_batching", "non_blocking")
+NOT_OURS = ("force_model", "model_timeout", "compile", "non_blocking")
 """options of transformers' server that say how it loads models, or ask for what serves no drafter; and its tests'"""
 
 
@@ -34,6 +36,12 @@ class ServeSettings(DrafterSettings):
     """What is served."""
 
     target: Annotated[str, Argument(help="Folder, Hub repo or GGUF file of the model; or smollm2.", metavar="MODEL")]
+    continuous_batching: Annotated[
+        bool, Option(help="Requests join a batch that is being decoded, rather than wait for each other.")
+    ] = False
+    max_rows: Annotated[int, Option(help="With continuous batching: requests decoded at once.")] = 16
+    max_tokens: Annotated[int, Option(help="Likewise: bound of the cache, in tokens of all of them.")] = 32_768
+    max_waiting: Annotated[int, Option(help="Likewise: requests that may wait for room.")] = 1024
 
 
 def _options_of(server: type) -> type:
@@ -70,13 +78,23 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
         say(f"{settings.target} is served plainly: {speculating.plain_because}")
     else:
         say(f"{settings.target} is served with {drafter}")
-    with speculating.in_place(), handing_out(pair, settings.target), ending_by_signal():
+    serving = joining(settings, speculating) if settings.continuous_batching else speculating.in_place()
+    with serving as summary, handing_out(pair, settings.target), ending_by_signal():
         try:
-            Serve(settings.target, **asdict(options))
+            Serve(settings.target, continuous_batching=settings.continuous_batching, **asdict(options))
         except KeyboardInterrupt:
             pass
         finally:
-            say(speculating.summary())
+            say(summary())
+
+
+@contextmanager
+def joining(settings: ServeSettings, speculating: Speculating) -> Iterator[Callable[[], str]]:
+    """Within the block requests join one batch."""
+    drafter = None if speculating.plain_because else speculating.drafter
+    bounds = {"max_rows": settings.max_rows, "max_tokens": settings.max_tokens, "max_waiting": settings.max_waiting}
+    with BatchDecoder(speculating.model, drafter, **bounds) as decoder, in_place_of_stock(decoder, say) as summary:
+        yield summary
 
 
 def say(text: str) -> None:

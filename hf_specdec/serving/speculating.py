@@ -50,8 +50,8 @@ class Speculating:
             self.plain_because = "; ".join(stats.notes) or "it cannot verify drafts"
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within the block the model's `generate` is this one."""
+    def in_place(self) -> Iterator[Callable[[], str]]:
+        """Within the block the model's `generate` is this one; gives what to ask for a summary."""
         plain, model = self.model.generate, self.model
 
         def generate(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ class Speculating:
 
         model.generate = generate  # type: ignore[method-assign]
         try:
-            yield
+            yield self.summary
         finally:
             del model.generate
 

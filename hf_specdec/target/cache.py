@@ -79,7 +79,8 @@ class RaggedLayer(CacheLayerMixin):
         rows, slots = (moved(index, key_states.device) for index in self.slots.places)
         self.keys[rows, :, slots] = key_states.transpose(1, 2).to(self.keys.dtype)
         self.values[rows, :, slots] = value_states.transpose(1, 2).to(self.values.dtype)
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        alive = len(self.slots.lengths)
+        return self.keys[:alive, :, :end], self.values[:alive, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -163,6 +164,42 @@ class RaggedCache(Cache):
             layer.keys, layer.values = layer.keys[mine], layer.values[mine]
         for group in self.groups:
             group.set_lengths([group.lengths[row] for row in rows])
+
+    def lay_out(self, rows: int, slots: int) -> None:
+        """Make buffers for so many rows of so many slots, in which rows can come and go; what counts is kept."""
+        alive, end = len(self.lengths), max(self.lengths, default=0)
+        for layer in self.layers:
+            layer.keys, layer.values = (
+                torch.nn.functional.pad(states[:alive, :, :end], (0, 0, 0, slots - end, 0, 0, 0, rows - alive))
+                for states in (layer.keys, layer.values)
+            )
+
+    def join(self, stock: Cache) -> None:
+        """One more row, in buffers that have room for it: what a cache of one row holds."""
+        b, columns = len(self.lengths), stock.get_seq_length()
+        for layer, other in zip(self.layers, stock.layers, strict=True):
+            held = slice(columns - other.keys.shape[2], columns)  # of sliding layers the last ones
+            layer.keys[b, :, held], layer.values[b, :, held] = other.keys[0], other.values[0]
+        for group in self.groups:
+            group.set_lengths([*group.lengths, columns])
+
+    def leave(self, rows: Sequence[int]) -> list[int]:
+        """These rows go, and the last ones take their places; returns which row now stands where."""
+        order = list(range(len(self.lengths)))
+        for b in sorted(rows, reverse=True):
+            who, last = order.pop(), len(order)
+            if b == last:
+                continue
+            order[b] = who
+            for layer in self.layers:
+                end = layer.slots.lengths[last]
+                for states in (layer.keys, layer.values):
+                    states[b, :, :end] = states[last, :, :end]
+            for group in self.groups:
+                group.lengths[b] = group.lengths[last]
+        for group in self.groups:
+            group.set_lengths(group.lengths[: len(order)])
+        return order
 
     def row(self, b: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of one row's keys and values [heads, length, head size], layer by layer."""

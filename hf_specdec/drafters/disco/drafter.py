@@ -115,7 +115,7 @@ class DiscoDrafter(ModelDrafter):
         if self.config.rule != "budget":
             return DiscoSession(*mine)
         survival = self._survival.of(context.target, context.do_sample)
-        return BudgetedSession(*mine, survival, self._costs.of(context.target, len(context.prompt_ids)))
+        return BudgetedSession(*mine, survival, self._costs.of(context.target, context.rows))
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

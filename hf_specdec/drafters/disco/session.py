@@ -39,6 +39,8 @@ class DiscoSession(DraftModelSession):
         """per row of the call, the accepted text"""
         self.known: dict[int, int] = {}
         """how many tokens of it are in there"""
+        self.begins: dict[int, int] = {}
+        """the column at which its answer does"""
         self.seen: list[list[float]] = []
         """[B] the chances C_1 … C_i of the round"""
         self.branches: list[Branch] = []
@@ -46,14 +48,16 @@ class DiscoSession(DraftModelSession):
 
     def chances(self, step: int, reading: Reading, sequences: Sequences, branches: list[Branch]) -> list[float]:
         """C [B] of draft token `step` (from 0), from the draft's distribution there and the tokens before it."""
-        start = step - self.context.prompt_ids.shape[1]
-        position = [n + start for n in sequences.lengths]
+        position = [n + step - self.begins[row] for n, row in zip(sequences.lengths, sequences.rows, strict=True)]
         proposed = [branch.proposal() if self.lookup else NONE for branch in branches]
         return self.chance(reading, position, proposed)
 
     def _branches(self, sequences: Sequences) -> list[Branch]:
         """A branch of each row's text as accepted so far."""
-        for row, tokens in zip(sequences.rows, sequences.tokens, strict=True):
+        self.texts, self.known = sequences.here(self.texts), sequences.here(self.known)
+        self.begins = sequences.here(self.begins)
+        for row, tokens, length in zip(sequences.rows, sequences.tokens, sequences.lengths, strict=True):
+            self.begins.setdefault(row, self.context.prompt_ids.shape[1] or length - 1)
             self.texts.setdefault(row, Recurrence()).extend(tokens[self.known.get(row, 0) :])
             self.known[row] = len(tokens)
         return [Branch(self.texts[row]) for row in sequences.rows]

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences, Verdict
-from .model import ModelOverCache
-from .session import with_room, write_tokens
+from .session import model_over_cache, with_room, write_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,16 +18,18 @@ class Chain:
     def __init__(self, context: DraftContext, model: "PreTrainedModel", candidates: int) -> None:
         self.context, self.candidates = context, candidates
         self.rows = list(range(context.prompt_ids.shape[0]))
-        self.model = ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep)
+        self.model = model_over_cache(context, model)
         context.stats.draft_calls += 1
 
-    def begin(self, sequences: Sequences, steps: int) -> None:
-        """Behind the accepted tokens of these rows, at most `steps` steps."""
-        self.model.follow(self.rows, sequences.rows)
+    def begin(self, sequences: Sequences, steps: int) -> bool:
+        """Behind the accepted tokens of these rows, at most `steps` steps; whether there are new ones, which had to be
+        read."""
+        read = self.model.follow(self.rows, sequences)
         self.rows = list(sequences.rows)
         self._ids = with_room(sequences, steps)
         self._lengths = list(sequences.lengths)
         self._last: Tensor | None = None
+        return read
 
     def step(self) -> tuple[Tensor, Tensor]:
         """One more place: the candidates [B, k], the one that is gone on from first, and the draft's chance of each."""

@@ -65,7 +65,7 @@ class DraftModelDrafter(ModelDrafter):
         self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
 
     def start(self, context: DraftContext) -> DraftSession:
-        window, candidates, rows = self.config.num_draft_tokens, self.config.num_candidates, len(context.prompt_ids)
+        window, candidates, rows = self.config.num_draft_tokens, self.config.num_candidates, context.rows
         if window != "auto":
             context.stats.window = int(window)
             return DraftModelSession(context, self.draft_model, window, candidates=candidates)

@@ -101,7 +101,7 @@ class GrowingSession(TreeSession):
             self._chain = Chain(self.context, self._model, self.candidates)
         blind, unread = waits(self._chain.model.device), []
         began = caught_up = time.perf_counter()
-        self._chain.begin(sequences, most)
+        opened |= self._chain.begin(sequences, most)
         for step in range(1, most + 1):
             found = self._chain.step()
             self.steps = step
@@ -230,5 +230,5 @@ class GrowingSession(TreeSession):
 
     def close(self) -> None:
         super().close()
-        c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
+        c = self.draft_cost.c(self.context.cost, self.context.rows)
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ...protocol import Sequences
 from ...target.inputs import position_limit
+from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.ragged import RaggedRunner
 from ...transfer import moved, to_device
@@ -17,15 +19,20 @@ if TYPE_CHECKING:
 
 
 class ModelOverCache:
-    """Fed with accepted and drafted tokens, rolled back to what was accepted. Rows may leave, or come twice."""
+    """Fed with accepted and drafted tokens, rolled back to what was accepted. Rows may leave, come twice, or be new."""
 
-    def __init__(self, model: "PreTrainedModel", prompt_ids: Tensor, prompt_mask: Tensor, lockstep: bool) -> None:
+    runner: LockstepRunner | RaggedRunner
+
+    def __init__(
+        self, model: "PreTrainedModel", prompt_ids: Tensor, prompt_mask: Tensor, lockstep: bool, most_rows: int = 0
+    ) -> None:
         """Reads the prompt.
 
         Args:
             prompt_ids: [B, P] left-padded.
             prompt_mask: [B, P] 1 where it is not padding.
             lockstep: rows keep equal lengths.
+            most_rows: where rows come and go, how many are expected at once; there is no prompt then.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -33,6 +40,11 @@ class ModelOverCache:
         self.vocab = model.config.get_text_config(decoder=True).vocab_size
         self.device = model.device  # asked once: transformers looks for it among the parameters
         self.context_limit, self.lockstep = position_limit(model), lockstep
+        self.good: list[int] = []
+        """[B] leading slots that hold accepted tokens"""
+        if most_rows:
+            self.runner = JoiningRunner(model, most_rows)
+            return
         if (longest := int(prompt_mask.sum(-1).max())) >= self.context_limit:
             raise ValueError(f"the prompt has {longest} tokens, the draft's context {self.context_limit}")
         ids, mask = self._known(prompt_ids), prompt_mask.to(self.device)
@@ -43,7 +55,6 @@ class ModelOverCache:
         self.runner = (LockstepRunner if lockstep else RaggedRunner)(model, kwargs, ids)
         self.runner.prefill()
         self.good = list(self.runner.lengths)
-        """[B] leading slots that hold accepted tokens"""
 
     @property
     def fed(self) -> list[int]:
@@ -91,11 +102,25 @@ class ModelOverCache:
         if self.runner.lengths != self.good:
             self.runner.truncate(self.good)
 
-    def follow(self, before: list[int], now: list[int]) -> None:
-        """Forget what was not accepted, and go on with those of the rows `before` that are here `now`."""
+    def follow(self, before: list[int], sequences: Sequences) -> bool:
+        """Forget what was not accepted, and go on with the rows that are here now: those of `before`, and new ones.
+        Whether there were any, whose text had to be read."""
         self.roll_back()
-        if now != before:
-            self.select([before.index(row) for row in now])
+        new = [b for b, row in enumerate(sequences.rows) if row not in before]
+        for b in new:
+            self._read(sequences.tokens[b])
+        order = [*before, *(sequences.rows[b] for b in new)]
+        if sequences.rows != order:
+            self.select([order.index(row) for row in sequences.rows])
+        return bool(new)
+
+    def _read(self, tokens: list[int]) -> None:
+        """A row joins. What does not fit into the context is left out: nothing is drafted then."""
+        assert isinstance(self.runner, JoiningRunner), "a batch with a prompt gets no new rows"
+        known = tokens[: min(len(tokens), self.context_limit) - 1]
+        ids = self._known(to_device([known], self.device))
+        self.runner.join(read_at_once(self.runner.model, ids), len(known))
+        self.good.append(len(known))
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows; one that comes twice is a fork."""

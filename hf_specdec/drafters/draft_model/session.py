@@ -45,7 +45,7 @@ class DraftModelSession(DraftSession):
         self.seconds = 0.0
         """for which the last draft was drafted"""
         self.rows = list(range(context.prompt_ids.shape[0]))
-        self.model = ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep)
+        self.model = model_over_cache(context, model)
         context.stats.draft_calls += 1
 
     def window(self) -> int:
@@ -72,7 +72,7 @@ class DraftModelSession(DraftSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.seconds = 0.0
         # Rows that stopped leave this cache too; drafts that were never judged are forgotten.
-        self.model.follow(self.rows, sequences.rows)
+        self.model.follow(self.rows, sequences)
         self.rows = list(sequences.rows)
         room = self.model.context_limit - max(sequences.lengths)
         gamma = self.window()
@@ -138,8 +138,13 @@ class DraftModelSession(DraftSession):
 
     def close(self) -> None:
         if self.by_itself is not None and self.rested:
-            c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
+            c = self.draft_cost.c(self.context.cost, self.context.rows)
             self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.by_itself.alpha)
+
+
+def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> ModelOverCache:
+    """A draft model that has read the call's prompt."""
+    return ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep, context.most_rows)
 
 
 def candidates_of(context: DraftContext, wanted: int) -> int:

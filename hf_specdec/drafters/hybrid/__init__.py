@@ -93,7 +93,7 @@ class HybridDrafter(Drafter):
         return self._model_drafter.takes_ragged()
 
     def start(self, context: DraftContext) -> TreeSession:
-        rows = len(context.prompt_ids)
+        rows = context.rows
         survival = self._survival.of(context.target, context.do_sample)
         cost = self._draft_costs.of(context.target, rows)
         if self.config.num_draft_tokens != "auto":

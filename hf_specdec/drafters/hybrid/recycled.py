@@ -40,6 +40,7 @@ class Recycled:
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
         """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
+        self.known = sequences.here(self.known)
         ends = zip(sequences.rows, sequences.tokens, budget, strict=True)
         found = [[[token] for token in self._behind(row, tokens[-1])] if room else [] for row, tokens, room in ends]
         allowed = cut(found, sequences, self.context)

@@ -139,7 +139,7 @@ class SampledHybridSession(TreeSession):
 
     def close(self) -> None:
         super().close()
-        c = self.draft_cost.c(self.context.cost, len(self.context.prompt_ids))
+        c = self.draft_cost.c(self.context.cost, self.context.rows)
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.draws.alpha)
 
 

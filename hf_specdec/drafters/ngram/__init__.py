@@ -84,9 +84,10 @@ class NGramSession(DraftSession):
         """ids [B, columns] with room for a draft; padding on the left, as on the device."""
         ids = torch.zeros(len(sequences.rows), max(sequences.lengths, default=0) + width, dtype=torch.long)
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
-            ids[b, : self.prompt.shape[1]] = self.prompt[row]
-            new = length - self.prompt.shape[1]
-            ids[b, self.prompt.shape[1] : length] = torch.tensor(sequences.tokens[b][len(sequences.tokens[b]) - new :])
+            padding = length - len(sequences.tokens[b])
+            if padding:
+                ids[b, :padding] = self.prompt[row, :padding]
+            ids[b, padding:length] = torch.tensor(sequences.tokens[b])
         return ids
 
     def _next_probs(self, tokens: list[int], drafted: list[int]) -> np.ndarray:

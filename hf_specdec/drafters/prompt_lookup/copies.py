@@ -48,6 +48,7 @@ class Copies:
     def found(self, sequences: Sequences, budget: list[int]) -> tuple[list[int], list[Branches]]:
         """Per row: the length of its longest match, and what to draft after it, the likeliest continuation first."""
         wanted = self.config.num_branches if self.context.trees else 1
+        self.indexes = sequences.here(self.indexes)
         matches, branches = [], []
         for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
             match, copies = self._copies(self._index(row, tokens), room, wanted)

@@ -210,7 +210,7 @@ class StreamingDrafter(Drafter):
         if target is None:
             raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
-        tuner = self._tuners[context.do_sample].of(target, len(context.prompt_ids))
+        tuner = self._tuners[context.do_sample].of(target, context.rows)
         survival = self._survival.of(target, context.do_sample)
         return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, survival)
 

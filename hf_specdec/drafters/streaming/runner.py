@@ -24,6 +24,8 @@ class StreamRunner:
         """[B, n, γ, H] of the last forward's streams, behind the norm: of the prompt's last token, or of every node"""
         self.kept: list[list[int]] | None = None
         """[B] which of the fed tokens the n are, where some were pruned"""
+        self.slots: Any = None
+        """where the upper layers write to"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -47,6 +49,8 @@ class StreamRunner:
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
     ) -> Forward:
         engine, width = self.engine, tokens.shape[1]
+        if not any(group is self.slots for group in engine.cache.groups):  # rows came that were read elsewhere
+            self.slots = engine.cache.split(self.upper.first)
         seen, depth = engine.shape(parents, width)
         if seen is None:
             seen = torch.ones(1, width, width, dtype=torch.bool, device=depth.device).tril()

@@ -112,8 +112,10 @@ class StreamingSession(DraftSession):
             self.rested += 1
             return Draft.from_lists([[]] * len(budget), self.context.device)
         if sequences.rows != self.rows:
-            index = to_device([self.rows.index(row) for row in sequences.rows], self.ends.device)
-            self.ends, self.rows = self.ends[index], list(sequences.rows)
+            # A new row has no streams before its first forward.
+            budget = [room if row in self.rows else 0 for row, room in zip(sequences.rows, budget, strict=True)]
+            places = [self.rows.index(row) if row in self.rows else 0 for row in sequences.rows]
+            self.ends, self.rows = self.ends[to_device(places, self.ends.device)], list(sequences.rows)
         self._logits = logits = self.streams.head(self.upper, self.ends)
         if looks:
             return self._looked_at(logits, copies or [Tree() for _ in budget], sequences.rows, budget)
@@ -122,7 +124,8 @@ class StreamingSession(DraftSession):
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
         self._drafted = [nodes] * len(budget)
-        return Draft(tokens, [len(nodes)] * len(budget), None if are_chains([parents]) else [parents] * len(budget))
+        lengths = [len(nodes) if room else 0 for room in budget]
+        return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(budget))
 
     def _copies(self, sequences: Sequences, budget: list[int]) -> list[Tree]:
         """What rows can copy; empty where there is nothing."""
@@ -137,7 +140,7 @@ class StreamingSession(DraftSession):
         named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
         self._trees = []
         for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
-            tree = self._foretold(tokens, chances)
+            tree = self._foretold(tokens, chances) if room else Tree()
             if self.copies is not None:
                 self._copy_behind(tree, row, room)
                 tree.merge(copied)

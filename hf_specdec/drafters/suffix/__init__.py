@@ -54,6 +54,7 @@ class SuffixSession(TreeSession):
         self._indexes: dict[int, LookupIndex] = {}
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self._indexes, self.memory.texts = sequences.here(self._indexes), sequences.here(self.memory.texts)
         drafts: list[Branches] = []
         matches: list[tuple[str, int]] = []
         for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):

@@ -58,6 +58,7 @@ class Memory(Remembering):
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
         """Add to each row's tree what past outputs went on with, at most `budget` deep."""
+        self.texts = sequences.here(self.texts)
         lengths, found = [], []
         for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
             length, branches = self._found(row, tokens, room)

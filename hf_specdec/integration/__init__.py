@@ -1,7 +1,7 @@
 """The seam to transformers: a wrapper around the public `GenerationMixin.generate`.
 
 A call that names one of our drafters runs our loop through `custom_generate`, transformers' own hook; every other call
-goes to the original untouched. This is the only file that knows transformers' generation API.
+goes to the original untouched. No other part of the package knows transformers' generation API.
 """
 
 import copy
@@ -15,38 +15,21 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from .decoding.call import Call, PlainDecodingNeeded, plain_stats
-from .decoding.guard import GuardedDrafter
-from .decoding.loop import decode
-from .drafters.base import Drafter
-from .errors import SpeculationError, warn
-from .hub import check_made_for
-from .hub.flag import drafter_from_flag
-from .registry import drafter_types
+from ..decoding.call import Call, PlainDecodingNeeded, plain_stats
+from ..decoding.guard import GuardedDrafter
+from ..decoding.loop import decode
+from ..drafters.base import Drafter
+from ..errors import SpeculationError, warn
+from ..hub import check_made_for
+from ..hub.flag import drafter_from_flag
+from .settings import UPSTREAM_TYPES, refuse, setting, speculation
 
 _originals: dict[str, Callable[..., Any]] = {}
 """what `register` has replaced, by name (see `_WRAPPED`)"""
 
-UPSTREAM_TYPES = ("dflash",)
-"""values of `speculation_type` that are transformers' own"""
-
-UPSTREAM_DEFAULTS = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
-"""what transformers fills in by itself (its pipelines do): nobody asked for these"""
-
 OWN_MODELS = {"cut_llama": "hf_specdec.drafters.draft_model.cut"}
 """`model_type` of a config.json → the module whose import registers it with transformers' auto classes"""
-
-OTHER_MODES = {
-    "penalty_alpha": 0.0,
-    "dola_layers": None,
-    "force_words_ids": None,
-    "constraints": None,
-    "num_beam_groups": 1,
-}
-"""settings of decoding modes that no drafter serves, each with the value that asks for nothing"""
 
 
 def register() -> None:
@@ -95,7 +78,7 @@ def _told(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def init_continuous_batching(self: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
-        kind = _speculation(self, {"generation_config": generation_config})[0]
+        kind = speculation(self, {"generation_config": generation_config})[0]
         if kind not in (None, "none", *UPSTREAM_TYPES):
             warn(
                 f"continuous batching serves no drafters; speculation_type={kind!r} is left out, and it decodes plainly"
@@ -117,7 +100,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         if isinstance(named.get("custom_generate"), str):  # a recipe from the Hub, ours among them, comes back here
             return original(self, *args, **kwargs)
-        speculation_type, options = _speculation(self, named)
+        speculation_type, options = speculation(self, named)
         if not isinstance(assistant, Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
             try:
                 return original(self, *args, **kwargs)
@@ -141,27 +124,7 @@ def _hint_at_batches() -> None:
 def _rows(model: Any, named: dict[str, Any]) -> int:
     """How many rows a call decodes."""
     given = [named[name] for name in ("inputs", "input_ids") if named.get(name) is not None]
-    return len(given[0]) * (_setting(model, named, "num_return_sequences") or 1) if given else 1
-
-
-def _speculation(model: Any, named: dict[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
-    """The two fields: of the call, else of the config passed, else of the model's own; options go with their type."""
-    kind, options = named.get("speculation_type"), named.get("speculation")
-    for config in (named.get("generation_config"), getattr(model, "generation_config", None)):
-        if kind is None:
-            kind = getattr(config, "speculation_type", None)
-            options = options or (getattr(config, "speculation", None) if kind else None)
-    return kind, options
-
-
-def _setting(model: Any, named: dict[str, Any], name: str) -> Any:
-    """A `generate` setting: the call's, else the passed config's, else the model's own."""
-    if named.get(name) is not None:
-        return named[name]
-    config = named.get("generation_config")
-    if config is not None and getattr(config, name, None) is not None:
-        return getattr(config, name)
-    return getattr(getattr(model, "generation_config", None), name, None)
+    return len(given[0]) * (setting(model, named, "num_return_sequences") or 1) if given else 1
 
 
 def _generate(
@@ -186,7 +149,7 @@ def _generate(
         drafter = assistant
     else:
         drafter = cast(Drafter, drafter_from_flag(model, str(speculation_type), options, assistant))
-    _refuse(model, named)
+    refuse(model, named)
     check_made_for(drafter.config.target, model)
     drafter.check_target(model)
     streamer = named.pop("streamer", None)
@@ -202,59 +165,9 @@ def _generate(
         return output
 
 
-def _refuse(model: Any, named: dict[str, Any]) -> None:
-    """Settings that speculation does not serve: one clear error, before any forward."""
-
-    def setting(name: str) -> Any:
-        return _setting(model, named, name)
-
-    if model.config.is_encoder_decoder:
-        raise SpeculationError(
-            f"{type(model).__name__} is an encoder-decoder; drafters serve decoder-only models. "
-            'Leave the drafter out, or pass speculation_type="none"'
-        )
-    if (beams := setting("num_beams")) and beams > 1:
-        raise SpeculationError(f"num_beams={beams} is not supported with speculation; use num_beams=1")
-    for name, ours in OTHER_MODES.items():
-        if (value := setting(name)) not in (None, ours):
-            raise SpeculationError(
-                f"{name}={str(value)[:80]} asks for another way of decoding, which does not go with speculation; leave "
-                'it out, or pass speculation_type="none"'
-            )
-    if named.get("synced_gpus") or _is_sharded(model):
-        raise SpeculationError(
-            "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "
-            "leave the drafter out"
-        )
-    for name, default in (("prompt_lookup_num_tokens", None), *UPSTREAM_DEFAULTS.items()):
-        if (value := setting(name)) not in (None, default):
-            raise SpeculationError(
-                f"{name}={value} is transformers' own setting and does nothing here; known speculation types and "
-                f"their options go in speculation_type ({', '.join(drafter_types())}) and speculation={{...}}, "
-                "for example num_draft_tokens"
-            )
-    for name in ("assistant_tokenizer", "use_model_defaults", "custom_generate"):
-        if named.get(name) is not None:
-            raise SpeculationError(f"{name} does not go with speculation; leave it out")
-    if setting("token_healing"):
-        raise SpeculationError("token_healing is not supported with speculation; heal the prompt before generate")
-    if named.get("inputs_embeds") is not None:
-        raise SpeculationError("inputs_embeds is not supported with speculation: a draft needs input_ids")
-    ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
-    if ids is not None and (ids.ndim != 2 or ids.shape[1] == 0):
-        raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
-
-
-def _is_sharded(model: Any) -> bool:
-    """Whether every forward is a collective one, so that all processes must make the same number of them."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    return torch.distributed.get_world_size() > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
-
-
 def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
     """transformers builds the criterion for `stop_strings` on its own routes only."""
-    strings = _setting(model, named, "stop_strings")
+    strings = setting(model, named, "stop_strings")
     tokenizer = named.pop("tokenizer", None)
     if strings is None:
         return
@@ -273,27 +186,69 @@ def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
     )
 
 
+def prepared(model: Any, streamer: Any, **named: Any) -> Call:
+    """What `model.generate` would decode for these arguments, without decoding it.
+
+    Raises:
+        SpeculationError, ValueError: what speculation, or transformers, refuses.
+    """
+    refuse(model, named)
+    _take_over_stop_strings(model, named)
+    calls: list[Call] = []
+    as_call = _calls(streamer, named)
+
+    def custom_generate(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(as_call(*args, **kwargs))
+        return calls[0].input_ids
+
+    _originals.get("generate", GenerationMixin.generate)(model, **named, custom_generate=custom_generate)
+    return calls[0]
+
+
+def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | None) -> Drafter | None:
+    """A drafter, or that over a draft model, or the one that a flag asks for; None where nobody asks for any.
+
+    Raises:
+        SpeculationError: it is for another target.
+    """
+    kind, options = speculation(model, {"generation_config": generation_config})
+    if not isinstance(drafter, Drafter):
+        kind = "draft_model" if drafter is not None and kind is None else kind
+        if kind in (None, "none", *UPSTREAM_TYPES):
+            return None
+        drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, drafter))
+    check_made_for(drafter.config.target, model)
+    drafter.check_target(model)
+    return drafter
+
+
 def _loop(drafter: Drafter, streamer: Any, named: dict[str, Any]) -> Callable[..., Any]:
     """The callable for `custom_generate`."""
+    as_call = _calls(streamer, named)
+    return lambda *args, **kwargs: decode(as_call(*args, **kwargs), drafter)
+
+
+def _calls(streamer: Any, named: dict[str, Any]) -> Callable[..., Call]:
+    """Makes a `Call` of what transformers hands to `custom_generate`."""
     user_cache = named.get("past_key_values")
     held = user_cache.get_seq_length() if user_cache is not None else 0
     mask = named.get("attention_mask")
 
-    def custom_generate(
+    def as_call(
         model: Any,
         input_ids: torch.Tensor,
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> Any:
+    ) -> Call:
         for name in ("synced_gpus", "assistant_model", "tokenizer", "streamer"):
             model_kwargs.pop(name, None)
         columns = input_ids.shape[1]
         # A continued cache: either the whole text was passed again, or only what is new.
         whole = held and (columns == mask.shape[1] if mask is not None else columns > held)
         pad = getattr(generation_config, "pad_token_id", None)
-        call = Call(
+        return Call(
             target=model,
             input_ids=input_ids,
             processors=logits_processor,
@@ -305,9 +260,8 @@ def _loop(drafter: Drafter, streamer: Any, named: dict[str, Any]) -> Callable[..
             keeps_cache=user_cache is not None or bool(generation_config.return_dict_in_generate),
             pad_token_id=_pad_id(generation_config) if pad is None else int(pad),
         )
-        return decode(call, drafter)
 
-    return custom_generate
+    return as_call
 
 
 def _pad_id(config: GenerationConfig) -> int:

@@ -1,0 +1,240 @@
+"""`BatchDecoder`: requests come at any time, and their rows join a batch that is being decoded."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from ..decoding.call import Call, rope_changes
+from ..drafters.base import Drafter
+from ..errors import SpeculationError, shown
+from ..integration import drafter_for, prepared
+from ..judge.randomness import Randomness
+from ..stats import SpeculationStats
+from ..target.inputs import position_limit, takes_ragged_inputs
+from .answer import Answer, QueueFull
+from .engine import Engine
+from .rows import Row, settings_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Load(NamedTuple):
+    """What a decoder holds at this moment."""
+
+    rows: int
+    """that are being decoded"""
+    waiting: int
+    tokens: int
+    """in the cache"""
+    reserved: int
+    """slots of the cache, empty ones among them; never above `max_tokens` but for a prompt that is being read"""
+    bytes: int
+    """of the cache"""
+
+
+class BatchDecoder:
+    """Decodes what is submitted, as many rows at once as there is room for, first come first served.
+
+    A prompt is read in pieces that hold the other rows up for no longer than a round of theirs. A row that ends leaves
+    at once, and its room is the next one's. Every answer is that of `model.generate` for its own settings: rows share
+    the target's forwards and nothing else. Drafts are verified as far as that pays for the batch as it is; a full one
+    often leaves nothing to gain, and is decoded plainly.
+
+        with BatchDecoder(model, drafter) as decoder:
+            answers = [decoder.submit(ids, max_new_tokens=64) for ids in prompts]
+            texts = [answer.result() for answer in answers]
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        drafter: "Drafter | PreTrainedModel | None" = None,
+        generation_config: GenerationConfig | None = None,
+        *,
+        max_rows: int = 16,
+        max_tokens: int = 32_768,
+        max_waiting: int = 1024,
+    ) -> None:
+        """
+        Args:
+            drafter: any that drafts one after the other with the target (not PEARL), or a draft model; None for what
+                the generation config's `speculation_type` asks for, or for plain decoding.
+            generation_config: for all requests, each of which may say otherwise; None for the model's own.
+            max_rows: decoded at once.
+            max_tokens: bound of the cache, in tokens of all rows together; rows are as long in it as the longest.
+            max_waiting: requests that may wait for room.
+
+        Raises:
+            SpeculationError: a bad argument, a drafter for another target or with an order of its own, or a model that
+                does not take rows of different lengths.
+        """
+        for name, value in (("max_rows", max_rows), ("max_tokens", max_tokens), ("max_waiting", max_waiting)):
+            if type(value) is not int or value < 1:
+                raise SpeculationError(f"{name} must be a whole number from 1 up, got {shown(value)}")
+        self.model, self.generation_config, self.max_waiting = model, generation_config, max_waiting
+        self.drafter = drafter_for(model, drafter, generation_config)
+        if self.drafter is not None and type(self.drafter).schedule is not Drafter.schedule:
+            raise SpeculationError(
+                f"drafter={self.drafter} has an order of its own of drafting and verifying, for the rows of one call; "
+                "rows that come and go are served by those without, for example hybrid, draft_model or prompt_lookup"
+            )
+        self._engine = Engine(model, self.drafter, max_rows, max_tokens)
+        self._waiting: deque[Row] = deque()
+        self._news = threading.Condition()
+        self._numbers, self._closing = count(), False
+        self._thread = threading.Thread(target=self._run, name="BatchDecoder", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ for those who ask
+
+    def submit(self, input_ids: Tensor | Sequence[int], *, streamer: Any = None, **options: Any) -> Answer:
+        """Ask for an answer. Returns at once.
+
+        Args:
+            input_ids: [P] or [1, P] tokens of one prompt.
+            streamer: gets each token as `generate`'s would.
+            options: any of `generate`'s for one row, among them `generation_config`. An end is needed: `max_new_tokens`
+                or `max_length`.
+
+        Raises:
+            QueueFull: `max_waiting` requests wait.
+            SpeculationError: an argument that `generate` or a batch does not take, or a prompt that never fits.
+            ValueError: whatever else transformers refuses.
+        """
+        row = self._row(input_ids, streamer, options)
+        with self._news:
+            if self._closing:
+                raise SpeculationError("this BatchDecoder is closed; make a new one")
+            if len(self._waiting) >= self.max_waiting:
+                raise QueueFull(
+                    f"{len(self._waiting)} requests wait already, as many as max_waiting={self.max_waiting} allows; "
+                    "try again later"
+                )
+            self._waiting.append(row)
+            self._news.notify_all()
+        return row.answer
+
+    @property
+    def load(self) -> Load:
+        """What is held at this moment."""
+        engine = self._engine
+        lengths, target = engine.rows.lengths, engine.target
+        return Load(len(lengths), len(self._waiting), sum(lengths), target.reserved, target.bytes)
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """Of all rounds so far."""
+        return self._engine.stats
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.is_alive() and not self._closing
+
+    def close(self, wait: bool = True) -> None:
+        """Take no more requests.
+
+        Args:
+            wait: finish what was asked for; otherwise it is cancelled.
+        """
+        with self._news:
+            self._closing = True
+            if not wait:
+                engine = self._engine
+                reading = [] if engine.reading is None else [engine.reading[0]]
+                for row in [*self._waiting, *engine.rows.all, *reading]:
+                    row.answer.cancelled = True
+            self._news.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(wait=kind is None)
+
+    # ------------------------------------------------------------------ a request
+
+    def _row(self, input_ids: Tensor | Sequence[int], streamer: Any, options: dict[str, Any]) -> Row:
+        ids = torch.as_tensor(input_ids, dtype=torch.long, device=self.model.device)
+        ids = ids[None] if ids.ndim == 1 else ids
+        if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1]:
+            raise SpeculationError(
+                f"input_ids must be the tokens of one prompt, [P] or [1, P], got shape {tuple(ids.shape)}; submit "
+                "several prompts one by one"
+            )
+        if options.get("assistant_model") is not None:
+            raise SpeculationError("assistant_model: the drafter of all rows is named where BatchDecoder is made")
+        config = self.generation_config
+        if config is not None:
+            options = {"generation_config": config} | options
+        call = prepared(self.model, streamer, input_ids=ids, **options)
+        self._check(call)
+        arrived = time.perf_counter()
+        answer = Answer(ids.shape[1], self._wake)
+        row = Row(
+            next(self._numbers), call, settings_of(call), answer, Randomness.from_torch(), arrived, ids[0].tolist()
+        )
+        if not self._engine.ever_fits(row):
+            raise SpeculationError(
+                f"a prompt of {ids.shape[1]} tokens and up to {row.end - ids.shape[1]} new ones do not fit into "
+                f"max_tokens={self._engine.most_tokens}; ask for fewer new tokens, or make more room"
+            )
+        if streamer is not None:
+            streamer.put(ids.cpu())
+        return row
+
+    def _check(self, call: Call) -> None:
+        """
+        Raises:
+            SpeculationError: what the rows of a batch cannot have each for itself.
+        """
+        most, limit = call.stopping.max_length, position_limit(self.model)
+        if call.input_ids.shape[0] != 1:
+            raise SpeculationError("num_return_sequences must be 1; submit the prompt as often as you want answers")
+        if call.processing.opaque or call.stopping.opaque:
+            raise SpeculationError(
+                "logits processors and stopping criteria of your own are asked about whole batches; they are served by "
+                "model.generate"
+            )
+        if not takes_ragged_inputs(self.model, call.model_kwargs):
+            raise SpeculationError(f"{type(self.model).__name__} was given inputs beside tokens; use model.generate")
+        if most is None or call.input_ids.shape[1] >= limit or rope_changes(call):
+            raise SpeculationError(
+                f"a prompt of {call.input_ids.shape[1]} tokens and its answer may come to {most or 'any number'}, and "
+                f"{type(self.model).__name__} is made for {limit}; shorten the prompt, or set max_new_tokens"
+            )
+        call.stopping.max_length = min(most, limit)  # where its positions end, an answer does
+
+    # ------------------------------------------------------------------ the thread
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def _run(self) -> None:
+        engine = self._engine
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: engine.busy or self._waiting or self._closing)
+                for row in [row for row in self._waiting if row.answer.cancelled]:
+                    self._waiting.remove(row)
+                    row.finish()
+                if engine.reading is None and self._waiting and engine.fits(self._waiting[0]):
+                    engine.admit(self._waiting.popleft())
+                if self._closing and not self._waiting and not engine.busy:
+                    break
+            try:
+                engine.drop()
+                engine.turn()
+            except Exception as error:
+                engine.fail(error)
+        engine.close()

@@ -1,0 +1,116 @@
+"""`Drafting`: one session for rows that come and go. It can only cost time, as in `generate`."""
+
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..budget import Cost
+from ..decoding.checks import successors_of
+from ..decoding.guard import GuardedDrafter, GuardedSession
+from ..decoding.own_runner import GuardedRunner, Remembering, is_proved
+from ..decoding.paying import Paying, record_of
+from ..decoding.serial import Serial
+from ..decoding.told import take_over
+from ..judge.picking import DraftPicker
+from ..judge.processing import Bans, Processing
+from ..judge.randomness import RowRandomness
+from ..protocol import Draft, DraftContext, Runner, Sequences, Verdict
+from ..schedule import AnyDrafter, Round, Schedule
+from ..stats import SpeculationStats
+from ..target.ragged import RaggedRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .rows import Row
+
+
+class Drafting:
+    """A drafter's session, in an order of draft and verify, paused where drafts do not pay."""
+
+    def __init__(
+        self,
+        drafter: AnyDrafter,
+        model: "PreTrainedModel",
+        cost: Cost,
+        first: "Row",
+        vocab: int,
+        most_rows: int,
+        most_columns: int,
+    ) -> None:
+        """
+        Args:
+            cost: of the target's forwards, the engine's own.
+            first: the row for whose settings it is opened.
+            most_columns: that a row may come to.
+        """
+        call, device = first.call, first.call.target.device
+        self.cost, self.stats, self.randomness = cost, SpeculationStats(), RowRandomness()
+        do_sample = bool(call.config.do_sample)
+        processing = Processing(call.processing.processors)
+        context = DraftContext(
+            prompt_ids=first.call.input_ids.new_empty(0, 0),
+            prompt_mask=first.call.input_ids.new_empty(0, 0),
+            max_length=most_columns,
+            vocab_size=vocab,
+            eos_token_ids=call.stopping.eos,
+            do_sample=do_sample,
+            lockstep=False,
+            trees=True,
+            pick=DraftPicker(processing, vocab, do_sample, self.randomness, device),
+            device=device,
+            stats=self.stats,
+            forbids=Bans(processing, vocab) or None,
+            cost=cost.copy(),
+            target=model,
+            most_rows=most_rows,
+        )
+        self.guarded = GuardedDrafter(drafter)
+        self.session = GuardedSession(self.guarded, context, cost)
+        if self.session.ask(lambda session: tuple(session.features)):
+            self.session.drop("it reads the target's hidden states, which are not kept of rows that come and go")
+        self.likeliest = self.session.ask(lambda session: successors_of(session, vocab)) or 0
+        self.schedule: Schedule = Serial(self.session)
+        self.paying: Paying | None = None
+        if not self.session.ask(lambda session: bool(session.weighs)):
+            record = partial(record_of, drafter, id(model), do_sample)
+            self.schedule = self.paying = Paying(self.schedule, record, keeps_state=False)
+
+    def runner(self, engine: RaggedRunner) -> Runner:
+        """The session's own around the engine's, held to what that does."""
+        if not self.session.ask(lambda _: is_proved(engine.model, self.guarded.drafter)):
+            self.session.drop("its runner changes the target's logits")
+        remembering = Remembering(engine)
+        own = self.session.ask(lambda session: session.runner(remembering))
+        return engine if own is None else GuardedRunner(own, remembering, self.session)
+
+    def draft(self, sequences: Sequences, rows: Sequence["Row"], room: list[int], beside: int) -> Draft:
+        """At most `room` tokens per row, in a forward with so many other rows beside them."""
+        for row in rows:
+            if row.number not in self.randomness.of:
+                self.randomness.of[row.number] = copy(row.randomness)
+            self.randomness.of[row.number].round += 1
+        self.session.cost = self.cost.copy(beside)
+        return self.schedule.feed(Round(sequences, room, [False] * len(room), lockstep=False))
+
+    def observe(self, verdict: Verdict) -> None:
+        """What became of the draft."""
+        if self.paying is not None:
+            self.paying.observe(sum(map(len, verdict.tokens)))
+        self.session.ask(lambda session: session.observe(verdict))
+        self.schedule.settle(verdict)
+
+    def forget(self, row: int) -> None:
+        """A row has left."""
+        self.randomness.of.pop(row, None)
+
+    def close(self) -> SpeculationStats:
+        """Nobody drafts any more; what the session has told."""
+        self.session.close()
+        told = SpeculationStats()
+        take_over(self.stats, told)
+        said = [self.guarded.dropped] if self.guarded.dropped else [self.session.note()]
+        said += [self.paying.note()] if self.paying is not None else []
+        told.notes += filter(None, said)
+        return told

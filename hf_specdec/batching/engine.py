@@ -1,0 +1,345 @@
+"""`Engine`: rows that come and go, round by round: read, draft, one forward for all, judge, keep, leave.
+
+A round is that of `decoding/loop.py`. Rows of different settings share its forward and nothing else: each has its own
+judge and, unless the drafter lives inside the target, its own session.
+"""
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..budget import Cost, Learned
+from ..decoding.checks import cut, most_nodes
+from ..errors import SpeculationError
+from ..judge.judging import Judge
+from ..judge.randomness import RowRandomness
+from ..probe import Support, ability
+from ..protocol import Draft, Forward, Runner
+from ..schedule import AnyDrafter
+from ..stats import SpeculationStats
+from ..target.inputs import position_limit
+from ..target.joining import SPARE, JoiningRunner, Reading
+from ..transfer import moved
+from .counts import count_forward, count_row
+from .drafting import Drafting
+from .rows import Row, Rows
+from .shares import Result, of_draft, of_forward, together, verdict_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
+
+MOST_NOTES = 8
+"""of what sessions said, that are kept"""
+FIRST_PIECE, LEAST_PIECE, LONGEST_PIECE = 64, 16, 512
+"""tokens of a prompt that are read between two rounds: before anything was measured, at least, and at most"""
+
+_costs: Learned[Cost] = Learned(Cost)
+"""of each target's forwards over such batches"""
+
+
+@dataclass
+class Group:
+    """Rows of equal settings."""
+
+    judge: Judge
+    randomness: RowRandomness
+    drafting: Drafting | None
+    """its own; None where all rows share one, or nobody drafts"""
+    rows: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Part:
+    """A group in one round."""
+
+    group: Group
+    places: list[int]
+    """of its rows in the batch"""
+    draft: Draft = field(init=False)
+
+
+class Engine:
+    """Knows nothing of threads: one of them calls it."""
+
+    def __init__(self, model: "PreTrainedModel", drafter: AnyDrafter | None, most_rows: int, most_tokens: int) -> None:
+        """
+        Args:
+            most_tokens: slots of all rows together.
+
+        Raises:
+            SpeculationError: the model does not take rows of uneven lengths.
+        """
+        if ability(model).support is not Support.RAGGED:
+            raise SpeculationError(
+                f"{type(model).__name__} does not take rows of different lengths, which is what a batch of rows that "
+                "come and go is made of; use model.generate"
+            )
+        self.model, self.drafter, self.most_rows, self.most_tokens = model, drafter, most_rows, most_tokens
+        self.vocab, self.limit = ability(model).vocab_size, position_limit(model)
+        self.cost = _costs.of(model, most_rows)
+        self.rows = Rows(model.device)
+        self.target = JoiningRunner(model, most_rows, most_tokens)
+        self.runner: Runner = self.target
+        """the drafter's own, where it brings one"""
+        self.shared: Drafting | None = None
+        """of a drafter that lives inside the target: one session for all rows"""
+        self.groups: dict[Hashable, Group] = {}
+        self.reading: tuple[Row, Reading] | None = None
+        self.stats = SpeculationStats(mode="joined")
+        self.round_seconds = 0.0
+        self.reading_speed = 0.0
+        """tokens per second"""
+
+    # ------------------------------------------------------------------ who is there
+
+    def fits(self, row: Row) -> bool:
+        """Whether there is room for one more."""
+        there = len(self.rows) + (self.reading is not None)
+        wanted = [*self.target.wanted, *([self.reading[0].end] if self.reading else []), row.end]
+        return there < self.most_rows and self.target.slots_for(wanted) <= self.most_tokens
+
+    def ever_fits(self, row: Row) -> bool:
+        """Whether there would be, were it alone."""
+        return self.target.slots_for([row.end]) <= self.most_tokens
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being decoded or read."""
+        return bool(len(self.rows)) or self.reading is not None
+
+    def admit(self, row: Row) -> None:
+        """Begin to read its prompt."""
+        self.reading = row, Reading(self.model, row.call.input_ids, row.call.model_kwargs)
+
+    def drop(self) -> None:
+        """Rows whose requests were cancelled go."""
+        if self.reading is not None and self.reading[0].answer.cancelled:
+            self.reading[0].finish()
+            self.reading = None
+        self._leave([b for b, row in enumerate(self.rows.all) if row.answer.cancelled])
+
+    def turn(self) -> None:
+        """Read a piece of the prompt that is being read, then play a round of the rows that are there."""
+        with torch.no_grad():
+            if self.reading is not None:
+                self._read()
+            if len(self.rows):
+                self._play_round()
+
+    def fail(self, error: BaseException) -> None:
+        """Something is wrong with the model: every row ends with this error, and the next ones begin anew."""
+        rows = [*self.rows.all, *([self.reading[0]] if self.reading is not None else [])]
+        for row in rows:
+            row.finish(error)
+        self.close()
+        self.rows, self.reading = Rows(self.model.device), None
+        self.target = self.runner = JoiningRunner(self.model, self.most_rows, self.most_tokens)
+
+    def close(self) -> None:
+        """All sessions end."""
+        for group in self.groups.values():
+            self._close(group.drafting)
+        self._close(self.shared)
+        self.groups, self.shared, self.runner = {}, None, self.target
+
+    # ------------------------------------------------------------------ reading
+
+    def _read(self) -> None:
+        assert self.reading is not None
+        row, reading = self.reading
+        left, began = reading.left, time.perf_counter()
+        logits = reading.read(self._piece())
+        seconds = time.perf_counter() - began
+        speed = (left - reading.left) / max(seconds, 1e-9)
+        self.reading_speed = 0.7 * (self.reading_speed or speed) + 0.3 * speed
+        for stats in (self.stats, row.answer.stats):
+            stats.prefill_seconds += seconds
+        if not reading.left:
+            self.reading = None
+            self._join(row, reading.cache, moved(logits, self.rows.device))
+
+    def _piece(self) -> int:
+        """Tokens to read now: others are to wait no longer than a round takes."""
+        if not len(self.rows):
+            return LONGEST_PIECE
+        if not self.reading_speed or not self.round_seconds:
+            return FIRST_PIECE
+        return min(max(LEAST_PIECE, int(self.reading_speed * self.round_seconds)), LONGEST_PIECE)
+
+    def _join(self, row: Row, read: "Cache", logits: Tensor) -> None:
+        """The row is one of the batch. Its prompt's forward was the verification of an empty draft."""
+        self.target.join(read, row.end)
+        self.rows.join(row)
+        place, group = len(self.rows) - 1, self._group(row)
+        group.rows.add(row.number)
+        group.randomness.of[row.number] = row.randomness
+        block = group.judge.block(Draft.from_lists([[]], self.rows.device), logits, self.rows.view([place]))
+        token = block.rows[0].text
+        stopped = self.rows.append([*[[]] * place, token])[place]
+        for stats in (self.stats, row.answer.stats):
+            stats.target_calls += 1
+            stats.emitted_tokens += 1
+        self._tell(row, token)
+        self._leave([place] if stopped else [])
+
+    def _group(self, row: Row) -> Group:
+        if row.settings not in self.groups:
+            randomness = RowRandomness()
+            do_sample = bool(row.call.config.do_sample)
+            judge = Judge(row.call.processing, row.call.processors, do_sample, randomness, self.stats)
+            drafting = self._drafting(row)
+            judge.likeliest = 0 if drafting is None else drafting.likeliest
+            self.groups[row.settings] = Group(judge, randomness, None if drafting is self.shared else drafting)
+        return self.groups[row.settings]
+
+    def _drafting(self, row: Row) -> Drafting | None:
+        if self.drafter is None or self.shared is not None:
+            return self.shared
+        columns = min(self.limit, self.most_tokens)
+        drafting = Drafting(self.drafter, self.model, self.cost, row, self.vocab, self.most_rows, columns)
+        if drafting.guarded.brings_runner:
+            self.shared, self.runner = drafting, drafting.runner(self.target)
+        return drafting
+
+    # ------------------------------------------------------------------ a round
+
+    def _play_round(self) -> None:
+        """Draft, verify in one forward, keep what the judges accept, roll the rest back."""
+        began, rows = time.perf_counter(), self.rows
+        parts = self._parts()
+        fed = self._fed(parts)
+        verifying, starts = time.perf_counter(), list(self.runner.lengths)
+        forward = self.runner.forward(*_inputs(rows.last(), fed, self.vocab))
+        forward.logits = moved(forward.logits, rows.device)
+        width, seconds = fed.tokens.shape[1] + 1, time.perf_counter() - verifying
+        results: dict[int, Result] = {}
+        for part in parts:
+            results |= zip(part.places, self._judged(part, forward), strict=True)
+        found = [results[b] for b in range(len(rows))]
+        ended = rows.append([result.tokens for result in found])
+        for row, start, result, ends in zip(rows.all, starts, found, ended, strict=True):
+            result.end(len(row.tokens) - start - 1, ends)
+        self._keep(starts, fed, found)
+        self.cost.observe_forward(len(rows), width, seconds)
+        self._observe(parts, fed, forward, found, seconds)
+        count_forward(self.stats, width, seconds, verifying - began)
+        for row, result in zip(rows.all, found, strict=True):
+            count_forward(row.answer.stats, width, seconds, verifying - began)
+            count_row(row.answer.stats, result)
+            count_row(self.stats, result)
+            self._tell(row, result.tokens)
+        self._leave([b for b, ends in enumerate(ended) if ends])
+        now = time.perf_counter()
+        self.cost.observe_between(now - verifying - seconds)
+        self.round_seconds = now - began
+
+    def _parts(self) -> list[Part]:
+        """The groups with their places."""
+        where = {row.number: b for b, row in enumerate(self.rows.all)}
+        return [Part(group, sorted(where[number] for number in group.rows)) for group in self.groups.values()]
+
+    def _fed(self, parts: Sequence[Part]) -> Draft:
+        """All rows' drafts, of each part its own."""
+        if self.shared is not None:
+            fed = self._drafted(self.shared, range(len(self.rows)))
+            for part in parts:
+                part.draft = of_draft(fed, part.places)
+            return fed
+        for part in parts:
+            if part.group.drafting is not None:
+                part.draft = self._drafted(part.group.drafting, part.places)
+            else:
+                part.draft = Draft.from_lists([[]] * len(part.places), self.rows.device)
+        return together([part.draft for part in parts], [part.places for part in parts], self.rows.device)
+
+    def _drafted(self, drafting: Drafting, places: Sequence[int]) -> Draft:
+        rows = [self.rows.all[b] for b in places]
+        most = min(SPARE - 2, most_nodes(len(self.rows)))
+        room = [max(0, min(most, min(row.end - 1, self.limit) - len(row.tokens))) for row in rows]
+        draft = drafting.draft(self.rows.view(places), rows, room, len(self.rows) - len(rows))
+        return draft if max(draft.lengths) <= most else cut(draft, [min(n, most) for n in draft.lengths])
+
+    def _judged(self, part: Part, forward: Forward) -> list[Result]:
+        """What the target says of the drafts of one group's rows."""
+        draft, mine = part.draft, of_forward(forward, part.places, part.draft.tokens.shape[1])
+        block = part.group.judge.block(draft, mine.logits, self.rows.view(part.places), mine.nodes)
+        drafting = part.group.drafting or self.shared
+        if not block.sound and drafting is not None:
+            drafting.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
+        depths = [max(below[:n], default=0) for below, n in zip(draft.depths(), draft.lengths, strict=True)]
+        likeliest = block.likeliest or [[]] * len(depths)
+        return [
+            Result(deep, judgement.path, judgement.text, told)
+            for deep, judgement, told in zip(depths, block.rows, likeliest, strict=True)
+        ]
+
+    def _keep(self, starts: list[int], fed: Draft, results: Sequence[Result]) -> None:
+        """Of what was fed the accepted tokens stay in the cache, but for the last: it is fed again."""
+        if fed.parents is None:
+            self.runner.truncate([start + len(found.tokens) for start, found in zip(starts, results, strict=True)])
+        else:
+            kept = [found.path[: len(found.tokens) - 1] for found in results]
+            self.runner.keep([start + 1 for start in starts], kept)
+
+    def _observe(
+        self, parts: Sequence[Part], fed: Draft, forward: Forward, results: Sequence[Result], seconds: float
+    ) -> None:
+        """Sessions are told what became of their drafts."""
+        shares = [(part.group.drafting, part.places, part.draft) for part in parts]
+        if self.shared is not None:
+            shares = [(self.shared, list(range(len(self.rows))), fed)]
+        for drafting, places, draft in shares:
+            if drafting is not None:
+                rows, mine = [self.rows.all[b].number for b in places], [results[b] for b in places]
+                share = of_forward(forward, places, draft.tokens.shape[1])
+                drafting.observe(verdict_of(rows, draft, share, mine, seconds))
+
+    # ------------------------------------------------------------------ telling, leaving
+
+    def _tell(self, row: Row, tokens: list[int]) -> None:
+        """The request's owner gets the tokens; one who does not want them any more is let go."""
+        row.answer.extend(tokens)
+        if row.call.streamer is not None and not row.answer.cancelled:
+            try:
+                for token in tokens:
+                    row.call.streamer.put(torch.tensor([token]))
+            except Exception:
+                row.answer.cancelled = True
+
+    def _leave(self, places: Sequence[int]) -> None:
+        """Rows that have ended go, and their part of the cache is free."""
+        if not places:
+            return
+        for b in places:
+            row = self.rows.all[b]
+            group = self.groups[row.settings]
+            group.rows.discard(row.number)
+            group.randomness.of.pop(row.number, None)
+            for drafting in filter(None, (group.drafting, self.shared)):
+                drafting.forget(row.number)
+            if not group.rows:
+                self._close(self.groups.pop(row.settings).drafting)
+            row.finish()
+        order = self.target.leave(list(places))
+        self.rows.leave(order)
+        if not order:
+            self._close(self.shared)
+            self.shared, self.runner = None, self.target
+
+    def _close(self, drafting: Drafting | None) -> None:
+        if drafting is not None:
+            told = drafting.close()
+            self.stats.draft_calls += told.draft_calls
+            new = [note for note in told.notes if note not in self.stats.notes]
+            self.stats.notes = [*self.stats.notes, *new][-MOST_NOTES:]
+
+
+def _inputs(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list[int]] | None]:
+    """The last accepted tokens followed by the draft [B, K + 1], and their parents in a tree."""
+    tokens = torch.cat([last, draft.tokens.clamp(0, vocab - 1)], dim=1)
+    return tokens, None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]

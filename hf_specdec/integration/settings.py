@@ -1,0 +1,95 @@
+"""What a `generate` call was asked for, and which of it speculation does not serve."""
+
+from typing import Any
+
+import torch
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from ..errors import SpeculationError
+from ..registry import drafter_types
+
+UPSTREAM_TYPES = ("dflash",)
+"""values of `speculation_type` that are transformers' own"""
+
+UPSTREAM_DEFAULTS = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
+"""what transformers fills in by itself (its pipelines do): nobody asked for these"""
+
+OTHER_MODES = {
+    "penalty_alpha": 0.0,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "num_beam_groups": 1,
+}
+"""settings of decoding modes that no drafter serves, each with the value that asks for nothing"""
+
+
+def speculation(model: Any, named: dict[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
+    """The two fields: of the call, else of the config passed, else of the model's own; options go with their type."""
+    kind, options = named.get("speculation_type"), named.get("speculation")
+    for config in (named.get("generation_config"), getattr(model, "generation_config", None)):
+        if kind is None:
+            kind = getattr(config, "speculation_type", None)
+            options = options or (getattr(config, "speculation", None) if kind else None)
+    return kind, options
+
+
+def setting(model: Any, named: dict[str, Any], name: str) -> Any:
+    """A `generate` setting: the call's, else the passed config's, else the model's own."""
+    if named.get(name) is not None:
+        return named[name]
+    config = named.get("generation_config")
+    if config is not None and getattr(config, name, None) is not None:
+        return getattr(config, name)
+    return getattr(getattr(model, "generation_config", None), name, None)
+
+
+def refuse(model: Any, named: dict[str, Any]) -> None:
+    """Settings that speculation does not serve: one clear error, before any forward."""
+
+    def asked(name: str) -> Any:
+        return setting(model, named, name)
+
+    if model.config.is_encoder_decoder:
+        raise SpeculationError(
+            f"{type(model).__name__} is an encoder-decoder; drafters serve decoder-only models. "
+            'Leave the drafter out, or pass speculation_type="none"'
+        )
+    if (beams := asked("num_beams")) and beams > 1:
+        raise SpeculationError(f"num_beams={beams} is not supported with speculation; use num_beams=1")
+    for name, ours in OTHER_MODES.items():
+        if (value := asked(name)) not in (None, ours):
+            raise SpeculationError(
+                f"{name}={str(value)[:80]} asks for another way of decoding, which does not go with speculation; leave "
+                'it out, or pass speculation_type="none"'
+            )
+    if named.get("synced_gpus") or _is_sharded(model):
+        raise SpeculationError(
+            "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "
+            "leave the drafter out"
+        )
+    for name, default in (("prompt_lookup_num_tokens", None), *UPSTREAM_DEFAULTS.items()):
+        if (value := asked(name)) not in (None, default):
+            raise SpeculationError(
+                f"{name}={value} is transformers' own setting and does nothing here; known speculation types and "
+                f"their options go in speculation_type ({', '.join(drafter_types())}) and speculation={{...}}, "
+                "for example num_draft_tokens"
+            )
+    for name in ("assistant_tokenizer", "use_model_defaults", "custom_generate"):
+        if named.get(name) is not None:
+            raise SpeculationError(f"{name} does not go with speculation; leave it out")
+    if asked("token_healing"):
+        raise SpeculationError("token_healing is not supported with speculation; heal the prompt before generate")
+    if named.get("inputs_embeds") is not None:
+        raise SpeculationError("inputs_embeds is not supported with speculation: a draft needs input_ids")
+    ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
+    if ids is not None and (ids.ndim != 2 or ids.shape[1] == 0):
+        raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
+
+
+def _is_sharded(model: Any) -> bool:
+    """Whether every forward is a collective one, so that all processes must make the same number of them."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    return torch.distributed.get_world_size() > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))

@@ -1,0 +1,145 @@
+"""`JoiningRunner`: a ragged runner whose rows come and go. A row's prompt is read by itself before it joins."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from .cache import BLOCK, RaggedCache
+from .lockstep import prefill
+from .masks import TreeShapes
+from .ragged import RaggedRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SPARE = BLOCK
+"""slots of each row for what is drafted behind its text"""
+
+
+class JoiningRunner(RaggedRunner):
+    """Rows of any lengths, nothing padded: a token's slot is its position.
+
+    Buffers are rectangles of rows and slots. A row that leaves makes room, which the last row takes; a row that joins
+    is written behind the others. Buffers are made anew where one row does not fit, and where half of them is not
+    wanted any more.
+    """
+
+    def __init__(self, model: "PreTrainedModel", most_rows: int = 1, most_slots: int | None = None) -> None:
+        """
+        Args:
+            most_rows: that are expected at once.
+            most_slots: of all rows together; None for any number.
+        """
+        nobody = torch.empty(0, 0, dtype=torch.long, device=model.device)
+        super().__init__(model, {"past_key_values": DynamicCache(config=model.config)}, nobody)
+        self.most_rows, self.most_slots = most_rows, most_slots
+        self.wanted: list[int] = []
+        """[B] slots that each row may come to need"""
+        self.reserved = self.bytes = 0
+        """slots of each layer's buffers, empty ones among them, and what all of them take"""
+        self.columns, self.shapes = 0, TreeShapes(model.device)
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.cache.lengths if self.wanted else []
+
+    def slots_for(self, rows: list[int]) -> int:
+        """Slots that rows would take together that want so many each."""
+        return len(rows) * -(-(max(rows, default=0) + SPARE) // BLOCK) * BLOCK
+
+    def join(self, read: Cache, wanted: int) -> None:
+        """One more row.
+
+        Args:
+            read: a cache of one row, which holds the prompt. It is used up.
+            wanted: slots that the row may come to need.
+        """
+        first = not self.wanted
+        self.wanted.append(wanted)
+        if first:
+            self.cache = RaggedCache(read)
+            self._rows = self._slots = 0
+            self._fit()
+        else:
+            self._fit()
+            self.cache.join(read)
+        self._rows_are(len(self.wanted))
+
+    def leave(self, rows: list[int]) -> list[int]:
+        """These rows go; returns which of the rows before now stands where."""
+        order = self.cache.leave(rows)
+        self.wanted = [self.wanted[b] for b in order]
+        if self.wanted:
+            self._fit()
+            self._rows_are(len(order))
+        else:
+            self._let_go()
+        return order
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch; one may come twice."""
+        self.wanted = [self.wanted[b] for b in rows]
+        if not rows:
+            self._let_go()
+            return
+        self.cache.select(rows)
+        self._rows, self._slots = len(rows), self.cache.layers[0].keys.shape[2]
+        self._rows_are(len(rows))
+
+    def _let_go(self) -> None:
+        del self.cache
+        self.reserved = self.bytes = 0
+
+    def _rows_are(self, rows: int) -> None:
+        device = self.cache.device
+        self.rows = list(range(rows))
+        self.visible = torch.ones(rows, 0, dtype=torch.bool, device=device)
+        self.next_position = torch.zeros(rows, 1, dtype=torch.long, device=device)
+
+    def _fit(self) -> None:
+        """Buffers in which all rows find room, not twice as large as they need be."""
+        rows, slots = len(self.wanted), self.slots_for([max(self.wanted)])
+        most = self.most_rows if self.most_slots is None else min(self.most_rows, self.most_slots // slots)
+        grown = self._slots < slots or self._rows < rows
+        if grown or self._slots > 2 * slots:
+            self._rows, self._slots = max(rows, most), slots
+            self.cache.lay_out(self._rows, slots)
+            self.reserved = self._rows * slots
+            self.bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
+
+
+class Reading:
+    """A prompt that is read piece by piece, in forwards of its own."""
+
+    def __init__(self, model: "PreTrainedModel", ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+        """
+        Args:
+            ids: [1, P].
+            model_kwargs: `generate`'s own, with an empty cache.
+        """
+        self.model, self.ids, self.done = model, ids, 0
+        self.kwargs = {name: value for name, value in model_kwargs.items() if name != "position_ids"}
+        self.cache: DynamicCache = model_kwargs["past_key_values"]
+
+    @property
+    def left(self) -> int:
+        """Tokens that are still to be read."""
+        return self.ids.shape[1] - self.done
+
+    def read(self, tokens: int) -> Tensor:
+        """Read at most so many more; logits [1, 1, V] after the last of them."""
+        before, self.done = self.done, min(self.done + tokens, self.ids.shape[1])
+        ids = self.ids[:, : self.done]
+        seen = {"attention_mask": torch.ones_like(ids)}
+        return prefill(self.model, ids, self.kwargs | seen, self.done - before).logits
+
+
+def read_at_once(model: "PreTrainedModel", ids: Tensor) -> DynamicCache:
+    """A cache of one row that holds ids [1, P]."""
+    kwargs = {"past_key_values": DynamicCache(config=model.config), "use_cache": True, "logits_to_keep": 1}
+    reading = Reading(model, ids, kwargs)
+    reading.read(reading.left)
+    return reading.cache
