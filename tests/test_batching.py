@@ -483,15 +483,15 @@ def test_others_wait_no_longer_than_a_round_for_a_prompt() -> None:
     model = models.llama()
     one = engine.Engine(model, None, 4, 4096)
     one.reading_speed, one.round_seconds = 1000.0, 0.1
-    assert one._piece() == engine.LONGEST_PIECE, "nobody waits"
+    assert one._piece(2000) == engine.LONGEST_PIECE, "nobody waits"
     one.rows.all = [None]  # type: ignore[list-item]
-    assert one._piece() == 100
+    assert one._piece(2000) == 100 and one._piece(140) == 140
     one.round_seconds = 10.0
-    assert one._piece() == engine.LONGEST_PIECE
+    assert one._piece(2000) == engine.LONGEST_PIECE
     one.round_seconds = 1e-6
-    assert one._piece() == engine.LEAST_PIECE
+    assert one._piece(2000) == engine.LEAST_PIECE
     one.reading_speed = 0.0
-    assert one._piece() == engine.FIRST_PIECE
+    assert one._piece(2000) == engine.LEAST_PIECE
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -51,6 +51,27 @@ def test_it_is_the_same_attention(rows: int, groups: int, width: int, kind: str)
             torch.testing.assert_close(attend(groups, inputs, scaling=0.3), stock)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_rows_of_very_different_lengths_look_at_their_own_slots(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, sizes = [40, 6, 9, 23], []
+    query, keys, values, mask = made(4, 3, width, 40, "additive")
+    for row, end in enumerate(ends):
+        mask[row, :, :, end:] = torch.finfo(torch.float32).min
+    stock = attend(3, (query, keys, values, mask))
+
+    def seen(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(key.shape[2])
+        return torch.nn.functional.scaled_dot_product_attention(query, key, *args, **kwargs)
+
+    monkeypatch.setattr("hf_specdec.target.grouped.A_CALL", 10)
+    monkeypatch.setattr("hf_specdec.target.grouped.scaled_dot_product_attention", seen)
+    for told, expected in ((ends, ends), ([40, 40, 38, 40], [40]), ([], [40]), ([41, 6, 9, 23], [40])):
+        with grouped_attention(told):
+            torch.testing.assert_close(attend(3, (query, keys, values, mask)), stock)
+        assert sizes == expected
+        sizes.clear()
+
+
 def test_what_is_special_is_left_to_stock_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = made(2, 3, 4, 20, "additive")
     with grouped_attention():

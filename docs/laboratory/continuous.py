@@ -12,6 +12,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any
@@ -25,10 +26,13 @@ from typer import Option
 from hf_specdec import BatchDecoder, Drafter
 from hf_specdec.commands.options import command
 from hf_specdec.loading.drafters import DrafterSettings
+from hf_specdec.loading.models import Pair
 from hf_specdec.loading.prompts import load_prompts
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
 
 WAYS = ("static", "joined", "drafted", "adversary", "stock")
+NO_END = 3
+"""a token that is never written: texts are as long as they are asked to be"""
 WRONG = 5
 """tokens that the adversary drafts"""
 
@@ -131,7 +135,7 @@ def joined(model: Any, requests: Sequence[Request], rows: int, drafter: Drafter 
             answers = []
             for ids, new in requests[first : first + together]:
                 clocks.append(Clock())
-                options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
+                options = {"max_new_tokens": new, "eos_token_id": NO_END, "do_sample": False}
                 answers.append(decoder.submit(ids, streamer=clocks[-1], **options))
             texts += [answer.result() for answer in answers]
     seconds = time.perf_counter() - began
@@ -141,12 +145,12 @@ def joined(model: Any, requests: Sequence[Request], rows: int, drafter: Drafter 
 def stock(model: Any, requests: Sequence[Request]) -> Served:
     """By transformers' own manager."""
     longest = max(new for _, new in requests)
-    config = GenerationConfig(do_sample=False, max_new_tokens=longest, eos_token_id=-1, pad_token_id=0)
+    config = GenerationConfig(do_sample=False, max_new_tokens=longest, eos_token_id=NO_END, pad_token_id=0)
     began = time.perf_counter()
     found: dict[str, list[int]] = {}
     with model.continuous_batching_context_manager(generation_config=config) as manager:
         for i, (ids, new) in enumerate(requests):
-            manager.add_request(ids, request_id=str(i), max_new_tokens=new, eos_token_id=-1)
+            manager.add_request(ids, request_id=str(i), max_new_tokens=new, eos_token_id=NO_END)
         while len(found) < len(requests):
             result = manager.get_result(timeout=1)
             if result is not None and result.is_finished():
@@ -160,15 +164,22 @@ def alone(model: Any, requests: Sequence[Request]) -> list[list[int]]:
     """Each by itself, plainly."""
     texts = []
     for ids, new in requests:
-        options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+        options = {"max_new_tokens": new, "eos_token_id": NO_END, "do_sample": False, "pad_token_id": 0}
         texts.append(model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist())
     return texts
 
 
+def loaded(settings: LoadSettings) -> tuple[Pair, Drafter]:
+    """In a thread that ends: OpenMP keeps workers for each thread that ever had some, in the way of the decoder's."""
+    with ThreadPoolExecutor(1) as pool:
+        pair = pool.submit(settings.load).result()
+        return pair, pool.submit(settings.load_drafter, pair).result()
+
+
 def main(settings: LoadSettings) -> None:
     """One way after the other."""
-    pair = settings.load()
-    model, drafter = pair.target, settings.load_drafter(pair)
+    pair, drafter = loaded(settings)
+    model = pair.target
     requests = load_of(settings, pair.tokenizer)
     prompts, answers = sum(len(ids) for ids, _ in requests), sum(new for _, new in requests)
     console, rows = Console(), settings.rows

@@ -1,8 +1,7 @@
 """`Drafting`: one session for rows that come and go. It can only cost time, as in `generate`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..budget import Cost
@@ -34,6 +33,7 @@ class Drafting:
         drafter: AnyDrafter,
         model: "PreTrainedModel",
         cost: Cost,
+        clock: Callable[[], float],
         first: "Row",
         vocab: int,
         most_rows: int,
@@ -42,6 +42,7 @@ class Drafting:
         """
         Args:
             cost: of the target's forwards, the engine's own.
+            clock: seconds of rounds.
             first: the row for whose settings it is opened.
             most_columns: that a row may come to.
         """
@@ -74,8 +75,8 @@ class Drafting:
         self.schedule: Schedule = Serial(self.session)
         self.paying: Paying | None = None
         if not self.session.ask(lambda session: bool(session.weighs)):
-            record = partial(record_of, drafter, id(model), do_sample)
-            self.schedule = self.paying = Paying(self.schedule, record, keeps_state=False)
+            record = record_of(drafter, id(model), do_sample, "joined")  # one for all: how many rows there are changes
+            self.schedule = self.paying = Paying(self.schedule, lambda rows: record, keeps_state=False, clock=clock)
 
     def runner(self, engine: RaggedRunner) -> Runner:
         """The session's own around the engine's, held to what that does."""

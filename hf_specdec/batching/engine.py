@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MOST_NOTES = 8
 """of what sessions said, that are kept"""
-FIRST_PIECE, LEAST_PIECE, LONGEST_PIECE = 64, 16, 512
-"""tokens of a prompt that are read between two rounds: before anything was measured, at least, and at most"""
+LEAST_PIECE, LONGEST_PIECE = 128, 512
+"""tokens of a prompt that are read between two rounds: fewer take hardly less time"""
 
 _costs: Learned[Cost] = Learned(Cost)
 """of each target's forwards over such batches"""
@@ -91,7 +91,8 @@ class Engine:
         self.groups: dict[Hashable, Group] = {}
         self.reading: tuple[Row, Reading] | None = None
         self.stats = SpeculationStats(mode="joined")
-        self.round_seconds = 0.0
+        self.round_seconds = self.reading_seconds = 0.0
+        """of the last round, and of all prompts"""
         self.reading_speed = 0.0
         """tokens per second"""
 
@@ -131,6 +132,10 @@ class Engine:
             if len(self.rows):
                 self._play_round()
 
+    def clock(self) -> float:
+        """Seconds, but for those in which prompts are read."""
+        return time.perf_counter() - self.reading_seconds
+
     def fail(self, error: BaseException) -> None:
         """Something is wrong with the model: every row ends with this error, and the next ones begin anew."""
         rows = [*self.rows.all, *([self.reading[0]] if self.reading is not None else [])]
@@ -153,23 +158,22 @@ class Engine:
         assert self.reading is not None
         row, reading = self.reading
         left, began = reading.left, time.perf_counter()
-        logits = reading.read(self._piece())
+        logits = reading.read(self._piece(left))
         seconds = time.perf_counter() - began
         speed = (left - reading.left) / max(seconds, 1e-9)
         self.reading_speed = 0.7 * (self.reading_speed or speed) + 0.3 * speed
+        self.reading_seconds += seconds
         for stats in (self.stats, row.answer.stats):
             stats.prefill_seconds += seconds
         if not reading.left:
             self.reading = None
             self._join(row, reading.cache, moved(logits, self.rows.device))
 
-    def _piece(self) -> int:
-        """Tokens to read now: others are to wait no longer than a round takes."""
-        if not len(self.rows):
-            return LONGEST_PIECE
-        if not self.reading_speed or not self.round_seconds:
-            return FIRST_PIECE
-        return min(max(LEAST_PIECE, int(self.reading_speed * self.round_seconds)), LONGEST_PIECE)
+    def _piece(self, left: int) -> int:
+        """Of so many tokens how many to read now: others are to wait about as long as a round takes."""
+        fair = int(self.reading_speed * self.round_seconds) if len(self.rows) else LONGEST_PIECE
+        piece = min(max(LEAST_PIECE, fair), LONGEST_PIECE)
+        return left if left <= 1.5 * piece else piece
 
     def _join(self, row: Row, read: "Cache", logits: Tensor) -> None:
         """The row is one of the batch. Its prompt's forward was the verification of an empty draft."""
@@ -201,7 +205,7 @@ class Engine:
         if self.drafter is None or self.shared is not None:
             return self.shared
         columns = min(self.limit, self.most_tokens)
-        drafting = Drafting(self.drafter, self.model, self.cost, row, self.vocab, self.most_rows, columns)
+        drafting = Drafting(self.drafter, self.model, self.cost, self.clock, row, self.vocab, self.most_rows, columns)
         if drafting.guarded.brings_runner:
             self.shared, self.runner = drafting, drafting.runner(self.target)
         return drafting

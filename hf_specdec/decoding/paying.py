@@ -75,14 +75,21 @@ class Paying:
     """A schedule that is asked for drafts while these gain time. After losses it pauses, ever longer."""
 
     def __init__(
-        self, inner: Schedule, record: Callable[[int], Record], keeps_state: bool, own_order: bool = False
+        self,
+        inner: Schedule,
+        record: Callable[[int], Record],
+        keeps_state: bool,
+        own_order: bool = False,
+        clock: Callable[[], float] = lambda: time.perf_counter(),
     ) -> None:
         """
         Args:
             record: by the number of rows in a round.
             keeps_state: whether the target does.
             own_order: whether the drafter has brought its schedule, which goes by a clock itself.
+            clock: seconds of rounds.
         """
+        self.clock = clock
         self.inner, self.keeps_state, self.own_order = inner, keeps_state, own_order
         self._record_of, self.record = record, Record()
         self.draws = False
@@ -101,7 +108,7 @@ class Paying:
         return self.inner.correct
 
     def feed(self, round: Round) -> Draft:
-        now = time.perf_counter()
+        now = self.clock()
         if self.now is not None:
             self.now.add(self.tokens, now - self.began)
             self._decide(now - self.began)

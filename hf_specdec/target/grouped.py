@@ -1,23 +1,28 @@
 """Attention of several tokens a row where query heads share keys and values.
 
-Stock attention copies every key and value once for each query head of its group as soon as there is a mask and more
-than one token, so that a verification forward moves several times what a plain step does. Here the query heads of a
-group stand behind each other as if they were further tokens of one head: what is computed is the same, and nothing is
-copied. Only this package's own forwards go this way; any other call of the model is left as it was.
+Stock attention copies every key and value once for each query head of its group as soon as there is a mask, so that a
+forward over uneven rows moves several times what a plain step does. Here the query heads of a group stand behind each
+other as if they were further tokens of one head: what is computed is the same, and nothing is copied. On a CPU, where
+rows are of very different lengths, each looks at its own slots, rather than all at as many as the longest has.
+Only this package's own forwards go this way; any other call of the model is left as it was.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "sdpa"
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")
 """arguments that only stock attention knows what to do with"""
+
+A_CALL = 400
+"""slots of a row that take as long to look at as one more call of the kernel takes"""
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -28,6 +33,8 @@ class _Here(threading.local):
     depth = 0
     masks: tuple[Tensor, Tensor] | None = None
     """the mask that was met last, and what it is for grouped heads: all layers share it"""
+    ends: Sequence[int] = ()
+    """[B] slots behind which a row sees nothing; empty where nobody says"""
 
 
 _here = _Here()
@@ -37,9 +44,14 @@ _open = 0
 
 
 @contextmanager
-def grouped_attention() -> Iterator[None]:
-    """Forwards of this thread within the block copy no keys and values."""
+def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
+    """Forwards of this thread within the block copy no keys and values.
+
+    Args:
+        ends: [B] slots behind which each row sees nothing; empty where it may see all.
+    """
     global _open
+    before, _here.ends = _here.ends, ends
     functions = _functions()
     with _lock:
         _open += 1
@@ -50,7 +62,7 @@ def grouped_attention() -> Iterator[None]:
         yield
     finally:
         _here.depth -= 1
-        _here.masks = None
+        _here.masks, _here.ends = None, before
         with _lock:
             _open -= 1
             if not _open and isinstance(ours := functions[NAME], _Grouped):
@@ -79,21 +91,36 @@ class _Grouped:
         rows, heads, width, size = query.shape
         groups = heads // key.shape[1]
         special = options.get("dropout") or any(_given(options.get(name)) for name in SPECIAL)
-        stays = not _here.depth or groups == 1 or width == 1 or special
+        stays = not _here.depth or groups == 1 or special
         if stays or attention_mask is None or attention_mask.shape[1] != 1:
             return self.stock(module, query, key, value, attention_mask, **options)
-        seen = scaled_dot_product_attention(
-            query.reshape(rows, heads // groups, groups * width, size),
-            key,
-            value,
-            attn_mask=_for_all(attention_mask, groups),
-            scale=options.get("scaling"),
+        query, mask = query.reshape(rows, heads // groups, groups * width, size), _for_all(attention_mask, groups)
+        seen = torch.cat(
+            [
+                scaled_dot_product_attention(
+                    query[row],
+                    key[row, :, :end],
+                    value[row, :, :end],
+                    attn_mask=mask[row, :, :, :end],
+                    scale=options.get("scaling"),
+                )
+                for row, end in _looks(key)
+            ]
         )
         return seen.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
 
 
 def _given(option: object) -> bool:
     return option is not None and option is not False
+
+
+def _looks(key: Tensor) -> list[tuple[slice, int]]:
+    """Which rows look at how many of the slots [B, heads, slots, size] together."""
+    ends, slots = _here.ends, key.shape[2]
+    known = len(ends) == len(key) and max(ends) == slots and key.device.type == "cpu"
+    if not known or sum(ends) + A_CALL * len(ends) > slots * len(ends):
+        return [(slice(None), slots)]
+    return [(slice(row, row + 1), end) for row, end in enumerate(ends)]
 
 
 def _for_all(mask: Tensor, groups: int) -> Tensor:

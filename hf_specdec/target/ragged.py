@@ -89,21 +89,21 @@ class RaggedRunner:
             self.cache.set_lengths([length + n for length, n in zip(self.cache.lengths, counts, strict=True)])
         return answered(outputs, width, self.features)
 
-    @grouped_attention()
     def run(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None) -> Any:
         """The model's outputs over tokens [B, T]; no row is advanced. For runners that change what is answered."""
         self.cache.reserve(tokens.shape[1])
         seen, depth = self.shape(parents, tokens.shape[1])
         extra = {"output_hidden_states": True} if self.features else {}
-        return self.model(
-            input_ids=tokens,
-            attention_mask=self.masks(seen, depth),
-            position_ids=self.positions(depth),
-            past_key_values=self.cache,
-            use_cache=True,
-            return_dict=True,
-            **extra,
-        )
+        with grouped_attention([length + tokens.shape[1] for length in self.cache.lengths]):
+            return self.model(
+                input_ids=tokens,
+                attention_mask=self.masks(seen, depth),
+                position_ids=self.positions(depth),
+                past_key_values=self.cache,
+                use_cache=True,
+                return_dict=True,
+                **extra,
+            )
 
     def shape(self, parents: Sequence[Sequence[int]] | None, width: int) -> tuple[Tensor | None, Tensor]:
         """Which new tokens each new token sees (None in a chain: itself and all before), and each one's depth."""
