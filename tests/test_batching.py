@@ -378,6 +378,16 @@ def test_a_model_that_fails_fails_those_who_are_there_and_nobody_after_them(targ
         assert decoder.submit(texts()[0], max_new_tokens=9, do_sample=False).result(60) == plain(model, texts()[0], 9)
 
 
+def test_what_is_wrong_with_one_request_ends_that_one_alone() -> None:
+    model = models.llama()
+    with BatchDecoder(model, PromptLookupDrafter(), max_rows=4) as decoder, Slow(model, 0.002):
+        beside = [decoder.submit(ids, max_new_tokens=40, do_sample=False) for ids in texts()[:3]]
+        bad = decoder.submit(texts()[3], max_new_tokens=4, do_sample=False, sequence_bias={(5000,): 1.0})
+        with pytest.raises((ValueError, IndexError)):
+            bad.result(60)
+        assert [answer.result(60) for answer in beside] == [plain(model, ids, 40) for ids in texts()[:3]]
+
+
 @pytest.mark.filterwarnings("ignore::hf_specdec.SpeculationWarning")
 @pytest.mark.parametrize("fault", ["raises", "nonsense", "late", "too much"])
 def test_a_drafter_can_only_cost_time(target: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,13 +489,13 @@ def test_closing_without_waiting_gives_everything_up() -> None:
 
 
 def test_others_wait_no_longer_than_a_round_for_a_prompt() -> None:
-    """A piece of a prompt takes no longer than a round once both were measured; before that it is short."""
+    """A piece of a prompt takes about as long as a round once both were measured, and is never shorter than pays."""
     model = models.llama()
     one = engine.Engine(model, None, 4, 4096)
-    one.reading_speed, one.round_seconds = 1000.0, 0.1
+    one.reading_speed, one.round_seconds = 1000.0, 0.2
     assert one._piece(2000) == engine.LONGEST_PIECE, "nobody waits"
     one.rows.all = [None]  # type: ignore[list-item]
-    assert one._piece(2000) == 100 and one._piece(140) == 140
+    assert one._piece(2000) == 200 and one._piece(290) == 290
     one.round_seconds = 10.0
     assert one._piece(2000) == engine.LONGEST_PIECE
     one.round_seconds = 1e-6

@@ -12,7 +12,6 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any
@@ -29,6 +28,7 @@ from hf_specdec.loading.drafters import DrafterSettings
 from hf_specdec.loading.models import Pair
 from hf_specdec.loading.prompts import load_prompts
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
+from hf_specdec.serving.apart import apart
 
 WAYS = ("static", "joined", "drafted", "adversary", "stock")
 NO_END = 3
@@ -170,15 +170,14 @@ def alone(model: Any, requests: Sequence[Request]) -> list[list[int]]:
 
 
 def loaded(settings: LoadSettings) -> tuple[Pair, Drafter]:
-    """In a thread that ends: OpenMP keeps workers for each thread that ever had some, in the way of the decoder's."""
-    with ThreadPoolExecutor(1) as pool:
-        pair = pool.submit(settings.load).result()
-        return pair, pool.submit(settings.load_drafter, pair).result()
+    """As the server does it."""
+    pair = settings.load()
+    return pair, settings.load_drafter(pair)
 
 
 def main(settings: LoadSettings) -> None:
     """One way after the other."""
-    pair, drafter = loaded(settings)
+    pair, drafter = apart(lambda: loaded(settings))
     model = pair.target
     requests = load_of(settings, pair.tokenizer)
     prompts, answers = sum(len(ids) for ids, _ in requests), sum(new for _, new in requests)

@@ -6,7 +6,6 @@ judge and, unless the drafter lives inside the target, its own session.
 
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +17,7 @@ from ..errors import SpeculationError
 from ..judge.judging import Judge
 from ..judge.randomness import RowRandomness
 from ..probe import Support, ability
-from ..protocol import Draft, Forward, Runner
+from ..protocol import Draft, Forward, Runner, Sequences
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
@@ -26,8 +25,9 @@ from ..target.joining import SPARE, JoiningRunner, Reading
 from ..transfer import moved
 from .counts import count_forward, count_row
 from .drafting import Drafting
+from .groups import Group, Part
 from .rows import Row, Rows
-from .shares import Result, of_draft, of_forward, together, verdict_of
+from .shares import Result, inputs_of, of_draft, of_forward, together, verdict_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,27 +40,6 @@ LEAST_PIECE, LONGEST_PIECE = 128, 512
 
 _costs: Learned[Cost] = Learned(Cost)
 """of each target's forwards over such batches"""
-
-
-@dataclass
-class Group:
-    """Rows of equal settings."""
-
-    judge: Judge
-    randomness: RowRandomness
-    drafting: Drafting | None
-    """its own; None where all rows share one, or nobody drafts"""
-    rows: set[int] = field(default_factory=set)
-
-
-@dataclass
-class Part:
-    """A group in one round."""
-
-    group: Group
-    places: list[int]
-    """of its rows in the batch"""
-    draft: Draft = field(init=False)
 
 
 class Engine:
@@ -155,19 +134,27 @@ class Engine:
     # ------------------------------------------------------------------ reading
 
     def _read(self) -> None:
+        """One more piece; what is wrong with a request ends that request alone."""
         assert self.reading is not None
         row, reading = self.reading
         left, began = reading.left, time.perf_counter()
-        logits = reading.read(self._piece(left))
+        try:
+            logits = moved(reading.read(self._piece(left)), self.rows.device)
+            first = None if reading.left else self._first(row, logits)
+        except Exception as error:
+            self.reading = None
+            self._forget(row)
+            row.finish(error)
+            return
         seconds = time.perf_counter() - began
         speed = (left - reading.left) / max(seconds, 1e-9)
         self.reading_speed = 0.7 * (self.reading_speed or speed) + 0.3 * speed
         self.reading_seconds += seconds
         for stats in (self.stats, row.answer.stats):
             stats.prefill_seconds += seconds
-        if not reading.left:
+        if first is not None:
             self.reading = None
-            self._join(row, reading.cache, moved(logits, self.rows.device))
+            self._join(row, reading.cache, first)
 
     def _piece(self, left: int) -> int:
         """Of so many tokens how many to read now: others are to wait about as long as a round takes."""
@@ -175,20 +162,25 @@ class Engine:
         piece = min(max(LEAST_PIECE, fair), LONGEST_PIECE)
         return left if left <= 1.5 * piece else piece
 
-    def _join(self, row: Row, read: "Cache", logits: Tensor) -> None:
-        """The row is one of the batch. Its prompt's forward was the verification of an empty draft."""
-        self.target.join(read, row.end)
-        self.rows.join(row)
-        place, group = len(self.rows) - 1, self._group(row)
+    def _first(self, row: Row, logits: Tensor) -> list[int]:
+        """The row's first token: the prompt's forward was the verification of an empty draft."""
+        group = self._group(row)
         group.rows.add(row.number)
         group.randomness.of[row.number] = row.randomness
-        block = group.judge.block(Draft.from_lists([[]], self.rows.device), logits, self.rows.view([place]))
-        token = block.rows[0].text
-        stopped = self.rows.append([*[[]] * place, token])[place]
+        ids, tokens = row.call.input_ids, list(row.tokens)
+        prompt = Sequences(moved(ids, self.rows.device).clone(), [len(tokens)], [row.number], [tokens])
+        return group.judge.block(Draft.from_lists([[]], self.rows.device), logits, prompt).rows[0].text
+
+    def _join(self, row: Row, read: "Cache", first: list[int]) -> None:
+        """The row is one of the batch."""
+        self.target.join(read, row.end)
+        self.rows.join(row)
+        place = len(self.rows) - 1
+        stopped = self.rows.append([*[[]] * place, first])[place]
         for stats in (self.stats, row.answer.stats):
             stats.target_calls += 1
             stats.emitted_tokens += 1
-        self._tell(row, token)
+        self._tell(row, first)
         self._leave([place] if stopped else [])
 
     def _group(self, row: Row) -> Group:
@@ -218,7 +210,7 @@ class Engine:
         parts = self._parts()
         fed = self._fed(parts)
         verifying, starts = time.perf_counter(), list(self.runner.lengths)
-        forward = self.runner.forward(*_inputs(rows.last(), fed, self.vocab))
+        forward = self.runner.forward(*inputs_of(rows.last(), fed, self.vocab))
         forward.logits = moved(forward.logits, rows.device)
         width, seconds = fed.tokens.shape[1] + 1, time.perf_counter() - verifying
         results: dict[int, Result] = {}
@@ -320,20 +312,24 @@ class Engine:
         if not places:
             return
         for b in places:
-            row = self.rows.all[b]
-            group = self.groups[row.settings]
-            group.rows.discard(row.number)
-            group.randomness.of.pop(row.number, None)
-            for drafting in filter(None, (group.drafting, self.shared)):
-                drafting.forget(row.number)
-            if not group.rows:
-                self._close(self.groups.pop(row.settings).drafting)
-            row.finish()
+            self._forget(self.rows.all[b])
+            self.rows.all[b].finish()
         order = self.target.leave(list(places))
         self.rows.leave(order)
         if not order:
             self._close(self.shared)
             self.shared, self.runner = None, self.target
+
+    def _forget(self, row: Row) -> None:
+        """Nobody holds anything of it any more; a group without rows is none."""
+        if (group := self.groups.get(row.settings)) is None:
+            return
+        group.rows.discard(row.number)
+        group.randomness.of.pop(row.number, None)
+        for drafting in filter(None, (group.drafting, self.shared)):
+            drafting.forget(row.number)
+        if not group.rows:
+            self._close(self.groups.pop(row.settings).drafting)
 
     def _close(self, drafting: Drafting | None) -> None:
         if drafting is not None:
@@ -341,9 +337,3 @@ class Engine:
             self.stats.draft_calls += told.draft_calls
             new = [note for note in told.notes if note not in self.stats.notes]
             self.stats.notes = [*self.stats.notes, *new][-MOST_NOTES:]
-
-
-def _inputs(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list[int]] | None]:
-    """The last accepted tokens followed by the draft [B, K + 1], and their parents in a tree."""
-    tokens = torch.cat([last, draft.tokens.clamp(0, vocab - 1)], dim=1)
-    return tokens, None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]

@@ -24,6 +24,7 @@ from ..batching import BatchDecoder
 from ..errors import SpeculationError
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
+from .apart import apart
 from .continuous import in_place_of_stock
 from .speculating import Speculating
 
@@ -69,15 +70,11 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
         raise SpeculationError('serving needs more packages; pip install "hf-specdec[serve]"')
     check_options(options)
     check_address(options.host, options.port)
-    pair = settings.load()
-    drafter = settings.load_drafter(pair)
-    speculating = Speculating(pair.target, drafter, say)
-    say("warming up")
-    speculating.warm_up(pair.tokenizer)
+    pair, speculating = apart(lambda: ready(settings))
     if speculating.plain_because:
         say(f"{settings.target} is served plainly: {speculating.plain_because}")
     else:
-        say(f"{settings.target} is served with {drafter}")
+        say(f"{settings.target} is served with {speculating.drafter}")
     serving = joining(settings, speculating) if settings.continuous_batching else speculating.in_place()
     with serving as summary, handing_out(pair, settings.target), ending_by_signal():
         try:
@@ -86,6 +83,19 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
             pass
         finally:
             say(summary())
+
+
+def ready(settings: ServeSettings) -> tuple[Pair, Speculating]:
+    """Load, and do what only first answers do.
+
+    Raises:
+        SpeculationError: a model or drafter cannot be loaded.
+    """
+    pair = settings.load()
+    speculating = Speculating(pair.target, settings.load_drafter(pair), say)
+    say("warming up")
+    speculating.warm_up(pair.tokenizer)
+    return pair, speculating
 
 
 @contextmanager
