@@ -541,6 +541,20 @@ def no_thread_is_left() -> Iterator[None]:
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "BatchDecoder"])
 
 
+@pytest.mark.parametrize("window", [3, "auto"])
+def test_drafts_stay_right_while_rows_come_and_go(window: Any) -> None:
+    """A draft that is the target is always right, unless its cache holds something else than the text."""
+    model = models.llama()
+    lengths = [200, 5, 40, 9, 130, 3, 20, 60, 4, 11]
+    with BatchDecoder(model, DraftModelDrafter(model, num_draft_tokens=window), max_rows=3) as decoder:
+        answers = [
+            decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in zip(texts(), lengths, strict=True)
+        ]
+        for answer, ids, new in zip(answers, texts(), lengths, strict=True):
+            assert answer.result(60) == plain(model, ids, new)
+    assert decoder.stats.drafted_tokens and not decoder.stats.rejections
+
+
 def test_a_drafter_that_knows_nothing_of_batches_works(target: Any) -> None:
     """`propose` alone is enough."""
 

@@ -37,7 +37,7 @@ class JoiningRunner(RaggedRunner):
         super().__init__(model, {"past_key_values": DynamicCache(config=model.config)}, nobody)
         self.most_rows, self.most_slots = most_rows, most_slots
         self.wanted: list[int] = []
-        """[B] slots that each row may come to need"""
+        """[B] slots that each row is known to come to need"""
         self.reserved = self.bytes = 0
         """slots of each layer's buffers, empty ones among them, and what all of them take"""
         self.columns, self.shapes = 0, TreeShapes(model.device)
@@ -57,11 +57,9 @@ class JoiningRunner(RaggedRunner):
             read: a cache of one row, which holds the prompt. It is used up.
             wanted: slots that the row may come to need.
         """
-        first = not self.wanted
         self.wanted.append(wanted)
-        if first:
+        if len(self.wanted) == 1:
             self.cache = RaggedCache(read)
-            self._rows = self._slots = 0
             self._fit()
         else:
             self._fit()
@@ -86,7 +84,7 @@ class JoiningRunner(RaggedRunner):
             self._let_go()
             return
         self.cache.select(rows)
-        self._rows, self._slots = len(rows), self.cache.layers[0].keys.shape[2]
+        self._fit()
         self._rows_are(len(rows))
 
     def _let_go(self) -> None:
@@ -100,15 +98,15 @@ class JoiningRunner(RaggedRunner):
         self.next_position = torch.zeros(rows, 1, dtype=torch.long, device=device)
 
     def _fit(self) -> None:
-        """Buffers in which all rows find room, not twice as large as they need be."""
-        rows, slots = len(self.wanted), self.slots_for([max(self.wanted)])
-        most = self.most_rows if self.most_slots is None else min(self.most_rows, self.most_slots // slots)
-        grown = self._slots < slots or self._rows < rows
-        if grown or self._slots > 2 * slots:
-            self._rows, self._slots = max(rows, most), slots
-            self.cache.lay_out(self._rows, slots)
-            self.reserved = self._rows * slots
-            self.bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
+        """Buffers in which all rows find room, not twice as long as they need be."""
+        rows, slots = len(self.wanted), self.slots_for([max(*self.wanted, *self.cache.lengths)])
+        held = self.cache.layers[0].keys.shape
+        if held[0] < rows or not slots <= held[2] <= 2 * slots:
+            most = self.most_rows if self.most_slots is None else min(self.most_rows, self.most_slots // slots)
+            self.cache.lay_out(max(rows, most), slots)
+            held = self.cache.layers[0].keys.shape
+        self.reserved = held[0] * held[2]
+        self.bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
 
 
 class Reading:
