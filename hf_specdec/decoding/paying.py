@@ -16,6 +16,8 @@ from ..schedule import Correct, Round, Schedule
 TRIAL, FIRST_TRIAL, LATER_TRIAL = 2, 8, 4
 """rounds that are drafted for before it is asked whether they paid: for a target with a state; else at first and after
 a pause"""
+LEAST_TRIAL = 3
+"""rounds, however many rows there are"""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
 COSTS = 0.03
@@ -138,13 +140,19 @@ class Paying:
         if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
             record.pause, record.lost = FIRST_PAUSE, 0.0
             record.tried = record.tried if plain else 0
-        elif record.tried >= (TRIAL if self.keeps_state else LATER_TRIAL if record.paused else FIRST_TRIAL):
+        elif record.tried >= self._trial(record):
             made_up_for = record.lost * plain / self.rows / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_PAUSE)
             record.pause = min(2 * record.pause, LONGEST_PAUSE)
             record.tried, record.lost, record.paused = 0, 0.0, True
             if self.keeps_state:
                 record.drafted = Pace()  # what comes is another text
+
+    def _trial(self, record: Record) -> int:
+        """Rounds that show whether drafts pay: each row of a batch is one."""
+        if self.keeps_state:
+            return TRIAL
+        return max(LEAST_TRIAL, (LATER_TRIAL if record.paused else FIRST_TRIAL) // self.rows)
 
     def note(self) -> str:
         """Why drafts were left out, if they were."""
