@@ -185,6 +185,8 @@ class DraftContext:
     """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
     most_rows: int = 0
     """at once, where rows come and go"""
+    most_tokens: int = 0
+    """of those together: what a cache may hold"""
 
     @property
     def rows(self) -> int:

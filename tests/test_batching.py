@@ -341,6 +341,51 @@ def test_first_come_first_served() -> None:
     assert order[0] == "running"
 
 
+def test_prefix_processors_see_drafts_beyond_the_buffers_end() -> None:
+    """Buffers of ids grow by 256 columns; drafts that cross their end are read by processors, too."""
+    model = models.llama()
+    options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.05}
+    for drafter in (PromptLookupDrafter(min_match=1), PromptLookupDrafter(num_branches=3)):
+        with BatchDecoder(model, drafter, max_rows=2) as decoder:
+            answers = [decoder.submit(([7, 9, 11] * 90)[:n], max_new_tokens=30, **options) for n in (244, 250, 253)]
+            for answer, n in zip(answers, (244, 250, 253), strict=True):
+                assert answer.result(60) == plain(model, ([7, 9, 11] * 90)[:n], 30, **options)
+
+
+def test_a_join_that_fails_fails_its_row_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.llama()
+    join = JoiningRunner.join
+
+    def failing(self: Any, *args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with BatchDecoder(model, max_rows=2) as decoder:
+        monkeypatch.setattr(JoiningRunner, "join", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            decoder.submit(texts()[0], max_new_tokens=4, do_sample=False).result(30)
+        monkeypatch.setattr(JoiningRunner, "join", join)
+        assert decoder.submit(texts()[0], max_new_tokens=4, do_sample=False).result(30) == plain(model, texts()[0], 4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nobody_waits_for_a_thread_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = BatchDecoder(models.llama(), max_rows=1)
+
+    def breaking(*_: Any) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(decoder._engine, "turn", breaking)
+    monkeypatch.setattr(decoder._engine, "fail", breaking)
+    answers = [decoder.submit(ids, max_new_tokens=4) for ids in texts()[:1]]
+    for answer in answers:
+        with pytest.raises(MemoryError):
+            answer.result(30)
+    until(lambda: not decoder.alive)
+    with pytest.raises(SpeculationError, match="closed"):
+        decoder.submit(texts()[0], max_new_tokens=4)
+    decoder.close()
+
+
 def test_a_full_queue_says_so() -> None:
     model = models.llama()
     with BatchDecoder(model, max_rows=1, max_waiting=2) as decoder, Slow(model, 0.01):
@@ -439,6 +484,9 @@ def test_a_session_knows_only_of_rows_that_are_there(target: Any) -> None:
         ({"assistant_model": PromptLookupDrafter()}, "assistant_model"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"no_such_option": 1}, "no_such_option"),
+        ({"cache_implementation": "static"}, "dynamic cache"),
+        ({"use_cache": False}, "dynamic cache"),
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "attention_mask"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

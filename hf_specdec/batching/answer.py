@@ -28,7 +28,9 @@ class Answer:
         """None while it is written; then "stop", "length", or "cancelled" """
         self.cancelled = False
         self.future: Future[list[int]] = Future()
-        """of the same list as `result`'s, for `concurrent.futures.wait` or `asyncio.wrap_future`"""
+        """of the same list as `result`'s, for `concurrent.futures.wait` or `asyncio.wrap_future`; what lets go of it is
+        `cancel`"""
+        self.future.set_running_or_notify_cancel()  # nobody takes it away while it is written
         self._tokens: list[int] = []
         self._news, self._wake = threading.Condition(), wake
 
@@ -84,13 +86,15 @@ class Answer:
             self._tokens += tokens
             self._news.notify_all()
 
-    def finish(self, reason: str | None, error: BaseException | None = None) -> None:
-        """Nothing more will come."""
+    def finish(self, reason: str | None, error: BaseException | None = None) -> bool:
+        """Nothing more will come; false where that was said before."""
+        if self.future.done():
+            return False
         self.finish_reason = reason
+        self.future.set_exception(error) if error is not None else self.future.set_result(self.tokens)
         with self._news:
-            if not self.future.done():
-                self.future.set_exception(error) if error is not None else self.future.set_result(self.tokens)
             self._news.notify_all()
+        return True
 
     def __repr__(self) -> str:
         state: Any = self.finish_reason or "being written"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
 from ..decoding.call import Call, rope_changes
 from ..drafters.base import Drafter
@@ -89,7 +89,7 @@ class BatchDecoder:
         self._engine = Engine(model, self.drafter, max_rows, max_tokens)
         self._waiting: deque[Row] = deque()
         self._news = threading.Condition()
-        self._numbers, self._closing = count(), False
+        self._numbers, self._closing, self._giving_up = count(), False, False
         self._thread = threading.Thread(target=self._run, name="BatchDecoder", daemon=True)
         self._thread.start()
 
@@ -111,13 +111,15 @@ class BatchDecoder:
         """
         row = self._row(input_ids, streamer, options)
         with self._news:
-            if self._closing:
+            if not self.alive:
                 raise SpeculationError("this BatchDecoder is closed; make a new one")
             if len(self._waiting) >= self.max_waiting:
                 raise QueueFull(
                     f"{len(self._waiting)} requests wait already, as many as max_waiting={self.max_waiting} allows; "
                     "try again later"
                 )
+            if streamer is not None:
+                streamer.put(row.call.input_ids.cpu())
             self._waiting.append(row)
             self._news.notify_all()
         return row.answer
@@ -146,14 +148,10 @@ class BatchDecoder:
             wait: finish what was asked for; otherwise it is cancelled.
         """
         with self._news:
-            self._closing = True
-            if not wait:
-                engine = self._engine
-                reading = [] if engine.reading is None else [engine.reading[0]]
-                for row in [*self._waiting, *engine.rows.all, *reading]:
-                    row.answer.cancelled = True
+            self._closing, self._giving_up = True, self._giving_up or not wait
             self._news.notify_all()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -164,7 +162,7 @@ class BatchDecoder:
     # ------------------------------------------------------------------ a request
 
     def _row(self, input_ids: Tensor | Sequence[int], streamer: Any, options: dict[str, Any]) -> Row:
-        ids = torch.as_tensor(input_ids, dtype=torch.long, device=self.model.device)
+        ids = torch.as_tensor(input_ids, dtype=torch.long, device=self.model.device).clone()
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1]:
             raise SpeculationError(
@@ -176,7 +174,7 @@ class BatchDecoder:
         config = self.generation_config
         if config is not None:
             options = {"generation_config": config} | options
-        call = prepared(self.model, streamer, input_ids=ids, **options)
+        call = prepared(self.model, streamer, input_ids=ids, **{"attention_mask": torch.ones_like(ids)} | options)
         self._check(call)
         arrived = time.perf_counter()
         answer = Answer(ids.shape[1], self._wake)
@@ -188,8 +186,6 @@ class BatchDecoder:
                 f"a prompt of {ids.shape[1]} tokens and up to {row.end - ids.shape[1]} new ones do not fit into "
                 f"max_tokens={self._engine.most_tokens}; ask for fewer new tokens, or make more room"
             )
-        if streamer is not None:
-            streamer.put(ids.cpu())
         return row
 
     def _check(self, call: Call) -> None:
@@ -198,6 +194,13 @@ class BatchDecoder:
             SpeculationError: what the rows of a batch cannot have each for itself.
         """
         most, limit = call.stopping.max_length, position_limit(self.model)
+        cache = call.model_kwargs.get("past_key_values")
+        if not isinstance(cache, DynamicCache) or cache.offloading or cache.get_seq_length():
+            raise SpeculationError(
+                "a row needs a dynamic cache of its own; leave past_key_values and use_cache out"
+            )
+        if not bool(call.prompt_mask.all()):
+            raise SpeculationError("attention_mask must be all ones: a prompt is submitted without padding")
         if call.input_ids.shape[0] != 1:
             raise SpeculationError("num_return_sequences must be 1; submit the prompt as often as you want answers")
         if call.processing.opaque or call.stopping.opaque:
@@ -221,20 +224,38 @@ class BatchDecoder:
             self._news.notify_all()
 
     def _run(self) -> None:
+        error: BaseException = SpeculationError("this BatchDecoder is closed")
+        try:
+            while self._turn():
+                pass
+        except BaseException as found:  # nobody may wait for a thread that is not there
+            error = found
+        with self._news:
+            self._closing, left = True, [*self._waiting, *self._engine.present()]
+            self._waiting.clear()
+        for row in left:
+            row.finish(error)
+        self._engine.close()
+
+    def _turn(self) -> bool:
+        """Let in, let go, decode a round; false where everything is over."""
         engine = self._engine
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: engine.busy or self._waiting or self._closing)
-                for row in [row for row in self._waiting if row.answer.cancelled]:
-                    self._waiting.remove(row)
-                    row.finish()
-                if engine.reading is None and self._waiting and engine.fits(self._waiting[0]):
-                    engine.admit(self._waiting.popleft())
-                if self._closing and not self._waiting and not engine.busy:
-                    break
-            try:
-                engine.drop()
-                engine.turn()
-            except Exception as error:
-                engine.fail(error)
-        engine.close()
+        with self._news:
+            self._news.wait_for(lambda: engine.busy or self._waiting or self._closing)
+            if self._giving_up:
+                for row in [*self._waiting, *engine.present()]:
+                    row.answer.cancelled = True
+            gone = [row for row in self._waiting if row.answer.cancelled]
+            for row in gone:
+                self._waiting.remove(row)
+            if engine.reading is None and self._waiting and engine.fits(self._waiting[0]):
+                engine.admit(self._waiting.popleft())
+            over = self._closing and not self._waiting and not engine.busy
+        for row in gone:
+            row.finish()
+        try:
+            engine.drop()
+            engine.turn()
+        except Exception as error:
+            engine.fail(error)
+        return not over

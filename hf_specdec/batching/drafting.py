@@ -36,8 +36,9 @@ class Drafting:
         clock: Callable[[], float],
         first: "Row",
         vocab: int,
-        most_rows: int,
         most_columns: int,
+        most_rows: int,
+        most_tokens: int,
     ) -> None:
         """
         Args:
@@ -45,6 +46,8 @@ class Drafting:
             clock: seconds of rounds.
             first: the row for whose settings it is opened.
             most_columns: that a row may come to.
+            most_rows: at once.
+            most_tokens: of all rows together.
         """
         call, device = first.call, first.call.target.device
         self.cost, self.stats, self.randomness = cost, SpeculationStats(), RowRandomness()
@@ -66,6 +69,7 @@ class Drafting:
             cost=cost.copy(),
             target=model,
             most_rows=most_rows,
+            most_tokens=most_tokens,
         )
         self.guarded = GuardedDrafter(drafter)
         self.session = GuardedSession(self.guarded, context, cost)

@@ -66,7 +66,8 @@ class Engine:
         self.runner: Runner = self.target
         """the drafter's own, where it brings one"""
         self.shared: Drafting | None = None
-        """of a drafter that lives inside the target: one session for all rows"""
+        """of a drafter that lives inside the target: one session for all rows, with the settings of the first; what
+        it drafts are point masses"""
         self.groups: dict[Hashable, Group] = {}
         self.reading: tuple[Row, Reading] | None = None
         self.stats = SpeculationStats(mode="joined")
@@ -115,10 +116,13 @@ class Engine:
         """Seconds, but for those in which prompts are read."""
         return time.perf_counter() - self.reading_seconds
 
+    def present(self) -> list[Row]:
+        """Whoever is being decoded or read."""
+        return [*self.rows.all, *([] if self.reading is None else [self.reading[0]])]
+
     def fail(self, error: BaseException) -> None:
         """Something is wrong with the model: every row ends with this error, and the next ones begin anew."""
-        rows = [*self.rows.all, *([self.reading[0]] if self.reading is not None else [])]
-        for row in rows:
+        for row in self.present():
             row.finish(error)
         self.close()
         self.rows, self.reading = Rows(self.model.device), None
@@ -153,7 +157,6 @@ class Engine:
         for stats in (self.stats, row.answer.stats):
             stats.prefill_seconds += seconds
         if first is not None:
-            self.reading = None
             self._join(row, reading.cache, first)
 
     def _piece(self, left: int) -> int:
@@ -175,6 +178,7 @@ class Engine:
         """The row is one of the batch."""
         self.target.join(read, row.end)
         self.rows.join(row)
+        self.reading = None
         place = len(self.rows) - 1
         stopped = self.rows.append([*[[]] * place, first])[place]
         for stats in (self.stats, row.answer.stats):
@@ -197,7 +201,8 @@ class Engine:
         if self.drafter is None or self.shared is not None:
             return self.shared
         columns = min(self.limit, self.most_tokens)
-        drafting = Drafting(self.drafter, self.model, self.cost, self.clock, row, self.vocab, self.most_rows, columns)
+        bounds = self.vocab, columns, self.most_rows, self.most_tokens
+        drafting = Drafting(self.drafter, self.model, self.cost, self.clock, row, *bounds)
         if drafting.guarded.brings_runner:
             self.shared, self.runner = drafting, drafting.runner(self.target)
         return drafting
@@ -209,6 +214,7 @@ class Engine:
         began, rows = time.perf_counter(), self.rows
         parts = self._parts()
         fed = self._fed(parts)
+        rows.reserve(max(rows.lengths) + fed.tokens.shape[1] + 1)
         verifying, starts = time.perf_counter(), list(self.runner.lengths)
         forward = self.runner.forward(*inputs_of(rows.last(), fed, self.vocab))
         forward.logits = moved(forward.logits, rows.device)
@@ -216,6 +222,8 @@ class Engine:
         results: dict[int, Result] = {}
         for part in parts:
             results |= zip(part.places, self._judged(part, forward), strict=True)
+        if rows.device.type != "cpu":  # a forward is over only when its results have been looked at
+            seconds = time.perf_counter() - verifying
         found = [results[b] for b in range(len(rows))]
         ended = rows.append([result.tokens for result in found])
         for row, start, result, ends in zip(rows.all, starts, found, ended, strict=True):

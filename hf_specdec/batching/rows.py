@@ -48,12 +48,12 @@ class Row:
         answer = self.answer
         answer.stats.total_seconds = time.perf_counter() - self.arrived
         answer.stats.plain_steps = max(0, len(answer.tokens) - 1)
-        if self.call.streamer is not None:
-            with suppress(Exception):  # its owner has gone
-                self.call.streamer.end()
         ended = bool(answer.tokens) and self.tokens[-1] in self.call.stopping.eos
         reason = "length" if len(self.tokens) >= self.end and not ended else "stop"
-        answer.finish(None if error is not None else "cancelled" if answer.cancelled else reason, error)
+        first = answer.finish(None if error is not None else "cancelled" if answer.cancelled else reason, error)
+        if first and self.call.streamer is not None:
+            with suppress(Exception):  # its owner has gone
+                self.call.streamer.end()
 
 
 class Rows:
@@ -76,7 +76,7 @@ class Rows:
     def join(self, row: Row) -> None:
         """One more, with its prompt."""
         self.all.append(row)
-        self._reserve(len(row.tokens))
+        self.reserve(len(row.tokens))
         prompt = torch.nn.functional.pad(moved(row.call.input_ids, self.device), (0, self.ids.shape[1]))
         self.ids = torch.cat([self.ids, prompt[:, : self.ids.shape[1]]])
 
@@ -98,7 +98,7 @@ class Rows:
 
     def append(self, new: Sequence[Sequence[int]]) -> list[bool]:
         """Tokens for every row [B][any], each cut where the row stops; whether it does."""
-        self._reserve(max(map(len, new)) + max(self.lengths))
+        self.reserve(max(map(len, new)) + max(self.lengths))
         width = max(map(len, new))
         columns = [[len(row.tokens) + i for i in range(width)] for row in self.all]
         padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in new]
@@ -114,7 +114,8 @@ class Rows:
                 return True
         return False
 
-    def _reserve(self, columns: int) -> None:
+    def reserve(self, columns: int) -> None:
+        """Room for that many tokens in every row."""
         missing = columns - self.ids.shape[1]
         if missing > 0:
             self.ids = torch.nn.functional.pad(self.ids, (0, -(-missing // BLOCK) * BLOCK))

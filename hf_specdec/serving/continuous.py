@@ -95,6 +95,8 @@ class Joined(utils.BaseGenerateManager):
         """
         from fastapi import HTTPException
 
+        if not self.decoder.alive:
+            raise HTTPException(ENDED, "the server is ending")
         config = copy(gen_config)
         config.use_cache = True  # transformers' own manager brings its cache
         options = {"generation_config": config, "tokenizer": processor, "streamer": streamer}

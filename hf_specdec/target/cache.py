@@ -175,11 +175,12 @@ class RaggedCache(Cache):
             )
 
     def join(self, stock: Cache) -> None:
-        """One more row, in buffers that have room for it: what a cache of one row holds."""
+        """One more row, in buffers that have room for it: what a cache of one row holds. It is emptied."""
         b, columns = len(self.lengths), stock.get_seq_length()
         for layer, other in zip(self.layers, stock.layers, strict=True):
             held = slice(columns - other.keys.shape[2], columns)  # of sliding layers the last ones
             layer.keys[b, :, held], layer.values[b, :, held] = other.keys[0], other.values[0]
+            other.keys, other.values = _nothing(other.keys), _nothing(other.values)
         for group in self.groups:
             group.set_lengths([*group.lengths, columns])
 

@@ -24,7 +24,13 @@ class ModelOverCache:
     runner: LockstepRunner | RaggedRunner
 
     def __init__(
-        self, model: "PreTrainedModel", prompt_ids: Tensor, prompt_mask: Tensor, lockstep: bool, most_rows: int = 0
+        self,
+        model: "PreTrainedModel",
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        lockstep: bool,
+        most_rows: int = 0,
+        most_tokens: int = 0,
     ) -> None:
         """Reads the prompt.
 
@@ -33,6 +39,7 @@ class ModelOverCache:
             prompt_mask: [B, P] 1 where it is not padding.
             lockstep: rows keep equal lengths.
             most_rows: where rows come and go, how many are expected at once; there is no prompt then.
+            most_tokens: of those together.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -43,7 +50,7 @@ class ModelOverCache:
         self.good: list[int] = []
         """[B] leading slots that hold accepted tokens"""
         if most_rows:
-            self.runner = JoiningRunner(model, most_rows)
+            self.runner = JoiningRunner(model, most_rows, most_tokens)
             return
         if (longest := int(prompt_mask.sum(-1).max())) >= self.context_limit:
             raise ValueError(f"the prompt has {longest} tokens, the draft's context {self.context_limit}")

@@ -144,7 +144,8 @@ class DraftModelSession(DraftSession):
 
 def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> ModelOverCache:
     """A draft model that has read the call's prompt."""
-    return ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep, context.most_rows)
+    bounds = context.most_rows, context.most_tokens
+    return ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep, *bounds)
 
 
 def candidates_of(context: DraftContext, wanted: int) -> int:
