@@ -54,6 +54,9 @@ def times(rows=1, slope=0.0):
 def host(target, rows=1, cost=None):
     return SimpleNamespace(
         prompt_ids=torch.zeros(rows, 3, dtype=torch.long),
+        rows=rows,
+        most_rows=0,
+        most_tokens=0,
         prompt_mask=torch.ones(rows, 3, dtype=torch.long),
         eos_token_ids=frozenset(),
         vocab_size=97,
