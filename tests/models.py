@@ -1,6 +1,9 @@
 """Tiny decoder-only models of many architectures, with random weights that give varied text."""
 
-from collections.abc import Callable
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -177,6 +180,23 @@ def from_config(config: Any, attention: str = "sdpa", seed: int = 0) -> Any:
 def llama(vocab: int = VOCAB, seed: int = 0, attention: str = "sdpa", **changes: Any) -> Any:
     """The model of most tests."""
     return from_config(tf.LlamaConfig(**SIZES | {"vocab_size": vocab} | changes), attention, seed)
+
+
+@contextmanager
+def slow(model: Any, seconds: float) -> Iterator[None]:
+    """Within the block the model's forwards take so much longer."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return forward(*args, **kwargs)
+
+    model.forward = slowly
+    try:
+        yield
+    finally:
+        del model.forward
 
 
 def prompts(lengths: list[int], vocab: int = VOCAB, seed: int = 0) -> dict[str, Tensor]:

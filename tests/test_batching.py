@@ -261,31 +261,12 @@ def test_stop_strings_end_a_row() -> None:
         assert [x.result(60) for x in beside] == [plain(model, x, 30) for x in texts()[:3]]
 
 
-class Slow:
-    """A model whose forwards take a while."""
-
-    def __init__(self, model: Any, seconds: float) -> None:
-        self.model, self.seconds = model, seconds
-        self.forward = model.forward
-
-    def __enter__(self) -> None:
-        @functools.wraps(self.forward)
-        def slowly(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(self.seconds)
-            return self.forward(*args, **kwargs)
-
-        self.model.forward = slowly
-
-    def __exit__(self, *_: Any) -> None:
-        del self.model.forward
-
-
 @pytest.mark.parametrize("kind", ["lookup", "suffix", "hybrid", "DISCO, budget"])
 def test_cancelled_rows_leave_and_free_their_room(target: Any, draft: Any, kind: str) -> None:
     target_without_end = models.llama()
     drafter = made(kind, target_without_end, draft)
     with BatchDecoder(target_without_end, drafter, max_rows=4) as decoder:
-        with Slow(target_without_end, 0.005):
+        with models.slow(target_without_end, 0.005):
             endless = [decoder.submit(ids, max_new_tokens=400, do_sample=False) for ids in texts()[:6]]
             for answer in endless[:4]:
                 next(iter(answer))
@@ -330,7 +311,7 @@ def test_the_cache_stays_within_its_bound(target: Any) -> None:
 def test_first_come_first_served() -> None:
     """A long request at the head of the queue is not passed by short ones that would fit."""
     model, order = models.llama(), []
-    with BatchDecoder(model, max_rows=4, max_tokens=512) as decoder, Slow(model, 0.002):
+    with BatchDecoder(model, max_rows=4, max_tokens=512) as decoder, models.slow(model, 0.002):
         running = decoder.submit(texts()[0], max_new_tokens=60, do_sample=False)
         long = decoder.submit(texts()[1], max_new_tokens=300, do_sample=False)
         short = [decoder.submit(ids, max_new_tokens=3, do_sample=False) for ids in texts()[2:5]]
@@ -388,7 +369,7 @@ def test_nobody_waits_for_a_thread_that_is_gone(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_full_queue_says_so() -> None:
     model = models.llama()
-    with BatchDecoder(model, max_rows=1, max_waiting=2) as decoder, Slow(model, 0.01):
+    with BatchDecoder(model, max_rows=1, max_waiting=2) as decoder, models.slow(model, 0.01):
         answers = [decoder.submit(texts()[0], max_new_tokens=50, do_sample=False)]
         next(iter(answers[0]))
         answers += [decoder.submit(texts()[1], max_new_tokens=2, do_sample=False) for _ in range(2)]
@@ -425,7 +406,7 @@ def test_a_model_that_fails_fails_those_who_are_there_and_nobody_after_them(targ
 
 def test_what_is_wrong_with_one_request_ends_that_one_alone() -> None:
     model = models.llama()
-    with BatchDecoder(model, PromptLookupDrafter(), max_rows=4) as decoder, Slow(model, 0.002):
+    with BatchDecoder(model, PromptLookupDrafter(), max_rows=4) as decoder, models.slow(model, 0.002):
         beside = [decoder.submit(ids, max_new_tokens=40, do_sample=False) for ids in texts()[:3]]
         bad = decoder.submit(texts()[3], max_new_tokens=4, do_sample=False, sequence_bias={(5000,): 1.0})
         with pytest.raises((ValueError, IndexError)):
@@ -527,7 +508,7 @@ def test_the_flag_names_the_drafter(target: Any, draft: Any) -> None:
 
 def test_closing_without_waiting_gives_everything_up() -> None:
     model = models.llama()
-    with Slow(model, 0.005):
+    with models.slow(model, 0.005):
         decoder = BatchDecoder(model, max_rows=2)
         answers = [decoder.submit(ids, max_new_tokens=400, do_sample=False) for ids in texts()[:5]]
         next(iter(answers[0]))

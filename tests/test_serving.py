@@ -1,6 +1,5 @@
 """`hf-specdec serve`: real clients over HTTP on loopback get what plain decoding says."""
 
-import functools
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from chats import TEMPLATE, VOCAB, save_pair, talking_tokenizer
-from models import llama
+from models import llama, slow
 from processes import children, free_port
 
 from hf_specdec import BatchDecoder, PearlDrafter, PromptLookupDrafter, SpeculationError
@@ -193,22 +192,13 @@ def test_many_clients_at_once(either: Served) -> None:
 
 def test_a_client_that_hangs_up_frees_the_model_within_a_round(served: Served) -> None:
     before, rounds = served.speculating.given_up, served.speculating.total.target_calls
-    forward = served.target.forward
-
-    def slowly(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.05)
-        return forward(*args, **kwargs)
-
-    served.target.forward = slowly
-    try:
+    with slow(served.target, 0.05):
         stream = served.client.chat.completions.create(
             model="tiny", messages=QUESTION, max_tokens=180, temperature=1.5, stream=True, seed=1
         )
         next(iter(stream))
         stream.close()
         until(lambda: served.speculating.given_up > before)
-    finally:
-        del served.target.forward
     assert served.drafter.last_stats.emitted_tokens < 120 and served.speculating.total.target_calls == rounds
     plain = served.plain(QUESTION, 12)
     answer = served.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=12, temperature=0)
@@ -236,15 +226,7 @@ def test_what_cannot_be_answered_harms_nobody(served: Served, body: Any, expecte
 
 
 def test_a_joined_client_that_hangs_up_frees_its_row(joined: Served) -> None:
-    forward = joined.target.forward
-
-    @functools.wraps(forward)
-    def slowly(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.02)
-        return forward(*args, **kwargs)
-
-    joined.target.forward = slowly
-    try:
+    with slow(joined.target, 0.02):
         streams = [
             joined.client.chat.completions.create(
                 model="tiny", messages=QUESTION, max_tokens=200, temperature=1.5, stream=True, seed=i
@@ -256,8 +238,6 @@ def test_a_joined_client_that_hangs_up_frees_its_row(joined: Served) -> None:
         for stream in streams:
             stream.close()
         until(lambda: joined.decoder.load.rows == 0 and joined.decoder.load.waiting == 0)
-    finally:
-        del joined.target.forward
     assert joined.decoder.load.bytes == 0
     assert any(line.endswith("cancelled") for line in joined.lines)
 
@@ -303,22 +283,14 @@ def test_settings_of_joined_requests_are_each_ones_own(joined: Served) -> None:
 
 def test_a_full_queue_is_said_over_http() -> None:
     with serving(PromptLookupDrafter(), joined=True, max_rows=1, max_waiting=1) as served:
-        forward = served.target.forward
-
-        @functools.wraps(forward)
-        def slowly(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(0.05)
-            return forward(*args, **kwargs)
-
-        served.target.forward = slowly
         body = {"model": "tiny", "messages": QUESTION, "max_tokens": 30, "temperature": 0}
         with ThreadPoolExecutor(4) as pool:
-            first = pool.submit(served.post, "/v1/chat/completions", body)
-            until(lambda: served.decoder.load.rows == 1)
-            second = pool.submit(served.post, "/v1/chat/completions", body)
-            until(lambda: served.decoder.load.waiting == 1)
-            status, said = served.post("/v1/chat/completions", body)
-            del served.target.forward
+            with slow(served.target, 0.05):
+                first = pool.submit(served.post, "/v1/chat/completions", body)
+                until(lambda: served.decoder.load.rows == 1)
+                second = pool.submit(served.post, "/v1/chat/completions", body)
+                until(lambda: served.decoder.load.waiting == 1)
+                status, said = served.post("/v1/chat/completions", body)
             assert status == 429 and "max_waiting=1" in said
             assert first.result()[0] == second.result()[0] == 200
 

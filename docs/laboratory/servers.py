@@ -7,12 +7,10 @@ with a stop list.
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +22,7 @@ from transformers import AutoTokenizer
 from typer import Argument, Option, run
 
 from hf_specdec.loading.prompts import load_prompts
+from serving_load import listens, open_port
 
 STOCK = ["-c", "from transformers.cli.transformers import main; main()", "serve"]
 
@@ -45,15 +44,12 @@ class Serving:
     """A server in a process of its own."""
 
     def __init__(self, arguments: list[str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = int(listener.getsockname()[1])
+        self.port = open_port()
         command = [sys.executable, "-W", "ignore", *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def __enter__(self) -> Any:
-        while self.process.poll() is None:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                break
+        while self.process.poll() is None and not listens(self.port):
             time.sleep(0.2)
         return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=600)
 

@@ -39,6 +39,13 @@ def open_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    """Whether somebody does there."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
 class Server:
     """`hf-specdec serve` in a process of its own."""
 
@@ -49,7 +56,7 @@ class Server:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.lines: list[str] = []
         threading.Thread(target=self._listen, daemon=True).start()
-        while not self._answers():
+        while not listens(self.port):
             if self.process.poll() is not None:
                 raise SystemExit("\n".join(self.lines))
             time.sleep(0.2)
@@ -57,11 +64,6 @@ class Server:
     def _listen(self) -> None:
         assert self.process.stderr is not None
         self.lines.extend(line.rstrip() for line in self.process.stderr)
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return True
-        return False
 
     @property
     def client(self) -> Any:

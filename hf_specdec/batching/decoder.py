@@ -196,9 +196,7 @@ class BatchDecoder:
         most, limit = call.stopping.max_length, position_limit(self.model)
         cache = call.model_kwargs.get("past_key_values")
         if not isinstance(cache, DynamicCache) or cache.offloading or cache.get_seq_length():
-            raise SpeculationError(
-                "a row needs a dynamic cache of its own; leave past_key_values and use_cache out"
-            )
+            raise SpeculationError("a row needs a dynamic cache of its own; leave past_key_values and use_cache out")
         if not bool(call.prompt_mask.all()):
             raise SpeculationError("attention_mask must be all ones: a prompt is submitted without padding")
         if call.input_ids.shape[0] != 1:

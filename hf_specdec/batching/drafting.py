@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..budget import Cost
 from ..decoding.checks import successors_of
 from ..decoding.guard import GuardedDrafter, GuardedSession
-from ..decoding.own_runner import GuardedRunner, Remembering, is_proved
+from ..decoding.own_runner import behind_own
 from ..decoding.paying import Paying, record_of
 from ..decoding.serial import Serial
 from ..decoding.told import take_over
@@ -83,12 +83,8 @@ class Drafting:
             self.schedule = self.paying = Paying(self.schedule, lambda rows: record, keeps_state=False, clock=clock)
 
     def runner(self, engine: RaggedRunner) -> Runner:
-        """The session's own around the engine's, held to what that does."""
-        if not self.session.ask(lambda _: is_proved(engine.model, self.guarded.drafter)):
-            self.session.drop("its runner changes the target's logits")
-        remembering = Remembering(engine)
-        own = self.session.ask(lambda session: session.runner(remembering))
-        return engine if own is None else GuardedRunner(own, remembering, self.session)
+        """The session's own around the engine's."""
+        return behind_own(engine, self.guarded, self.session)
 
     def draft(self, sequences: Sequences, rows: Sequence["Row"], room: list[int], beside: int) -> Draft:
         """At most `room` tokens per row, in a forward with so many other rows beside them."""

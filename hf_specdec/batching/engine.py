@@ -14,6 +14,7 @@ from torch import Tensor
 from ..budget import Cost, Learned
 from ..decoding.checks import cut, most_nodes
 from ..errors import SpeculationError
+from ..judge.drafts import inputs_of
 from ..judge.judging import Judge
 from ..judge.randomness import RowRandomness
 from ..probe import Support, ability
@@ -27,7 +28,7 @@ from .counts import count_forward, count_row
 from .drafting import Drafting
 from .groups import Group, Part
 from .rows import Row, Rows
-from .shares import Result, inputs_of, of_draft, of_forward, together, verdict_of
+from .shares import Result, of_draft, of_forward, together, verdict_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -312,7 +313,7 @@ class Engine:
             try:
                 for token in tokens:
                     row.call.streamer.put(torch.tensor([token]))
-            except Exception:
+            except Exception:  # who was to read it has gone
                 row.answer.cancelled = True
 
     def _leave(self, places: Sequence[int]) -> None:

@@ -46,12 +46,6 @@ def together(drafts: Sequence[Draft], places: Sequence[Sequence[int]], device: t
     return Draft(tokens, lengths, parents if trees else None)
 
 
-def inputs_of(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list[int]] | None]:
-    """The last accepted tokens followed by the draft [B, K + 1], and their parents in a tree."""
-    tokens = torch.cat([last, draft.tokens.clamp(0, vocab - 1)], dim=1)
-    return tokens, None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
-
-
 def of_draft(draft: Draft, places: Sequence[int]) -> Draft:
     """Some rows of a draft of point masses."""
     if list(places) == list(range(len(draft.lengths))):

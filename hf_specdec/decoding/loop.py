@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..budget import Cost, Learned
-from ..judge.drafts import as_chain, is_sound
+from ..judge.drafts import as_chain, inputs_of, is_sound
 from ..judge.judging import Judge
 from ..judge.picking import DraftPicker
 from ..judge.processing import Bans
@@ -213,13 +213,10 @@ class Decoding:
 
     def _inputs(self, draft: Draft) -> tuple[Tensor, list[list[int]] | None]:
         """The last accepted token followed by the draft [B, K + 1], and their parents in a tree."""
-        tokens = torch.cat([self.text.last(), draft.tokens.clamp(0, self.vocab - 1)], dim=1)
-        tokens = moved(tokens, self.target_device)
+        tokens, parents = inputs_of(self.text.last(), draft, self.vocab)
         self.stats.target_calls += 1
         self.stats.verify_widths[tokens.shape[1]] += 1
-        if draft.parents is None:
-            return tokens, None
-        return tokens, [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
+        return moved(tokens, self.target_device), parents
 
     def _judged(self, draft: Draft, forward: Forward, answered: list[int] | None) -> tuple[Verdict, bool]:
         """Judge and append. What became of the draft, and whether it was sound."""

@@ -54,7 +54,12 @@ def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, make: C
         runner.features = ()
         session.drop("its runner needs rows of uneven lengths, which this model or call does not take")
         return runner
-    if not session.ask(lambda _: is_proved(call.target, drafter.drafter)):
+    return behind_own(runner, drafter, session)
+
+
+def behind_own(runner: RaggedRunner, drafter: GuardedDrafter, session: Guarded) -> Runner:
+    """The engine's runner behind the one that a session brings, held to what the engine's does."""
+    if not session.ask(lambda _: _is_proved(runner.model, drafter.drafter)):
         session.drop("its runner changes the target's logits")
     engine = Remembering(runner)
     own = session.ask(lambda s: s.runner(engine))
@@ -69,8 +74,7 @@ def _named(features: Sequence[int], model: "PreTrainedModel") -> tuple[int, ...]
     return tuple(features)
 
 
-def is_proved(model: "PreTrainedModel", drafter: AnyDrafter) -> bool:
-    """Whether its runner was seen to leave the model's logits alone."""
+def _is_proved(model: "PreTrainedModel", drafter: AnyDrafter) -> bool:
     known = _proved.setdefault(drafter, weakref.WeakSet())
     if model not in known and _is_faithful(model, drafter):
         known.add(model)

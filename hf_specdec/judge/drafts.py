@@ -23,6 +23,12 @@ def is_sound(draft: Draft, vocab: int) -> Tensor:
     return fine.all()
 
 
+def inputs_of(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list[int]] | None]:
+    """The last accepted tokens followed by the draft [B, K + 1], and their parents in a tree."""
+    tokens = torch.cat([last, draft.tokens.clamp(0, vocab - 1)], dim=1)
+    return tokens, None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
+
+
 def as_tree(draft: Draft) -> Draft:
     """A chain, written as a tree."""
     parents = [list(range(-1, draft.tokens.shape[1] - 1))] * len(draft.lengths)
