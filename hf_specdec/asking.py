@@ -25,7 +25,9 @@ class Picker(Protocol):
             Processors of the user's own are left out of q (a second call of theirs could change what they do).
         """
 
-    def likeliest(self, ids: Tensor, lengths: Sequence[int], logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def likeliest(
+        self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor, count: int
+    ) -> tuple[Tensor, Tensor]:
         """Without a draw: the likeliest tokens [B, k], k at most `count`, and their chances [B, k] after the call's
         processors; 0 for what these forbid. Arguments as above."""
 

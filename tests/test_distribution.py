@@ -20,7 +20,7 @@ from transformers.generation import logits_process as lp
 
 from hf_specdec import DraftModelDrafter
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.judge import judging
+from hf_specdec.judge import sampled
 from hf_specdec.judge.randomness import Purpose, Randomness
 from hf_specdec.judge.verification import accepted_lengths, accepts, draw, residual
 
@@ -220,20 +220,22 @@ def raw_q(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def p_instead_of_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "residual", lambda p, q: p)
+    monkeypatch.setattr(sampled, "residual", lambda p, q: p)
 
 
 def one_draw_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     uniform = Randomness.uniform
 
     def planted(self: Any, rows: Any, positions: Any, purpose: int, attempt: int = 0) -> Any:
-        return uniform(self, rows, positions, Purpose.ACCEPT if purpose == Purpose.CHOOSE else purpose, attempt)
+        if purpose == Purpose.CHOOSE:
+            return uniform(self, rows, positions, Purpose.BLOCK, self.round)
+        return uniform(self, rows, positions, purpose, attempt)
 
     monkeypatch.setattr(Randomness, "uniform", planted)
 
 
 def bonus_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain, q = judging.Judge._sampled_chain, table(1)
+    chain, q = sampled.Draws.chain, table(1)
 
     def planted(self: Any, draft: Any, *rest: Any) -> Any:
         block = chain(self, draft, *rest)
@@ -243,7 +245,7 @@ def bonus_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
                 judgement.text[-1] = block.texts[b, length] = token
         return block
 
-    monkeypatch.setattr(judging.Judge, "_sampled_chain", planted)
+    monkeypatch.setattr(sampled.Draws, "chain", planted)
 
 
 @pytest.mark.parametrize("plant", [None, raw_q, p_instead_of_the_residual, one_draw_used_twice, bonus_from_q])

@@ -37,7 +37,7 @@ def knowing(drafter, target, draft_step, right, kinds=()):
                 survival.observe(kind, i < 10 * share)
 
 
-def likeliest(ids, lengths, logits, count):
+def likeliest(ids, lengths, rows, logits, count):
     chances, tokens = logits.softmax(-1).topk(count)
     return tokens, chances
 
@@ -138,7 +138,7 @@ def test_what_was_drafted_is_copied_on_from():
     target = llama()
     drafter = HybridDrafter(llama(seed=1), num_candidates=1, num_branches=1)
     at = host(target)
-    at.pick.likeliest = lambda ids, lengths, logits, count: (torch.tensor([[7]]), torch.tensor([[0.5]]))
+    at.pick.likeliest = lambda ids, lengths, rows, logits, count: (torch.tensor([[7]]), torch.tensor([[0.5]]))
     text = [3, 7, 9, 4, 3, 8, 5, 3]
     session = drafter.start(at)
     session.propose(Sequences(torch.tensor([text]), [len(text)], [0], [text]), [9])

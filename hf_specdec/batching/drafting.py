@@ -51,7 +51,8 @@ class Drafting:
         """
         call, device = first.call, first.call.target.device
         self.cost, self.stats, self.randomness = cost, SpeculationStats(), RowRandomness()
-        do_sample = bool(call.config.do_sample)
+        do_sample = call.draws
+        noise = call.judge(self.randomness, self.stats, joined=True).noise
         processing = Processing(call.processing.processors)
         context = DraftContext(
             prompt_ids=first.call.input_ids.new_empty(0, 0),
@@ -62,7 +63,7 @@ class Drafting:
             do_sample=do_sample,
             lockstep=False,
             trees=True,
-            pick=DraftPicker(processing, vocab, do_sample, self.randomness, device),
+            pick=DraftPicker(processing, vocab, do_sample, self.randomness, device, noise),
             device=device,
             stats=self.stats,
             forbids=Bans(processing, vocab) or None,

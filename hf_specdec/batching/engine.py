@@ -15,7 +15,6 @@ from ..budget import Cost, Learned
 from ..decoding.checks import cut, most_nodes
 from ..errors import SpeculationError
 from ..judge.drafts import inputs_of
-from ..judge.judging import Judge
 from ..judge.randomness import RowRandomness
 from ..probe import Support, ability
 from ..protocol import Draft, Forward, Runner, Sequences
@@ -191,8 +190,7 @@ class Engine:
     def _group(self, row: Row) -> Group:
         if row.settings not in self.groups:
             randomness = RowRandomness()
-            do_sample = bool(row.call.config.do_sample)
-            judge = Judge(row.call.processing, row.call.processors, do_sample, randomness, self.stats)
+            judge = row.call.judge(randomness, self.stats, joined=True)
             drafting = self._drafting(row)
             judge.likeliest = 0 if drafting is None else drafting.likeliest
             self.groups[row.settings] = Group(judge, randomness, None if drafting is self.shared else drafting)
@@ -215,6 +213,8 @@ class Engine:
         began, rows = time.perf_counter(), self.rows
         parts = self._parts()
         fed = self._fed(parts)
+        for row in rows.all:
+            row.randomness.round += 1
         rows.reserve(max(rows.lengths) + fed.tokens.shape[1] + 1)
         verifying, starts = time.perf_counter(), list(self.runner.lengths)
         forward = self.runner.forward(*inputs_of(rows.last(), fed, self.vocab))

@@ -124,7 +124,7 @@ class Rows:
 def settings_of(call: Call) -> Hashable:
     """What two calls have in common whose tokens are chosen in the same way."""
     processors = tuple((type(p).__qualname__, _frozen(vars(p))) for p in call.processing.processors)
-    return bool(call.config.do_sample), tuple(sorted(call.stopping.eos)), processors
+    return bool(call.config.do_sample), call.rules, tuple(sorted(call.stopping.eos)), processors
 
 
 def _frozen(value: Any) -> Hashable:

@@ -9,7 +9,11 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..errors import warn
+from ..judge.judging import Judge
+from ..judge.noise import Noise
 from ..judge.processing import Processing
+from ..judge.randomness import Randomness
+from ..judge.rules import Rules
 from ..probe import Support, support
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
@@ -41,6 +45,7 @@ class Call:
     keeps_cache: bool = False
     """whether the cache outlives the call: the user passed it, or is given it"""
     pad_token_id: int = 0
+    rules: Rules = field(default_factory=Rules)
     stopping: Stopping = field(init=False)
     processing: Processing = field(init=False)
 
@@ -54,6 +59,23 @@ class Call:
         if mask is None:
             return torch.ones_like(self.input_ids)
         return mask[:, -self.input_ids.shape[1] :].to(self.input_ids.device)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn; where sampling is coupled the likeliest ones are taken, of scores with noise."""
+        return bool(self.config.do_sample) and not self.rules.coupled
+
+    def judge(self, randomness: Randomness, stats: SpeculationStats, joined: bool = False) -> Judge:
+        """By what the call asks for.
+
+        Args:
+            joined: whether it judges other calls of equal settings, too, without padding.
+        """
+        judge = Judge(self.processing, self.processors, self.draws, randomness, stats, self.rules)
+        if self.config.do_sample and self.rules.coupled:
+            pads = [] if joined else (1 - self.prompt_mask).sum(1).tolist()
+            judge.noise = Noise(randomness, pads, self.config.num_return_sequences or 1)
+        return judge
 
     def may_be_ragged(self) -> bool:
         """Whether no part of the call needs the whole rectangular batch at every step."""

@@ -18,7 +18,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..budget import Cost, Learned
 from ..judge.drafts import as_chain, inputs_of, is_sound
-from ..judge.judging import Judge
 from ..judge.picking import DraftPicker
 from ..judge.processing import Bans
 from ..judge.randomness import Randomness
@@ -67,17 +66,19 @@ class Decoding:
         self.call, self.drafter, self.mode, self.ragged = call, drafter, mode, mode.ragged
         self.device, self.vocab = call.input_ids.device, ability(call.target).vocab_size
         self.target_device = call.target.device  # asked once: transformers looks for it among the parameters
-        self.do_sample = bool(call.config.do_sample)
+        self.do_sample = call.draws
         self.stats = SpeculationStats(mode="ragged" if mode.ragged else "lockstep")
-        randomness = Randomness.from_torch() if self.do_sample else Randomness(0)
+        randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
         self.ranks = ranks_of(call.target)
         if self.ranks is not None:
             randomness.seed = self.ranks.share(randomness.seed)
-        self.judge = Judge(call.processing, call.processors, self.do_sample, randomness, self.stats)
+        self.judge = call.judge(randomness, self.stats)
         self.shown_processing = deepcopy(call.processing)
         self.drawing = copy(randomness)
         """of drafts: the picker is the drafter's, and may be spoilt"""
-        self.picker = DraftPicker(self.shown_processing, self.vocab, self.do_sample, self.drawing, self.device)
+        self.picker = DraftPicker(
+            self.shown_processing, self.vocab, self.do_sample, self.drawing, self.device, copy(self.judge.noise)
+        )
         self.cost = _costs.of(call.target, type(drafter.drafter) if drafter.brings_runner else None)
         self.text = Text(call, mode.ragged)
         self.shown_stats = SpeculationStats()
@@ -114,7 +115,7 @@ class Decoding:
             take_over(self.shown_stats, self.stats)
             parts = [part for part in (self.session, self.paying) if part is not None]
             said = [self.drafter.dropped] if self.drafter.dropped else [part.note() for part in parts]
-            self.stats.notes += filter(None, said)
+            self.stats.notes += filter(None, [self.call.rules.note(), *said])
             self.stats.plain_steps = max(0, self.text.longest() - 1)
             self.stats.total_seconds = time.perf_counter() - start
             self.drafter.report(self.stats)
@@ -174,7 +175,7 @@ class Decoding:
         """Draft, verify in one forward, keep what the judge accepts, roll the rest back."""
         text, call = self.text, self.call
         self.round += 1
-        self.drawing.round = self.round
+        self.drawing.round = self.judge.randomness.round = self.round
         began = time.perf_counter()
         passive, active = text.passive(), [not text.finished[row] for row in text.sequences.rows]
         fed = self.schedule.feed(Round(text.view(), self._room(), passive, not self.ragged))

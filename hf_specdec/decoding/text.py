@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..judge.judging import Block
+from ..judge.block import Block
 from ..protocol import Sequences
 from ..transfer import to_device
 from .call import Call

@@ -19,11 +19,14 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from ..decoding.call import Call, PlainDecodingNeeded, plain_stats
 from ..decoding.guard import GuardedDrafter
 from ..decoding.loop import decode
+from ..decoding.undrafted import Undrafted
 from ..drafters.base import Drafter
 from ..errors import SpeculationError, warn
 from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
-from .settings import UPSTREAM_TYPES, refuse, setting, speculation
+from ..judge.rules import Rules
+from ..schedule import AnyDrafter
+from .settings import UPSTREAM_TYPES, Asked, refuse, setting, speculation
 
 _originals: dict[str, Callable[..., Any]] = {}
 """what `register` has replaced, by name (see `_WRAPPED`)"""
@@ -78,7 +81,7 @@ def _told(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def init_continuous_batching(self: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
-        kind = speculation(self, {"generation_config": generation_config})[0]
+        kind = speculation(self, {"generation_config": generation_config}).kind
         if kind not in (None, "none", *UPSTREAM_TYPES):
             warn(
                 f"continuous batching serves no drafters; speculation_type={kind!r} is left out, and it decodes plainly"
@@ -100,15 +103,16 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         if isinstance(named.get("custom_generate"), str):  # a recipe from the Hub, ours among them, comes back here
             return original(self, *args, **kwargs)
-        speculation_type, options = speculation(self, named)
-        if not isinstance(assistant, Drafter) and speculation_type in (None, *UPSTREAM_TYPES):
+        asked = speculation(self, named)
+        nobody_drafts = not isinstance(assistant, Drafter) and asked.kind in (None, *UPSTREAM_TYPES)
+        if nobody_drafts and not asked.rules.coupled and not named.get("speculation"):
             try:
                 return original(self, *args, **kwargs)
             except ValueError:
-                if assistant is not None and speculation_type is None and _rows(self, named) > 1:
+                if assistant is not None and asked.kind is None and _rows(self, named) > 1:
                     _hint_at_batches()
                 raise
-        return _generate(original, self, named, speculation_type, options)
+        return _generate(original, self, named, asked)
 
     return generate
 
@@ -131,38 +135,62 @@ def _generate(
     original: Callable[..., Any],
     model: Any,
     named: dict[str, Any],
-    speculation_type: str | None,
-    options: dict[str, Any] | None,
+    asked: Asked,
 ) -> Any:
     """One call that asks for speculation, or switches it off."""
-    flag, given = named.get("speculation_type"), named.get("speculation")
+    flag, given = named.get("speculation_type"), Rules.split(named.get("speculation"))[1]
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     assistant = named.pop("assistant_model", None)
-    if speculation_type == "none":
+    kind, options, rules = asked
+    drafter: AnyDrafter
+    if kind == "none" and not rules.coupled:
         return original(model, **named, assistant_model=None if isinstance(assistant, Drafter) else assistant)
-    if isinstance(assistant, Drafter):
+    if kind == "none" or (kind in (None, *UPSTREAM_TYPES) and not isinstance(assistant, Drafter)):
+        drafter = _nobody(kind, options, rules, assistant)
+    elif isinstance(assistant, Drafter):
         if given or flag not in (None, assistant.config.drafter_type):
             raise SpeculationError(
                 f"speculation_type={flag!r}, speculation={given} do not go with assistant_model={assistant}: "
-                "a drafter's type and options are set where it is made"
+                f"a drafter's type and options are set where it is made; only {', '.join(Rules.names())} are of a call"
             )
         drafter = assistant
     else:
-        drafter = cast(Drafter, drafter_from_flag(model, str(speculation_type), options, assistant))
-    refuse(model, named)
-    check_made_for(drafter.config.target, model)
-    drafter.check_target(model)
+        drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, assistant))
+    refuse(model, named, rules)
+    if isinstance(drafter, Drafter):
+        check_made_for(drafter.config.target, model)
+        drafter.check_target(model)
     streamer = named.pop("streamer", None)
     plain = dict(named)
     _take_over_stop_strings(model, named)
     try:
-        return original(model, **named, custom_generate=_loop(drafter, streamer, named))
+        return original(model, **named, custom_generate=_loop(drafter, streamer, named, rules))
     except PlainDecodingNeeded as reason:
+        if rules.coupled:
+            raise SpeculationError(f"sampling='coupled' is not transformers' sampling, and {reason}") from None
         warn(f"plain decoding: {reason}")
         began = time.perf_counter()
         output = original(model, **plain, streamer=streamer)
         GuardedDrafter(drafter).report(plain_stats(reason.call, output, time.perf_counter() - began, str(reason)))
         return output
+
+
+def _nobody(kind: str | None, options: Any, rules: Rules, assistant: Any) -> Undrafted:
+    """For coupled sampling without drafts.
+
+    Raises:
+        SpeculationError: there is nothing to couple, or something that cannot be.
+    """
+    if not rules.coupled or options or kind in UPSTREAM_TYPES:
+        raise SpeculationError(
+            f"speculation={options or rules} goes with speculation_type={kind!r}, which does not use it; name a "
+            "speculation_type, or pass assistant_model=<a drafter>"
+        )
+    if assistant is not None and kind is None:
+        raise SpeculationError(
+            "sampling='coupled' with a plain draft model needs speculation_type, for example 'draft_model'"
+        )
+    return Undrafted()
 
 
 def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
@@ -192,10 +220,12 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     Raises:
         SpeculationError, ValueError: what speculation, or transformers, refuses.
     """
-    refuse(model, named)
+    rules = speculation(model, named).rules
+    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
+    refuse(model, named, rules)
     _take_over_stop_strings(model, named)
     calls: list[Call] = []
-    as_call = _calls(streamer, named)
+    as_call = _calls(streamer, named, rules)
 
     def custom_generate(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(as_call(*args, **kwargs))
@@ -211,7 +241,7 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
     Raises:
         SpeculationError: it is for another target.
     """
-    kind, options = speculation(model, {"generation_config": generation_config})
+    kind, options, _ = speculation(model, {"generation_config": generation_config})
     if not isinstance(drafter, Drafter):
         kind = "draft_model" if drafter is not None and kind is None else kind
         if kind in (None, "none", *UPSTREAM_TYPES):
@@ -222,13 +252,13 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
     return drafter
 
 
-def _loop(drafter: Drafter, streamer: Any, named: dict[str, Any]) -> Callable[..., Any]:
+def _loop(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Any]:
     """The callable for `custom_generate`."""
-    as_call = _calls(streamer, named)
+    as_call = _calls(streamer, named, rules)
     return lambda *args, **kwargs: decode(as_call(*args, **kwargs), drafter)
 
 
-def _calls(streamer: Any, named: dict[str, Any]) -> Callable[..., Call]:
+def _calls(streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Call]:
     """Makes a `Call` of what transformers hands to `custom_generate`."""
     user_cache = named.get("past_key_values")
     held = user_cache.get_seq_length() if user_cache is not None else 0
@@ -259,6 +289,7 @@ def _calls(streamer: Any, named: dict[str, Any]) -> Callable[..., Call]:
             new_columns=columns - held if whole else None,
             keeps_cache=user_cache is not None or bool(generation_config.return_dict_in_generate),
             pad_token_id=_pad_id(generation_config) if pad is None else int(pad),
+            rules=rules,
         )
 
     return as_call

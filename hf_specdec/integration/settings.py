@@ -1,12 +1,13 @@
 """What a `generate` call was asked for, and which of it speculation does not serve."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from ..errors import SpeculationError
+from ..errors import SpeculationError, shown
+from ..judge.rules import Rules
 from ..registry import drafter_types
 
 UPSTREAM_TYPES = ("dflash",)
@@ -25,14 +26,31 @@ OTHER_MODES = {
 """settings of decoding modes that no drafter serves, each with the value that asks for nothing"""
 
 
-def speculation(model: Any, named: dict[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
-    """The two fields: of the call, else of the config passed, else of the model's own; options go with their type."""
-    kind, options = named.get("speculation_type"), named.get("speculation")
+class Asked(NamedTuple):
+    """What `speculation_type` and `speculation` ask for."""
+
+    kind: str | None
+    options: Any
+    """of a drafter: a dict, or what was given in place of one"""
+    rules: Rules
+
+
+def speculation(model: Any, named: dict[str, Any]) -> Asked:
+    """The two fields: of the call, else of the config passed, else of the model's own. A drafter's options go with its
+    type; rules of verification stand until they are overridden.
+
+    Raises:
+        SpeculationError: a rule with a value that is none of those allowed.
+    """
+    kind = named.get("speculation_type")
+    rules, options = Rules.split(named.get("speculation"))
     for config in (named.get("generation_config"), getattr(model, "generation_config", None)):
+        theirs, rest = Rules.split(getattr(config, "speculation", None))
+        rules = theirs | rules
         if kind is None:
             kind = getattr(config, "speculation_type", None)
-            options = options or (getattr(config, "speculation", None) if kind else None)
-    return kind, options
+            options = options or (rest if kind else None)
+    return Asked(kind, options, Rules.of(rules))
 
 
 def setting(model: Any, named: dict[str, Any], name: str) -> Any:
@@ -45,7 +63,7 @@ def setting(model: Any, named: dict[str, Any], name: str) -> Any:
     return getattr(getattr(model, "generation_config", None), name, None)
 
 
-def refuse(model: Any, named: dict[str, Any]) -> None:
+def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     """Settings that speculation does not serve: one clear error, before any forward."""
 
     def asked(name: str) -> Any:
@@ -64,6 +82,11 @@ def refuse(model: Any, named: dict[str, Any]) -> None:
                 f"{name}={str(value)[:80]} asks for another way of decoding, which does not go with speculation; leave "
                 'it out, or pass speculation_type="none"'
             )
+    if rules.typical_acceptance and not asked("do_sample"):
+        raise SpeculationError(
+            f"typical_acceptance={shown(rules.typical_acceptance)} needs do_sample=True; for greedy decoding there is "
+            "lenience"
+        )
     if named.get("synced_gpus") or _is_sharded(model):
         raise SpeculationError(
             "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "

@@ -8,8 +8,7 @@ parent's logits. If it is accepted the row's text ends with it: there is nothing
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,35 +17,15 @@ from ..protocol import Draft, Sequences
 from ..schedule import Correct
 from ..stats import SpeculationStats
 from ..transfer import to_device, to_host
+from .block import Block, Judgement
 from .drafts import as_tree, depths_of_places, is_sound, padded
+from .noise import Noise
 from .processing import Processing
 from .randomness import Purpose, Randomness
-from .successors import Behind, Successors
-from .verification import accepted_lengths, accepts, choose_candidate, distribution, draw, follow, residual
-
-
-@dataclass
-class Judgement:
-    """What the target says of one row's draft."""
-
-    path: list[int]
-    """accepted nodes, from the root down"""
-    text: list[int]
-    """the tokens that it adds: theirs, then the target's own (the correction, or the bonus token), if there is one"""
-
-
-class Block(NamedTuple):
-    """What the target says of a round's drafts."""
-
-    rows: list[Judgement]
-    scores: Tensor
-    """[B, N, V] processed, at every place that there are logits for"""
-    sound: bool
-    """whether ids and probabilities were in range; of an unsound draft no token is used"""
-    texts: Tensor
-    """[B, W] the rows' texts on the device; what lies past a row's is undefined"""
-    likeliest: Behind
-    """as in `Verdict`"""
+from .rules import EXACT, Rules
+from .sampled import Draws, drawn_from_points
+from .successors import Successors
+from .verification import distribution, draw, follow, tolerance
 
 
 @dataclass
@@ -57,10 +36,23 @@ class Judge:
     all_processors: Callable[[Tensor, Tensor], Tensor]
     """the call's whole processor list, for `stepwise`"""
     do_sample: bool
+    """whether tokens are drawn; with `noise` the likeliest one is taken instead"""
     randomness: Randomness
     stats: SpeculationStats
+    rules: Rules = field(default_factory=Rules)
+    noise: Noise | None = None
+    """of coupled sampling"""
     likeliest: int = 0
     """tokens to tell of every place; they come with what a round reads in any case"""
+    draws: Draws = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draws = Draws(self.randomness, self.stats, self.rules)
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether a drafted token may stand in place of the one that the target chose."""
+        return bool(self.rules.typical_acceptance) or (self.rules.lenience != EXACT and not self.do_sample)
 
     def block(
         self,
@@ -83,17 +75,20 @@ class Judge:
         kept: list[list[int]] | None = None
         if nodes is not None:  # judged as a tree, whose walk knows which nodes there are
             draft = draft if draft.parents is not None else as_tree(draft)
-            if self.do_sample or self.processing.reads_prefix:  # else they come with the answer
+            if self.do_sample or self.processing.reads_prefix or self.tolerant:  # else they come with the answer
                 kept = to_host(nodes)
         depth = depths_of_places(draft, places, kept)
         lengths = [n + d for n, below in zip(sequences.lengths, depth, strict=True) for d in below]
         scores = self._processed(logits, draft, sequences, depth, lengths, kept).view(rows, places, vocab)
         sound, likeliest = is_sound(draft, vocab), Successors.of(logits, self.likeliest)
-        if self.do_sample and draft.token_probs is not None and draft.tokens.shape[1]:
-            if draft.parents is not None:
-                return self._sampled_tree(draft, scores, sequences, sound, likeliest, kept)
-            return self._sampled_chain(draft, scores, sequences, sound, likeliest, answered, correct)
-        return self._chosen(draft, scores, sequences, lengths, sound, likeliest, nodes, answered)
+        if self.do_sample and not self.tolerant and draft.tokens.shape[1]:
+            if self.rules.lenience != EXACT and draft.token_probs is None:
+                draft = drawn_from_points(draft, vocab)
+            if draft.token_probs is not None and draft.parents is not None:
+                return self.draws.tree(draft, scores, sequences, sound, likeliest, kept)
+            if draft.token_probs is not None:
+                return self.draws.chain(draft, scores, sequences, sound, likeliest, answered, correct)
+        return self._chosen(draft, scores, sequences, lengths, sound, likeliest, nodes, kept, answered)
 
     def _chosen(
         self,
@@ -104,17 +99,23 @@ class Judge:
         sound: Tensor,
         likeliest: Successors,
         nodes: Tensor | None,
+        kept: list[list[int]] | None,
         answered: list[int] | None,
     ) -> Block:
         """Point masses: the target chooses a token at every place, and a draft is accepted as far as it agrees."""
         rows, places, vocab = scores.shape
         width = draft.tokens.shape[1]
-        if self.do_sample:
-            owner = [row for row in sequences.rows for _ in range(places)]
+        owner = [row for row in sequences.rows for _ in range(places)]
+        if self.noise is not None:
+            noisy = scores.view(-1, vocab) + self.noise(owner, lengths, scores.view(-1, vocab))
+            choices = noisy.argmax(-1).view(rows, places)
+        elif self.do_sample:
             u = self.randomness.tensor(owner, lengths, Purpose.CHOOSE, scores.device)
             choices = draw(distribution(scores.view(-1, vocab)), u).view(rows, places)
         else:
             choices = scores.argmax(-1)
+        if self.tolerant and width:
+            choices = self._tolerated(choices, draft, scores, sound, kept)
         # One transfer to the host tells everything.
         told = [choices.flatten(), draft.tokens.flatten(), sound.long()[None]]
         told += [] if nodes is None else [nodes.flatten()]
@@ -141,111 +142,28 @@ class Judge:
             return Block(judged, scores, fine, choices, found)
         return Block(judged, scores, fine, padded([judgement.text for judgement in judged], scores.device), found)
 
-    def _sampled_chain(
-        self,
-        draft: Draft,
-        scores: Tensor,
-        sequences: Sequences,
-        sound: Tensor,
-        likeliest: Successors,
-        answered: list[int] | None,
-        correct: Correct | None,
-    ) -> Block:
-        """Algorithm 1 on a batch of chains."""
+    def _tolerated(
+        self, choices: Tensor, draft: Draft, scores: Tensor, sound: Tensor, kept: list[list[int]] | None
+    ) -> Tensor:
+        """Choices [B, N] where, of the drafted tokens behind a place that pass, the best one is the choice."""
         rows, places, vocab = scores.shape
-        k = draft.tokens.shape[1]
-        assert draft.token_probs is not None
-        p = distribution(scores)
-        device = p.device
-        drafted = draft.tokens.clamp(0, vocab - 1)
-        p_drafted = p[:, :k].gather(2, drafted[..., None])[..., 0]
-        r, u = self._uniform(sequences, k, places, device)
-        q_drafted = torch.nan_to_num(draft.token_probs, nan=1.0)
-        limits = to_device(draft.lengths, device) * sound
-        n = accepted_lengths(accepts(p_drafted.double(), q_drafted.double(), r), limits)
-        beta = (p_drafted / q_drafted.clamp_min(1e-30)).clamp(max=1.0).double()
-        every = torch.arange(rows, device=device)
-        at = n.clamp(max=places - 1)
-        final = p[every, at]
-        told = [n.double(), sound.double()[None], drafted.double().flatten(), beta.flatten(), likeliest.ids.double()]
-        if correct is None and draft.q is not None:
-            left = residual(final, draft.q[every, n.clamp(max=k - 1)].to(final))
-            own = draw(torch.where((n < limits)[:, None], left, final), u[every, at])
-            packed = to_host(torch.cat([own.double(), *told]))
-            owns, packed = [int(token) for token in packed[:rows]], packed[rows:]
-        else:
-            packed = to_host(torch.cat(told))
-            owns = []
-        accepted, fine = [int(x) for x in packed[:rows]], bool(packed[rows])
-        if not owns:  # what the drafter has to say goes into the draw
-            for b, count in enumerate(accepted):
-                if correct is not None and fine and count < draft.lengths[b]:
-                    final[b] = correct(final[b], b, count)
-            own = draw(final, u[every, at])
-            owns = [int(token) for token in to_host(own)]
-        self._note_acceptance(accepted, draft.lengths if fine else [0] * rows, packed[rows + 1 + rows * k :], k)
-        tokens = [int(token) for token in packed[rows + 1 : rows + 1 + rows * k]]
-        judged = []
-        for b, count in enumerate(accepted):
-            text = tokens[b * k : b * k + count]
-            if count <= (places - 1 if answered is None else answered[b]):
-                text.append(owns[b])
-            judged.append(Judgement(list(range(count)), text))
-        texts = torch.cat([drafted, drafted[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
-        counted = [tokens[b * k :][: draft.lengths[b] if fine else 0] for b in range(rows)]
-        found = likeliest.behind(packed, sequences, counted, None, answered)
-        return Block(judged, scores, fine, texts, found)
-
-    def _uniform(self, sequences: Sequences, k: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The numbers of the tests [B, k] and of the target's own draws [B, places], sent together."""
-        numbers = [
-            self.randomness.uniform([row] * count, range(length, length + count), purpose)
-            for purpose, count in ((Purpose.ACCEPT, k), (Purpose.CHOOSE, places))
-            for row, length in zip(sequences.rows, sequences.lengths, strict=True)
-        ]
-        sent = to_device([x for part in numbers for x in part], device, torch.float64)
-        rows = len(sequences.rows)
-        return sent[: rows * k].view(rows, k), sent[rows * k :].view(rows, places)
-
-    def _sampled_tree(
-        self,
-        draft: Draft,
-        scores: Tensor,
-        sequences: Sequences,
-        sound: Tensor,
-        likeliest: Successors,
-        kept: list[list[int]] | None,
-    ) -> Block:
-        """Multi-candidate sampling from the root down, row by row. Siblings are independent draws, each from its q."""
-        assert draft.parents is not None and draft.q is not None
-        fine, *flat = to_host(torch.cat([sound.long()[None], draft.tokens.flatten(), likeliest.ids]))
         width = draft.tokens.shape[1]
-        judged, drafted = [], []
-        for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
-            tokens, parents = flat[b * width : (b + 1) * width], draft.parents[b]
-            drafted.append(tokens[: draft.lengths[b] if fine else 0])
+        behind = []
+        for b, count in enumerate(draft.lengths):
             there = range(width) if kept is None else kept[b]
-            where = {-1: 0} | {node: i + 1 for i, node in enumerate(there) if node >= 0}
-            path: list[int] = []
-            own: int | None = None
-            while (here := path[-1] if path else -1) in where:
-                position = length + len(path)
-                p = distribution(scores[b, where[here]])
-                children = [i for i in range(here + 1, draft.lengths[b] if fine else 0) if parents[i] == here]
-                taken: int | None = None
-                if children:
-                    r = [float(self.randomness.uniform([row], [position], Purpose.ACCEPT + i)[0]) for i in children]
-                    q = draft.q[b, children].to(p)
-                    taken, p = choose_candidate(p, q, [tokens[i] for i in children], r)
-                if taken is None:
-                    u = self.randomness.tensor([row], [position], Purpose.CHOOSE, p.device)
-                    own = int(draw(p[None], u))
-                    break
-                path.append(children[taken])
-            judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
-        texts = padded([judgement.text for judgement in judged], scores.device)
-        found = likeliest.behind(flat, sequences, drafted, kept)
-        return Block(judged, scores, bool(fine), texts, found)
+            where = {-1: 0} | {node: i + 1 for i, node in enumerate(there) if node >= 0 and i + 1 < places}
+            above = range(-1, width - 1) if draft.parents is None else draft.parents[b]
+            behind.append([where.get(above[i], places) if i < count else places for i in range(width)])
+        place = to_device(behind, scores.device).view(rows, width)  # one past the last for what counts nowhere
+        every = torch.arange(rows, device=scores.device)[:, None]
+        tokens = draft.tokens.clamp(0, vocab - 1)
+        at = scores[every, place.clamp(max=places - 1)].view(-1, vocab)
+        margin = tolerance(at, tokens.flatten(), self.rules.lenience, self.rules.typical_acceptance).view(rows, width)
+        margin = torch.where(sound & (place < places), margin, -1.0)
+        best = margin.new_full((rows, places + 1), -1.0).scatter_reduce(1, place, margin, "amax")
+        wins = (margin >= 0) & (margin == best.gather(1, place))
+        taken = torch.where(wins, place, places)
+        return torch.nn.functional.pad(choices, (0, 1)).scatter(1, taken, tokens)[:, :places]
 
     def stepwise(
         self, draft: Draft, logits: Tensor, sequences: Sequences, correct: Correct | None = None
@@ -257,47 +175,29 @@ class Judge:
         """
         rows, places, vocab = logits.shape
         sound = bool(is_sound(draft, vocab))
+        if self.do_sample and self.rules.lenience != EXACT and draft.token_probs is None:
+            draft = drawn_from_points(draft, vocab)
         start = sequences.lengths[0]
         drafted = draft.tokens.tolist()
         for i in range(places):
             position = start + i
             scores = self.all_processors(sequences.ids[:, :position], logits[:, i].float().clone())
             tested = i < draft.tokens.shape[1] and sound
-            if not self.do_sample:
+            at = [position] * rows
+            if self.noise is not None:
+                tokens = (scores + self.noise(sequences.rows, at, scores)).argmax(-1).tolist()
+            elif not self.do_sample:
                 tokens = scores.argmax(-1).tolist()
             else:
                 p = distribution(scores)
-                if tested and draft.token_probs is not None:
-                    p = self._one_test(draft, i, p, sequences.rows, position, correct)
-                at = [position] * rows
+                if tested and draft.token_probs is not None and not self.tolerant:
+                    p = self.draws.one_test(draft, i, p, sequences.rows, position, correct)
                 tokens = draw(p, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
+            if tested and self.tolerant:
+                margins = tolerance(scores, draft.tokens[:, i], self.rules.lenience, self.rules.typical_acceptance)
+                passes = [margin >= 0 and i < n for margin, n in zip(margins.tolist(), draft.lengths, strict=True)]
+                tokens = [drafted[b][i] if passes[b] else token for b, token in enumerate(tokens)]
             yield tokens, [tested and i < draft.lengths[b] and drafted[b][i] == tokens[b] for b in range(rows)], scores
-
-    def _one_test(
-        self, draft: Draft, i: int, p: Tensor, rows: list[int], position: int, correct: Correct | None
-    ) -> Tensor:
-        """Algorithm 1 at one position [B, V]: an accepted token's distribution has all its mass on it."""
-        assert draft.token_probs is not None
-        r = self.randomness.uniform(rows, [position] * len(rows), Purpose.ACCEPT).tolist()
-        for b, x in enumerate(draft.tokens[:, i].tolist()):
-            if i >= draft.lengths[b]:
-                continue
-            px, qx = p[b, x].double(), draft.token_probs[b, i].double()
-            self.stats.acceptance_sum += min(1.0, float(px / qx))
-            self.stats.acceptance_count += 1
-            if accepts(px, qx, r[b]):
-                p[b] = torch.nn.functional.one_hot(draft.tokens[b, i], p.shape[1]).to(p)
-            elif correct is not None:
-                p[b] = correct(p[b], b, i)
-            elif draft.q is not None:
-                p[b] = residual(p[b, None], draft.q[b, i, None].to(p))[0]
-        return p
-
-    def _note_acceptance(self, accepted: list[int], lengths: list[int], beta: Sequence[float], width: int) -> None:
-        for b, (n, k) in enumerate(zip(accepted, lengths, strict=True)):
-            tested = min(n + 1, k)
-            self.stats.acceptance_sum += sum(beta[b * width : b * width + tested])
-            self.stats.acceptance_count += tested
 
     def _processed(
         self,

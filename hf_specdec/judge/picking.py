@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..transfer import moved
+from .noise import Noise
 from .processing import Processing
 from .randomness import Purpose, Randomness
 from .verification import distribution, draw
@@ -22,12 +23,14 @@ class DraftPicker:
     do_sample: bool
     randomness: Randomness
     device: torch.device
+    noise: Noise | None = None
+    """of coupled sampling: the target's own"""
 
     def __call__(
         self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """The target's vocabulary, the call's processors, and a draw of the draft's own."""
-        return self.pick(lengths, rows, self.scores(ids, lengths, logits))
+        return self.pick(lengths, rows, self.scores(ids, lengths, rows, logits))
 
     def on(self, device: torch.device) -> "DraftPicker":
         """The same on another device."""
@@ -35,18 +38,21 @@ class DraftPicker:
             return self
         return replace(self, device=device, processing=self.processing.on(device))
 
-    def scores(self, ids: Tensor, lengths: Sequence[int], logits: Tensor) -> Tensor:
-        """Processed scores [B, target vocabulary]."""
+    def scores(self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor) -> Tensor:
+        """Processed scores [B, target vocabulary]; of which the likeliest is taken where sampling is coupled."""
         logits = moved(logits, self.device).float()
         if logits.shape[-1] > self.vocab:
             logits = logits[:, : self.vocab]
         elif logits.shape[-1] < self.vocab:
             logits = torch.nn.functional.pad(logits, (0, self.vocab - logits.shape[-1]), value=-torch.inf)
-        return self.processing(ids, list(range(len(lengths))), lengths, logits)
+        scores = self.processing(ids, list(range(len(lengths))), lengths, logits)
+        return scores if self.noise is None else scores + self.noise(rows, lengths, scores)
 
-    def likeliest(self, ids: Tensor, lengths: Sequence[int], logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def likeliest(
+        self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor, count: int
+    ) -> tuple[Tensor, Tensor]:
         """The `count` likeliest tokens [B, k] after the call's processors, and their chances [B, k]: point masses."""
-        chances, tokens = distribution(self.scores(ids, lengths, logits)).topk(min(count, self.vocab))
+        chances, tokens = distribution(self.scores(ids, lengths, rows, logits)).topk(min(count, self.vocab))
         return tokens, chances
 
     def pick(self, lengths: Sequence[int], rows: Sequence[int], scores: Tensor) -> tuple[Tensor, Tensor | None]:

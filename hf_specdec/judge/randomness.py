@@ -18,7 +18,13 @@ class Purpose(IntEnum):
 
     DRAFT = 0
     CHOOSE = 1
-    ACCEPT = 2
+    BLOCK = 2
+    """a test of a draft as a whole, whose place may be tested again in the next round"""
+    ACCEPT = 3
+
+
+AGAIN = (Purpose.DRAFT, Purpose.BLOCK)
+"""what may be decided several times for one position: each attempt has a number of its own"""
 
 
 class Randomness:
@@ -45,6 +51,10 @@ class Randomness:
         """The same as a float64 tensor on a device."""
         return to_device(self.uniform(rows, positions, purpose, attempt), device, torch.float64)
 
+    def seed_of(self, row: int) -> np.uint64:
+        """What all numbers of a row come from."""
+        return self.seed
+
     @classmethod
     def from_torch(cls) -> "Randomness":
         """Seeded by one draw from torch's global generator, so that `torch.manual_seed` fixes a call."""
@@ -65,20 +75,34 @@ class RowRandomness(Randomness):
         """The same; a draft's attempts are counted by row."""
         mine = [self.of[row] for row in rows]
         seeds = np.array([own.seed for own in mine], np.uint64)
-        rounds = np.array([own.round for own in mine], np.int64) if purpose == Purpose.DRAFT else attempt
+        rounds = np.array([own.round for own in mine], np.int64) if purpose in AGAIN else attempt
         return _uniform(seeds, [0] * len(mine), positions, purpose, rounds)
+
+    def seed_of(self, row: int) -> np.uint64:
+        return self.of[row].seed
 
 
 def _uniform(
     seed: np.uint64 | np.ndarray, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray
 ) -> np.ndarray:
+    return (hashed(seed, rows, positions, purpose, attempt) >> SHIFT_32) * 2.0**-32
+
+
+def hashed(
+    seed: np.uint64 | np.ndarray,
+    rows: Sequence[int],
+    positions: Sequence[int],
+    purpose: int,
+    attempt: int | np.ndarray = 0,
+) -> np.ndarray:
+    """64 bits for each of N decisions."""
     shift = np.asarray((purpose % 2**12 << 36) + (attempt % 2**16 << 48), np.uint64)
-    counter = _mix(np.asarray(positions, np.uint64) + shift)
+    counter = mixed(np.asarray(positions, np.uint64) + shift)
     counter ^= np.asarray(rows, np.uint64) * GOLDEN
-    return (_mix(_mix(counter + seed) ^ seed) >> SHIFT_32) * 2.0**-32
+    return mixed(mixed(counter + seed) ^ seed)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mixed(x: np.ndarray) -> np.ndarray:
     """splitmix64's finaliser; products wrap around on purpose (numpy warns of that for scalars only)."""
     x = (x ^ (x >> SHIFT_30)) * MIX_1
     x = (x ^ (x >> SHIFT_27)) * MIX_2

@@ -2,9 +2,14 @@
 
 Everything rests on one reading of Leviathan §2.2: greedy decoding is sampling from a distribution with all its mass
 on one token, so the functions below speak of p and q alone. All probabilities are float32, all tests strict.
+
+Two exact ways to test draws: token by token from the root (Algorithm 1, and `choose_candidate` on trees), or all of a
+draft together (`block_verified` on chains, Sun et al. 2024; `traverse` on trees, Weng et al. 2025). The second keeps
+weights w(x) = min(1, w(parent) · p(x) / q(x)), so that a likely token makes up for an unlikely one before it, and never
+accepts fewer tokens in expectation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +51,20 @@ def accepts(p: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
     return r * q < p
 
 
+def tolerance(scores: Tensor, tokens: Tensor, lenience: float, typical: float) -> Tensor:
+    """By how much tokens [N] pass a tolerant test, negative where they fail; scores [N, V] processed.
+
+    Greedy, p(x) ≥ l · max p (Leviathan A.5, which prints the comparison the other way round); with `typical`
+    p(x) ≥ min(ε, √ε · exp(-H(p))) (Cai et al. 2024).
+    """
+    p = distribution(scores).double()
+    mine = p.gather(1, tokens[:, None])[:, 0]
+    if typical:
+        entropy = -torch.special.xlogy(p, p).sum(-1)
+        return mine - (typical**0.5 * (-entropy).exp()).clamp(max=typical)
+    return mine - lenience * p.amax(-1)
+
+
 def accepted_lengths(passed: Tensor, lengths: Tensor) -> Tensor:
     """n of Algorithm 1: how many leading tests [B, K] passed, counting the first `lengths` [B] only."""
     counted = torch.arange(passed.shape[1], device=passed.device) < lengths[:, None]
@@ -73,7 +92,85 @@ def follow(tokens: Sequence[int], parents: Sequence[int] | None, choices: Sequen
     return path
 
 
-def choose_candidate(p: Tensor, q: Tensor, candidates: Sequence[int], r: Sequence[float]) -> tuple[int | None, Tensor]:
+def block_verified(p: Tensor, q: Tensor, tokens: Tensor, lengths: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Block verification of chains.
+
+    The draft up to token i is accepted with probability w_i altogether (Sun et al. 2024, Algorithm 2): what later
+    tokens' acceptance does not use up of w_i, the test at i gives back. How far a chain goes may depend on the tokens
+    before its end.
+
+    Args:
+        p: [B, K + 1, V] the target's distributions.
+        q: [B, K, V] what the tokens were drawn from.
+        tokens: [B, K]
+        lengths: [B] tokens that count.
+        r: [B, K] uniform numbers, none of which decided anything before.
+
+    Returns:
+        n [B], how many are accepted, and w_n [B]. What follows is drawn from p where n = lengths, else from
+        norm(max(0, w_n · p - q)).
+    """
+    k = tokens.shape[1]
+    ratio = p[:, :k].gather(2, tokens[..., None])[..., 0].double() / q.gather(2, tokens[..., None])[..., 0].double()
+    walk = torch.nan_to_num(ratio, nan=1.0).log().cumsum(1)
+    w = (walk - walk.cummax(1).values.clamp_min(0)).exp()  # min(1, w · ratio), step by step
+    left = (w[:, :-1, None] * p[:, 1:k] - q[:, 1:]).clamp_min(0).sum(-1)  # at every token but the last
+    spare = left + 1 - w[:, :-1]
+    inner = torch.where(spare > 0, left / spare.clamp_min(1e-300), 1.0)
+    places = torch.arange(1, k + 1, device=p.device)
+    h = torch.where(places == lengths[:, None], w, torch.nn.functional.pad(inner, (0, 1)))
+    passed = (r < h) & (places <= lengths[:, None])
+    n = torch.where(passed, places, 0).amax(1)
+    return n, torch.cat([torch.ones_like(w[:, :1]), w], 1).gather(1, n[:, None])[:, 0]
+
+
+def traverse(
+    node: int,
+    weight: float,
+    children: Callable[[int], Sequence[int]],
+    p: Callable[[int], Tensor | None],
+    q: Callable[[int], Tensor],
+    tokens: Sequence[int],
+    r: Callable[[int], float],
+) -> tuple[list[int], Tensor | None] | None:
+    """Traversal verification of a tree, leaf to root (Weng et al. 2025), below a node that weighs `weight`.
+
+    A child stands, with whatever is below it, with probability min(1, w · p(x) / q(x)). Where it does not, what it has
+    not used up is left for its siblings, and in the end for the node itself: w · p becomes max(0, w · p - q), of which
+    the sum s gives the new weight s / (s + 1 - w). A chain of it is block verification.
+
+    Args:
+        node: -1 the last accepted token, of weight 1.
+        children: of a node, in an order that does not look at p. Each was drawn from its q, whatever that depends on.
+        p: [V] the target's distribution behind a node; None where there is none (it was pruned).
+        q: [V] what a node was drawn from.
+        tokens: of the nodes.
+        r: a uniform number per node that decided nothing before.
+
+    Returns:
+        The accepted nodes below this one and what to draw from behind them (None: nothing to draw from); None if the
+        node itself does not stand.
+    """
+    mine = p(node)
+    if mine is None:
+        return ([], None) if r(node) < weight else None
+    for child in children(node):
+        drawn_from, x = q(child), tokens[child]
+        chance = min(1.0, weight * float(mine[x].double() / drawn_from[x].double()))
+        below = traverse(child, chance, children, p, q, tokens, r)
+        if below is not None:
+            return [child, *below[0]], below[1]
+        left = (weight * mine.double() - drawn_from.double()).clamp_min(0)
+        total = float(left.sum())
+        if total == 0:  # nothing is left of this node's own share
+            return None if node >= 0 else ([], mine)
+        mine, weight = (left / total).to(mine), total / (total + 1 - weight)
+    return ([], mine) if node < 0 or r(node) < weight else None
+
+
+def choose_candidate(
+    p: Tensor, q: Tensor, candidates: Sequence[int], r: Sequence[float], lenience: float = 1.0
+) -> tuple[int | None, Tensor]:
     """Lossless choice among several draws behind one parent (multi-candidate speculative sampling).
 
     Each candidate is tested as in Algorithm 1; after a rejection the next one is tested against the residual.
@@ -84,12 +181,13 @@ def choose_candidate(p: Tensor, q: Tensor, candidates: Sequence[int], r: Sequenc
             the candidate itself where nobody drew it.
         candidates: their tokens, in any order that does not look at p.
         r: one uniform number per candidate.
+        lenience: l of A.5; below 1 it is lossless no more.
 
     Returns:
         The index of the accepted candidate (None: all rejected), and the distribution [V] to draw from if none was.
     """
     for i, x in enumerate(candidates):
-        if accepts(p[x].double(), q[i, x].double(), r[i]):
+        if accepts(p[x].double(), lenience * q[i, x].double(), r[i]):
             return i, p
         p = residual(p[None], q[i, None])[0]
     return None, p

@@ -41,7 +41,7 @@ class Chain:
             write_tokens(self._ids, self._last, self._lengths)
             self._lengths = [n + 1 for n in self._lengths]
             logits = self.model.feed(self._last[:, None])
-        tokens, chances = context.pick.likeliest(self._ids, self._lengths, logits, self.candidates)
+        tokens, chances = context.pick.likeliest(self._ids, self._lengths, self.rows, logits, self.candidates)
         self._last = tokens[:, 0].clone()
         return tokens, chances
 

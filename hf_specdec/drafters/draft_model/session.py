@@ -94,7 +94,7 @@ class DraftModelSession(DraftSession):
         for i in range(width):
             columns = [n + i for n in sequences.lengths]
             if self.candidates > 1:
-                likeliest, _ = self.context.pick.likeliest(ids, columns, logits, self.candidates)
+                likeliest, _ = self.context.pick.likeliest(ids, columns, sequences.rows, logits, self.candidates)
                 tokens, q = likeliest[:, 0], None
                 beside.append(likeliest[:, 1:])
             else:

@@ -180,7 +180,7 @@ class BackgroundDraft:
         Args:
             forking: remember what else was likely.
         """
-        scores = self.picker.scores(self.ids, self.ends, logits)
+        scores = self.picker.scores(self.ids, self.ends, self.rows, logits)
         drawn, q = self.picker.pick(self.ends, self.rows, scores)
         write_tokens(self.ids, drawn, self.ends)
         told, chances = [drawn[:, None].double()], q

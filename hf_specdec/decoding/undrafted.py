@@ -1,0 +1,30 @@
+"""`Undrafted`: the engine without drafts, for what it does beside drafting."""
+
+from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from ..schedule import Guarded, Schedule
+from ..stats import SpeculationStats
+
+
+class _Nothing(DraftSession):
+    weighs = True
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        return Draft.from_lists([[]] * len(budget), self.context.device)
+
+
+class Undrafted:
+    """A drafter that drafts nothing."""
+
+    proposes_trees = brings_runner = False
+
+    def __init__(self) -> None:
+        self.last_stats: SpeculationStats | None = None
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return _Nothing(context)
+
+    def takes_ragged(self) -> bool:
+        return True
+
+    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None:
+        return None

@@ -1,0 +1,95 @@
+"""`Rules`: by which rules drafted tokens are judged. The defaults are exact; what is not says so."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from ..errors import SpeculationError, shown
+
+EXACT, MOST_TYPICAL = 1.0, 0.9
+"""lenience that changes nothing; the greatest ε of typical acceptance"""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What `speculation={...}` may hold beside a drafter's options."""
+
+    SAMPLING: ClassVar = ("independent", "coupled")
+    VERIFICATION: ClassVar = ("block", "token")
+
+    verification: Literal["block", "token"] = "block"
+    """of drafts drawn at random: all of a draft together, leaf to root (never fewer are accepted, in expectation), or
+    token by token (Algorithm 1). Both are exact. Where the rest of q is not at hand (PEARL) it is token by token."""
+    sampling: Literal["independent", "coupled"] = "independent"
+    """`coupled`: a position's random numbers come from seed and position alone, so that one seed gives one text,
+    whatever the drafter, window, batch or schedule. Each text has exactly the target's distribution."""
+    lenience: float = EXACT
+    """l of Leviathan A.5, from 0 (not itself) to 1. Sampled: no token is more than 1/l times as likely as the target
+    finds it. Greedy: a drafted token stands whose probability is at least l times the likeliest one's."""
+    typical_acceptance: float = 0.0
+    """ε, from 0 (off) to 0.9. Sampled: a drafted token stands where p(x) ≥ min(ε, √ε · exp(-H(p)))."""
+
+    def __post_init__(self) -> None:
+        for name in ("verification", "sampling"):
+            allowed, got = getattr(self, name.upper()), getattr(self, name)
+            if got not in allowed:
+                raise SpeculationError(
+                    f"{name} must be {' or '.join(map(repr, allowed))}, got {shown(got)}; it goes in "
+                    "speculation={...}"
+                )
+        _within("lenience", self.lenience, self.lenience != 0, "from 0 (not itself) to 1, which is exact", EXACT)
+        _within("typical_acceptance", self.typical_acceptance, True, f"from 0, off, to {MOST_TYPICAL}", MOST_TYPICAL)
+        named = [name for name in ("lenience", "typical_acceptance") if getattr(self, name) != _default(name)]
+        if len(named) > 1 or (named and self.sampling == "coupled"):
+            other = named[1] if len(named) > 1 else "sampling='coupled'"
+            raise SpeculationError(f"{named[0]} and {other} do not go together: each says by itself what is accepted")
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]
+
+    @classmethod
+    def split(cls, options: Any) -> tuple[dict[str, Any], Any]:
+        """Of what `speculation` holds what is a rule, and the rest."""
+        if not isinstance(options, dict):
+            return {}, options
+        mine = {name: value for name, value in options.items() if name in cls.names()}
+        return mine, {name: value for name, value in options.items() if name not in mine}
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Self:
+        """
+        Raises:
+            SpeculationError: a value that is none of those allowed.
+        """
+        return cls(**options)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the text is the target's own, or has its distribution."""
+        return self.lenience == EXACT and not self.typical_acceptance
+
+    @property
+    def coupled(self) -> bool:
+        return self.sampling == "coupled"
+
+    def note(self) -> str:
+        """For the statistics: what of the target's text is given up; empty where nothing is."""
+        if self.lenience != EXACT:
+            return (
+                f"lenience={self.lenience:g}: the text is not the target's own; sampled, no token is more than "
+                f"{1 / self.lenience:.3g} times as likely as the target finds it"
+            )
+        if self.typical_acceptance:
+            return f"typical_acceptance={self.typical_acceptance:g}: the text has not the target's distribution"
+        return ""
+
+
+def _default(name: str) -> Any:
+    return Rules.__dataclass_fields__[name].default
+
+
+def _within(name: str, value: Any, allowed: bool, range_: str, most: float) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and allowed and 0 <= value <= most):  # NaN is in no range
+        raise SpeculationError(f"{name} must be a number {range_}, got {shown(value)}; it goes in speculation={{...}}")
