@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 COMMANDS = {
     "bench": "Measure drafters against plain decoding and transformers' own speculation, prompt by prompt.",
     "report": "Turn result files into a Markdown table, plots and one HTML page.",
+    "audit": "Is it lossless? Texts, distribution and stops of any way to draft, beside plain decoding's.",
     "explain": "Show round by round what was drafted, what was kept, and where the time went.",
     "demo": "A first look: a real model answers, plainly, with transformers' speculation and with ours.",
     "generate": "Answer a question, continue a text or talk, and say what speculation gained.",

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 
 from .protocol import Runner
 from .target.cache import is_adoptable
+from .target.encoder_decoder import EncoderDecoderRunner, as_said, crosses, fresh_cache
 from .target.inputs import takes_ragged_inputs
 from .target.lockstep import LockstepRunner, prefill
 from .target.ragged import RaggedRunner
@@ -106,6 +107,9 @@ def _probe(model: "PreTrainedModel") -> Ability:
     try:
         expected, noise = _plain(model, ids, mask)
         vocab = expected.shape[-1]
+        if crosses(model):
+            fine = agree(_lockstep(EncoderDecoderRunner, model, ids, mask), expected, noise)
+            return Ability(Support.LOCKSTEP if fine else Support.PLAIN, vocab)
         cache = _kwargs(model, mask)["past_key_values"]
         prefill(model, ids, _kwargs(model, mask) | {"past_key_values": cache}, None)
         way = StateRunner if keeps_state(cache) else LockstepRunner
@@ -147,6 +151,10 @@ def _inputs(model: "PreTrainedModel") -> tuple[Tensor, Tensor]:
 
 
 def _kwargs(model: "PreTrainedModel", mask: Tensor) -> dict:
+    if crosses(model):  # as if an encoder had said something
+        size = model.config.get_text_config(decoder=True).hidden_size
+        states = torch.linspace(-1, 1, 10 * size, device=model.device, dtype=model.dtype).view(2, 5, size)
+        return {"encoder_outputs": as_said(states), "past_key_values": fresh_cache(model), "use_cache": True}
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     kwargs = {"attention_mask": mask, "past_key_values": DynamicCache(config=model.config), "use_cache": True}
     return kwargs | ({"position_ids": positions} if takes_ragged_inputs(model, {}) else {})
@@ -156,7 +164,8 @@ def _plain(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> tuple[Tensor,
     """Logits after columns 4, 5 and 6 [B, 3, V], token by token as plain decoding does it; and how far those of one
     forward over the whole text are from them, which is the model's own rounding."""
     whole = prefill(model, ids, _kwargs(model, mask), None, all_logits=True).logits[:, -3:]
-    runner = LockstepRunner(model, _kwargs(model, mask[:, :4]), ids[:, :4])
+    way = EncoderDecoderRunner if crosses(model) else LockstepRunner
+    runner = way(model, _kwargs(model, mask[:, :4]), ids[:, :4])
     runner.prefill()
     steps = []
     for i in range(4, 7):

@@ -183,10 +183,21 @@ class DraftContext:
     """times of the target's forwards, in whatever drafts for it; brought up to date before every draft"""
     target: "PreTrainedModel | None" = None
     """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
+    source: dict[str, Any] | None = None
+    """of an encoder-decoder what its encoder read (by the name of its input, with `attention_mask`, one row for each of
+    the call's) and `encoder_outputs`, what it said; None for others"""
     most_rows: int = 0
     """at once, where rows come and go"""
     most_tokens: int = 0
     """of those together: what a cache may hold"""
+
+    def read(self, row: int) -> list[int]:
+        """The tokens that an encoder was given for a row, without padding; none where it read something else."""
+        ids = None if self.source is None else self.source.get("input_ids")
+        if ids is None or self.source is None:
+            return []
+        mask = self.source.get("attention_mask")
+        return (ids[row] if mask is None else ids[row][mask[row].bool()]).tolist()
 
     @property
     def rows(self) -> int:

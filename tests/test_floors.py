@@ -32,7 +32,7 @@ FLOORS = [
     {"instruments", "showing"},
     {"loading"},
     {"training", "bench"},
-    {"explain", "demo", "serving"},
+    {"explain", "demo", "serving", "audit"},
     {"commands"},
     {"cli"},
 ]

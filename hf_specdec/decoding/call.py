@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..errors import warn
@@ -17,7 +17,8 @@ from ..judge.rules import Rules
 from ..probe import Support, support
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
-from ..target.inputs import takes_ragged_inputs
+from ..target.encoder_decoder import EncoderDecoderRunner
+from ..target.inputs import own_cache, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
 from ..target.ragged import RaggedRunner
 from ..target.state import StateRunner
@@ -46,6 +47,8 @@ class Call:
     """whether the cache outlives the call: the user passed it, or is given it"""
     pad_token_id: int = 0
     rules: Rules = field(default_factory=Rules)
+    source: dict[str, Any] | None = None
+    """what the encoder was given, of an encoder-decoder"""
     stopping: Stopping = field(init=False)
     processing: Processing = field(init=False)
 
@@ -55,7 +58,7 @@ class Call:
     @property
     def prompt_mask(self) -> Tensor:
         """[B, P] 1 where `input_ids` is not padding."""
-        mask = self.model_kwargs.get("attention_mask")
+        mask = self.model_kwargs.get("attention_mask" if self.source is None else "decoder_attention_mask")
         if mask is None:
             return torch.ones_like(self.input_ids)
         return mask[:, -self.input_ids.shape[1] :].to(self.input_ids.device)
@@ -117,17 +120,20 @@ class Mode(NamedTuple):
     """each row advances at its own pace; otherwise all rows together, as plain decoding does"""
     trees: bool
     """whether drafts may be trees"""
-    runner: type[LockstepRunner] | type[RaggedRunner]
+    runner: type[LockstepRunner | RaggedRunner]
     """the engine's runner; `RaggedRunner` where trees or rows of uneven lengths may come"""
 
 
 def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     """How to run a call; or `PlainDecodingNeeded`."""
-    cache = call.model_kwargs.get("past_key_values")
+    both = call.model_kwargs.get("past_key_values")
+    cache = own_cache(both)
     name = type(call.target).__name__
     if call.config.use_cache is False or not isinstance(cache, DynamicCache) or cache.offloading:
         kind = "no cache" if cache is None else type(cache).__name__
         raise PlainDecodingNeeded(call, f"speculation needs a dynamic cache, this call uses {kind}")
+    if isinstance(both, EncoderDecoderCache) != (call.source is not None):
+        raise PlainDecodingNeeded(call, f"{name} was given a {type(both).__name__}")
     if call.config.prefill_chunk_size is not None:
         raise PlainDecodingNeeded(call, "prefill_chunk_size is set, and speculation does its prefill in one piece")
     if rope_changes(call):
@@ -135,6 +141,8 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     can = support(call.target)
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(call, f"the cache of {name} cannot be rolled back")
+    if call.source is not None:
+        return _beside_an_encoder(call)
     alone = call.input_ids.shape[0] == 1
     takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
     takes_ragged = takes_ragged and (not cache.layers or is_adoptable(cache))
@@ -151,12 +159,21 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner)
 
 
+def _beside_an_encoder(call: Call) -> Mode:
+    """The rows of an encoder-decoder advance together: its positions are counted by the cache."""
+    states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
+    if states or call.model_kwargs["past_key_values"].get_seq_length():
+        what = "hidden states and attentions" if states else "a continued cache"
+        raise PlainDecodingNeeded(call, f"{what} of an encoder-decoder are plain decoding's")
+    return Mode(False, False, EncoderDecoderRunner)
+
+
 def rope_changes(call: Call) -> bool:
     """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
     config: Any = call.target.config.get_text_config(decoder=True)
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    held = call.model_kwargs["past_key_values"].get_seq_length() if call.new_columns is None else 0
+    held = own_cache(call.model_kwargs["past_key_values"]).get_seq_length() if call.new_columns is None else 0
     for rope in kinds:
         limit = getattr(config, "max_position_embeddings", None)
         start = int(rope.get("original_max_position_embeddings") or limit or 2**31)

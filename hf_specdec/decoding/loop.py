@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from ..budget import Cost, Learned
 from ..judge.drafts import as_chain, inputs_of, is_sound
@@ -25,7 +25,7 @@ from ..probe import ability
 from ..protocol import Draft, DraftContext, Forward, Verdict
 from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
-from ..target.inputs import position_limit
+from ..target.inputs import own_cache, position_limit
 from ..target.ranks import ranks_of
 from ..target.state import StateRunner
 from ..transfer import moved, to_host
@@ -138,6 +138,7 @@ class Decoding:
             forbids=Bans(self.shown_processing, self.vocab) or None,
             cost=self.cost.copy(),
             target=call.target,
+            source=call.source,
         )
         self.session = (
             GuardedSession(self.drafter, context, self.cost)
@@ -161,7 +162,7 @@ class Decoding:
         forward = self.runner.prefill()
         held = self.runner.lengths[0] - self.text.prompt_columns
         self.last_column = position_limit(self.call.target) - held
-        cache = self.call.model_kwargs["past_key_values"]
+        cache = own_cache(self.call.model_kwargs["past_key_values"])
         self.text.steps.windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
         self.stats.target_calls = 1
         empty = Draft.from_lists([[]] * self.text.rows, self.device)
@@ -316,6 +317,12 @@ class Decoding:
             self.runner.finish(ids)
         if not call.config.return_dict_in_generate:
             return ids
+        if call.source is not None:
+            kept = {"scores": steps.scores, "logits": steps.logits}
+            cache = call.model_kwargs["past_key_values"]
+            both = GenerateEncoderDecoderOutput(sequences=ids, past_key_values=cache, **kept)
+            both.speculation = self.stats
+            return both
         output = GenerateDecoderOnlyOutput(
             sequences=ids,
             scores=steps.scores,

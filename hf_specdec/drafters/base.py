@@ -5,6 +5,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from ..hub import load_drafter, push_drafter, save_drafter
@@ -38,6 +39,11 @@ class Drafter(Storable):
         self.config = self.config_class.from_options(options)
         self.last_stats: SpeculationStats | None = None
         """what the last call accepted, cost and gained; None before the first"""
+
+    @property
+    def generation_config(self) -> SimpleNamespace:
+        """Whisper's own `generate` leaves a mark in the generation config of what drafts for it; nobody reads it."""
+        return SimpleNamespace()
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={getattr(self.config, name)!r}" for name in self.config.options())

@@ -263,6 +263,7 @@ def _calls(streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., 
     user_cache = named.get("past_key_values")
     held = user_cache.get_seq_length() if user_cache is not None else 0
     mask = named.get("attention_mask")
+    given = next((named[name] for name in ("inputs", "input_ids") if named.get(name) is not None), None)
 
     def as_call(
         model: Any,
@@ -290,9 +291,22 @@ def _calls(streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., 
             keeps_cache=user_cache is not None or bool(generation_config.return_dict_in_generate),
             pad_token_id=_pad_id(generation_config) if pad is None else int(pad),
             rules=rules,
+            source=_source(model, named, given, model_kwargs) if model.config.is_encoder_decoder else None,
         )
 
     return as_call
+
+
+def _source(model: Any, named: dict[str, Any], given: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What the encoder read, a row for each text (`num_return_sequences` makes several of one), and what it said."""
+    said = model_kwargs["encoder_outputs"]
+    rows = len(said[0])
+    source = {"encoder_outputs": said, "attention_mask": model_kwargs.get("attention_mask")}
+    read = named.get(model.main_input_name)
+    read = given if read is None else read
+    if read is not None:
+        source[model.main_input_name] = read.repeat_interleave(rows // len(read), dim=0)
+    return source
 
 
 def _pad_id(config: GenerationConfig) -> int:

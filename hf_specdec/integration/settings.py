@@ -69,11 +69,6 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     def asked(name: str) -> Any:
         return setting(model, named, name)
 
-    if model.config.is_encoder_decoder:
-        raise SpeculationError(
-            f"{type(model).__name__} is an encoder-decoder; drafters serve decoder-only models. "
-            'Leave the drafter out, or pass speculation_type="none"'
-        )
     if (beams := asked("num_beams")) and beams > 1:
         raise SpeculationError(f"num_beams={beams} is not supported with speculation; use num_beams=1")
     for name, ours in OTHER_MODES.items():
@@ -107,7 +102,7 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     if named.get("inputs_embeds") is not None:
         raise SpeculationError("inputs_embeds is not supported with speculation: a draft needs input_ids")
     ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
-    if ids is not None and (ids.ndim != 2 or ids.shape[1] == 0):
+    if ids is not None and not model.config.is_encoder_decoder and (ids.ndim != 2 or ids.shape[1] == 0):
         raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
 
 

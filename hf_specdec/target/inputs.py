@@ -21,8 +21,15 @@ RAGGED_INPUTS = {
 
 
 def position_limit(model: "PreTrainedModel") -> int:
-    """Positions that a model's embeddings are made for."""
-    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 2**31
+    """Positions that a model's embeddings, or an encoder-decoder's decoder's, are made for."""
+    config = model.config.get_text_config(decoder=True)
+    names = ("max_target_positions", "max_position_embeddings")
+    return next(filter(None, (getattr(config, name, None) for name in names)), 2**31)
+
+
+def own_cache(cache: Any) -> Any:
+    """Of an encoder-decoder's two caches the text's own."""
+    return getattr(cache, "self_attention_cache", cache)
 
 
 def prepares_stock_inputs(model: "PreTrainedModel") -> bool:

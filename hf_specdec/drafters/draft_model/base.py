@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SpeculationError
 from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
+from ...target.encoder_decoder import crosses
 from ..base import Drafter
 
 if TYPE_CHECKING:
@@ -28,14 +29,25 @@ class ModelDrafter(Drafter):
         super().__init__(**options)
         if not hasattr(draft_model, "forward") or not hasattr(draft_model, "config"):
             raise SpeculationError(f"draft_model must be a transformers model, got {type(draft_model).__name__}")
-        if draft_model.config.is_encoder_decoder:
-            raise SpeculationError(
-                f"draft_model {type(draft_model).__name__} is an encoder-decoder; a decoder-only target needs a "
-                "decoder-only draft (AutoModelForCausalLM)"
-            )
         self.draft_model = draft_model
 
     def check_target(self, target: "PreTrainedModel") -> None:
+        theirs, mine = type(target).__name__, type(self.draft_model).__name__
+        if crosses(self.draft_model) and not target.config.is_encoder_decoder:
+            raise SpeculationError(
+                f"draft_model {mine} is an encoder-decoder; a decoder-only target ({theirs}) needs a decoder-only "
+                "draft (AutoModelForCausalLM)"
+            )
+        if target.config.is_encoder_decoder and not crosses(self.draft_model):
+            raise SpeculationError(
+                f"draft_model {mine} reads no source, as {theirs} does; an encoder-decoder needs a draft of its own "
+                "family, or a decoder that shares its encoder"
+            )
+        if target.main_input_name != self.draft_model.main_input_name and self.draft_model.config.is_encoder_decoder:
+            raise SpeculationError(
+                f"{theirs} reads {target.main_input_name}, draft_model {mine} {self.draft_model.main_input_name}; name "
+                "a draft of the same family"
+            )
         check_same_tokenizer(target, self.draft_model)
         if self.draft_support() < Support.LOCKSTEP:
             raise SpeculationError(

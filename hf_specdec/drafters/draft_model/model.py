@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...protocol import Sequences
+from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
 from ...target.inputs import position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
@@ -31,6 +32,7 @@ class ModelOverCache:
         lockstep: bool,
         most_rows: int = 0,
         most_tokens: int = 0,
+        source: dict[str, Any] | None = None,
     ) -> None:
         """Reads the prompt.
 
@@ -40,6 +42,7 @@ class ModelOverCache:
             lockstep: rows keep equal lengths.
             most_rows: where rows come and go, how many are expected at once; there is no prompt then.
             most_tokens: of those together.
+            source: for a draft of an encoder-decoder, `DraftContext.source`.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -55,6 +58,15 @@ class ModelOverCache:
         if (longest := int(prompt_mask.sum(-1).max())) >= self.context_limit:
             raise ValueError(f"the prompt has {longest} tokens, the draft's context {self.context_limit}")
         ids, mask = self._known(prompt_ids), prompt_mask.to(self.device)
+        if source is not None and crosses(model):
+            with torch.no_grad():
+                said = encoded(model, source)
+            padded = {} if bool(mask.all()) else {"decoder_attention_mask": mask}
+            over = said | padded | {"past_key_values": fresh_cache(model), "use_cache": True}
+            self.runner = EncoderDecoderRunner(model, over, ids)
+            self.runner.prefill()
+            self.good = list(self.runner.lengths)
+            return
         kwargs: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
         kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
         kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask

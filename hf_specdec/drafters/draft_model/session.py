@@ -145,7 +145,8 @@ class DraftModelSession(DraftSession):
 def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> ModelOverCache:
     """A draft model that has read the call's prompt."""
     bounds = context.most_rows, context.most_tokens
-    return ModelOverCache(model, context.prompt_ids, context.prompt_mask, context.lockstep, *bounds)
+    prompt = context.prompt_ids, context.prompt_mask
+    return ModelOverCache(model, *prompt, context.lockstep, *bounds, source=context.source)
 
 
 def candidates_of(context: DraftContext, wanted: int) -> int:

@@ -152,6 +152,11 @@ class PearlDrafter(ModelDrafter):
     def check_target(self, target: "PreTrainedModel") -> None:
         if self.config.worker == "rank":
             self._joined().check(ranks_of(target))
+        if target.config.is_encoder_decoder:
+            raise SpeculationError(
+                f"PEARL's worker is told of texts, and {type(target).__name__} is an encoder-decoder; use "
+                "DraftModelDrafter(draft_model)"
+            )
         super().check_target(target)
 
     def schedule(self, session: Guarded, context: DraftContext) -> Schedule:

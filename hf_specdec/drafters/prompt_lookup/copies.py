@@ -26,6 +26,8 @@ class Copies:
     def __init__(self, context: DraftContext, config: Options, survival: Survival) -> None:
         self.context, self.config, self.survival = context, config, survival
         self.indexes: dict[int, LookupIndex] = {}
+        self._read: dict[int, int] = {}
+        """tokens that an encoder was given for a row, which come before the text: summaries and edits copy them"""
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
         """Add each row's copies to its tree."""
@@ -60,8 +62,10 @@ class Copies:
         """The row's index, brought up to date with its accepted tokens."""
         if row not in self.indexes:
             self.indexes[row] = LookupIndex(self.config.max_match)
+            self.indexes[row].extend(self.context.read(row))
+            self._read[row] = len(self.indexes[row])
         index = self.indexes[row]
-        index.extend(tokens[len(index) :])
+        index.extend(tokens[len(index) - self._read[row] :])
         return index
 
     def _copies(

@@ -1,0 +1,94 @@
+"""Sampled calls, with a method and plainly: two samples of texts, and how likely they are to be of one distribution."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..bench.methods import Method
+from .findings import Finding
+
+PLACES, WORDS = 4, 3
+"""tokens that are looked at together, behind the prompt's own; each is one of the likeliest, or another"""
+LEAST_EXPECTED, LEVEL, POWER, CHUNK = 5, 1e-3, 0.9, 100
+
+
+@dataclass
+class Sampled:
+    """The draws of one target."""
+
+    target: PreTrainedModel
+    inputs: list[dict[str, Tensor]]
+    samples: int
+    temperature: float
+    seed: int
+    pad: int | None
+
+    def __post_init__(self) -> None:
+        self.plain = [self.draw(None, inputs) for inputs in self.inputs]
+
+    def draw(self, method: Method | None, inputs: dict[str, Tensor]) -> list[tuple[int, ...]]:
+        """The tokens behind the first of so many texts; that one is the prompt's, whoever drafts."""
+        options: dict[str, Any] = {"max_new_tokens": PLACES + 1, "min_new_tokens": PLACES + 1}
+        options |= {
+            "do_sample": True,
+            "top_k": 0,
+            "top_p": 1.0,
+            "temperature": self.temperature,
+            "pad_token_id": self.pad,
+        }
+        chunk = 1 if method is not None and method.single_row else min(CHUNK, self.samples)
+        rows: list[tuple[int, ...]] = []
+        torch.manual_seed(self.seed + (method is not None))  # two samples, not one twice
+        while len(rows) < self.samples:
+            many = {name: value.expand(chunk, -1) for name, value in inputs.items()}
+            if method is None:
+                output = self.target.generate(**many, **options)
+            else:
+                with method.prepared():
+                    output = self.target.generate(**many, **options | method.kwargs)
+            rows += map(tuple, output[:, inputs["input_ids"].shape[1] + 1 :].tolist())
+        return rows[: self.samples]
+
+    def finding(self, method: Method) -> Finding:
+        """Of all prompts the smallest p-value, times how many there are."""
+        tested = [two_samples(plain, self.draw(method, x)) for plain, x in zip(self.plain, self.inputs, strict=True)]
+        p, power = min(1.0, len(tested) * min(p for p, _ in tested)), max(found for _, found in tested)
+        detail = (
+            f"{PLACES} tokens in a row, {self.samples} texts of {len(tested)} prompts, plainly and with the method; "
+            f"were {power:.0%} of the compared mass elsewhere it would be found {POWER:.0%} of the time, at a level "
+            f"of {LEVEL:g}"
+        )
+        return Finding("sampled distribution", p >= LEVEL, f"p = {p:.2g}", [detail])
+
+
+def two_samples(a: list[tuple[int, ...]], b: list[tuple[int, ...]]) -> tuple[float, float]:
+    """The p-value of a chi-square test that two samples of texts are of one distribution, and the total variation
+    distance, over its cells, that it finds with a power of `POWER`.
+
+    A cell is what stands in each place: one of the likeliest tokens of both samples there, or any other. Both make the
+    cells alike, so that they favour no side.
+    """
+    from scipy import optimize, stats
+
+    both = a + b
+    known = [dict(Counter(text[i] for text in both).most_common(WORDS)).keys() for i in range(len(both[0]))]
+    cells = [tuple(token if token in known[i] else -1 for i, token in enumerate(text)) for text in both]
+    share = min(len(a), len(b)) / len(both)
+    common = {cell for cell, count in Counter(cells).items() if count * share >= LEAST_EXPECTED}
+    names = sorted(common)
+    sides = [Counter(cell if cell in common else None for cell in part) for part in (cells[: len(a)], cells[len(a) :])]
+    columns = [*names, None] if any(side[None] for side in sides) else names
+    table = np.array([[side[cell] for cell in columns] for side in sides])
+    if table.shape[1] < 2:
+        return 1.0, 1.0  # every text falls into one cell: nothing can be told apart
+    p = float(stats.chi2_contingency(table, correction=False).pvalue)
+    freedom = table.shape[1] - 1
+    threshold = stats.chi2.ppf(1 - LEVEL, freedom)
+    needed = optimize.brentq(lambda nc: stats.ncx2.sf(threshold, freedom, nc) - POWER, 1e-9, 1e4)
+    size = len(a) * len(b) / len(both)
+    return p, min(1.0, float((needed / size) ** 0.5) / 2)  # Σ d² / p ≥ (Σ |d|)², the square of twice the distance
