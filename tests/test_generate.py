@@ -222,7 +222,7 @@ def test_synced_gpus_is_refused(model: Any) -> None:
         Sides(model).run(assistant_model=drafters.Toy(lambda *_: None), synced_gpus=True)
 
 
-@pytest.mark.parametrize("cache", ["static", "quantized", "offloaded"])
+@pytest.mark.parametrize("cache", ["quantized", "offloaded"])
 def test_other_caches_decode_plainly_with_one_warning(model: Any, cache: str) -> None:
     if cache == "offloaded" and not torch.cuda.is_available():
         pytest.skip("needs a device to offload from")
@@ -232,6 +232,12 @@ def test_other_caches_decode_plainly_with_one_warning(model: Any, cache: str) ->
     with pytest.warns(hf_specdec.SpeculationWarning) as caught:
         assert torch.equal(sides.ours(), sides.plain)
     assert len([w for w in caught if issubclass(w.category, hf_specdec.SpeculationWarning)]) == 1
+
+
+def test_a_static_cache_that_is_asked_for_is_stood_in_for(model: Any) -> None:
+    sides = Sides(model, [7, 4], cache_implementation="static", disable_compile=True)
+    assert torch.equal(sides.ours(), sides.plain)
+    assert sides.stats.mode == "ragged"
 
 
 def test_use_cache_false_decodes_plainly_with_one_warning(model: Any) -> None:

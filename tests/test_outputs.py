@@ -172,10 +172,48 @@ def test_a_users_cache_is_the_one_updated_over_several_turns(model: Any, kind: s
     assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
 
 
-def test_a_static_cache_of_the_users_decodes_plainly(model: Any) -> None:
-    def cache() -> StaticCache:
-        return StaticCache(config=model.config, max_cache_len=64)
+@pytest.mark.parametrize("lengths", [[7], [7, 4, 5]])
+@pytest.mark.parametrize("kind", ["noisy", "tree"])
+def test_a_static_cache_of_the_users_is_served_and_filled(model: Any, kind: str, lengths: list[int]) -> None:
+    """As plain decoding fills it, also by a second turn."""
 
-    sides = Sides(model, [7], past_key_values=cache, disable_compile=True)
-    with pytest.warns(UserWarning, match="plain decoding"):
-        assert torch.equal(sides.ours(), sides.plain)
+    def talk(drafted: bool) -> tuple[list[torch.Tensor], StaticCache]:
+        cache, texts = StaticCache(config=model.config, max_cache_len=64), []
+        batch = models.prompts(lengths)
+        for _ in range(2):
+            future = drafters.Future(plain[len(texts)]) if drafted else None
+            make = drafters.bushy if kind == "tree" else drafters.noisy
+            more = {} if future is None else {"assistant_model": make(future, 3, models.VOCAB)}
+            options = {"past_key_values": cache, "disable_compile": True, "max_new_tokens": 12, "do_sample": False}
+            text = model.generate(**batch, **options, eos_token_id=None, pad_token_id=0, **more)
+            texts.append(text)
+            new = text.shape[1] - batch["input_ids"].shape[1]
+            batch = {
+                "input_ids": torch.nn.functional.pad(text, (0, 2), value=3),
+                "attention_mask": torch.nn.functional.pad(batch["attention_mask"], (0, new + 2), value=1),
+            }
+            if more:
+                assert more["assistant_model"].last_stats.mode != "plain"
+        return texts, cache
+
+    plain: list[torch.Tensor] = []
+    plain, expected = talk(False)
+    ours, cache = talk(True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
+    assert int(cache.get_seq_length()) == int(expected.get_seq_length())
+    for mine, theirs in zip(cache.layers, expected.layers, strict=True):
+        for b, n in enumerate(lengths):
+            seen = slice(max(lengths) - n, int(expected.get_seq_length()))
+            torch.testing.assert_close(mine.keys[b, :, seen], theirs.keys[b, :, seen], atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(mine.values[b, :, seen], theirs.values[b, :, seen], atol=1e-4, rtol=1e-3)
+
+
+def test_an_interrupt_leaves_the_prompt_in_a_static_cache(model: Any) -> None:
+    cache = StaticCache(config=model.config, max_cache_len=64)
+
+    def stop(context: Any, sequences: Any, budget: list[int]) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**models.prompts([7]), past_key_values=cache, assistant_model=drafters.Toy(stop))
+    assert int(cache.get_seq_length()) == 7

@@ -339,7 +339,7 @@ def test_a_worker_that_dies_costs_no_answer() -> None:
 
 def test_a_model_that_cannot_verify_is_served_plainly() -> None:
     served = Served(PromptLookupDrafter(), 0, [])
-    served.target.generation_config.cache_implementation = "static"
+    served.target.generation_config.use_cache = False
     with pytest.warns(UserWarning):
         served.speculating.warm_up(served.tokenizer)
     assert served.speculating.plain_because

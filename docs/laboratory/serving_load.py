@@ -84,7 +84,7 @@ class Server:
         memory = files = 0
         family = self.family()
         for process in family:
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, IndexError):  # one that has just died has none
                 status = Path(f"/proc/{process}/status").read_text()
                 memory += int(status.split("VmRSS:")[1].split()[0]) // 1024
                 files += len(os.listdir(f"/proc/{process}/fd"))

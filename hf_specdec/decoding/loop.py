@@ -38,6 +38,7 @@ from .own_schedule import schedule_of
 from .paying import Paying, record_of
 from .serial import Serial, in_step
 from .shared import SharedSession
+from .standing_in import stand_in
 from .text import Text
 from .told import take_over
 
@@ -52,11 +53,15 @@ def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tenso
         PlainDecodingNeeded: the model, its cache or the call do not allow more; nothing has been touched.
     """
     guarded = GuardedDrafter(drafter)
-    mode = choose_mode(call, guarded)
-    if call.streamer is not None:
-        call.streamer.put(call.input_ids.cpu())
-    with torch.no_grad():
-        return Decoding(call, guarded, mode).run()
+    with stand_in(call):
+        mode = choose_mode(call, guarded)
+        if call.streamer is not None:
+            call.streamer.put(call.input_ids.cpu())
+        with torch.no_grad():
+            output = Decoding(call, guarded, mode).run()
+    if not isinstance(output, Tensor):
+        output.past_key_values = call.model_kwargs["past_key_values"]
+    return output
 
 
 class Decoding:
