@@ -25,7 +25,7 @@ FLOORS = [
     {"hub", "schedule"},
     {"judge", "target"},
     {"probe"},
-    {"drafters", "decoding"},
+    {"drafters", "decoding", "beams"},
     {"integration"},
     {"batching"},
     {""},  # the package itself: what users import

@@ -26,6 +26,7 @@ from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
+from .beamed import with_beams
 from .settings import UPSTREAM_TYPES, Asked, refuse, setting, speculation
 
 _originals: dict[str, Callable[..., Any]] = {}
@@ -160,6 +161,8 @@ def _generate(
     if isinstance(drafter, Drafter):
         check_made_for(drafter.config.target, model)
         drafter.check_target(model)
+    if (beams := setting(model, named, "num_beams") or 1) > 1:
+        return with_beams(original, model, named, drafter, beams, rules)
     streamer = named.pop("streamer", None)
     plain = dict(named)
     _take_over_stop_strings(model, named)

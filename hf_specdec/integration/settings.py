@@ -69,8 +69,6 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     def asked(name: str) -> Any:
         return setting(model, named, name)
 
-    if (beams := asked("num_beams")) and beams > 1:
-        raise SpeculationError(f"num_beams={beams} is not supported with speculation; use num_beams=1")
     for name, ours in OTHER_MODES.items():
         if (value := asked(name)) not in (None, ours):
             raise SpeculationError(

@@ -1,0 +1,130 @@
+"""Beam search: transformers' own sequences and scores, in fewer calls of the target."""
+
+from typing import Any
+
+import models
+import pytest
+import torch
+from test_pearl import close_to
+
+from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec.beams.tree import TreeModel
+
+MODEL = models.llama(seed=1)
+DRAFT = close_to(MODEL, 0.02)
+FAR = models.llama(seed=5)
+
+
+def search(
+    drafter: Any = None, lengths: list[int] | None = None, seed: int = 0, model: Any = MODEL, **options: Any
+) -> Any:
+    defaults = {"max_new_tokens": 16, "num_beams": 4, "do_sample": False, "pad_token_id": 0}
+    asked = {"return_dict_in_generate": True, "output_scores": True}
+    batch = models.prompts(lengths or [9], seed=seed)
+    torch.manual_seed(0)
+    return model.generate(**batch, assistant_model=drafter, **defaults | asked | options)
+
+
+def same(ours: Any, plain: Any) -> None:
+    assert torch.equal(ours.sequences, plain.sequences)
+    torch.testing.assert_close(ours.sequences_scores, plain.sequences_scores, atol=1e-4, rtol=1e-4)
+    assert len(ours.scores) == len(plain.scores)
+    assert torch.equal(ours.beam_indices, plain.beam_indices)
+
+
+@pytest.mark.parametrize("beams", [2, 4, 8])
+@pytest.mark.parametrize("lengths", [[9], [9, 5, 7]])
+@pytest.mark.parametrize("draft", [DRAFT, FAR], ids=["near", "far"])
+def test_sequences_and_scores_are_transformers(draft: Any, lengths: list[int], beams: int) -> None:
+    ends = [int(token) for token in search(None, lengths, num_beams=beams).sequences[0, -3:-1]]
+    for options in (
+        {},
+        {"eos_token_id": ends},
+        {"eos_token_id": ends, "early_stopping": True, "length_penalty": 2.0},
+        {"num_return_sequences": 2, "repetition_penalty": 1.3},
+        {"do_sample": True, "temperature": 1.5, "top_k": 20},
+        {"max_new_tokens": 1},
+    ):
+        plain = search(None, lengths, num_beams=beams, **options)
+        drafter = DraftModelDrafter(draft, num_draft_tokens=3)
+        same(search(drafter, lengths, num_beams=beams, **options), plain)
+        assert drafter.last_stats.mode == "beams"
+
+
+def test_two_hundred_prompts_take_fewer_calls() -> None:
+    """A draft near the target: 1.5 times fewer."""
+    calls = steps = 0
+    drafter = DraftModelDrafter(close_to(MODEL, 0.005), num_draft_tokens=4)
+    for seed in range(50):
+        lengths = [9, 5, 7, 3]
+        same(search(drafter, lengths, seed), search(None, lengths, seed))
+        calls += drafter.last_stats.target_calls
+        steps += 1 + drafter.last_stats.plain_steps
+    assert steps > 1.5 * calls
+
+
+def test_the_output_is_a_tensor_where_nobody_asked_for_more() -> None:
+    plain = search(None, return_dict_in_generate=False, output_scores=False)
+    assert torch.equal(search(HybridDrafter(DRAFT), return_dict_in_generate=False, output_scores=False), plain)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "GPT-2", "OPT", "OLMo2"])
+def test_other_families(name: str) -> None:
+    model = models.build(name)
+    drafter = DraftModelDrafter(model, num_draft_tokens=3)
+    same(search(drafter, [9, 5], model=model), search(None, [9, 5], model=model))
+    assert drafter.last_stats.target_calls < 8
+
+
+def test_a_draft_that_fails_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, calls = TreeModel.read, []
+
+    def failing(self: Any, nodes: Any) -> Any:
+        calls.append(self.model is DRAFT)
+        if sum(calls) == 3 and calls[-1]:
+            raise RuntimeError("dead")
+        return read(self, nodes)
+
+    monkeypatch.setattr(TreeModel, "read", failing)
+    with pytest.warns(UserWarning, match="dead"):
+        same(search(DraftModelDrafter(DRAFT)), search())
+
+
+def test_the_target_is_not_touched() -> None:
+    before, kind = dict(vars(MODEL)), type(MODEL)
+    search(DraftModelDrafter(DRAFT))
+    assert type(MODEL) is kind
+    assert vars(MODEL).keys() == before.keys()
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options", "words"),
+    [
+        (PromptLookupDrafter(), {}, "draft model"),
+        (DraftModelDrafter(DRAFT), {"output_attentions": True}, "attentions"),
+        (DraftModelDrafter(DRAFT), {"speculation": {"lenience": 0.5}}, "one by one"),
+    ],
+)
+def test_what_beams_cannot_have_is_refused(drafter: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpeculationError, match=words):
+        search(drafter, **options)
+
+
+def test_a_tree_is_read_as_its_texts_are() -> None:
+    """Logits behind every node are those of a forward over its text, also after most of the tree was forgotten."""
+    batch = models.prompts([9, 5])
+    with torch.no_grad():
+        tree = TreeModel(MODEL, batch["input_ids"], batch["attention_mask"])
+        rounds = [
+            [[(3,), (4,), (3, 5), (4, 6), (3, 5, 7)], [(8,), (8, 9)]],
+            [[(3, 5, 7, 2), (3, 5, 8)], [(8, 9, 4), (8, 9, 5), (8, 9, 4, 3)]],
+        ]
+        for nodes, kept in zip(rounds, ([[(3, 5, 7), (3, 5)], [(8, 9)]], None), strict=True):
+            logits = tree.read(nodes)
+            for b, paths in enumerate(nodes):
+                ids = batch["input_ids"][b][batch["attention_mask"][b].bool()]
+                for i, path in enumerate(paths):
+                    text = torch.cat([ids, torch.tensor(path)])[None]
+                    torch.testing.assert_close(logits[b, i], MODEL(text).logits[0, -1], atol=1e-4, rtol=1e-3)
+            if kept is not None:
+                tree.keep(kept)
