@@ -42,7 +42,7 @@ def found(method: Method) -> dict[str, Any]:
         name: test()
         for name, test in {
             "text": lambda: tests._identity(method),
-            "batch": lambda: tests._batch(method),
+            "batch": lambda: tests.guarded("batch", lambda: tests._batch(method)),
             "ends": lambda: tests._stops(method, "ends", tests._ends),
             "criteria": lambda: tests._stops(method, "criteria", tests._criteria),
             "lengths": lambda: tests._stops(method, "lengths", tests._lengths),

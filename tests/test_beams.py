@@ -101,7 +101,7 @@ def test_the_target_is_not_touched() -> None:
     ("drafter", "options", "words"),
     [
         (PromptLookupDrafter(), {}, "draft model"),
-        (DraftModelDrafter(DRAFT), {"output_attentions": True}, "attentions"),
+        (DraftModelDrafter(DRAFT), {"output_attentions": True}, "single steps"),
         (DraftModelDrafter(DRAFT), {"speculation": {"lenience": 0.5}}, "one by one"),
     ],
 )
@@ -128,3 +128,36 @@ def test_a_tree_is_read_as_its_texts_are() -> None:
                     torch.testing.assert_close(logits[b, i], MODEL(text).logits[0, -1], atol=1e-4, rtol=1e-3)
             if kept is not None:
                 tree.keep(kept)
+
+
+def test_nothing_is_read_past_the_last_position() -> None:
+    """Of target and draft."""
+    model = models.build_gpt2(32)
+    options = {"max_new_tokens": 12, "model": model, "lengths": [20]}
+    same(search(DraftModelDrafter(model, num_draft_tokens=8), **options), search(**options))
+    draft = models.build_gpt2(24)
+    drafter = DraftModelDrafter(draft, num_draft_tokens=8)
+    same(search(drafter, **options), search(**options))
+    same(search(DraftModelDrafter(models.build_gpt2(16)), **options), search(**options))
+
+
+def test_a_draft_that_fails_on_the_prompt_is_dropped() -> None:
+    draft = close_to(MODEL, 0.02)
+
+    def dead(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("dead")
+
+    drafter = DraftModelDrafter(draft)
+    search(drafter)  # probed
+    draft.forward = dead
+    with pytest.warns(UserWarning, match="dead"):
+        same(search(drafter), search())
+
+
+def test_positions_that_depend_on_the_length_are_refused() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = models.llama(rope_parameters=rope, max_position_embeddings=16)
+    with pytest.raises(SpeculationError, match="tree of texts"):
+        search(DraftModelDrafter(DRAFT), model=model)
+    with pytest.raises(SpeculationError, match="position_ids"):
+        search(DraftModelDrafter(DRAFT), position_ids=torch.arange(9)[None])

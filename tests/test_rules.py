@@ -442,3 +442,38 @@ def test_rules_are_saved_with_a_config() -> None:
     text = MODEL.generate(**prompts, generation_config=flagged)
     assert torch.equal(text, coupled(prompts, max_new_tokens=8))
     assert Rules.names() == ["verification", "sampling", "lenience", "typical_acceptance"]
+
+
+def test_coupled_takes_any_mask_and_a_continued_cache() -> None:
+    """Boolean masks; and a second turn over a cache says what the whole text would have said."""
+    from transformers import DynamicCache
+
+    batch = models.prompts([9, 5])
+    plain = coupled(batch)
+    assert torch.equal(coupled(batch | {"attention_mask": batch["attention_mask"].bool()}), plain)
+    ids = models.prompts([12])["input_ids"]
+    whole = coupled({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    for only_new in (False, True):
+        cache = DynamicCache(config=MODEL.config)
+        with torch.no_grad():
+            MODEL(ids[:, :7], past_key_values=cache)
+        given = ids[:, 7:] if only_new else ids
+        text = coupled({"input_ids": given, "attention_mask": torch.ones_like(ids)}, past_key_values=cache)
+        assert torch.equal(text[:, given.shape[1] :], whole[:, 12:])
+
+
+def test_greedy_calls_do_not_mind_that_sampling_is_coupled() -> None:
+    prompts, options = models.prompts([9]), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    plain = MODEL.generate(**prompts, **options)
+    assert torch.equal(MODEL.generate(**prompts, **options, speculation=WIDE), plain)
+    assert torch.equal(MODEL.generate(**prompts, **options, speculation=WIDE, use_cache=False), plain)
+    beams = MODEL.generate(**prompts, **options, num_beams=3)
+    assert torch.equal(MODEL.generate(**prompts, **options, num_beams=3, speculation=WIDE), beams)
+
+
+def test_a_request_names_no_drafter_of_its_own() -> None:
+    ids = models.prompts([5])["input_ids"]
+    with BatchDecoder(MODEL, PromptLookupDrafter(), max_rows=1) as decoder:
+        for bad in ({"speculation": {"max_draft_tokens": 3}}, {"speculation_type": "suffix"}):
+            with pytest.raises(SpeculationError, match="of a request only"):
+                decoder.submit(ids, max_new_tokens=4, **bad)

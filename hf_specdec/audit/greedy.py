@@ -38,8 +38,8 @@ class Greedy:
 
     def findings(self, method: Method) -> Iterator[Finding]:
         """Test by test."""
-        yield self._identity(method)
-        yield self._batch(method)
+        yield self.guarded("greedy text", lambda: self._identity(method))
+        yield self.guarded("greedy batch", lambda: self._batch(method))
         for name, test in (
             ("ends at an end token", self._ends),
             ("ends at a stop string", self._strings),
@@ -47,16 +47,34 @@ class Greedy:
             ("keeps to max_new_tokens", self._lengths),
             ("streams what it returns", self._streams),
         ):
-            yield self._stops(method, name, test)
+            yield self.guarded(name, lambda name=name, test=test: self._stops(method, name, test))  # type: ignore[misc]
+
+    def guarded(self, name: str, test: Callable[[], Finding]) -> Finding:
+        """A call that is refused before the target is run is refused; one that breaks is wrong."""
+        self.begun = False
+        try:
+            return test()
+        except Exception as error:
+            if not self.begun and isinstance(error, (ValueError, NotImplementedError)):
+                return Finding(name, True, "refused", [f"refused: {shown(error)}"], refused=True)
+            return Finding(name, False, "raised", [f"it raised {shown(error)}"])
 
     def say(self, method: Method | None, inputs: dict[str, Tensor], **options: Any) -> list[list[int]]:
         """New tokens of each row, padding included."""
         if method is None:
             output = self.target.generate(**inputs, **self.options | options)
         else:
-            with method.prepared():
-                output = self.target.generate(**inputs, **self.options | options | method.kwargs)
+            self.begun = False
+            hook = self.target.register_forward_pre_hook(self._begin)
+            try:
+                with method.prepared():
+                    output = self.target.generate(**inputs, **self.options | options | method.kwargs)
+            finally:
+                hook.remove()
         return output[:, inputs["input_ids"].shape[1] :].tolist()
+
+    def _begin(self, *_: Any) -> None:
+        self.begun = True
 
     def _inputs(self, rows: list[list[int]]) -> dict[str, Tensor]:
         return batch(rows, self.tokenizer.pad_token_id, self.target.device)
@@ -72,10 +90,7 @@ class Greedy:
         """All prompts at once: what plain decoding says of that very batch."""
         if len(self.prompts) == 1:
             return Finding("greedy batch", True, "one prompt only")
-        try:
-            rows = self.say(method, self._inputs(self.prompts))
-        except (ValueError, NotImplementedError) as error:
-            return Finding("greedy batch", True, "refused", [f"a batch is refused: {shown(error)}"], refused=True)
+        rows = self.say(method, self._inputs(self.prompts))
         told = [self._parting(b, row, self.together[b]) for b, row in enumerate(rows)]
         return _of_texts("greedy batch", told)
 
@@ -102,11 +117,8 @@ class Greedy:
         said = []
         numbers = [number for number, text in enumerate(self.plain) if len(text) >= 8][:MOST_STOPS]
         for number in numbers:
-            try:
-                if wrong := test(method, number):
-                    said.append(f"prompt {number + 1}: {wrong}")
-            except (ValueError, NotImplementedError) as error:
-                return Finding(name, True, "refused", [f"refused: {shown(error)}"], refused=True)
+            if wrong := test(method, number):
+                said.append(f"prompt {number + 1}: {wrong}")
         if not numbers:
             return Finding(name, True, "no text is long enough")
         return Finding(name, not said, f"{len(numbers) - len(said)} of {len(numbers)}", said)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -48,7 +49,7 @@ def run_audit(settings: AuditSettings) -> list[Report]:
             for found in greedy.findings(method):
                 report.findings.append(found)
                 progress.update()
-            report.findings.append(sampled.finding(method))
+            report.findings.append(greedy.guarded("sampled distribution", partial(sampled.finding, method)))
             progress.update()
     print_reports(reports)
     if settings.json is not None:

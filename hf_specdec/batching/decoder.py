@@ -16,6 +16,7 @@ from ..drafters.base import Drafter
 from ..errors import SpeculationError, shown
 from ..integration import drafter_for, prepared
 from ..judge.randomness import Randomness
+from ..judge.rules import Rules
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit, takes_ragged_inputs
 from .answer import Answer, QueueFull
@@ -171,6 +172,11 @@ class BatchDecoder:
             )
         if options.get("assistant_model") is not None:
             raise SpeculationError("assistant_model: the drafter of all rows is named where BatchDecoder is made")
+        if options.get("speculation_type") is not None or Rules.split(options.get("speculation"))[1]:
+            raise SpeculationError(
+                "speculation_type and a drafter's options are named where BatchDecoder is made; of a request only "
+                f"{', '.join(Rules.names())}"
+            )
         config = self.generation_config
         if config is not None:
             options = {"generation_config": config} | options

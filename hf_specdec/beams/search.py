@@ -18,36 +18,51 @@ from transformers.utils import ModelOutput
 from ..errors import SpeculationError, shown, warn
 from ..probe import Support, support
 from ..stats import SpeculationStats
-from ..target.inputs import takes_ragged_inputs
+from ..target.inputs import position_limit, takes_ragged_inputs
 from ..target.masks import attention_windows
 from .tree import Path, TreeModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STEPS, WIDER = 4, 2
+STEPS, WIDER = 4, 4
 """γ, where the drafter's window is not a number; u as a multiple of w"""
 
 
-def why_not(target: "PreTrainedModel", draft: Any, asks_states: bool, holds_cache: bool) -> str:
+def why_not(target: "PreTrainedModel", draft: Any) -> str:
     """Why a call with beams cannot be sped up; empty where it can."""
     if draft is None:
-        return "beams are drafted by a draft model; use DraftModelDrafter(draft_model)"
+        return "beams are drafted by a draft model (DraftModelDrafter), and here is none"
     if target.config.is_encoder_decoder:
         return "beams of an encoder-decoder are not drafted"
     for model in (target, draft):
-        if support(model) is not Support.RAGGED or any(attention_windows(model).values()):
+        if support(model) is not Support.RAGGED or any(attention_windows(model).values()) or _turns(model):
             return f"{type(model).__name__} does not take a tree of texts"
-    if asks_states or holds_cache:
-        return "hidden states, attentions and caches of one's own do not go with drafted beams"
     return ""
+
+
+def _turns(model: "PreTrainedModel") -> bool:
+    """Whether rotary embeddings depend on the length reached, or a model has inputs of its own."""
+    parameters: Any = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    changing = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in kinds)
+    return changing or "prepare_inputs_for_generation" in vars(model)
 
 
 class Lookahead:
     """What the target has said of texts that beam search may ask for."""
 
-    def __init__(self, target: "PreTrainedModel", draft: "PreTrainedModel", beams: int, steps: int, ends: set[int]):
+    def __init__(
+        self, target: "PreTrainedModel", draft: "PreTrainedModel", beams: int, steps: int, ends: set[int], most: int
+    ) -> None:
+        """
+        Args:
+            steps: γ.
+            ends: tokens that end a text.
+            most: new tokens.
+        """
         self.target, self.draft, self.beams, self.steps, self.ends = target, draft, beams, steps, ends
+        self.most = most
         self.stats = SpeculationStats(mode="beams", window=steps)
         self.dropped = ""
 
@@ -57,7 +72,14 @@ class Lookahead:
         self.columns, ids = ids.shape[1], ids[:: self.beams]
         mask = torch.ones_like(ids) if mask is None else mask[:: self.beams]
         self.reader = TreeModel(self.target, ids, mask)
-        self.guesser: TreeModel | None = TreeModel(self.draft, ids, mask)
+        longest = int(mask.sum(1).max())
+        self.most = min(self.most, position_limit(self.target) - longest)
+        self.guesser: TreeModel | None = None
+        if longest < position_limit(self.draft):
+            try:
+                self.guesser = TreeModel(self.draft, ids, mask)
+            except Exception as error:
+                self._drop(error)
         first = self.reader.prompt
         self.known: list[dict[Path, Tensor]] = [{(): row} for row in first]
         self.worth: list[dict[Path, float]] = [{(): 0.0} for _ in first]
@@ -113,12 +135,21 @@ class Lookahead:
         try:
             return self._searched(self.guesser, asked)
         except Exception as error:
-            self.guesser, self.dropped = None, f"the draft was dropped: it raised {shown(error)}"
-            warn(self.dropped)
+            self._drop(error)
             return [[] for _ in asked]
 
+    def _drop(self, error: Exception) -> None:
+        self.guesser, self.dropped = None, f"the draft was dropped: it raised {shown(error)}"
+        warn(self.dropped)
+
     def _searched(self, guesser: TreeModel, asked: list[list[Path]]) -> list[list[Path]]:
-        """γ steps with u beams per prompt, from the texts that are asked for on."""
+        """γ steps with u beams per prompt, from the texts that are asked for on; as far as texts may be asked for, and
+        the draft has positions."""
+        n = len(asked[0][0])
+        room = position_limit(self.draft) - max(guesser.lengths)
+        steps = min(self.steps, self.most - 1 - n, room - n)
+        if steps < 1:
+            return [[] for _ in asked]
         roots = [
             [max((p[:n] for n in range(len(p) + 1) if guesser.holds(b, p[:n])), key=len) for p in paths]
             for b, paths in enumerate(asked)
@@ -128,7 +159,7 @@ class Lookahead:
         missing = [_missing(guesser, b, paths) for b, paths in enumerate(asked)]
         found: list[list[Path]] = [[] for _ in asked]
         said: list[dict[Path, Tensor]] = [{} for _ in asked]
-        for step in range(self.steps):
+        for step in range(steps):
             if step:
                 missing = [list(beam) for beam in beams]
             if any(missing):
@@ -193,7 +224,7 @@ class _Answering:
 
 def search_beams(
     generate: Callable[..., Any], target: "PreTrainedModel", draft: "PreTrainedModel", window: Any, beams: int,
-    ends: set[int], arguments: dict[str, Any],
+    ends: set[int], most: int, arguments: dict[str, Any],
 ) -> tuple[Any, SpeculationStats]:  # fmt: skip
     """What `generate(target, **arguments)` gives with beams, in fewer calls of the target.
 
@@ -202,12 +233,13 @@ def search_beams(
         window: γ; another value than a number is `STEPS`.
         beams: w.
         ends: tokens that end a text.
+        most: new tokens.
 
     Returns:
         The output, and what it took.
     """
     began = time.perf_counter()
-    ahead = Lookahead(target, draft, beams, window if isinstance(window, int) else STEPS, ends)
+    ahead = Lookahead(target, draft, beams, window if isinstance(window, int) else STEPS, ends, most)
     standing = copy.copy(target)  # the same modules under another class: the target itself is not touched
     standing.__class__ = type(type(target).__name__, (_Answering, type(target)), {})
     standing.__dict__.pop("forward", None)
@@ -218,4 +250,6 @@ def search_beams(
     stats = ahead.stats
     stats.total_seconds, stats.emitted_tokens = time.perf_counter() - began, 1 + stats.plain_steps
     stats.notes += filter(None, [ahead.dropped])
+    if isinstance(output, ModelOutput):
+        output.past_key_values = None  # the tree is no cache that anybody could go on from
     return output, stats

@@ -1,5 +1,6 @@
 """`TreeModel`: a model over one tree of texts per prompt. Beams that share a prefix share its slots in the cache."""
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ class TreeModel:
         """down to which a row's text is one line, in `base`"""
         positions = (self.base.long().cumsum(-1) - 1).clamp_min(0)
         padded = None if bool(self.base.all()) else self.base.long()
-        self.prompt = self._run(ids.to(self.device), padded, positions)[:, -1]
+        last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        known = ids.to(self.device).clamp(0, vocab - 1)
+        self.prompt = self._run(known, padded, positions, **last)[:, -1].clone()
         """logits [B, V] behind the prompts"""
 
     def holds(self, row: int, path: Path) -> bool:
@@ -91,10 +94,10 @@ class TreeModel:
             layer.values = layer.values.gather(2, mine.expand(-1, -1, -1, layer.values.shape[3]))
         self.base = torch.arange(width, device=self.device) < to_device(counts, self.device)[:, None]
 
-    def _run(self, ids: Tensor, mask: Any, positions: Tensor) -> Tensor:
+    def _run(self, ids: Tensor, mask: Any, positions: Tensor, **more: Any) -> Tensor:
         self.calls += 1
         over = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache, "use_cache": True}
-        return self.model(input_ids=ids, **over, return_dict=True).logits
+        return self.model(input_ids=ids, **over | more, return_dict=True).logits
 
 
 def _common(paths: Sequence[Path]) -> Path:

@@ -76,9 +76,18 @@ class Call:
         """
         judge = Judge(self.processing, self.processors, self.draws, randomness, stats, self.rules)
         if self.config.do_sample and self.rules.coupled:
-            pads = [] if joined else (1 - self.prompt_mask).sum(1).tolist()
+            pads = [] if joined else self._pads()
             judge.noise = Noise(randomness, pads, self.config.num_return_sequences or 1)
         return judge
+
+    def _pads(self) -> list[int]:
+        """[B] columns of `input_ids` that are no tokens, less the tokens that only a continued cache holds."""
+        pads, cache = (self.prompt_mask == 0).sum(1), self.model_kwargs.get("past_key_values")
+        held = 0 if cache is None or self.new_columns is not None else int(own_cache(cache).get_seq_length())
+        mask = self.model_kwargs.get("attention_mask")
+        if held and self.source is None and mask is not None and mask.shape[1] > self.input_ids.shape[1]:
+            return (pads - (mask[:, : -self.input_ids.shape[1]] != 0).sum(1).to(pads)).tolist()
+        return (pads - held).tolist()
 
     def may_be_ragged(self) -> bool:
         """Whether no part of the call needs the whole rectangular batch at every step."""

@@ -18,7 +18,8 @@ def stand_in(call: Call) -> Iterator[None]:
     """
     static = call.model_kwargs.get("past_key_values")
     whole = isinstance(static, StaticCache) and all(type(layer) is StaticLayer for layer in static.layers)
-    if not isinstance(static, StaticCache) or not whole or static.offloading:
+    most = call.stopping.max_length
+    if not isinstance(static, StaticCache) or not whole or static.offloading or not _fits(static, most):
         yield
         return
     held = int(static.get_seq_length())
@@ -34,8 +35,12 @@ def stand_in(call: Call) -> Iterator[None]:
             _fill(static, dynamic)
 
 
+def _fits(static: StaticCache, most: int | None) -> bool:
+    """Whether a text of so many columns does; plain decoding says what is wrong with one that does not."""
+    return most is not None and most - 1 <= min(layer.max_cache_len for layer in static.layers)
+
+
 def _fill(static: StaticCache, dynamic: DynamicCache) -> None:
     static.reset()
     for i, layer in enumerate(dynamic.layers):
-        room = static.layers[i].max_cache_len
-        static.update(layer.keys[:, :, :room], layer.values[:, :, :room], i)
+        static.update(layer.keys, layer.values, i)

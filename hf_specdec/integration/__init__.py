@@ -139,15 +139,22 @@ def _generate(
     asked: Asked,
 ) -> Any:
     """One call that asks for speculation, or switches it off."""
-    flag, given = named.get("speculation_type"), Rules.split(named.get("speculation"))[1]
+    flag, said = named.get("speculation_type"), named.get("speculation")
+    given = Rules.split(said)[1]
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     assistant = named.pop("assistant_model", None)
     kind, options, rules = asked
     drafter: AnyDrafter
-    if kind == "none" and not rules.coupled:
+    nobody = kind == "none" or (kind in (None, *UPSTREAM_TYPES) and not isinstance(assistant, Drafter))
+    if nobody and not rules.coupled:
+        if kind != "none" and (given or set(said or ()) - {"sampling"}):
+            raise SpeculationError(
+                f"speculation={said} goes with speculation_type={kind!r}, which does not use it; name a "
+                "speculation_type, or pass assistant_model=<a drafter>"
+            )
         return original(model, **named, assistant_model=None if isinstance(assistant, Drafter) else assistant)
-    if kind == "none" or (kind in (None, *UPSTREAM_TYPES) and not isinstance(assistant, Drafter)):
-        drafter = _nobody(kind, options, rules, assistant)
+    if nobody:
+        drafter = _nobody(kind, assistant)
     elif isinstance(assistant, Drafter):
         if given or flag not in (None, assistant.config.drafter_type):
             raise SpeculationError(
@@ -178,20 +185,16 @@ def _generate(
         return output
 
 
-def _nobody(kind: str | None, options: Any, rules: Rules, assistant: Any) -> Undrafted:
+def _nobody(kind: str | None, assistant: Any) -> Undrafted:
     """For coupled sampling without drafts.
 
     Raises:
-        SpeculationError: there is nothing to couple, or something that cannot be.
+        SpeculationError: transformers' own speculation would draft, which couples nothing.
     """
-    if not rules.coupled or options or kind in UPSTREAM_TYPES:
+    if kind in UPSTREAM_TYPES or (assistant is not None and kind is None):
         raise SpeculationError(
-            f"speculation={options or rules} goes with speculation_type={kind!r}, which does not use it; name a "
-            "speculation_type, or pass assistant_model=<a drafter>"
-        )
-    if assistant is not None and kind is None:
-        raise SpeculationError(
-            "sampling='coupled' with a plain draft model needs speculation_type, for example 'draft_model'"
+            "sampling='coupled' is not transformers' own; name one of ours for the draft, for example "
+            "speculation_type='draft_model'"
         )
     return Undrafted()
 
@@ -226,6 +229,8 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     rules = speculation(model, named).rules
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     refuse(model, named, rules)
+    if (beams := setting(model, named, "num_beams") or 1) > 1:
+        raise SpeculationError(f"num_beams={beams} is not served here; use model.generate")
     _take_over_stop_strings(model, named)
     calls: list[Call] = []
     as_call = _calls(streamer, named, rules)

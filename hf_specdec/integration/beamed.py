@@ -18,18 +18,44 @@ def with_beams(
 ) -> Any:
     """Beam search is transformers' own, over a target that looks ahead."""
     draft = getattr(drafter, "draft_model", None)
-    states = [setting(model, named, name) for name in ("output_hidden_states", "output_attentions")]
-    reason = why_not(model, draft, any(states), named.get("past_key_values") is not None)
-    if not reason and rules != Rules():
-        reason = f"{rules} are of drafts that are judged one by one"
+    own = [
+        f"{name}={getattr(rules, name)!r}" for name in Rules.names() if getattr(rules, name) != getattr(Rules(), name)
+    ]
+    reason = f"{', '.join(own)} is for drafts that are judged one by one" if own else _not_served(model, named)
+    reason = reason or why_not(model, draft)
     if reason:
-        raise SpeculationError(f"num_beams={beams}: {reason}, or use num_beams=1")
+        raise SpeculationError(f"num_beams={beams}: {reason}; leave the drafter out, or use num_beams=1")
     ends = setting(model, named, "eos_token_id")
     ends = ends.flatten().tolist() if isinstance(ends, torch.Tensor) else ends
     ends = {ends} - {None} if not isinstance(ends, (list, tuple)) else set(ends)
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
-    output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, named)
+    output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, _most(model, named), named)
     GuardedDrafter(drafter).report(stats)
     if not isinstance(output, torch.Tensor):
         output.speculation = stats
     return output
+
+
+def _not_served(model: Any, named: dict[str, Any]) -> str:
+    """What of a call only a model can answer that is asked step by step; empty where it is nothing."""
+
+    def asked(name: str) -> Any:
+        return setting(model, named, name)
+
+    if asked("output_hidden_states") or asked("output_attentions"):
+        return "hidden states and attentions are those of single steps"
+    if named.get("past_key_values") is not None or asked("cache_implementation") not in (None, "dynamic", "static"):
+        return "a tree of texts has a cache of its own"
+    if named.get("position_ids") is not None or asked("prefill_chunk_size") is not None:
+        return "position_ids and prefill_chunk_size do not go with a tree of texts"
+    if asked("guidance_scale") not in (None, 1, 1.0):
+        return "guidance_scale asks the model beside the beams"
+    return ""
+
+
+def _most(model: Any, named: dict[str, Any]) -> int:
+    """New tokens that a text may have."""
+    if (most := setting(model, named, "max_new_tokens")) is not None:
+        return int(most)
+    ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
+    return int(setting(model, named, "max_length") or 20) - (0 if ids is None else ids.shape[1])

@@ -1,5 +1,6 @@
 """What a `generate` call was asked for, and which of it speculation does not serve."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,10 @@ def speculation(model: Any, named: dict[str, Any]) -> Asked:
         if kind is None:
             kind = getattr(config, "speculation_type", None)
             options = options or (rest if kind else None)
-    return Asked(kind, options, Rules.of(rules))
+    asked = Asked(kind, options, Rules.of(rules))
+    if asked.rules.coupled and not setting(model, named, "do_sample"):  # nothing is drawn
+        return asked._replace(rules=dataclasses.replace(asked.rules, sampling="independent"))
+    return asked
 
 
 def setting(model: Any, named: dict[str, Any], name: str) -> Any:

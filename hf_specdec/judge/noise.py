@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .randomness import GOLDEN, Purpose, Randomness, hashed, mixed
 
-MOST_KEPT = 128
-"""positions whose noise is kept: a draft, its verification and the next round meet the same ones"""
+LEAST_KEPT = 128
+"""positions whose noise is kept, or more where a round asks for more: the next one meets the same ones"""
 BELOW_1 = np.uint64(12)
 """bits that a double has no room for"""
 
@@ -32,12 +32,14 @@ class Noise:
         """
         self.randomness, self.pads, self.copies = randomness, list(pads), copies
         self._kept: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
+        self._most = LEAST_KEPT
 
     def __call__(self, rows: Sequence[int], lengths: Sequence[int], like: Tensor) -> Tensor:
         """Noise [N, V] for N places with scores `like` [N, V]: for row `rows[n]` of the call behind `lengths[n]`
         columns."""
         keys = [self._key(row, length) for row, length in zip(rows, lengths, strict=True)]
         distinct = list(dict.fromkeys(keys))
+        self._most = max(LEAST_KEPT, 2 * len(distinct))
         parts = [self._of(key, like.shape[1]) for key in distinct]
         noise = torch.from_numpy(np.stack(parts)).to(like.device) if parts else like.new_empty(0, like.shape[1])
         if keys == distinct:
@@ -56,7 +58,7 @@ class Noise:
             bits = mixed(base + np.arange(1, vocab + 1, dtype=np.uint64) * GOLDEN)
             u = ((bits >> BELOW_1).astype(np.float64) + 0.5) * 2.0**-52
             self._kept[key] = (-np.log(-np.log(u))).astype(np.float32)
-            if len(self._kept) > MOST_KEPT:
+            if len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         return self._kept[key]
 

@@ -219,5 +219,6 @@ class _Tree:
 
 def drawn_from_points(draft: Draft, vocab: int) -> Draft:
     """Point masses as draws that could not come out otherwise: a tolerant test wants their q."""
-    q = torch.nn.functional.one_hot(draft.tokens.clamp(0, vocab - 1), vocab).float()
+    known = draft.tokens.clamp(0, vocab - 1)[..., None]
+    q = torch.zeros(*draft.tokens.shape, vocab, device=known.device).scatter_(2, known, 1.0)
     return replace(draft, token_probs=torch.ones_like(draft.tokens, dtype=torch.float32), q=q)

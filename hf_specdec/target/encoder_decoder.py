@@ -104,13 +104,18 @@ def encoded(model: "PreTrainedModel", source: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         source: `DraftContext.source`.
+
+    Raises:
+        ValueError: the model has an encoder of its own, and the call holds nothing for it to read.
     """
     mask = source.get("attention_mask")
     mask = None if mask is None else moved(mask, model.device)
     if not model.config.is_encoder_decoder:
-        states = moved(source["encoder_outputs"].last_hidden_state, model.device).to(model.dtype)
+        states = moved(source["encoder_outputs"][0], model.device).to(model.dtype)
         return {"encoder_outputs": as_said(states)}
     name = model.main_input_name
+    if name not in source:
+        raise ValueError(f"a draft with an encoder reads {name}; pass it beside encoder_outputs")
     given = moved(source[name], model.device)
     inputs = {name: given if not given.is_floating_point() else given.to(model.dtype)}
     said = model.get_encoder()(**inputs | ({} if mask is None else {"attention_mask": mask}), return_dict=True)
