@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from hf_specdec.stats import SpeculationStats
 
 Propose = Callable[[DraftContext, Sequences, list[int]], Draft]
 
@@ -280,3 +281,14 @@ def faulty(good: Toy, at_round: int, fault: Callable[[Draft], Draft], patience: 
     toy = Toy(propose)
     toy.session_class = type("Faulty", (ToySession,), {"patience": patience})
     return toy
+
+
+def context(**known: Any) -> DraftContext:
+    """What a session would know of a greedy call of one row, but for what is `known`."""
+    nothing = torch.zeros(1, 0, dtype=torch.long)
+    usual: dict[str, Any] = {
+        "prompt_ids": nothing, "prompt_mask": nothing, "max_length": 1 << 20, "vocab_size": 1 << 30,
+        "eos_token_ids": frozenset(), "do_sample": False, "lockstep": False, "trees": False, "pick": None,
+        "device": torch.device("cpu"), "stats": SpeculationStats(),
+    }  # fmt: skip
+    return DraftContext(**usual | known)

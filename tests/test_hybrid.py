@@ -22,7 +22,7 @@ from hf_specdec.drafters.draft_model.growing import LOOK_AGAIN, RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
 from hf_specdec.drafters.suffix import SuffixStore
 from hf_specdec.drafters.suffix.memory import Memory
-from hf_specdec.protocol import Sequences, Verdict
+from hf_specdec.protocol import DraftContext, Sequences, Verdict
 
 
 def knowing(drafter, target, draft_step, right, kinds=()):
@@ -52,23 +52,20 @@ def times(rows=1, slope=0.0):
 
 
 def host(target, rows=1, cost=None):
-    return SimpleNamespace(
+    return DraftContext(
         prompt_ids=torch.zeros(rows, 3, dtype=torch.long),
-        rows=rows,
-        most_rows=0,
-        most_tokens=0,
         prompt_mask=torch.ones(rows, 3, dtype=torch.long),
-        eos_token_ids=frozenset(),
+        max_length=1000,
         vocab_size=97,
-        trees=True,
+        eos_token_ids=frozenset(),
         do_sample=False,
         lockstep=False,
+        trees=True,
+        pick=SimpleNamespace(likeliest=likeliest),
         device=torch.device("cpu"),
-        forbids=None,
+        stats=SimpleNamespace(draft_calls=0, window=None, notes=[]),
         cost=cost or times(rows),
         target=target,
-        pick=SimpleNamespace(likeliest=likeliest),
-        stats=SimpleNamespace(draft_calls=0, window=None, notes=[]),
     )
 
 

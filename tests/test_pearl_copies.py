@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import drafters
 import pytest
 import torch
 from continuations import SMALL, sampling_p_value
@@ -111,20 +112,9 @@ def test_how_much_of_a_copy_is_worth_carrying() -> None:
 def test_a_finished_row_does_not_keep_the_others_from_copying() -> None:
     """Of a batch in lockstep: it stays, and has no room."""
     prompt = torch.tensor([[3, 4, 5, 6, 3, 4, 5]] * 2)
-    context = type(
-        "Host",
-        (),
-        {
-            "prompt_ids": prompt,
-            "prompt_mask": torch.ones_like(prompt),
-            "eos_token_ids": frozenset(),
-            "forbids": None,
-            "vocab_size": 97,
-            "lockstep": True,
-            "trees": True,
-        },
-    )
-    copying: Any = Copying(context, Survival())  # type: ignore[arg-type]
+    mask = torch.ones_like(prompt)
+    context = drafters.context(prompt_ids=prompt, prompt_mask=mask, vocab_size=97, lockstep=True, trees=True)
+    copying: Any = Copying(context, Survival())
     text = Sequences(prompt, [7, 7], [0, 1], prompt.tolist())
     cheap = faster_than(0.1, lambda width: 1.0 + 0.01 * width, lockstep=True)
     found = copying.copy([[], []], text, [5, 0], cheap)

@@ -1,11 +1,11 @@
 """Prompt lookup: the index against a plain search, the cuts, and the engine's promises."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 from continuations import BATCHES, FORBIDDING, SETTINGS, proposes_nothing_forbidden, same_greedy_text, sampling_p_value
+from drafters import context
 from models import llama
 from transformers.generation import (
     LogitsProcessor,
@@ -34,12 +34,6 @@ def searched(tokens, max_match):
             places.sort(key=lambda i: (counts[i], i), reverse=True)
             return length, list(dict.fromkeys(tokens[i] for i in places)), places[0]
     return 0, [], None
-
-
-def context(**changes):
-    host = {"eos_token_ids": frozenset(), "vocab_size": 1 << 30, "trees": False, "device": "cpu", "forbids": None}
-    host |= {"do_sample": False, "target": None}
-    return SimpleNamespace(**host | changes)
 
 
 def sequences(*rows):

@@ -4,8 +4,8 @@ import math
 import random
 import threading
 import tracemalloc
-from types import SimpleNamespace
 
+import drafters
 import numpy as np
 import pytest
 import torch
@@ -27,8 +27,7 @@ from hf_specdec.protocol import Sequences
 
 
 def tree_host():
-    known = {"eos_token_ids": frozenset(), "vocab_size": 1000, "device": "cpu", "forbids": None}
-    return SimpleNamespace(**known, trees=True, do_sample=False, target=None)
+    return drafters.context(vocab_size=1000, trees=True)
 
 
 def searched(texts, suffix, max_match):

@@ -111,10 +111,10 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
         with torch._C.DisableTorchFunction():
             return propose(self, sequences, budget)
 
-    def opening(self: Any, *args: Any) -> None:
+    def opening(self: Any, *args: Any, **known: Any) -> None:
         """The hybrid reads the prompt with its draft model when that is needed first, once a call."""
         with torch._C.DisableTorchFunction():
-            opened(self, *args)
+            opened(self, *args, **known)
 
     propose, opened = NGramSession.propose, ModelOverCache.__init__
     monkeypatch.setattr(NGramSession, "propose", on_the_host)

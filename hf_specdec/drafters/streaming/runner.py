@@ -26,6 +26,8 @@ class StreamRunner:
         """[B] which of the fed tokens the n are, where some were pruned"""
         self.slots: Any = None
         """where the upper layers write to"""
+        self.rides = True
+        """whether streams go along in the next forward; where drafting is paused they do not, and it is a plain one"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -49,6 +51,9 @@ class StreamRunner:
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
     ) -> Forward:
         engine, width = self.engine, tokens.shape[1]
+        if not self.rides:
+            self.states = self.kept = None
+            return engine.forward(tokens, parents, counts)
         if not any(group is self.slots for group in engine.cache.groups):  # rows came that were read elsewhere
             self.slots = engine.cache.split(self.upper.first)
         seen, depth = engine.shape(parents, width)

@@ -30,8 +30,6 @@ class StreamingSession(DraftSession):
     """Drafts each stream's likeliest tokens as a tree, those of stream j behind those of stream j - 1, joined by what
     followed the same words before."""
 
-    weighs = True
-
     def __init__(
         self,
         context: DraftContext,
@@ -90,7 +88,11 @@ class StreamingSession(DraftSession):
 
     def _look(self, verdict: Verdict) -> None:
         """Remember the streams at the place that decided each row's last token."""
-        if self._runner is None or (states := self._runner.states) is None:
+        self.ends = None
+        if self._runner is None:
+            return
+        self._runner.rides = False  # until a draft is asked for
+        if (states := self._runner.states) is None:
             return
         kept, places = self._runner.kept, []
         for b, (path, tokens) in enumerate(zip(verdict.paths or [[]] * len(verdict.rows), verdict.tokens, strict=True)):
@@ -102,6 +104,8 @@ class StreamingSession(DraftSession):
         self.rows = list(verdict.rows)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        if self._runner is not None:
+            self._runner.rides = True
         nodes = self.tuner.tree(self.context.trees, self.context.cost, len(budget))
         copies = self._copies(sequences, budget)
         free = self.by_value and not waits(self.context.device)  # to look at what streams say
