@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 from ..errors import SpeculationError, shown, warn
 from ..probe import Support, support
 from ..stats import SpeculationStats
-from ..target.inputs import position_limit, takes_ragged_inputs
+from ..target.inputs import position_limit, ropes, takes_ragged_inputs
 from ..target.masks import attention_windows
 from .tree import Path, TreeModel
 
@@ -43,9 +43,7 @@ def why_not(target: "PreTrainedModel", draft: Any) -> str:
 
 def _turns(model: "PreTrainedModel") -> bool:
     """Whether rotary embeddings depend on the length reached, or a model has inputs of its own."""
-    parameters: Any = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    changing = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in kinds)
+    changing = any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes(model))
     return changing or "prepare_inputs_for_generation" in vars(model)
 
 

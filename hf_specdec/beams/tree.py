@@ -30,7 +30,7 @@ class TreeModel:
         """
         self.model, self.device = model, model.device
         vocab = model.config.get_text_config(decoder=True).vocab_size
-        self.vocab, self.calls = vocab, 0
+        self.vocab = vocab
         self.cache = DynamicCache(config=model.config)
         self.base = mask.bool().to(self.device)
         """[B, K] slots that every node of a row sees"""
@@ -95,7 +95,6 @@ class TreeModel:
         self.base = torch.arange(width, device=self.device) < to_device(counts, self.device)[:, None]
 
     def _run(self, ids: Tensor, mask: Any, positions: Tensor, **more: Any) -> Tensor:
-        self.calls += 1
         over = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache, "use_cache": True}
         return self.model(input_ids=ids, **over | more, return_dict=True).logits
 

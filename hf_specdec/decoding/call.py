@@ -18,7 +18,7 @@ from ..probe import Support, support
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.encoder_decoder import EncoderDecoderRunner
-from ..target.inputs import own_cache, takes_ragged_inputs
+from ..target.inputs import own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
 from ..target.ragged import RaggedRunner
 from ..target.state import StateRunner
@@ -180,10 +180,8 @@ def _beside_an_encoder(call: Call) -> Mode:
 def rope_changes(call: Call) -> bool:
     """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
     config: Any = call.target.config.get_text_config(decoder=True)
-    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    kinds: list[dict[str, Any]] = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     held = own_cache(call.model_kwargs["past_key_values"]).get_seq_length() if call.new_columns is None else 0
-    for rope in kinds:
+    for rope in ropes(call.target):
         limit = getattr(config, "max_position_embeddings", None)
         start = int(rope.get("original_max_position_embeddings") or limit or 2**31)
         end = held + (call.stopping.max_length or 2**31)

@@ -51,7 +51,7 @@ def speculation(model: Any, named: dict[str, Any]) -> Asked:
         if kind is None:
             kind = getattr(config, "speculation_type", None)
             options = options or (rest if kind else None)
-    asked = Asked(kind, options, Rules.of(rules))
+    asked = Asked(kind, options, Rules(**rules))
     if asked.rules.coupled and not setting(model, named, "do_sample"):  # nothing is drawn
         return asked._replace(rules=dataclasses.replace(asked.rules, sampling="independent"))
     return asked

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from ..errors import SpeculationError, shown
 
@@ -55,14 +55,6 @@ class Rules:
             return {}, options
         mine = {name: value for name, value in options.items() if name in cls.names()}
         return mine, {name: value for name, value in options.items() if name not in mine}
-
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> Self:
-        """
-        Raises:
-            SpeculationError: a value that is none of those allowed.
-        """
-        return cls(**options)
 
     @property
     def exact(self) -> bool:

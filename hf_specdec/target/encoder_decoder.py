@@ -10,7 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from ..protocol import Forward
 from ..transfer import moved, to_device
-from .lockstep import LockstepRunner, answered, prefill
+from .lockstep import LockstepRunner, answered, longer_mask, longer_positions, prefill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,10 +53,9 @@ class EncoderDecoderRunner(LockstepRunner):
         for name, value in self.kwargs.items():
             more = self.length - value.shape[-1] if isinstance(value, Tensor) and value.ndim else 0
             if name == "decoder_attention_mask" and value is not None:
-                grown[name] = torch.cat([value, value.new_ones(value.shape[0], more)], dim=-1)
+                grown[name] = longer_mask(value, more)
             elif name == "decoder_position_ids" and value is not None:
-                steps = torch.arange(1, more + 1, device=value.device, dtype=value.dtype)
-                grown[name] = torch.cat([value, value[..., -1:] + steps], dim=-1)
+                grown[name] = longer_positions(value, more)
         return grown
 
     def select(self, rows: list[int]) -> None:

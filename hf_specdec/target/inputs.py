@@ -27,6 +27,12 @@ def position_limit(model: "PreTrainedModel") -> int:
     return next(filter(None, (getattr(config, name, None) for name in names)), 2**31)
 
 
+def ropes(model: "PreTrainedModel") -> list[dict[str, Any]]:
+    """Settings of a model's rotary embeddings, of each kind of layer where there are several."""
+    parameters: Any = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+
+
 def own_cache(cache: Any) -> Any:
     """Of an encoder-decoder's two caches the text's own."""
     return getattr(cache, "self_attention_cache", cache)

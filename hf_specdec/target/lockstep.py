@@ -86,10 +86,9 @@ class LockstepRunner:
         for name, value in self.kwargs.items():
             more = self.length - value.shape[-1] if isinstance(value, Tensor) and value.ndim else 0
             if name == "attention_mask" and value is not None:
-                grown[name] = torch.cat([value, value.new_ones(value.shape[0], more)], dim=-1)
+                grown[name] = longer_mask(value, more)
             elif name == "position_ids" and value is not None:
-                steps = torch.arange(1, more + 1, device=value.device, dtype=value.dtype)
-                grown[name] = torch.cat([value, value[..., -1:] + steps], dim=-1)
+                grown[name] = longer_positions(value, more)
             elif name == "token_type_ids" and value is not None:
                 grown[name] = torch.cat([value, value[..., -1:].expand(*value.shape[:-1], more)], dim=-1)
             elif name.endswith("token_type_ids") and value is not None:
@@ -133,6 +132,17 @@ class LockstepRunner:
         for layer in layers:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
+
+
+def longer_mask(mask: Tensor, more: int) -> Tensor:
+    """A 2-D mask with so many columns more, which are seen."""
+    return torch.cat([mask, mask.new_ones(mask.shape[0], more)], dim=-1)
+
+
+def longer_positions(positions: Tensor, more: int) -> Tensor:
+    """Positions with so many more, counted on from the last."""
+    steps = torch.arange(1, more + 1, device=positions.device, dtype=positions.dtype)
+    return torch.cat([positions, positions[..., -1:] + steps], dim=-1)
 
 
 def _holds(layer: CacheLayerMixin, columns: int) -> bool:
