@@ -109,7 +109,7 @@ def test_a_constructor_says_what_its_options_mean_and_how_far_they_go(name: str)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_option_is_refused_like_any_other(name: str) -> None:
     known = drafter_class(name).config_class.options()
-    with pytest.raises(SpeculationError, match=rf"unknown option 'gama'.*{known[0]}"):
+    with pytest.raises(SpeculationError, match=rf"unknown option 'gama'.*{known[0] if known else 'none'}"):
         drafter_class(name)(gama=3)
 
 

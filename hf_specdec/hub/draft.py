@@ -104,7 +104,7 @@ def load_draft(
     if quantization is not None:
         extra["quantization_config"] = quanto_config(quantization)
     try:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        model, report = _auto(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -173,6 +173,13 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig"
         raise SpeculationError(f"{folder / 'config.json'} describes no model: {_one_line(error)}") from error
 
 
+def _auto(config: "PreTrainedConfig") -> Any:
+    """What loads a draft model. One without a head of its own drafts with the target's."""
+    kind = type(config)
+    headless = kind in transformers.MODEL_MAPPING and kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return transformers.AutoModel if headless else transformers.AutoModelForCausalLM
+
+
 def _weight_files(folder: Path) -> list[str]:
     if not (folder / "model.safetensors.index.json").exists():
         return ["model.safetensors"]
@@ -192,7 +199,7 @@ def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], fol
     declared, tables = None, set()
     if layers <= len(tensors):  # else even a model without memory takes long to build
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
+            model = _auto(config).from_config(config)
         declared = model.num_parameters()
         tables = {name for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
     wrong = sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING and key not in tables)

@@ -72,6 +72,8 @@ class RaggedLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write [B, heads, T, head size] after each row's length; returns all visible slots."""
         end = self.slots.end
+        if self.keys.shape[3] == 0:
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         if end > self.keys.shape[2]:
             more = -(-(end - self.keys.shape[2]) // BLOCK) * BLOCK
             self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
@@ -112,6 +114,19 @@ class RaggedCache(Cache):
         super().__init__(layers=layers)
         self.device = slots.device
         self.groups = [slots]
+
+    @classmethod
+    def empty(cls, stock: Cache, rows: int, device: torch.device) -> "RaggedCache":
+        """Nothing read yet. What a slot takes is seen from the first forward.
+
+        Args:
+            stock: an unused cache of the same model, which knows its layers.
+        """
+        cache = cls.__new__(cls)
+        slots, nothing = Slots([0] * rows, device), torch.empty(rows, 0, 0, 0, device=device)
+        Cache.__init__(cache, layers=[RaggedLayer(slots, nothing, nothing, _window(layer)) for layer in stock.layers])
+        cache.device, cache.groups = device, [slots]
+        return cache
 
     @property
     def slots(self) -> Slots:

@@ -1,0 +1,105 @@
+"""`HeadContext`: what heads have read of each row, in a batch whose rows have different lengths."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+
+from ...protocol import DraftContext, Verdict
+from ...target.cache import RaggedCache
+from ...transfer import to_device
+
+
+class News(NamedTuple):
+    """What heads have not read yet: N places at most, `counts` of them in each row."""
+
+    states: Tensor
+    """[B, N, H] the target's, of all layers that were asked for side by side"""
+    tokens: Tensor
+    """[B, N] the token that each of them decided"""
+    counts: list[int]
+    positions: Tensor
+    """[B, N] of the states"""
+
+
+class HeadContext:
+    """One slot per state of the target. Left padding has none."""
+
+    def __init__(self, context: DraftContext, layers: Sequence[int], again: int = 0) -> None:
+        """
+        Args:
+            layers: the hidden states that are read, by their index.
+            again: slots at the end of each row that are read anew in every round, as drafted tokens stood in them.
+        """
+        self.context, self.layers, self.again = context, layers, again
+        self.rows: list[int] = []
+        self.cache: RaggedCache | None = None
+        self.read: list[int] = []
+        """[B] slots that count"""
+        self.first: list[int] = []
+        """[B] the position of each row's first slot: above 0 where the call went on from a cache"""
+        self._states: list[Tensor] = []
+        self._tokens: list[list[int]] = []
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        """The prompt's states, each with the token behind it."""
+        states = self._joined(verdict)
+        prompt, mask = self.context.prompt_ids, self.context.prompt_mask
+        self.rows = list(verdict.rows)
+        for b, (row, tokens) in enumerate(zip(verdict.rows, verdict.tokens, strict=True)):
+            length = int(mask[row].sum())
+            count = min(length, states.shape[1])
+            self._states.append(states[b, states.shape[1] - count :])
+            self._tokens.append([*prompt[row, prompt.shape[1] - count + 1 :].tolist(), *tokens[:1]])
+            self.first.append(length - count)
+        self.read = [0] * len(self.rows)
+
+    def observe(self, verdict: Verdict) -> None:
+        """The states that decided each row's new tokens."""
+        states = self._joined(verdict)
+        for b, (row, tokens) in enumerate(zip(verdict.rows, verdict.tokens, strict=True)):
+            here = self.rows.index(row)
+            self._states[here] = torch.cat([self._states[here], states[b, : len(tokens)]])
+            self._tokens[here] += tokens
+
+    def _joined(self, verdict: Verdict) -> Tensor:
+        return torch.cat([verdict.features[layer] for layer in self.layers], dim=-1)
+
+    def follow(self, rows: Sequence[int]) -> None:
+        """Go on with these of the rows."""
+        order = [self.rows.index(row) for row in rows]
+        if order == list(range(len(self.rows))):
+            return
+        if self.cache is not None:
+            self.cache.set_lengths(self.read)
+            self.cache.select(order)
+        self.rows, self.read = list(rows), [self.read[b] for b in order]
+        self.first, self._tokens = [self.first[b] for b in order], [self._tokens[b] for b in order]
+        self._states = [self._states[b] for b in order]
+
+    def news(self, device: torch.device) -> News:
+        """What has to be read now; it is held to have been read, but for the slots that are read again."""
+        counts = [len(tokens) for tokens in self._tokens]
+        width = max(counts)
+        starts = to_device([first + read for first, read in zip(self.first, self.read, strict=True)], device)
+        states = torch.stack([torch.nn.functional.pad(s, (0, 0, 0, width - len(s))) for s in self._states])
+        tokens = to_device([row + [0] * (width - len(row)) for row in self._tokens], device)
+        positions = starts[:, None] + torch.arange(width, device=device)
+        found = News(states.to(device), tokens, counts, positions)
+        self._states = [s[len(s) - min(self.again, len(s)) :] for s in self._states]
+        self._tokens = [row[len(row) - min(self.again, len(row)) :] for row in self._tokens]
+        return found
+
+    def over(self, config: PreTrainedConfig, device: torch.device) -> RaggedCache:
+        """The heads' cache, its rows rolled back to what counts."""
+        if self.cache is None:
+            self.cache = RaggedCache.empty(DynamicCache(config=config), len(self.rows), device)
+        self.cache.set_lengths(self.read)
+        return self.cache
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """So many places of each row were read."""
+        kept = map(len, self._tokens)
+        self.read = [read + count - again for read, count, again in zip(self.read, counts, kept, strict=True)]

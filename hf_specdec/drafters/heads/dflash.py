@@ -1,0 +1,144 @@
+"""`DFlashDrafter`: a small model that fills in a block of tokens at once, reading the target's hidden states.
+
+The keys and values of all accepted places come from the target's states at some of its layers; the block is the last
+token and as many masks as the model was trained for, which see each other both ways (block diffusion). transformers has
+the models; what is new here are batches, rows of uneven lengths, and drafts that are tested by what they were drawn
+from.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+
+from ...config import DrafterConfig
+from ...errors import SpeculationError
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...registry import register_drafter
+from ...target.masks import as_bias, attention_windows
+from ...transfer import to_device
+from ..base import Drafter
+from .context import HeadContext, News
+from .drawing import Drawn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@strict
+@dataclass(kw_only=True)
+class DFlashConfig(DrafterConfig):
+    """`DFlashDrafter` has no options. (`speculation_type="dflash"` is transformers' own, for one row.)"""
+
+    drafter_type: ClassVar[str] = "block_diffusion"
+
+
+class DFlashSession(DraftSession):
+    """A block of tokens a round, in one forward of the draft model."""
+
+    def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
+        super().__init__(context)
+        assert context.target is not None, "heads draft where the target is"
+        self.model, self.device = model, model.device
+        self.embed, self.head = context.target.get_input_embeddings(), context.target.get_output_embeddings()
+        self.block, self.mask_token = model.config.block_size, model.config.mask_token_id
+        self.features = tuple(layer + 1 for layer in model.config.target_layer_ids)  # 0 are the embeddings
+        # Windows of what sees both ways reach one token further.
+        windows = attention_windows(model).items()
+        self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
+        self.read = HeadContext(context, self.features)
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        self.read.observe_prompt(verdict)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.read.observe(verdict)
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self.read.follow(sequences.rows)
+        most = min(max(budget), self.block - 1)
+        if most < 1:
+            return Draft.from_lists([[]] * len(budget), self.context.device)
+        last = to_device([tokens[-1] for tokens in sequences.tokens], self.context.device)
+        news = self.read.news(self.device)
+        filled = self._filled(last, news)
+        self.context.stats.draft_calls += 1
+        logits = self.head(filled[:, 1 : most + 1].to(self.head.weight.device))
+        drawn = Drawn(self.context, sequences, budget)
+        for i in range(most):
+            drawn.draw(logits[:, i])
+        self.read.advance(news.counts)
+        return drawn.draft()
+
+    def _filled(self, last: Tensor, news: News) -> Tensor:
+        """[B, block, H] states at each row's last token and at the masks behind it."""
+        cache = self.read.over(self.model.config, self.device)
+        width, block = news.tokens.shape[1], torch.arange(self.block, device=self.device)
+        cache.reserve(width + self.block)
+        counts = to_device(news.counts, self.device)
+        # A row's slots: what it held, its news, those of longer rows, the block.
+        slots = torch.arange(cache.slots.end, device=self.device)
+        known, start = (cache.slots.ends + counts)[:, None], (cache.slots.ends + width)[:, None]
+        inside = (slots >= start) & (slots < start + self.block)
+        allowed = ((slots < known) | inside)[:, None].expand(-1, self.block, -1)
+        places = torch.where(inside, known + slots - start, slots)  # without those of longer rows
+        distance = ((known + block)[:, :, None] - places[:, None]).abs()
+        noise = last.new_full((len(last), self.block), self.mask_token)
+        noise[:, 0] = last
+        bias = as_bias(allowed, distance, self.windows, self.model.dtype)
+        behind = news.positions[:, :1] + counts[:, None] + block
+        return self.model(
+            noise_embeds=self._embedded(noise).to(self.device, self.model.dtype),
+            context_hidden_states=news.states.to(self.model.dtype),
+            position_ids=torch.cat([news.positions, behind], dim=1),
+            attention_mask=bias if isinstance(bias, dict) else dict.fromkeys(self.windows, bias),
+            past_key_values=cache,
+        ).last_hidden_state
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """As the target embeds them, without the norm that some put behind it."""
+        norm = getattr(self.embed, "embed_norm", None)
+        return self.embed(ids) if norm is None else torch.nn.functional.embedding(ids, self.embed.weight)
+
+
+@register_drafter
+class DFlashDrafter(Drafter):
+    """Drafts with a DFlash model that was trained for the target."""
+
+    config_class = DFlashConfig
+    config: DFlashConfig
+    needs_draft_model = True
+
+    def __init__(self, draft_model: "PreTrainedModel") -> None:
+        """
+        Args:
+            draft_model: transformers' assistant for the target, such as `AutoModel.from_pretrained(name)` gives.
+
+        Raises:
+            SpeculationError: a model that takes no hidden states of a target.
+        """
+        super().__init__()
+        if missing := [n for n in ("block_size", "mask_token_id", "target_layer_ids") if not _has(draft_model, n)]:
+            raise SpeculationError(
+                f"draft_model {type(draft_model).__name__} is no DFlash model: its config has no {missing[0]}; draft "
+                "with DraftModelDrafter"
+            )
+        self.draft_model = draft_model
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        mine, theirs = self.draft_model.config, target.config.get_text_config()
+        if mine.hidden_size != theirs.hidden_size or max(mine.target_layer_ids) >= theirs.num_hidden_layers:
+            raise SpeculationError(
+                f"this DFlash model reads layers {list(mine.target_layer_ids)} of width {mine.hidden_size}, and "
+                f"{type(target).__name__} has {theirs.num_hidden_layers} of width {theirs.hidden_size}; use the target "
+                "that it was trained for"
+            )
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return DFlashSession(context, self.draft_model)
+
+
+def _has(model: object, name: str) -> bool:
+    return getattr(getattr(model, "config", None), name, None) is not None

@@ -1,0 +1,161 @@
+"""`MtpDrafter`: layers that a model was trained with to foretell its next tokens, one token each.
+
+Layer k reads the target's last hidden states (for k > 0 what layer k - 1 made of them) beside the embeddings of the
+tokens k + 1 places on, and foretells the token behind those (multi-token prediction, as DeepSeek-V3 describes it). The
+layers, and how they are loaded, are transformers' own `MtpModel`; what is new here are batches, rows of uneven lengths,
+and drafts that are tested by what they were drawn from.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+
+from ...budget import Learned
+from ...config import DrafterConfig
+from ...errors import SpeculationError
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...registry import register_drafter
+from ...target.masks import allowed_slots, as_bias, attention_windows
+from ...transfer import to_device
+from ..base import Drafter
+from .context import HeadContext
+from .drawing import Drawn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.modeling_layers import MtpModel
+
+
+@strict
+@dataclass(kw_only=True)
+class MtpConfig(DrafterConfig):
+    """`MtpDrafter` has no options."""
+
+    drafter_type: ClassVar[str] = "mtp"
+
+
+class MtpSession(DraftSession):
+    """As many tokens a round as there are layers."""
+
+    features = (-1,)
+
+    def __init__(self, context: DraftContext, model: "MtpModel") -> None:
+        super().__init__(context)
+        self.model, self.device = model, next(model.layers.parameters()).device
+        self.windows = attention_windows(model)
+        kinds = getattr(model.config, "layer_types", None) or [next(iter(self.windows))] * len(model.layers)
+        self.kinds = kinds[: len(model.layers)]
+        # The slots that the layers above the first have filled with drafted tokens are filled again.
+        self.read = HeadContext(context, self.features, again=len(model.layers) - 1)
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        self.read.observe_prompt(verdict)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.read.observe(verdict)
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self.read.follow(sequences.rows)
+        most = max(budget)
+        if most < 1:
+            return Draft.from_lists([[]] * len(budget), self.context.device)
+        states, tokens, counts, positions = self.read.news(self.device)
+        cache = self.read.over(self.model.config, self.device)
+        width, rows = tokens.shape[1], torch.arange(len(counts), device=self.device)
+        last, steps = to_device(counts, self.device) - 1, torch.arange(width, device=self.device)
+        cache.reserve(width)
+        allowed, distance = allowed_slots(cache.slots.ends, cache.slots.end, None, steps[None])
+        masks = as_bias(allowed, distance, self.windows, states.dtype)
+        drawn = Drawn(self.context, sequences, budget)
+        for k in range(len(self.model.layers)):
+            if k:  # every token makes room for the one behind it, the last one for what was drawn
+                tokens = tokens.roll(-1, dims=1)
+                tokens[rows, last] = drawn.tokens[-1].to(self.device)
+            mask = masks[self.kinds[k]] if isinstance(masks, dict) else masks
+            states = self._layer(k, states, tokens, positions + k + 1, mask)
+            self.context.stats.draft_calls += 1
+            if k < most:
+                drawn.draw(self.model._project_to_logits(states[rows, last]))
+        self.read.advance(counts)
+        return drawn.draft()
+
+    def _layer(self, k: int, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """States [B, T, H] → what layer k makes of them and of the tokens [B, T] at `positions`."""
+        model, rotary, embedded = self.model, None, self.model.embed_tokens(tokens).to(states.device)
+        if model.rotary_emb is not None:
+            kind = {"layer_type": self.kinds[k]} if model.has_per_layer_rope else {}
+            rotary = model.rotary_emb(embedded, position_ids=positions, **kind)
+        states = model.layers[k](
+            embedded,
+            states,
+            position_embeddings=rotary,
+            position_ids=positions,
+            past_key_values=self.read.cache,
+            attention_mask=mask,
+        )
+        return model.shared_post_norm(states) if model.use_shared_post_norm else states
+
+
+@register_drafter
+class MtpDrafter(Drafter):
+    """Drafts with the target's own layers for multi-token prediction (`num_mtp_layers` in its config)."""
+
+    config_class = MtpConfig
+    config: MtpConfig
+
+    def __init__(self, model: "MtpModel | None" = None) -> None:
+        """
+        Args:
+            model: the layers; None loads those of the target's checkpoint in the first call.
+
+        Raises:
+            SpeculationError: something else is given as a model.
+        """
+        super().__init__()
+        if model is not None and not isinstance(model, _mtp_model()):
+            raise SpeculationError(f"model must be transformers' MtpModel, got {type(model).__name__}")
+        self.model = model
+        self._loaded: Learned[list[MtpModel]] = Learned(list)
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        if getattr(target.config.get_text_config(), "num_mtp_layers", None):
+            self._layers(target)
+            return
+        raise SpeculationError(
+            f"{type(target).__name__} has no layers for multi-token prediction (num_mtp_layers in its config); draft "
+            "with another drafter"
+        )
+
+    def start(self, context: DraftContext) -> DraftSession:
+        assert context.target is not None, "heads draft where the target is"
+        return MtpSession(context, self._layers(context.target))
+
+    def _layers(self, target: "PreTrainedModel") -> "MtpModel":
+        """The target's layers, which are loaded once."""
+        if self.model is not None:
+            return self.model
+        loaded = self._loaded.of(target)
+        if not loaded:
+            device = next(target.get_decoder().layers[-1].parameters()).device
+            try:
+                loaded.append(_mtp_model().from_pretrained(target, device_map={"": device}).eval())
+            except Exception as error:  # every checkpoint fails in its own way
+                said = " ".join(str(error).split())
+                raise SpeculationError(
+                    f"the checkpoint {target.config.name_or_path!r} gave no layers for multi-token prediction: {said}; "
+                    "load the target from one that has them, or pass MtpDrafter(model)"
+                ) from error
+        kinds = set(getattr(loaded[0].config, "layer_types", None) or ())
+        if unknown := kinds - {"full_attention", "sliding_attention"}:
+            raise SpeculationError(f"no masks for MTP layers of type {', '.join(sorted(unknown))}; use another drafter")
+        return loaded[0]
+
+
+def _mtp_model() -> type["MtpModel"]:
+    """transformers' own, which takes longer to import than all of this package."""
+    from transformers.modeling_layers import MtpModel
+
+    return MtpModel
