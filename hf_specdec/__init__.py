@@ -8,16 +8,21 @@ Importing this package registers it with transformers:
 
 from .batching import BatchDecoder
 from .drafters import (
+    DFlashDrafter,
     DiscoDrafter,
     DiscoStoppingCriteria,
     Drafter,
     DraftModelDrafter,
     HybridDrafter,
+    MtpDrafter,
     NGramDrafter,
     PearlDrafter,
     PromptLookupDrafter,
     StreamingDrafter,
     SuffixDrafter,
+    read_ahead,
+    read_stepwise,
+    translated,
 )
 from .errors import SpeculationError, SpeculationWarning
 from .integration import register, unregister
@@ -27,11 +32,13 @@ from .version import __version__
 
 __all__ = [
     "BatchDecoder",
+    "DFlashDrafter",
     "DiscoDrafter",
     "DiscoStoppingCriteria",
     "DraftModelDrafter",
     "Drafter",
     "HybridDrafter",
+    "MtpDrafter",
     "NGramDrafter",
     "PearlDrafter",
     "PromptLookupDrafter",
@@ -42,7 +49,10 @@ __all__ = [
     "SuffixDrafter",
     "__version__",
     "pack_linear",
+    "read_ahead",
+    "read_stepwise",
     "register",
+    "translated",
     "unpack_linear",
     "unregister",
 ]

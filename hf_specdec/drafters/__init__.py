@@ -3,7 +3,8 @@
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
-from .draft_model import DraftModelDrafter
+from .draft_model import DraftModelDrafter, read_ahead, read_stepwise, translated
+from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
 from .pearl import PearlDrafter
@@ -12,6 +13,7 @@ from .streaming import StreamingDrafter
 from .suffix import SuffixDrafter
 
 __all__ = [
+    "DFlashDrafter",
     "DiscoDrafter",
     "DiscoStoppingCriteria",
     "Draft",
@@ -20,6 +22,7 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "HybridDrafter",
+    "MtpDrafter",
     "NGramDrafter",
     "PearlDrafter",
     "PromptLookupDrafter",
@@ -27,4 +30,7 @@ __all__ = [
     "StreamingDrafter",
     "SuffixDrafter",
     "Verdict",
+    "read_ahead",
+    "read_stepwise",
+    "translated",
 ]

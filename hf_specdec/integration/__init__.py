@@ -27,7 +27,7 @@ from ..hub.flag import drafter_from_flag
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
 from .beamed import with_beams
-from .settings import UPSTREAM_TYPES, Asked, refuse, setting, speculation
+from .settings import UPSTREAM_TYPES, Asked, refuse, setting, speculation, translate
 
 _originals: dict[str, Callable[..., Any]] = {}
 """what `register` has replaced, by name (see `_WRAPPED`)"""
@@ -164,6 +164,7 @@ def _generate(
         drafter = assistant
     else:
         drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, assistant))
+    translate(drafter, named)
     refuse(model, named, rules)
     if isinstance(drafter, Drafter):
         check_made_for(drafter.config.target, model)

@@ -7,9 +7,11 @@ import torch
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from ..drafters.draft_model import translated
 from ..errors import SpeculationError, shown
 from ..judge.rules import Rules
 from ..registry import drafter_types
+from ..schedule import AnyDrafter
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
@@ -96,7 +98,7 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
                 f"their options go in speculation_type ({', '.join(drafter_types())}) and speculation={{...}}, "
                 "for example num_draft_tokens"
             )
-    for name in ("assistant_tokenizer", "use_model_defaults", "custom_generate"):
+    for name in ("use_model_defaults", "custom_generate"):
         if named.get(name) is not None:
             raise SpeculationError(f"{name} does not go with speculation; leave it out")
     if asked("token_healing"):
@@ -106,6 +108,21 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
     if ids is not None and not model.config.is_encoder_decoder and (ids.ndim != 2 or ids.shape[1] == 0):
         raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
+
+
+def translate(drafter: AnyDrafter, named: dict[str, Any]) -> None:
+    """Where a call names the draft's tokenizer, take it out of the call: the draft is then translated.
+
+    Raises:
+        SpeculationError: there is no draft model, or the target's tokenizer is not given.
+    """
+    if (theirs := named.pop("assistant_tokenizer", None)) is None:
+        return
+    draft, tokenizer = getattr(drafter, "draft_model", None), named.get("tokenizer")
+    if draft is None or tokenizer is None:
+        what = "tokenizer=..., the target's" if tokenizer is None else "a draft model"
+        raise SpeculationError(f"assistant_tokenizer goes with {what}; name both, or leave it out")
+    translated(draft, tokenizer, theirs)
 
 
 def _is_sharded(model: Any) -> bool:

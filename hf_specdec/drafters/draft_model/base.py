@@ -7,6 +7,7 @@ from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
 from ...target.encoder_decoder import crosses
 from ..base import Drafter
+from .translating import translation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +49,8 @@ class ModelDrafter(Drafter):
                 f"{theirs} reads {target.main_input_name}, draft_model {mine} {self.draft_model.main_input_name}; name "
                 "a draft of the same family"
             )
-        check_same_tokenizer(target, self.draft_model)
+        if translation(self.draft_model) is None:
+            check_same_tokenizer(target, self.draft_model)
         if self.draft_support() < Support.LOCKSTEP:
             raise SpeculationError(
                 f"draft_model {type(self.draft_model).__name__} keeps a state that cannot be rolled back; "
@@ -67,7 +69,7 @@ def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") ->
     """Refuse a draft of another tokenizer: told by a size difference too large for padding, or by special ids.
 
     Raises:
-        SpeculationError: with a pointer to transformers' own route for different tokenizers.
+        SpeculationError: with a pointer to `translated`.
     """
     mine, theirs = (model.config.get_text_config(decoder=True) for model in (target, draft))
     reason = None
@@ -79,7 +81,6 @@ def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") ->
             reason = f"{name} {sorted(a)} and {sorted(b)}"
     if reason:
         raise SpeculationError(
-            f"the target and the draft have different tokenizers ({reason}). Use a draft of the same family, or "
-            "transformers' own route for different tokenizers: "
-            "generate(assistant_model=draft, tokenizer=..., assistant_tokenizer=...) without speculation_type"
+            f"the target and the draft have different tokenizers ({reason}). Use a draft of the same family, or name "
+            "both tokenizers: generate(..., tokenizer=..., assistant_tokenizer=...)"
         )

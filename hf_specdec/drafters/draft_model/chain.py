@@ -19,7 +19,6 @@ class Chain:
         self.context, self.candidates = context, candidates
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = model_over_cache(context, model)
-        context.stats.draft_calls += 1
 
     def begin(self, sequences: Sequences, steps: int) -> bool:
         """Behind the accepted tokens of these rows, at most `steps` steps; whether there are new ones, which had to be
@@ -34,13 +33,12 @@ class Chain:
     def step(self) -> tuple[Tensor, Tensor]:
         """One more place: the candidates [B, k], the one that is gone on from first, and the draft's chance of each."""
         context = self.context
-        context.stats.draft_calls += 1
         if self._last is None:
             logits = self.model.catch_up(self._ids, self._lengths)
         else:
             write_tokens(self._ids, self._last, self._lengths)
             self._lengths = [n + 1 for n in self._lengths]
-            logits = self.model.feed(self._last[:, None])
+            logits = self.model.feed(self._ids, self._lengths, self._last)
         tokens, chances = context.pick.likeliest(self._ids, self._lengths, self.rows, logits, self.candidates)
         self._last = tokens[:, 0].clone()
         return tokens, chances

@@ -231,4 +231,6 @@ class GrowingSession(TreeSession):
     def close(self) -> None:
         super().close()
         c = self.draft_cost.c(self.context.cost, self.context.rows)
+        if self._chain is not None:
+            self.context.stats.notes += self._chain.model.notes()
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())

@@ -1,5 +1,6 @@
 """`ModelOverCache`: a draft model with its own cache, whose slots are the columns of the target's `ids`."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...protocol import Sequences
+from ...stats import SpeculationStats
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
 from ...target.inputs import position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.ragged import RaggedRunner
 from ...transfer import moved, to_device
+from .ahead import Ahead, reading_ahead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +36,7 @@ class ModelOverCache:
         most_rows: int = 0,
         most_tokens: int = 0,
         source: dict[str, Any] | None = None,
+        stats: SpeculationStats | None = None,
     ) -> None:
         """Reads the prompt.
 
@@ -43,6 +47,7 @@ class ModelOverCache:
             most_rows: where rows come and go, how many are expected at once; there is no prompt then.
             most_tokens: of those together.
             source: for a draft of an encoder-decoder, `DraftContext.source`.
+            stats: where its forwards are counted.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -52,6 +57,19 @@ class ModelOverCache:
         self.context_limit, self.lockstep = position_limit(model), lockstep
         self.good: list[int] = []
         """[B] leading slots that hold accepted tokens"""
+        self.held: list[int] = []
+        """[B] leading slots that hold the text, drafted tokens included; behind them may stand what was read ahead"""
+        self.stats = SpeculationStats() if stats is None else stats
+        self.stats.draft_calls += 1
+        self.ahead: Ahead | None = None
+        self.below: ModelOverCache | None = None
+        """what guesses for it, over a cache of its own"""
+        if (how := reading_ahead(model)) is not None:
+            if how.smaller is not None:
+                self.below = ModelOverCache(
+                    how.smaller, prompt_ids, prompt_mask, lockstep, most_rows, most_tokens, source
+                )
+            self.ahead = Ahead(how, self.below)
         if most_rows:
             self.runner = JoiningRunner(model, most_rows, most_tokens)
             return
@@ -65,7 +83,7 @@ class ModelOverCache:
             over = said | padded | {"past_key_values": fresh_cache(model), "use_cache": True}
             self.runner = EncoderDecoderRunner(model, over, ids)
             self.runner.prefill()
-            self.good = list(self.runner.lengths)
+            self.good, self.held = list(self.runner.lengths), list(self.runner.lengths)
             return
         kwargs: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
         kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
@@ -73,12 +91,12 @@ class ModelOverCache:
         kwargs["logits_to_keep"] = 1
         self.runner = (LockstepRunner if lockstep else RaggedRunner)(model, kwargs, ids)
         self.runner.prefill()
-        self.good = list(self.runner.lengths)
+        self.good, self.held = list(self.runner.lengths), list(self.runner.lengths)
 
     @property
     def fed(self) -> list[int]:
         """[B] slots behind those, which hold drafted tokens."""
-        return [length - good for length, good in zip(self.runner.lengths, self.good, strict=True)]
+        return [held - good for held, good in zip(self.held, self.good, strict=True)]
 
     def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """Feed the accepted tokens that the cache does not hold; logits [B, V] after the last one.
@@ -88,25 +106,72 @@ class ModelOverCache:
         """
         if any(good >= length for good, length in zip(self.good, lengths, strict=True)):
             # transformers' own loop asks for a draft right after the prompt: its last token is fed again.
-            self.roll_back([length - 1 for length in lengths])
-        missing = [length - good for length, good in zip(lengths, self.good, strict=True)]
-        if len(set(self.good)) == 1:
-            tokens = ids[:, self.good[0] : self.good[0] + max(missing)]
-        else:
-            index = to_device(self.good, ids.device)[:, None] + torch.arange(max(missing), device=ids.device)
-            tokens = ids.gather(1, index.clamp(max=ids.shape[1] - 1))
-        logits = self.feed(tokens, missing)
+            self.roll_back([min(good, length - 1) for good, length in zip(self.good, lengths, strict=True)])
+        logits = self.feed(ids, lengths)
         self.good = list(lengths)
         return logits
 
-    def feed(self, tokens: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        """Append tokens [B, T], of which `counts` are real; logits [B, V] after the last real one."""
-        tokens = self._known(tokens)
-        if counts is None or len(set(counts)) == 1:
-            return self.runner.forward(tokens).logits[:, -1]
-        logits = self.runner.forward(tokens, counts=counts).logits
-        last = to_device(counts, logits.device) - 1
-        return logits[torch.arange(len(counts), device=logits.device), last]
+    def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
+        """Feed what the cache does not hold of the first `lengths` columns of ids; logits [B, V] after the last one.
+
+        Args:
+            last: [B] the tokens there, where the cache holds all before them.
+        """
+        known = None if self.ahead is None else self.ahead.recall(ids, lengths)
+        if known is None:
+            known = self._read_on(ids, lengths, last)
+        self.held = list(lengths)
+        return known
+
+    def _read_on(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None) -> Tensor:
+        """A forward, of guesses too where the model reads ahead."""
+        self._drop()
+        missing = [length - held for length, held in zip(lengths, self.held, strict=True)]
+        tokens = self._columns(ids, self.held, max(missing)) if last is None else last[:, None]
+        if self.ahead is None:
+            return self._behind(self._forward(tokens, missing), missing)[:, -1]
+        guesses = self.ahead.guess(ids, lengths, self.context_limit - max(lengths))
+        count = len(guesses[0])
+        if count:
+            tokens = torch.nn.functional.pad(tokens, (0, count))
+            places = to_device(missing, ids.device)[:, None] + torch.arange(count, device=ids.device)
+            tokens = tokens.scatter(1, places, to_device(guesses, ids.device))
+        began = time.perf_counter()
+        logits = self._behind(self._forward(tokens, [n + count for n in missing]), missing, count)
+        logits[0, 0, 0].item()  # an accelerator's answer is waited for, as its time is wanted
+        self.ahead.how.cost.observe_forward(len(lengths), tokens.shape[1], time.perf_counter() - began)
+        self.ahead.remember(logits)
+        return logits[:, 0]
+
+    def _forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """Append tokens [B, T], of which `counts` are real; logits [B, T, V]."""
+        self.stats.draft_calls += 1
+        uneven = None if len(set(counts)) == 1 else counts
+        return self.runner.forward(self._known(tokens), counts=uneven).logits
+
+    @staticmethod
+    def _behind(logits: Tensor, missing: Sequence[int], ahead: int = 0) -> Tensor:
+        """[B, 1 + ahead, V] after the last of each row's missing tokens, and after those read ahead."""
+        if len(set(missing)) == 1:
+            return logits[:, missing[0] - 1 : missing[0] + ahead]
+        first = to_device(missing, logits.device)[:, None] - 1
+        places = first + torch.arange(1 + ahead, device=logits.device)
+        return logits[torch.arange(len(missing), device=logits.device)[:, None], places]
+
+    @staticmethod
+    def _columns(ids: Tensor, first: Sequence[int], count: int) -> Tensor:
+        """[B, count] columns of each row's ids, from its first one on."""
+        if len(set(first)) == 1:
+            return ids[:, first[0] : first[0] + count]
+        index = to_device(first, ids.device)[:, None] + torch.arange(count, device=ids.device)
+        return ids.gather(1, index.clamp(max=ids.shape[1] - 1))
+
+    def _drop(self) -> None:
+        """What was read ahead in vain."""
+        if self.ahead is not None:
+            self.ahead.forget()
+        if self.runner.lengths != self.held:
+            self.runner.truncate(self.held)
 
     def accept(self, counts: Sequence[int], stopped: Sequence[bool]) -> None:
         """Of what was fed behind the accepted tokens the first `counts` stay."""
@@ -118,8 +183,10 @@ class ModelOverCache:
     def roll_back(self, good: list[int] | None = None) -> None:
         """Forget what was fed behind so many slots per row; behind the accepted ones, where none are given."""
         self.good = self.good if good is None else good
-        if self.runner.lengths != self.good:
-            self.runner.truncate(self.good)
+        self.held = list(self.good)
+        self._drop()
+        if self.below is not None:
+            self.below.roll_back([min(pair) for pair in zip(self.below.good, self.good, strict=True)])
 
     def follow(self, before: list[int], sequences: Sequences) -> bool:
         """Forget what was not accepted, and go on with the rows that are here now: those of `before`, and new ones.
@@ -140,11 +207,21 @@ class ModelOverCache:
         ids = self._known(to_device([known], self.device))
         self.runner.join(read_at_once(self.runner.model, ids), len(known))
         self.good.append(len(known))
+        self.held.append(len(known))
+        if self.below is not None:
+            self.below._read(tokens)
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows; one that comes twice is a fork."""
-        self.good = [self.good[b] for b in rows]
+        self._drop()
+        self.good, self.held = [self.good[b] for b in rows], [self.held[b] for b in rows]
         self.runner.select(rows)
+        if self.below is not None:
+            self.below.select(rows)
+
+    def notes(self) -> list[str]:
+        """What reading ahead gained, in words."""
+        return [] if self.ahead is None else self.ahead.notes()
 
     def _known(self, ids: Tensor) -> Tensor:
         """Ids for the model's embedding; ones it does not have cost acceptance, not the run."""

@@ -10,6 +10,7 @@ from ...budget import DraftCost
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .model import ModelOverCache
+from .translating import over_cache
 from .window import Window, why_rested
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ class DraftModelSession(DraftSession):
         """for which the last draft was drafted"""
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = model_over_cache(context, model)
-        context.stats.draft_calls += 1
 
     def window(self) -> int:
         """γ of the next round."""
@@ -86,7 +86,6 @@ class DraftModelSession(DraftSession):
         longest = min if self.context.lockstep else max
         active = [b for b, most in enumerate(budget) if most > 0]
         ids = with_room(sequences, width)
-        self.context.stats.draft_calls += 1
         logits = self.model.catch_up(ids, sequences.lengths)
         drafted: list[Tensor] = []
         beside: list[Tensor] = []
@@ -106,9 +105,8 @@ class DraftModelSession(DraftSession):
                 lengths = self.shortened(i, logits, tokens, sequences, lengths)
             if i + 1 >= longest(lengths[b] for b in active):
                 break
-            write_tokens(ids, tokens, [n + i for n in sequences.lengths])
-            self.context.stats.draft_calls += 1
-            logits = self.model.feed(tokens[:, None])
+            write_tokens(ids, tokens, columns)
+            logits = self.model.feed(ids, [n + 1 for n in columns], tokens)
         self.seconds = time.perf_counter() - began
         self.draft_cost.observe(self.seconds / len(drafted))
         lengths = [min(k, len(drafted)) for k in lengths]
@@ -137,6 +135,7 @@ class DraftModelSession(DraftSession):
         return [sum(node % self.candidates == 0 for node in path) for path in verdict.paths]
 
     def close(self) -> None:
+        self.context.stats.notes += self.model.notes()
         if self.by_itself is not None and self.rested:
             c = self.draft_cost.c(self.context.cost, self.context.rows)
             self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.by_itself.alpha)
@@ -146,7 +145,7 @@ def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> ModelOv
     """A draft model that has read the call's prompt."""
     bounds = context.most_rows, context.most_tokens
     prompt = context.prompt_ids, context.prompt_mask
-    return ModelOverCache(model, *prompt, context.lockstep, *bounds, source=context.source)
+    return over_cache(model, *prompt, context.lockstep, *bounds, context.source, context.stats)
 
 
 def candidates_of(context: DraftContext, wanted: int) -> int:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...judge.picking import DraftPicker
 from ...transfer import to_device, to_host
-from ..draft_model.model import ModelOverCache
 from ..draft_model.session import write_tokens
+from ..draft_model.translating import over_cache
 from .foresight import REMEMBERED, Place, likeliest
 from .link import Fork, Kind, Link, Order, Step, encode_forks
 
@@ -81,12 +81,10 @@ class BackgroundDraft:
     def __init__(self, setup: Setup, model: "PreTrainedModel", link: Link, desk: Cancelling) -> None:
         self.link, self.desk, self.epoch = link, desk, -1
         self.began, self.sent = 0.0, 0
-        self.draft_calls = 1
-        """forwards, the prompt's among them"""
         self.picker = setup.picker.on(model.device)
         self.eos_token_ids, self.lockstep = setup.eos_token_ids, setup.lockstep
         prompt = setup.prompt_ids.to(model.device)
-        self.model = ModelOverCache(model, prompt, setup.prompt_mask.to(model.device), setup.lockstep)
+        self.model = over_cache(model, prompt, setup.prompt_mask.to(model.device), setup.lockstep)
         self.ids = torch.nn.functional.pad(prompt, (0, BLOCK))
         self.rows = list(range(len(prompt)))
         self.lines = [Line(row) for row in self.rows]
@@ -111,8 +109,8 @@ class BackgroundDraft:
                 self._fork(self._foreseen(order, self.lines[: len(ends)], self.ends, [1] * len(ends), 1))
             self._tell(tokens, probs)
             if step + 1 < width:
-                last = self.ids.gather(1, to_device(self.ends, self.ids.device)[:, None] - 1)
-                logits = self._step(lambda: self.model.feed(last))  # noqa: B023  (called at once)
+                last = self.ids.gather(1, to_device(self.ends, self.ids.device)[:, None] - 1)[:, 0]
+                logits = self._step(lambda: self.model.feed(self.ids, self.ends, last))  # noqa: B023  (called at once)
 
     def _foreseen(
         self, order: Order, lines: list[Line], ends: list[int], unverified: list[int], first: int
@@ -145,7 +143,7 @@ class BackgroundDraft:
         """Open lines for corrections in the lines that there are."""
         if forks:
             self._select([*range(len(self.lines)), *(b for b, _ in forks)])
-            self._correct([fork for _, fork in forks], self.model.runner.lengths)
+            self._correct([fork for _, fork in forks], self.model.held)
 
     def _correct(self, forks: list[Fork], held: list[int]) -> None:
         """Write the forks' corrections into the last lines. Of each line's text the cache holds at most `held`, and
@@ -155,7 +153,7 @@ class BackgroundDraft:
         if forks:
             lines, columns = list(range(first, len(self.lines))), [fork.column for fork in forks]
             self.ids[lines, columns] = to_device([fork.token for fork in forks], self.ids.device)
-        lengths = zip(self.model.runner.lengths, held, self.ends, strict=True)
+        lengths = zip(self.model.held, held, self.ends, strict=True)
         good = [min(length, most, end - 1) for length, most, end in lengths]
         self.model.roll_back([min(good)] * len(good) if self.lockstep else good)
 
@@ -171,7 +169,6 @@ class BackgroundDraft:
     def _step(self, forward: Callable[[], Tensor]) -> Tensor:
         if self.desk.cancelled >= self.epoch:
             raise CancelledError
-        self.draft_calls += 1
         return forward()
 
     def _draw(self, logits: Tensor, forking: bool) -> tuple[list[int], list[float] | None]:
@@ -213,7 +210,7 @@ class BackgroundDraft:
 
     def _tell(self, tokens: list[int], probs: list[float] | None) -> None:
         now = time.perf_counter()
-        step = Step(self.epoch, self.draft_calls, self.began, now, tokens, probs)
+        step = Step(self.epoch, self.model.stats.draft_calls, self.began, now, tokens, probs)
         self.link.send(Kind.STEP, step.encode())
         self.began, self.sent = now, self.sent + 1
 

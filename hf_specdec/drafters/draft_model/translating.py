@@ -1,0 +1,197 @@
+"""Draft models of another tokenizer: they read the text in their own tokens, and draft those that both have.
+
+What the draft model says of the tokens that the target has, too, is a distribution over the target's vocabulary like
+any other: drafts are drawn from it, and tested by it (token-level intersection, Timor et al. 2025). Which tokens those
+are transformers' own translator knows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.generation.candidate_generator import AssistantToTargetTranslator
+
+from ...errors import SpeculationError
+from ...stats import SpeculationStats
+from ...transfer import to_device, to_host
+from .model import ModelOverCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SPEAKS = "how_it_is_understood"
+"""the attribute of a draft model that says so"""
+
+
+@dataclass
+class Translation:
+    """Between the tokens of a target and those of a draft model."""
+
+    target: "PreTrainedTokenizerBase"
+    draft: "PreTrainedTokenizerBase"
+    translator: AssistantToTargetTranslator
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        """The draft's tokens of a whole text, at least one."""
+        return self.draft(self.target.decode(tokens, skip_special_tokens=True))["input_ids"] or [self.filler]
+
+    def token(self, token: int) -> list[int]:
+        """The draft's tokens of one token, at least one: itself, where both have it."""
+        if (same := self.translator.target_to_assistant_input_ids.get(token)) is not None:
+            return [same]
+        text = self.target.decode([token], skip_special_tokens=True)
+        return self.draft(text, add_special_tokens=False)["input_ids"] or [self.filler]
+
+    @property
+    def filler(self) -> int:
+        """Stands for what only marks something."""
+        return self.draft.bos_token_id or self.draft.eos_token_id or 0
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """[B, draft's vocabulary] → [B, target's]; the lowest there are for what the draft does not have."""
+        said = self.translator.get_target_logits(logits.float())
+        return said.clamp_min(torch.finfo(said.dtype).min)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Translation":
+        return self
+
+
+def translated(
+    draft_model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", draft_tokenizer: "PreTrainedTokenizerBase"
+) -> "PreTrainedModel":
+    """Let a draft model draft for a target of another tokenizer, with any drafter. Its drafts are of tokens that both
+    have; the text stays the target's.
+
+    Args:
+        tokenizer: the target's.
+        draft_tokenizer: the draft model's.
+
+    Returns:
+        the draft model itself.
+
+    Raises:
+        SpeculationError: hardly a token is in both vocabularies.
+    """
+    speech = translation(draft_model)
+    if speech is not None and speech.target is tokenizer and speech.draft is draft_tokenizer:
+        return draft_model
+    size = max(tokenizer.get_vocab().values()) + 1
+    translator = AssistantToTargetTranslator(tokenizer, draft_tokenizer, size, assistant_model=draft_model)
+    shared = len(translator.target_to_assistant_input_ids)
+    if shared < 2:
+        raise SpeculationError(
+            f"the target's vocabulary and the draft's have {shared} tokens in common, of {size} and "
+            f"{len(draft_tokenizer)}; use a draft of a closer family"
+        )
+    vars(draft_model)[SPEAKS] = Translation(tokenizer, draft_tokenizer, translator)
+    return draft_model
+
+
+def translation(draft_model: "PreTrainedModel") -> Translation | None:
+    """How a draft model of another tokenizer is understood; None where the tokenizer is the target's."""
+    return vars(draft_model).get(SPEAKS)
+
+
+class TranslatedModel(ModelOverCache):
+    """A model over its own cache that is told the target's tokens, and answers with logits over them. Slots are columns
+    of the target's `ids`, as anywhere; the model inside counts its own."""
+
+    def __init__(
+        self,
+        speech: Translation,
+        model: "PreTrainedModel",
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        lockstep: bool,
+        most_rows: int = 0,
+        most_tokens: int = 0,
+        source: dict[str, Any] | None = None,
+        stats: SpeculationStats | None = None,
+    ) -> None:
+        """
+        Args:
+            speech: between the two; all else is as of `ModelOverCache`.
+        """
+        self.speech, self.device, self.lockstep = speech, model.device, lockstep
+        masks = to_host(prompt_mask.bool())
+        prompts = zip(to_host(prompt_ids), masks, strict=True)
+        mine = [speech.prompt(list(compress(row, real))) for row, real in prompts]
+        width = max(map(len, mine), default=0)
+        self.texts: list[list[int]] = [[0] * (width - len(row)) + row for row in mine]
+        """[B] the text in the draft's tokens, with its padding"""
+        self.ends: list[list[int]] = [[width] * (len(real) + 1) for real in masks]
+        """[B][columns + 1] how much of that stands before each column of the target's"""
+        real = to_device([[0] * (width - len(row)) + [1] * len(row) for row in mine], self.device)
+        # Rows as long as each other in the target's tokens are not so in the draft's.
+        alone, ids = lockstep and len(mine) == 1, to_device(self.texts, self.device)
+        self.inner = ModelOverCache(model, ids, real, alone, most_rows, most_tokens, source, stats)
+        self.stats, self.ahead, self.below = self.inner.stats, None, None
+        self.good = [len(real) for real in masks]
+        self.held = list(self.good)
+
+    @property
+    def context_limit(self) -> int:  # type: ignore[override]
+        """In columns of the target's, as long as every token is one of the draft's."""
+        longer = (ends[-1] - (len(ends) - 1) for ends in self.ends)
+        return self.inner.context_limit - max(longer, default=0)
+
+    def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        logits = self._behind_columns(ids, lengths, self.inner.catch_up)
+        self.good = list(lengths)
+        return logits
+
+    def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
+        return self._behind_columns(ids, lengths, self.inner.feed)
+
+    def _behind_columns(
+        self, ids: Tensor, lengths: Sequence[int], read: Callable[[Tensor, Sequence[int]], Tensor]
+    ) -> Tensor:
+        """What the model inside says behind so many columns, those that are new translated one by one."""
+        self._cut(lengths)
+        for text, ends, row, length in zip(self.texts, self.ends, to_host(ids), lengths, strict=True):
+            for token in row[len(ends) - 1 : length]:
+                text += self.speech.token(token)
+                ends.append(len(text))
+        self.held = list(lengths)
+        width, mine = max(map(len, self.texts)), [len(text) for text in self.texts]
+        padded = [text + [0] * (width - len(text)) for text in self.texts]
+        return self.speech.logits(read(to_device(padded, self.device), mine))
+
+    def _cut(self, columns: Sequence[int]) -> None:
+        """Forget the texts behind so many columns."""
+        for text, ends, count in zip(self.texts, self.ends, columns, strict=True):
+            del ends[count + 1 :]
+            del text[ends[-1] :]
+
+    def roll_back(self, good: list[int] | None = None) -> None:
+        self.good = self.good if good is None else good
+        self.held = list(self.good)
+        self._cut(self.good)
+        self.inner.roll_back([min(pair) for pair in zip(map(len, self.texts), self.inner.held, strict=True)])
+
+    def select(self, rows: list[int]) -> None:
+        self.good, self.held = [self.good[b] for b in rows], [self.held[b] for b in rows]
+        self.texts, self.ends = [list(self.texts[b]) for b in rows], [list(self.ends[b]) for b in rows]
+        self.inner.select(rows)
+
+    def _read(self, tokens: list[int]) -> None:
+        """A row joins, all but its last token."""
+        text = self.speech.prompt(tokens[:-1])
+        self.inner._read([*text, self.speech.filler])
+        self.texts.append(text)
+        self.ends.append([len(text)] * len(tokens))
+        self.good.append(len(tokens) - 1)
+        self.held.append(len(tokens) - 1)
+
+    def notes(self) -> list[str]:
+        return self.inner.notes()
+
+
+def over_cache(model: "PreTrainedModel", *arguments: Any, **options: Any) -> ModelOverCache:
+    """A draft model over its own cache, translated where it has to be; see `ModelOverCache`."""
+    if (speech := translation(model)) is not None:
+        return TranslatedModel(speech, model, *arguments, **options)
+    return ModelOverCache(model, *arguments, **options)
