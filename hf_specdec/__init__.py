@@ -23,6 +23,7 @@ from .drafters import (
     read_ahead,
     read_stepwise,
     translated,
+    untranslated,
 )
 from .errors import SpeculationError, SpeculationWarning
 from .integration import register, unregister
@@ -55,6 +56,7 @@ __all__ = [
     "translated",
     "unpack_linear",
     "unregister",
+    "untranslated",
 ]
 
 

@@ -202,13 +202,39 @@ def test_scores_and_streamers_are_plain_decodings(rows: int) -> None:
         assert heard == [*plain.sequences[0].tolist(), -1]
 
 
-def test_whispers_own_generate() -> None:
-    """Short form, through its own processing of audio, with the flag and with a drafter."""
+def whisper() -> Any:
+    """With what its own `generate` asks of its settings."""
     model = build("Whisper")
     config = model.generation_config
     config.is_multilingual, config.no_timestamps_token_id, config.max_initial_timestamp_index = False, 58, 1
     config.begin_suppress_tokens, config.suppress_tokens, config.decoder_start_token_id = [5, 7], [], 2
     config.eos_token_id, config.pad_token_id, config.return_timestamps = 1, 0, False
+    return model
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_whispers_long_form(rows: int) -> None:
+    """Segment by segment, of which a batch's rows have different numbers. Tokens from 51 on are timestamps."""
+    model = whisper()
+    model.generation_config.no_timestamps_token_id = 50
+    generator = torch.Generator().manual_seed(0)
+    features, mask = torch.randn(rows, 8, 130, generator=generator), torch.ones(rows, 130, dtype=torch.long)
+    mask[1:, 70:] = 0
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "return_timestamps": True}
+    options |= {"input_features": features, "attention_mask": mask, "return_segments": True, "temperature": 0.0}
+    plain = model.generate(**options)
+    assert len(plain["segments"][0]) > 2
+    drafter = DraftModelDrafter(near(model, 0.003), num_draft_tokens=4)
+    for told in ({"assistant_model": drafter}, {"speculation_type": "prompt_lookup"}):
+        ours = model.generate(**options, **told)
+        assert torch.equal(ours["sequences"], plain["sequences"])
+        assert [len(row) for row in ours["segments"]] == [len(row) for row in plain["segments"]]
+    assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
+
+
+def test_whispers_own_generate() -> None:
+    """Short form, through its own processing of audio, with the flag and with a drafter."""
+    model = whisper()
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
     for rows in (1, 3):
         plain = model.generate(**inputs("Whisper", rows), **options)

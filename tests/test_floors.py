@@ -40,6 +40,7 @@ FLOORS = [
 OVER = {
     "disco": {"draft_model"},
     "pearl": {"draft_model", "prompt_lookup"},
+    "heads": {"draft_model"},
     "hybrid": {"draft_model", "prompt_lookup", "suffix"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},

@@ -22,7 +22,7 @@ from hf_specdec import (
     read_stepwise,
 )
 from hf_specdec.budget import Cost, DraftCost
-from hf_specdec.drafters.draft_model.ahead import Ahead, copied, reading_ahead
+from hf_specdec.drafters.draft_model.ahead import HOW, Ahead, copied, reading_ahead
 
 NEW = 40
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
@@ -94,6 +94,7 @@ def test_greedy_text_is_the_targets(kind: str, smaller: str, lengths: list[int])
     drafter = DRAFTERS[kind](draft_model(smaller))
     for _ in range(2):  # what was measured in a call serves the next
         assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+        assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("smaller", ["copies", "oracle", "adversary"])
@@ -132,17 +133,46 @@ def test_floors_below_floors() -> None:
 
 
 def test_in_a_worker_of_its_own() -> None:
-    drafter = PearlDrafter(draft_model("oracle"), window=4, worker="process")
-    try:
-        assert torch.equal(generate(drafter, [9]), generate(None, [9]))
-        assert drafter.last_stats is not None
-        ahead = drafter.last_stats.draft_calls, drafter.last_stats.row_steps
-    finally:
-        drafter.close()
-    stepwise = PearlDrafter(models.llama(seed=3), window=4, worker="thread")
-    generate(stepwise, [9])
-    assert stepwise.last_stats is not None
-    assert ahead[0] < stepwise.last_stats.draft_calls
+    """It is told when that changes: by then it has its model."""
+    draft, calls = draft_model("oracle"), []
+    how = reading_ahead(draft)
+    with PearlDrafter(draft, window=4, worker="process") as drafter:
+        for ahead in (True, False, True):
+            read_stepwise(draft)
+            if ahead:
+                vars(draft)[HOW] = how
+            assert torch.equal(generate(drafter, [9]), generate(None, [9]))
+            assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
+            calls.append(drafter.last_stats.draft_calls)
+    assert max(calls[0], calls[2]) < 0.8 * calls[1]
+
+
+@pytest.mark.parametrize("kind", ["fixed", "pearl"])
+@pytest.mark.parametrize("lengths", [[9], [7, 7, 7], [3, 11, 6]], ids=str)
+def test_a_sliding_window_that_the_text_goes_past(kind: str, lengths: list[int]) -> None:
+    """Rolled back to guesses, and then to what was accepted before them."""
+    draft = models.build("Mistral", seed=3)
+    with torch.no_grad():
+        for mine, theirs in zip(draft.parameters(), models.llama().parameters(), strict=True):
+            mine.copy_(theirs)
+    read_ahead(draft, models.build("Mistral", seed=9))
+    priced(draft, slope=0.0, step=0.0)
+    drafter = DRAFTERS[kind](draft)
+    for options in ({}, {"do_sample": True, "temperature": 0.8, "top_k": 0}):
+        ours = generate(drafter, lengths, **options)
+        assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
+        assert not any("dropped" in note or "raised" in note for note in drafter.last_stats.notes)
+        if not options:
+            assert torch.equal(ours, generate(None, lengths))
+
+
+def test_a_smaller_model_whose_context_is_full_leaves_copies() -> None:
+    draft = draft_model("copies")
+    read_ahead(draft, models.llama(seed=3, max_position_embeddings=8))
+    priced(draft, slope=0.0, step=0.0)
+    drafter = DRAFTERS["fixed"](draft)
+    assert torch.equal(generate(drafter, [30]), generate(None, [30]))
+    assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("smaller", ["copies", "oracle", "adversary"])
@@ -203,11 +233,13 @@ def test_copies(text: list[int], match: int, tokens: list[int]) -> None:
 
 
 def test_bad_wishes() -> None:
-    draft, other = models.llama(), models.llama(vocab=64)
-    with pytest.raises(SpeculationError, match="vocabulary of 64 tokens and the draft model one of 97"):
+    draft, other = models.llama(), models.llama(vocab=5_000)
+    with pytest.raises(SpeculationError, match="smaller has a vocabulary of 5000 tokens and the draft model one of 97"):
         read_ahead(draft, other)
     with pytest.raises(SpeculationError, match="cannot read ahead by itself"):
         read_ahead(draft, draft)
+    with pytest.raises(SpeculationError, match="smaller is a MambaForCausalLM, which keeps a state"):
+        read_ahead(draft, models.build("Mamba", attention="eager"))
     below = models.llama(seed=1)
     read_ahead(below, draft)
     with pytest.raises(SpeculationError, match="cannot read ahead by itself"):

@@ -300,25 +300,23 @@ def coupled(prompts: dict[str, Tensor], drafter: Any = None, seed: int = 0, **op
     return MODEL.generate(**prompts, **COUPLED | options, assistant_model=drafter)
 
 
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_seed_one_text(kind: str) -> None:
+def test_one_seed_one_text(kind: str, count: int) -> None:
     """Whatever the drafter, window and batch: that of coupled sampling without a drafter, one prompt at a time."""
-    lengths = [9, 5, 1, 7, 3, 9, 2, 6]
-    batch = models.prompts(lengths)
-    alone = []
-    for b, n in enumerate(lengths):
-        ids = batch["input_ids"][b : b + 1, -n:]
-        alone.append(coupled({"input_ids": ids, "attention_mask": torch.ones_like(ids)})[0, n:])
-    for gamma in (1, 3, 7):
-        drafter = KINDS[kind](gamma)
-        text = coupled(batch, drafter)
-        for b, n in enumerate(lengths):
-            new = text[b, batch["input_ids"].shape[1] :]
-            assert torch.equal(new[: len(alone[b])], alone[b])
-            one = batch["input_ids"][b : b + 1, -n:]
-            if gamma == 3:
-                got = coupled({"input_ids": one, "attention_mask": torch.ones_like(one)}, drafter)[0, n:]
-                assert torch.equal(got, alone[b])
+    made = {gamma: KINDS[kind](gamma) for gamma in (1, 3, 7)}
+    for seed in range(0, count, 8):
+        lengths = [1 + (5 * (seed + b) + 8) % 11 for b in range(min(8, count - seed))]
+        batch = models.prompts(lengths, seed=seed)
+        each = [batch["input_ids"][b : b + 1, -n:] for b, n in enumerate(lengths)]
+        inputs = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in each]
+        alone = [coupled(one)[0, n:] for one, n in zip(inputs, lengths, strict=True)]
+        for gamma, drafter in made.items():
+            text = coupled(batch, drafter)[:, batch["input_ids"].shape[1] :]
+            for b, (one, n, wanted) in enumerate(zip(inputs, lengths, alone, strict=True)):
+                assert torch.equal(text[b, : len(wanted)], wanted)
+                if gamma == 3 or count > 8:
+                    assert torch.equal(coupled(one, drafter)[0, n:], wanted)
 
 
 def test_other_seeds_and_other_copies_are_other_texts() -> None:

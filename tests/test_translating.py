@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,9 @@ from hf_specdec import (
     SpeculationError,
     read_ahead,
     translated,
+    untranslated,
 )
+from hf_specdec.drafters.draft_model.translating import translation
 
 NEW = 30
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
@@ -146,15 +149,53 @@ def test_a_call_may_name_both_tokenizers() -> None:
         target.generate(**inputs, assistant_model=DraftModelDrafter(draft), assistant_tokenizer=theirs)
     with pytest.raises(SpeculationError, match="assistant_tokenizer goes with a draft model"):
         target.generate(**inputs, assistant_model=PromptLookupDrafter(), **names)
+    assert translation(draft) is None, "it was of that call"
 
 
-def test_a_prompt_beyond_the_drafts_context() -> None:
-    order = shuffled(models.VOCAB)
-    draft = same_model(models.llama(), order)
-    draft.config.max_position_embeddings = 16
-    drafter = DraftModelDrafter(translated(draft, letters(list(range(models.VOCAB))), letters(order)))
-    for length in (9, 40):
-        assert torch.equal(generate(drafter, [length]), generate(None, [length]))
+def test_in_a_worker_of_its_own() -> None:
+    with PearlDrafter(drafting("oracle"), window=4, worker="process") as drafter:
+        assert torch.equal(generate(drafter, [9]), generate(None, [9]))
+        assert drafter.last_stats is not None
+        assert drafter.last_stats.accepted_tokens > 0.8 * drafter.last_stats.drafted_tokens
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_context_that_ends_sooner_in_the_drafts_tokens(name: str) -> None:
+    """A draft with learned positions, in whose tokens the target's texts are longer, ends before its last position."""
+    draft, seen = models.build_gpt2(24), []
+    draft.register_forward_pre_hook(lambda _, __, kwargs: seen.append(kwargs["position_ids"].max()), with_kwargs=True)
+    mine = letters(list(range(models.VOCAB)))
+    translated(draft, mine, letters(shuffled(models.VOCAB)))
+    translation(draft).same.clear()  # type: ignore[union-attr]  (each token is written as two)
+    translation(draft).same.update({5: 5, 6: 6})  # type: ignore[union-attr]
+    drafter = DRAFTERS[name](draft)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for length in (5, 20, 40):
+            assert torch.equal(generate(drafter, [length]), generate(None, [length]))
+    assert max(map(int, seen)) < 24
+
+
+def test_a_translation_is_of_one_target() -> None:
+    draft = drafting("other")
+    inputs = models.prompts([7]) | {"max_new_tokens": 5}
+    with pytest.raises(SpeculationError, match=r"translated for a target of 97 tokens.*has 5000"):
+        models.llama(vocab=5_000).generate(**inputs, assistant_model=DraftModelDrafter(draft))
+    untranslated(draft)
+    assert translation(draft) is None
+
+
+def test_what_a_translated_draft_cannot_do() -> None:
+    target, draft = models.llama(), drafting("oracle")
+    inputs = models.prompts([7]) | {"max_new_tokens": 5}
+    with pytest.raises(SpeculationError, match="the draft model is translated"):
+        target.generate(**inputs, num_beams=2, assistant_model=DraftModelDrafter(draft))
+    names = {"tokenizer": letters([1, 2, 3]), "assistant_tokenizer": letters([1, 2, 3])}
+    with (
+        BatchDecoder(target, None) as decoder,
+        pytest.raises(SpeculationError, match=r"use translated\(\.\.\.\) before"),
+    ):
+        decoder.submit([3, 4, 5], **names)
 
 
 def test_vocabularies_with_nothing_in_common() -> None:

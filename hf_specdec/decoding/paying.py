@@ -20,12 +20,15 @@ LEAST_TRIAL = 3
 """rounds, however many rows there are"""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
-COSTS = 0.03
-"""share of the time that trials which do not pay may take: the more one lost, the longer the pause behind it"""
+COSTS, LONGEST_MADE_UP = 0.03, 1024
+"""share of the time that trials which do not pay may take: the more one lost, the longer the pause behind it, up to so
+many rounds"""
 MEMORY = 0.9
 """weight of the past at each round"""
 PLAIN_FIRST = 2
 """rounds without a draft before the first drafts, where it is to be known from the start what these take"""
+SHOCK = 4
+"""plain rounds that a single round may be held to have lost: what disturbs a machine once is not the draft's fault"""
 LITTLE = 1.5
 """tokens per row and round, below which it is found out what a plain round takes"""
 
@@ -136,13 +139,14 @@ class Paying:
         if self.now is not record.drafted or (self.draws and not (self.keeps_state or self.own_order)):
             return
         record.tried += 1
-        record.lost += seconds - self.tokens / plain if plain else 0.0
+        if plain:
+            record.lost += min(seconds - self.tokens / plain, SHOCK * self.rows / plain)
         if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
             record.pause, record.lost = FIRST_PAUSE, 0.0
             record.tried = record.tried if plain else 0
         elif record.tried >= self._trial(record):
             made_up_for = record.lost * plain / self.rows / COSTS
-            record.left = min(max(record.pause, round(made_up_for)), LONGEST_PAUSE)
+            record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
             record.pause = min(2 * record.pause, LONGEST_PAUSE)
             record.tried, record.lost, record.paused = 0, 0.0, True
             if self.keeps_state:

@@ -3,7 +3,7 @@
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
-from .draft_model import DraftModelDrafter, read_ahead, read_stepwise, translated
+from .draft_model import DraftModelDrafter, read_ahead, read_stepwise, translated, untranslated
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -33,4 +33,5 @@ __all__ = [
     "read_ahead",
     "read_stepwise",
     "translated",
+    "untranslated",
 ]

@@ -174,9 +174,8 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig"
 
 
 def _auto(config: "PreTrainedConfig") -> Any:
-    """What loads a draft model. One without a head of its own drafts with the target's."""
-    kind = type(config)
-    headless = kind in transformers.MODEL_MAPPING and kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    """What loads a draft model. One that reads the target's layers drafts with the target's head."""
+    headless = hasattr(config, "target_layer_ids")
     return transformers.AutoModel if headless else transformers.AutoModelForCausalLM
 
 

@@ -27,7 +27,7 @@ from ..hub.flag import drafter_from_flag
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
 from .beamed import with_beams
-from .settings import UPSTREAM_TYPES, Asked, refuse, setting, speculation, translate
+from .settings import UPSTREAM_TYPES, Asked, refuse, setting, speculation, understood
 
 _originals: dict[str, Callable[..., Any]] = {}
 """what `register` has replaced, by name (see `_WRAPPED`)"""
@@ -164,7 +164,12 @@ def _generate(
         drafter = assistant
     else:
         drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, assistant))
-    translate(drafter, named)
+    with understood(drafter, named):
+        return _drafted(original, model, named, drafter, rules)
+
+
+def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, rules: Rules) -> Any:
+    """A call for which somebody drafts."""
     refuse(model, named, rules)
     if isinstance(drafter, Drafter):
         check_made_for(drafter.config.target, model)
@@ -232,6 +237,8 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     refuse(model, named, rules)
     if (beams := setting(model, named, "num_beams") or 1) > 1:
         raise SpeculationError(f"num_beams={beams} is not served here; use model.generate")
+    if named.get("assistant_tokenizer") is not None:
+        raise SpeculationError("assistant_tokenizer is for a draft model that is made here; use translated(...) before")
     _take_over_stop_strings(model, named)
     calls: list[Call] = []
     as_call = _calls(streamer, named, rules)

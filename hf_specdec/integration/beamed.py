@@ -7,6 +7,7 @@ import torch
 
 from ..beams import search_beams, why_not
 from ..decoding.guard import GuardedDrafter
+from ..drafters.draft_model.translating import translation
 from ..errors import SpeculationError
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
@@ -22,6 +23,8 @@ def with_beams(
         f"{name}={getattr(rules, name)!r}" for name in Rules.names() if getattr(rules, name) != getattr(Rules(), name)
     ]
     reason = f"{', '.join(own)} is for drafts that are judged one by one" if own else _not_served(model, named)
+    if draft is not None and translation(draft) is not None:
+        reason = reason or "beams are drafted in the target's own tokens, and the draft model is translated"
     reason = reason or why_not(model, draft)
     if reason:
         raise SpeculationError(f"num_beams={beams}: {reason}; leave the drafter out, or use num_beams=1")

@@ -1,13 +1,16 @@
 """What a `generate` call was asked for, and which of it speculation does not serve."""
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from ..drafters.draft_model import translated
+from ..drafters import HybridDrafter
+from ..drafters.draft_model import ModelDrafter
+from ..drafters.draft_model.translating import translating
 from ..errors import SpeculationError, shown
 from ..judge.rules import Rules
 from ..registry import drafter_types
@@ -110,19 +113,19 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
         raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
 
 
-def translate(drafter: AnyDrafter, named: dict[str, Any]) -> None:
-    """Where a call names the draft's tokenizer, take it out of the call: the draft is then translated.
+def understood(drafter: AnyDrafter, named: dict[str, Any]) -> AbstractContextManager[None]:
+    """Where a call names the draft's tokenizer, take it out of the call: the draft is translated within the block.
 
     Raises:
         SpeculationError: there is no draft model, or the target's tokenizer is not given.
     """
     if (theirs := named.pop("assistant_tokenizer", None)) is None:
-        return
-    draft, tokenizer = getattr(drafter, "draft_model", None), named.get("tokenizer")
-    if draft is None or tokenizer is None:
+        return nullcontext()
+    tokenizer = named.get("tokenizer")
+    if tokenizer is None or not isinstance(drafter, (ModelDrafter, HybridDrafter)):
         what = "tokenizer=..., the target's" if tokenizer is None else "a draft model"
         raise SpeculationError(f"assistant_tokenizer goes with {what}; name both, or leave it out")
-    translated(draft, tokenizer, theirs)
+    return translating(drafter.draft_model, tokenizer, theirs)
 
 
 def _is_sharded(model: Any) -> bool:

@@ -114,5 +114,6 @@ class BudgetedSession(DiscoSession):
         super().observe(verdict)
 
     def close(self) -> None:
+        super().close()
         c = self.draft_cost.c(self.context.cost, self.context.rows)
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.budget.alpha)

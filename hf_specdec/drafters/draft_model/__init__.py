@@ -5,7 +5,7 @@ from .base import ModelDrafter
 from .drafter import DraftModelConfig, DraftModelDrafter
 from .growing import GrowingSession
 from .session import DraftModelSession
-from .translating import translated
+from .translating import translated, untranslated
 
 __all__ = [
     "DraftModelConfig",
@@ -16,4 +16,5 @@ __all__ = [
     "read_ahead",
     "read_stepwise",
     "translated",
+    "untranslated",
 ]

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ...budget import Cost, DraftCost, Survival, most_per_second, steps_that_pay
 from ...errors import SpeculationError
+from ...hub.tokenizer import sizes_apart
+from ...probe import Support, support
 from ...transfer import to_device, to_host
 
 if TYPE_CHECKING:
@@ -70,10 +72,15 @@ def read_ahead(draft_model: "PreTrainedModel", smaller: "PreTrainedModel | None"
         below = how.smaller if (how := reading_ahead(below)) is not None else None
     if smaller is not None:
         mine, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (draft_model, smaller))
-        if mine != theirs:
+        if sizes_apart(mine, theirs):
             raise SpeculationError(
                 f"smaller has a vocabulary of {theirs} tokens and the draft model one of {mine}; name a model of the "
                 "same tokenizer, or none for copies"
+            )
+        if support(smaller) < Support.LOCKSTEP:
+            raise SpeculationError(
+                f"smaller is a {type(smaller).__name__}, which keeps a state that cannot be rolled back; name one with "
+                "attention layers only, or none for copies"
             )
     vars(draft_model)[HOW] = ReadingAhead(smaller)
 
@@ -161,7 +168,7 @@ class Ahead:
         count = how.cost.tried(rows)
         if count is None:  # a step is known where the guesses of all rows are right
             count, _ = most_per_second(survival, how.cost.round(rows), lockstep=True)
-            count = max(count, self.smaller is not None)  # it was asked to be looked at
+            count = count or int(self.smaller is not None)  # it was asked to be looked at
         self._kinds = [guess.kinds for guess in guesses]
         count = min(count, longest)
         # A row without a guess cannot be right: the first token of a vocabulary stands in.

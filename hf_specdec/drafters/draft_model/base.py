@@ -30,6 +30,11 @@ class ModelDrafter(Drafter):
         super().__init__(**options)
         if not hasattr(draft_model, "forward") or not hasattr(draft_model, "config"):
             raise SpeculationError(f"draft_model must be a transformers model, got {type(draft_model).__name__}")
+        if getattr(draft_model.config.get_text_config(decoder=True), "vocab_size", None) is None:
+            raise SpeculationError(
+                f"draft_model {type(draft_model).__name__} has no vocabulary, so it is no language model; a "
+                "DFlash model drafts with DFlashDrafter"
+            )
         self.draft_model = draft_model
 
     def check_target(self, target: "PreTrainedModel") -> None:
@@ -49,8 +54,14 @@ class ModelDrafter(Drafter):
                 f"{theirs} reads {target.main_input_name}, draft_model {mine} {self.draft_model.main_input_name}; name "
                 "a draft of the same family"
             )
-        if translation(self.draft_model) is None:
+        if (speech := translation(self.draft_model)) is None:
             check_same_tokenizer(target, self.draft_model)
+        elif crosses(target):
+            raise SpeculationError(
+                "a translated draft reads no source; for an encoder-decoder use one of its tokenizer"
+            )
+        else:
+            speech.check(target)
         if self.draft_support() < Support.LOCKSTEP:
             raise SpeculationError(
                 f"draft_model {type(self.draft_model).__name__} keeps a state that cannot be rolled back; "

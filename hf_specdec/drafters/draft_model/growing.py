@@ -87,7 +87,8 @@ class GrowingSession(TreeSession):
     def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
         """Steps of the draft model, while they promise to pay; true where none does."""
         before = self.draft_cost.unasked
-        most = min(self.fixed or LONGEST, max(budget), self._limit - max(sequences.lengths))
+        limit = self._limit if self._chain is None else min(self._limit, self._chain.model.context_limit)
+        most = min(self.fixed or LONGEST, max(budget), limit - max(sequences.lengths))
         if most < 1:
             return False
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]

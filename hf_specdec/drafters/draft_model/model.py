@@ -1,19 +1,23 @@
 """`ModelOverCache`: a draft model with its own cache, whose slots are the columns of the target's `ids`."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ...probe import Support, support
 from ...protocol import Sequences
 from ...stats import SpeculationStats
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
 from ...target.inputs import position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
+from ...target.masks import attention_windows
 from ...target.ragged import RaggedRunner
 from ...transfer import moved, to_device
 from .ahead import Ahead, reading_ahead
@@ -22,8 +26,82 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class ModelOverCache:
-    """Fed with accepted and drafted tokens, rolled back to what was accepted. Rows may leave, come twice, or be new."""
+class OverCache(ABC):
+    """A draft model over a cache, fed with accepted and drafted tokens, rolled back to what was accepted. Slots are
+    columns of the target's `ids`. Rows may leave, come twice, or be new."""
+
+    lockstep: bool
+    """rows keep equal lengths"""
+    device: torch.device
+    """of the model"""
+    context_limit: int
+    """columns that the model can read"""
+    good: list[int]
+    """[B] leading slots that hold accepted tokens"""
+    held: list[int]
+    """[B] leading slots that hold the text, drafted tokens included"""
+    stats: SpeculationStats
+    """where its forwards are counted"""
+
+    @abstractmethod
+    def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Feed the accepted tokens that the cache does not hold; logits [B, V] after the last one.
+
+        Args:
+            ids: [B, capacity], `lengths` columns of which count.
+        """
+
+    @abstractmethod
+    def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
+        """Feed what the cache does not hold of the first `lengths` columns of ids; logits [B, V] after the last one.
+
+        Args:
+            last: [B] the tokens there, where the cache holds all before them.
+        """
+
+    @abstractmethod
+    def roll_back(self, good: list[int] | None = None) -> None:
+        """Forget what was fed behind so many slots per row; behind the accepted ones, where none are given."""
+
+    @abstractmethod
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows; one that comes twice is a fork."""
+
+    @abstractmethod
+    def read(self, tokens: list[int]) -> None:
+        """A row joins, with this text."""
+
+    @abstractmethod
+    def notes(self) -> list[str]:
+        """What reading ahead gained, in words."""
+
+    @property
+    def fed(self) -> list[int]:
+        """[B] slots behind the accepted ones, which hold drafted tokens."""
+        return [held - good for held, good in zip(self.held, self.good, strict=True)]
+
+    def accept(self, counts: Sequence[int], stopped: Sequence[bool]) -> None:
+        """Of what was fed behind the accepted tokens the first `counts` stay."""
+        kept = [min(n, k) for n, k in zip(counts, self.fed, strict=True)]
+        if self.lockstep:
+            kept = [min((n for n, out in zip(kept, stopped, strict=True) if not out), default=0)] * len(kept)
+        self.roll_back([good + n for good, n in zip(self.good, kept, strict=True)])
+
+    def follow(self, before: list[int], sequences: Sequences) -> bool:
+        """Forget what was not accepted, and go on with the rows that are here now: those of `before`, and new ones.
+        Whether there were any, whose text had to be read."""
+        self.roll_back()
+        new = [b for b, row in enumerate(sequences.rows) if row not in before]
+        for b in new:
+            self.read(sequences.tokens[b])
+        order = [*before, *(sequences.rows[b] for b in new)]
+        if sequences.rows != order:
+            self.select([order.index(row) for row in sequences.rows])
+        return bool(new)
+
+
+class ModelOverCache(OverCache):
+    """Fed with the target's own tokens."""
 
     runner: LockstepRunner | RaggedRunner
 
@@ -37,6 +115,7 @@ class ModelOverCache:
         most_tokens: int = 0,
         source: dict[str, Any] | None = None,
         stats: SpeculationStats | None = None,
+        often: bool = False,
     ) -> None:
         """Reads the prompt.
 
@@ -48,6 +127,7 @@ class ModelOverCache:
             most_tokens: of those together.
             source: for a draft of an encoder-decoder, `DraftContext.source`.
             stats: where its forwards are counted.
+            often: it is rolled back more than once between two verdicts, as is what reads ahead.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -55,20 +135,18 @@ class ModelOverCache:
         self.vocab = model.config.get_text_config(decoder=True).vocab_size
         self.device = model.device  # asked once: transformers looks for it among the parameters
         self.context_limit, self.lockstep = position_limit(model), lockstep
-        self.good: list[int] = []
-        """[B] leading slots that hold accepted tokens"""
-        self.held: list[int] = []
-        """[B] leading slots that hold the text, drafted tokens included; behind them may stand what was read ahead"""
+        self.good, self.held = [], []
         self.stats = SpeculationStats() if stats is None else stats
         self.stats.draft_calls += 1
         self.ahead: Ahead | None = None
+        """what stands in the slots behind those that hold the text"""
         self.below: ModelOverCache | None = None
         """what guesses for it, over a cache of its own"""
-        if (how := reading_ahead(model)) is not None:
-            if how.smaller is not None:
-                self.below = ModelOverCache(
-                    how.smaller, prompt_ids, prompt_mask, lockstep, most_rows, most_tokens, source
-                )
+        if (how := reading_ahead(model)) is not None and _jumps(model):
+            smaller, prompt, bounds = how.smaller, (prompt_ids, prompt_mask), (most_rows, most_tokens)
+            if smaller is not None and _jumps(smaller) and (lockstep or support(smaller) is Support.RAGGED):
+                with suppress(ValueError):  # the prompt fills its context: copies are guessed instead
+                    self.below = ModelOverCache(smaller, *prompt, lockstep, *bounds, source, often=True)
             self.ahead = Ahead(how, self.below)
         if most_rows:
             self.runner = JoiningRunner(model, most_rows, most_tokens)
@@ -89,21 +167,14 @@ class ModelOverCache:
         kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
         kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
         kwargs["logits_to_keep"] = 1
-        self.runner = (LockstepRunner if lockstep else RaggedRunner)(model, kwargs, ids)
+        often |= self.ahead is not None
+        self.runner = (RaggedRunner if not lockstep or (often and _windowed(model)) else LockstepRunner)(
+            model, kwargs, ids
+        )
         self.runner.prefill()
         self.good, self.held = list(self.runner.lengths), list(self.runner.lengths)
 
-    @property
-    def fed(self) -> list[int]:
-        """[B] slots behind those, which hold drafted tokens."""
-        return [held - good for held, good in zip(self.held, self.good, strict=True)]
-
     def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Feed the accepted tokens that the cache does not hold; logits [B, V] after the last one.
-
-        Args:
-            ids: [B, capacity], `lengths` columns of which count.
-        """
         if any(good >= length for good, length in zip(self.good, lengths, strict=True)):
             # transformers' own loop asks for a draft right after the prompt: its last token is fed again.
             self.roll_back([min(good, length - 1) for good, length in zip(self.good, lengths, strict=True)])
@@ -112,11 +183,6 @@ class ModelOverCache:
         return logits
 
     def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
-        """Feed what the cache does not hold of the first `lengths` columns of ids; logits [B, V] after the last one.
-
-        Args:
-            last: [B] the tokens there, where the cache holds all before them.
-        """
         known = None if self.ahead is None else self.ahead.recall(ids, lengths)
         if known is None:
             known = self._read_on(ids, lengths, last)
@@ -173,34 +239,14 @@ class ModelOverCache:
         if self.runner.lengths != self.held:
             self.runner.truncate(self.held)
 
-    def accept(self, counts: Sequence[int], stopped: Sequence[bool]) -> None:
-        """Of what was fed behind the accepted tokens the first `counts` stay."""
-        kept = [min(n, k) for n, k in zip(counts, self.fed, strict=True)]
-        if self.lockstep:
-            kept = [min((n for n, out in zip(kept, stopped, strict=True) if not out), default=0)] * len(kept)
-        self.roll_back([good + n for good, n in zip(self.good, kept, strict=True)])
-
     def roll_back(self, good: list[int] | None = None) -> None:
-        """Forget what was fed behind so many slots per row; behind the accepted ones, where none are given."""
         self.good = self.good if good is None else good
         self.held = list(self.good)
         self._drop()
         if self.below is not None:
             self.below.roll_back([min(pair) for pair in zip(self.below.good, self.good, strict=True)])
 
-    def follow(self, before: list[int], sequences: Sequences) -> bool:
-        """Forget what was not accepted, and go on with the rows that are here now: those of `before`, and new ones.
-        Whether there were any, whose text had to be read."""
-        self.roll_back()
-        new = [b for b, row in enumerate(sequences.rows) if row not in before]
-        for b in new:
-            self._read(sequences.tokens[b])
-        order = [*before, *(sequences.rows[b] for b in new)]
-        if sequences.rows != order:
-            self.select([order.index(row) for row in sequences.rows])
-        return bool(new)
-
-    def _read(self, tokens: list[int]) -> None:
+    def read(self, tokens: list[int]) -> None:
         """A row joins. What does not fit into the context is left out: nothing is drafted then."""
         assert isinstance(self.runner, JoiningRunner), "a batch with a prompt gets no new rows"
         known = tokens[: min(len(tokens), self.context_limit) - 1]
@@ -209,10 +255,9 @@ class ModelOverCache:
         self.good.append(len(known))
         self.held.append(len(known))
         if self.below is not None:
-            self.below._read(tokens)
+            self.below.read(tokens)
 
     def select(self, rows: list[int]) -> None:
-        """Go on with these rows; one that comes twice is a fork."""
         self._drop()
         self.good, self.held = [self.good[b] for b in rows], [self.held[b] for b in rows]
         self.runner.select(rows)
@@ -220,9 +265,21 @@ class ModelOverCache:
             self.below.select(rows)
 
     def notes(self) -> list[str]:
-        """What reading ahead gained, in words."""
         return [] if self.ahead is None else self.ahead.notes()
 
     def _known(self, ids: Tensor) -> Tensor:
         """Ids for the model's embedding; ones it does not have cost acceptance, not the run."""
         return moved(ids, self.device).clamp(0, self.vocab - 1)
+
+
+def _windowed(model: "PreTrainedModel") -> bool:
+    try:
+        return any(attention_windows(model).values())
+    except TypeError:  # layers of other kinds
+        return True
+
+
+def _jumps(model: "PreTrainedModel") -> bool:
+    """Whether a model can be rolled back again and again between two verdicts: a stock cache of sliding windows lets
+    go of what lies before the first place that it is rolled back to."""
+    return support(model) is Support.RAGGED or not _windowed(model)

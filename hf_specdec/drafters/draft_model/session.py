@@ -9,7 +9,7 @@ from torch import Tensor
 from ...budget import DraftCost
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
-from .model import ModelOverCache
+from .model import OverCache
 from .translating import over_cache
 from .window import Window, why_rested
 
@@ -141,7 +141,7 @@ class DraftModelSession(DraftSession):
             self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.by_itself.alpha)
 
 
-def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> ModelOverCache:
+def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> OverCache:
     """A draft model that has read the call's prompt."""
     bounds = context.most_rows, context.most_tokens
     prompt = context.prompt_ids, context.prompt_mask

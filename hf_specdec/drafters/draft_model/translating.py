@@ -5,19 +5,22 @@ any other: drafts are drawn from it, and tested by it (token-level intersection,
 are transformers' own translator knows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.generation.candidate_generator import AssistantToTargetTranslator
+from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
 
 from ...errors import SpeculationError
+from ...hub.tokenizer import ids_of, sizes_apart
+from ...probe import Support, support
 from ...stats import SpeculationStats
 from ...transfer import to_device, to_host
-from .model import ModelOverCache
+from .model import ModelOverCache, OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,7 +35,31 @@ class Translation:
 
     target: "PreTrainedTokenizerBase"
     draft: "PreTrainedTokenizerBase"
-    translator: AssistantToTargetTranslator
+    same: dict[int, int]
+    """the target's tokens that the draft has, too, and what they are there"""
+    size: int
+    """of the target's vocabulary"""
+
+    def __post_init__(self) -> None:
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Translation":
+        return self
+
+    def check(self, target: "PreTrainedModel") -> None:
+        """Refuse a target of another tokenizer.
+
+        Raises:
+            SpeculationError: it names both.
+        """
+        config: Any = target.config.get_text_config(decoder=True)
+        ends, mine = ids_of(getattr(config, "eos_token_id", None)), self.target.eos_token_id
+        if sizes_apart(self.size, config.vocab_size) or (mine is not None and ends and mine not in ends):
+            raise SpeculationError(
+                f"the draft model is translated for a target of {self.size} tokens that ends with {mine}, and "
+                f"{type(target).__name__} has {config.vocab_size} and ends with {sorted(ends)}; name this target's "
+                "tokenizer in translated(...), or undo it with untranslated(draft_model)"
+            )
 
     def prompt(self, tokens: Sequence[int]) -> list[int]:
         """The draft's tokens of a whole text, at least one."""
@@ -40,7 +67,7 @@ class Translation:
 
     def token(self, token: int) -> list[int]:
         """The draft's tokens of one token, at least one: itself, where both have it."""
-        if (same := self.translator.target_to_assistant_input_ids.get(token)) is not None:
+        if (same := self.same.get(token)) is not None:
             return [same]
         text = self.target.decode([token], skip_special_tokens=True)
         return self.draft(text, add_special_tokens=False)["input_ids"] or [self.filler]
@@ -48,22 +75,25 @@ class Translation:
     @property
     def filler(self) -> int:
         """Stands for what only marks something."""
-        return self.draft.bos_token_id or self.draft.eos_token_id or 0
+        known = (self.draft.bos_token_id, self.draft.eos_token_id)
+        return next((token for token in known if token is not None), 0)
 
     def logits(self, logits: Tensor) -> Tensor:
         """[B, draft's vocabulary] → [B, target's]; the lowest there are for what the draft does not have."""
-        said = self.translator.get_target_logits(logits.float())
-        return said.clamp_min(torch.finfo(said.dtype).min)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Translation":
-        return self
+        if logits.device not in self._on:
+            mine, theirs = to_device([list(self.same), list(self.same.values())], logits.device)
+            self._on[logits.device] = mine, theirs
+        mine, theirs = self._on[logits.device]
+        said = logits.new_full((len(logits), self.size), torch.finfo(logits.dtype).min)
+        said[:, mine] = logits[:, theirs]
+        return said
 
 
 def translated(
     draft_model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", draft_tokenizer: "PreTrainedTokenizerBase"
 ) -> "PreTrainedModel":
-    """Let a draft model draft for a target of another tokenizer, with any drafter. Its drafts are of tokens that both
-    have; the text stays the target's.
+    """Let a draft model draft for targets of another tokenizer, with any drafter, until `untranslated`. Its drafts are
+    of tokens that both have; the text stays the target's.
 
     Args:
         tokenizer: the target's.
@@ -75,19 +105,21 @@ def translated(
     Raises:
         SpeculationError: hardly a token is in both vocabularies.
     """
-    speech = translation(draft_model)
-    if speech is not None and speech.target is tokenizer and speech.draft is draft_tokenizer:
-        return draft_model
     size = max(tokenizer.get_vocab().values()) + 1
-    translator = AssistantToTargetTranslator(tokenizer, draft_tokenizer, size, assistant_model=draft_model)
-    shared = len(translator.target_to_assistant_input_ids)
-    if shared < 2:
+    known = AssistantVocabTranslatorCache.get_translator(tokenizer, draft_tokenizer, size)
+    same = dict(known.target_to_assistant_input_ids)
+    if len(same) < 2:
         raise SpeculationError(
-            f"the target's vocabulary and the draft's have {shared} tokens in common, of {size} and "
+            f"the target's vocabulary and the draft's have {len(same)} tokens in common, of {size} and "
             f"{len(draft_tokenizer)}; use a draft of a closer family"
         )
-    vars(draft_model)[SPEAKS] = Translation(tokenizer, draft_tokenizer, translator)
+    vars(draft_model)[SPEAKS] = Translation(tokenizer, draft_tokenizer, same, size)
     return draft_model
+
+
+def untranslated(draft_model: "PreTrainedModel") -> None:
+    """Undo `translated`."""
+    vars(draft_model).pop(SPEAKS, None)
 
 
 def translation(draft_model: "PreTrainedModel") -> Translation | None:
@@ -95,7 +127,22 @@ def translation(draft_model: "PreTrainedModel") -> Translation | None:
     return vars(draft_model).get(SPEAKS)
 
 
-class TranslatedModel(ModelOverCache):
+@contextmanager
+def translating(
+    draft_model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", draft_tokenizer: "PreTrainedTokenizerBase"
+) -> Iterator[None]:
+    """`translated` within the block."""
+    before = translation(draft_model)
+    translated(draft_model, tokenizer, draft_tokenizer)
+    try:
+        yield
+    finally:
+        untranslated(draft_model)
+        if before is not None:
+            vars(draft_model)[SPEAKS] = before
+
+
+class TranslatedModel(OverCache):
     """A model over its own cache that is told the target's tokens, and answers with logits over them. Slots are columns
     of the target's `ids`, as anywhere; the model inside counts its own."""
 
@@ -126,9 +173,11 @@ class TranslatedModel(ModelOverCache):
         """[B][columns + 1] how much of that stands before each column of the target's"""
         real = to_device([[0] * (width - len(row)) + [1] * len(row) for row in mine], self.device)
         # Rows as long as each other in the target's tokens are not so in the draft's.
+        if len(mine) > 1 and support(model) is not Support.RAGGED:
+            raise ValueError("rows of a translated batch have different lengths, which the draft model does not take")
         alone, ids = lockstep and len(mine) == 1, to_device(self.texts, self.device)
         self.inner = ModelOverCache(model, ids, real, alone, most_rows, most_tokens, source, stats)
-        self.stats, self.ahead, self.below = self.inner.stats, None, None
+        self.stats = self.inner.stats
         self.good = [len(real) for real in masks]
         self.held = list(self.good)
 
@@ -151,12 +200,16 @@ class TranslatedModel(ModelOverCache):
     ) -> Tensor:
         """What the model inside says behind so many columns, those that are new translated one by one."""
         self._cut(lengths)
-        for text, ends, row, length in zip(self.texts, self.ends, to_host(ids), lengths, strict=True):
-            for token in row[len(ends) - 1 : length]:
+        first = min(len(ends) - 1 for ends in self.ends)
+        new = to_host(ids[:, first : max(lengths)])
+        for text, ends, row, length in zip(self.texts, self.ends, new, lengths, strict=True):
+            for token in row[len(ends) - 1 - first : length - first]:
                 text += self.speech.token(token)
                 ends.append(len(text))
         self.held = list(lengths)
         width, mine = max(map(len, self.texts)), [len(text) for text in self.texts]
+        if width > self.inner.context_limit:
+            raise ValueError(f"the text has {width} of the draft's tokens, its context {self.inner.context_limit}")
         padded = [text + [0] * (width - len(text)) for text in self.texts]
         return self.speech.logits(read(to_device(padded, self.device), mine))
 
@@ -177,10 +230,10 @@ class TranslatedModel(ModelOverCache):
         self.texts, self.ends = [list(self.texts[b]) for b in rows], [list(self.ends[b]) for b in rows]
         self.inner.select(rows)
 
-    def _read(self, tokens: list[int]) -> None:
+    def read(self, tokens: list[int]) -> None:
         """A row joins, all but its last token."""
         text = self.speech.prompt(tokens[:-1])
-        self.inner._read([*text, self.speech.filler])
+        self.inner.read([*text, self.speech.filler])
         self.texts.append(text)
         self.ends.append([len(text)] * len(tokens))
         self.good.append(len(tokens) - 1)
@@ -190,7 +243,7 @@ class TranslatedModel(ModelOverCache):
         return self.inner.notes()
 
 
-def over_cache(model: "PreTrainedModel", *arguments: Any, **options: Any) -> ModelOverCache:
+def over_cache(model: "PreTrainedModel", *arguments: Any, **options: Any) -> OverCache:
     """A draft model over its own cache, translated where it has to be; see `ModelOverCache`."""
     if (speech := translation(model)) is not None:
         return TranslatedModel(speech, model, *arguments, **options)

@@ -7,9 +7,24 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 
+from ...errors import SpeculationError
 from ...protocol import DraftContext, Verdict
 from ...target.cache import RaggedCache
 from ...transfer import to_device
+
+
+def check_attention(config: PreTrainedConfig) -> None:
+    """Refuse kernels that do not take masks of rows of different lengths.
+
+    Raises:
+        SpeculationError: with what to load the heads with.
+    """
+    kind = config._attn_implementation
+    if kind not in (None, "eager", "sdpa"):
+        raise SpeculationError(
+            f"the heads' attention is {kind!r}, which takes no rows of different lengths; load what they belong to "
+            'with attn_implementation="sdpa"'
+        )
 
 
 class News(NamedTuple):
@@ -40,7 +55,8 @@ class HeadContext:
         """[B] slots that count"""
         self.first: list[int] = []
         """[B] the position of each row's first slot: above 0 where the call went on from a cache"""
-        self._states: list[Tensor] = []
+        self._states: list[list[Tensor]] = []
+        """[B] in pieces, as they came"""
         self._tokens: list[list[int]] = []
 
     def observe_prompt(self, verdict: Verdict) -> None:
@@ -51,7 +67,7 @@ class HeadContext:
         for b, (row, tokens) in enumerate(zip(verdict.rows, verdict.tokens, strict=True)):
             length = int(mask[row].sum())
             count = min(length, states.shape[1])
-            self._states.append(states[b, states.shape[1] - count :])
+            self._states.append([states[b, states.shape[1] - count :]])
             self._tokens.append([*prompt[row, prompt.shape[1] - count + 1 :].tolist(), *tokens[:1]])
             self.first.append(length - count)
         self.read = [0] * len(self.rows)
@@ -61,7 +77,7 @@ class HeadContext:
         states = self._joined(verdict)
         for b, (row, tokens) in enumerate(zip(verdict.rows, verdict.tokens, strict=True)):
             here = self.rows.index(row)
-            self._states[here] = torch.cat([self._states[here], states[b, : len(tokens)]])
+            self._states[here].append(states[b, : len(tokens)])
             self._tokens[here] += tokens
 
     def _joined(self, verdict: Verdict) -> Tensor:
@@ -84,11 +100,12 @@ class HeadContext:
         counts = [len(tokens) for tokens in self._tokens]
         width = max(counts)
         starts = to_device([first + read for first, read in zip(self.first, self.read, strict=True)], device)
-        states = torch.stack([torch.nn.functional.pad(s, (0, 0, 0, width - len(s))) for s in self._states])
+        whole = [torch.cat(pieces) for pieces in self._states]
+        states = torch.stack([torch.nn.functional.pad(s, (0, 0, 0, width - len(s))) for s in whole])
         tokens = to_device([row + [0] * (width - len(row)) for row in self._tokens], device)
         positions = starts[:, None] + torch.arange(width, device=device)
         found = News(states.to(device), tokens, counts, positions)
-        self._states = [s[len(s) - min(self.again, len(s)) :] for s in self._states]
+        self._states = [[s[len(s) - min(self.again, len(s)) :].clone()] for s in whole]
         self._tokens = [row[len(row) - min(self.again, len(row)) :] for row in self._tokens]
         return found
 

@@ -20,7 +20,7 @@ from ...registry import register_drafter
 from ...target.masks import as_bias, attention_windows
 from ...transfer import to_device
 from ..base import Drafter
-from .context import HeadContext, News
+from .context import HeadContext, News, check_attention
 from .drawing import Drawn
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class DFlashSession(DraftSession):
         news = self.read.news(self.device)
         filled = self._filled(last, news)
         self.context.stats.draft_calls += 1
-        logits = self.head(filled[:, 1 : most + 1].to(self.head.weight.device))
-        drawn = Drawn(self.context, sequences, budget)
+        logits = self.head(filled[:, 1 : most + 1].to(self.head.weight.device, news.states.dtype))
+        drawn = Drawn(self.context, sequences, budget, most)
         for i in range(most):
             drawn.draw(logits[:, i])
         self.read.advance(news.counts)
@@ -135,6 +135,7 @@ class DFlashDrafter(Drafter):
                 f"{type(target).__name__} has {theirs.num_hidden_layers} of width {theirs.hidden_size}; use the target "
                 "that it was trained for"
             )
+        check_attention(mine)
 
     def start(self, context: DraftContext) -> DraftSession:
         return DFlashSession(context, self.draft_model)

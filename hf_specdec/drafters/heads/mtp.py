@@ -21,7 +21,7 @@ from ...registry import register_drafter
 from ...target.masks import allowed_slots, as_bias, attention_windows
 from ...transfer import to_device
 from ..base import Drafter
-from .context import HeadContext
+from .context import HeadContext, check_attention
 from .drawing import Drawn
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class MtpSession(DraftSession):
         cache.reserve(width)
         allowed, distance = allowed_slots(cache.slots.ends, cache.slots.end, None, steps[None])
         masks = as_bias(allowed, distance, self.windows, states.dtype)
-        drawn = Drawn(self.context, sequences, budget)
+        drawn = Drawn(self.context, sequences, budget, min(most, len(self.model.layers)))
         for k in range(len(self.model.layers)):
             if k:  # every token makes room for the one behind it, the last one for what was drawn
                 tokens = tokens.roll(-1, dims=1)
@@ -121,13 +121,15 @@ class MtpDrafter(Drafter):
         self._loaded: Learned[list[MtpModel]] = Learned(list)
 
     def check_target(self, target: "PreTrainedModel") -> None:
-        if getattr(target.config.get_text_config(), "num_mtp_layers", None):
-            self._layers(target)
-            return
-        raise SpeculationError(
-            f"{type(target).__name__} has no layers for multi-token prediction (num_mtp_layers in its config); draft "
-            "with another drafter"
-        )
+        if not getattr(target.config.get_text_config(), "num_mtp_layers", None):
+            raise SpeculationError(
+                f"{type(target).__name__} has no layers for multi-token prediction (num_mtp_layers in its config); "
+                "draft with another drafter"
+            )
+        config = self._layers(target).config
+        if unknown := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
+            raise SpeculationError(f"no masks for MTP layers of type {', '.join(sorted(unknown))}; use another drafter")
+        check_attention(config)
 
     def start(self, context: DraftContext) -> DraftSession:
         assert context.target is not None, "heads draft where the target is"
@@ -148,9 +150,6 @@ class MtpDrafter(Drafter):
                     f"the checkpoint {target.config.name_or_path!r} gave no layers for multi-token prediction: {said}; "
                     "load the target from one that has them, or pass MtpDrafter(model)"
                 ) from error
-        kinds = set(getattr(loaded[0].config, "layer_types", None) or ())
-        if unknown := kinds - {"full_attention", "sliding_attention"}:
-            raise SpeculationError(f"no masks for MTP layers of type {', '.join(sorted(unknown))}; use another drafter")
         return loaded[0]
 
 

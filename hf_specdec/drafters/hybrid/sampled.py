@@ -56,7 +56,8 @@ class SampledHybridSession(TreeSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.rounds += 1
         self.sources.join(self.begin(len(budget)), sequences, budget)
-        gamma = self._window(budget) if max(sequences.lengths) < self._limit else 0
+        limit = self._limit if self._drawing is None else min(self._limit, self._drawing.model.context_limit)
+        gamma = self._window(budget) if max(sequences.lengths) < limit else 0
         if gamma == 0:
             draft = self.draft()
             draft.sources = named(self.trees, self.ordered)
@@ -139,6 +140,8 @@ class SampledHybridSession(TreeSession):
 
     def close(self) -> None:
         super().close()
+        if self._drawing is not None:
+            self.context.stats.notes += self._drawing.model.notes()
         c = self.draft_cost.c(self.context.cost, self.context.rows)
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.draws.alpha)
 

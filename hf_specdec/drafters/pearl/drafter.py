@@ -16,6 +16,8 @@ from ...registry import register_drafter
 from ...schedule import Guarded, Schedule
 from ...target.ranks import ranks_of
 from ..draft_model import ModelDrafter
+from ..draft_model.ahead import reading_ahead
+from ..draft_model.translating import translation
 from .copying import Copying
 from .schedule import Overlapped
 from .seat import Seat, join
@@ -166,6 +168,10 @@ class PearlDrafter(ModelDrafter):
         """Two calls at once get a worker each."""
         config, in_thread = self.config, self._in_thread()
         worker = None if in_thread else self.pool.take()
+        manner = reading_ahead(self.draft_model), translation(self.draft_model)
+        if worker is not None and worker.process is not None and worker.ready and worker.manner != manner:
+            worker.close()  # it has the model as it was
+            worker = None
         if in_thread:
             worker = start_thread(self.draft_model, PearlSession.patience, self._stream())
         elif worker is None and self.seat is not None:
@@ -174,6 +180,7 @@ class PearlDrafter(ModelDrafter):
             worker = launch()
         if not worker.ready:
             make_ready(worker, self.draft_model, PearlSession.patience)
+            worker.manner = manner
         self.last_timeline = timeline = Timeline()
         try:
             release = worker.close if in_thread else self.pool.return_of(worker)

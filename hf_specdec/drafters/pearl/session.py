@@ -18,6 +18,9 @@ from .timeline import Timeline
 from .window import Plan, Planner
 from .workers import Worker
 
+SHORT = 4
+"""rounds of a call that say nothing yet: the last one has no room for a draft anyway"""
+
 
 class PearlSession(DraftSession):
     """Gives a worker its orders and collects what it drafts, step by step."""
@@ -63,6 +66,8 @@ class PearlSession(DraftSession):
         """draft steps of the present order, once it is known that no more will come"""
         self.link_before = (worker.link.messages, worker.link.bytes)
         assert isinstance(context.pick, DraftPicker)
+        self.paused = [0, 0]
+        """rounds in which drafting went on, and those in which it was paused"""
         setup = Setup(
             context.prompt_ids.cpu(),
             context.prompt_mask.cpu(),
@@ -72,7 +77,16 @@ class PearlSession(DraftSession):
             _autocast(),
             context.pick,
         )
-        worker.link.send(Kind.OPEN, encode_object(setup, on_host=True))
+        self._setup: bytes | None = encode_object(setup, on_host=True)
+        """what the worker has not been told yet"""
+        if not planner.resting:  # it reads the prompt while the target does
+            self._open()
+
+    def _open(self) -> None:
+        """Have the worker read the prompt, once. Where drafting rested it would be in vain in most calls."""
+        if self._setup is not None:
+            self.worker.link.send(Kind.OPEN, self._setup)
+            self._setup = None
 
     # ------------------------------------------------------------------ orders
 
@@ -90,6 +104,7 @@ class PearlSession(DraftSession):
             corrections: how many likely ones of each token to remember.
             forking: draft behind those of unverified tokens, too.
         """
+        self._open()
         corrections = corrections if self.forks_can_be else 0
         ahead = pending or [[] for _ in sequences.rows]
         keeps, tails = [], []
@@ -268,6 +283,7 @@ class PearlSession(DraftSession):
 
     def saw_target(self, rows: int, width: int, span: tuple[float, float], paused: bool = False) -> None:
         """A forward of the target, of `width` tokens per row; where drafting is paused nothing runs beside it."""
+        self.paused[paused] += 1
         if not paused:
             self.planner.saw_target(rows, width, span[1] - span[0])
         self.timeline.target.append(span)
@@ -282,6 +298,8 @@ class PearlSession(DraftSession):
     def close(self) -> None:
         """Free the worker, or end it if it may be in trouble."""
         self.planner.history.end_texts()
+        if self.planner.window == "auto" and sum(self.paused) > SHORT:
+            self.planner.resting = self.paused[True] > self.paused[False]
         link = self.worker.link
         self.timeline.messages += link.messages - self.link_before[0]
         self.timeline.bytes += link.bytes - self.link_before[1]

@@ -58,6 +58,8 @@ class Planner:
         """seconds of a draft step per batch size, and whether it drafted for corrections, too"""
         self.history = History()
         self.rounds = 0
+        self.resting = False
+        """whether most rounds of the last call went without a draft, as that did not pay"""
 
     def saw_draft(self, rows: int, seconds: float, forking: bool = False) -> None:
         self.steps[rows, forking] = running_mean(self.steps.get((rows, forking)), seconds)

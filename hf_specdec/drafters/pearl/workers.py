@@ -40,6 +40,8 @@ class Worker:
     """None for a thread, and for one on another rank"""
     epoch: int = 0
     """of the last order it was given"""
+    manner: Any = None
+    """how the model that it was sent reads ahead and is translated"""
     ready: bool = True
     """whether it has its model; a process that was launched has not"""
 
