@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 # What `speculation={"drafter": ...}` may carry beside the drafter's own options.
-LOADING_OPTIONS = ("revision", "subfolder", "cache_dir", "local_files_only", "dtype", "device_map", "quantization")
+LOADING_OPTIONS = (
+    "revision", "subfolder", "cache_dir", "local_files_only", "dtype", "device_map", "quantization", "pack_linear",
+)  # fmt: skip
 
 MOST_DRAFTERS = 8
 """kept per target"""
