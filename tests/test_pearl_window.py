@@ -1,12 +1,17 @@
 """PEARL's window by itself, and which schedule it takes."""
 
 import random
+from typing import Any
 
+import models
 import numpy as np
 import pytest
 import torch
+from compare import Sides
 
+from hf_specdec import PearlDrafter
 from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speed, serial_speeds
+from hf_specdec.drafters.pearl.session import PearlSession
 from hf_specdec.drafters.pearl.window import Planner
 from hf_specdec.theory import pearl_tokens_per_second, tokens_per_second
 from pearl_bounds import WINDOWS, serial_seconds
@@ -143,3 +148,32 @@ def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio):
     serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
     overlapped = min(play(Planner(ratio, True, True, n), text, ratio) for n in (0, 1))
     assert play(Planner("auto", True, True, "auto"), text, ratio) < min(serial, overlapped) / 0.96
+
+
+def test_a_worker_reads_no_prompt_while_drafting_does_not_pay(monkeypatch: Any) -> None:
+    """Nor does it matter to the text when it does: a draw's number does not tell of it."""
+    opened: list[int] = []
+    opening = PearlSession._open
+
+    def counted(self: PearlSession) -> None:
+        opened.append(self._setup is not None)
+        opening(self)
+
+    monkeypatch.setattr(PearlSession, "_open", counted)
+    sides = Sides(models.llama(), [9], max_new_tokens=24, do_sample=True)
+    texts = []
+    for resting in (False, True):
+        with PearlDrafter(models.llama(seed=3), window=3, worker="thread") as drafter:
+            drafter.planners.of(sides.model).resting = resting
+            torch.manual_seed(3)
+            texts.append(sides.ours(drafter))
+        assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens > 0
+    assert torch.equal(*texts)
+    assert sum(opened) == 2
+
+
+def test_a_call_too_short_to_tell_leaves_the_next_ones_worker_alone() -> None:
+    sides = Sides(models.llama(), [9], max_new_tokens=2)
+    with PearlDrafter(models.llama(seed=3), worker="thread") as drafter:
+        sides.ours(drafter)
+        assert not drafter.planners.of(sides.model).resting
