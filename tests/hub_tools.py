@@ -11,11 +11,17 @@ import pytest
 import torch
 from hub_server import TOKEN, HubServer
 from huggingface_hub import HfApi, constants
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+    PreTrainedModel,
+)
 
-from hf_specdec import Drafter, StreamingDrafter
+from hf_specdec import DFlashDrafter, Drafter, StreamingDrafter
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
-from hf_specdec.registry import drafter_class
+from hf_specdec.registry import drafter_class, drafter_types
 
 ROOT = Path(__file__).parents[1]
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
@@ -26,6 +32,10 @@ def tiny_model(seed: int = 0, **sizes: int) -> PreTrainedModel:
     shape = {"vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2} | sizes
     config = LlamaConfig(num_attention_heads=1, num_key_value_heads=1, eos_token_id=None, pad_token_id=0, **shape)
     return LlamaForCausalLM(config).eval()
+
+
+ON_ANY_TARGET = [name for name in drafter_types() if name != "mtp"]
+"""that one drafts with layers of its target's own (`test_heads.py`)"""
 
 
 def tiny_ngram(vocab_size: int = 40) -> NGramDrafter:
@@ -39,11 +49,27 @@ def tiny_ngram(vocab_size: int = 40) -> NGramDrafter:
     )
 
 
+def tiny_dflash() -> DFlashDrafter:
+    size = {
+        "hidden_size": tiny_model().config.hidden_size,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "head_dim": 8,
+    }
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "layer_types": ["full_attention"]}
+    block = {"block_size": 3, "mask_token_id": 39, "target_layer_ids": [0], "bos_token_id": None, "eos_token_id": None}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "pad_token_id": None}
+    config = MuseGlimmerAssistantConfig(**size, **heads, **block, **rope)
+    return DFlashDrafter(MuseGlimmerAssistantModel(config).eval())
+
+
 def drafter_of(name: str) -> Drafter:
     """One drafter of each registered type."""
     cls = drafter_class(name)
     if cls is NGramDrafter:
         return tiny_ngram()
+    if cls is DFlashDrafter:
+        return tiny_dflash()
     options: dict[str, Any] = {}
     if "worker" in cls.config_class.options():
         options = {"worker": "thread"}  # a process takes long to start

@@ -94,6 +94,7 @@ def check(name: str, attention: str, cells: list[tuple[str, str, int]]) -> None:
         assert torch.equal(text, plain(name, attention, batch)), f"{kind}, {batch}, γ={gamma}"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("name", "attention"), CELLS)
 def test_greedy_text_is_plains(name: str, attention: str) -> None:
     check(name, attention, FEW)

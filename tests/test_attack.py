@@ -47,6 +47,7 @@ def stateful(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=str)
 def test_a_state_is_rolled_back(stateful: Any, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """By a copy, at every rejection; here drafting never pauses."""

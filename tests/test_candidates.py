@@ -33,6 +33,7 @@ def second_thoughts(draft: Any, rank: int = 1) -> Iterator[None]:
         yield
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("candidates", [2, 3, 16])
 @pytest.mark.parametrize("gamma", [1, 4, "auto"])

@@ -162,6 +162,7 @@ def listen(bench: Bench, monkeypatch) -> list[tuple[str, int, int, list[list[int
     return heard
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("raw", [False, True])
 def test_each_turn_is_asked_behind_plain_decodings_answers(tmp_path, monkeypatch, temperature, raw):

@@ -132,6 +132,7 @@ QUICK = [
 ALL = [pytest.param(setting, draft, ROWS, marks=pytest.mark.slow) for setting in SETTINGS for draft in DRAFTS]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("setting", "draft", "rows"), QUICK + ALL)
 def test_the_joint_distribution_of_three_tokens(target: Any, setting: str, draft: str, rows: int) -> None:
     told, processors = SETTINGS[setting]

@@ -99,6 +99,7 @@ def test_they_are_found_to_roll_back(name: str) -> None:
     assert support(build(name)) is Support.LOCKSTEP
 
 
+@pytest.mark.grid
 @BATCHES
 @pytest.mark.parametrize("kind", ["noisy", "draft model", "lookup", "suffix", "hybrid"])
 @pytest.mark.parametrize("name", MAKES)

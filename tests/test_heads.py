@@ -111,6 +111,7 @@ def drafting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(session, "weighs", True)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_greedy_text_is_the_targets(pair: str, lengths: list[int]) -> None:
@@ -192,6 +193,7 @@ def small() -> Any:
     return model
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
 @pytest.mark.parametrize("kind", ["MTP", "DFlash"])
 def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:

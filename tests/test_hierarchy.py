@@ -87,6 +87,7 @@ def generate(drafter: Any, lengths: list[int], **options: Any) -> torch.Tensor:
     return models.llama().generate(**inputs, **({} if drafter is None else {"assistant_model": drafter}))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("smaller", ["copies", "oracle", "adversary"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("lengths", [[9], [7, 7, 7], [3, 11, 6]], ids=str)
@@ -97,6 +98,7 @@ def test_greedy_text_is_the_targets(kind: str, smaller: str, lengths: list[int])
         assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("smaller", ["copies", "oracle", "adversary"])
 @pytest.mark.parametrize("kind", ["fixed", "disco", "pearl"])
 @pytest.mark.parametrize("lengths", [[9], [3, 11, 6]], ids=str)

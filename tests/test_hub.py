@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hub_tools import PROMPT, ROOT, drafter_of, generate, tiny_model
+from hub_tools import ON_ANY_TARGET, PROMPT, ROOT, drafter_of, generate, tiny_model
 from huggingface_hub import ModelCard
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -23,7 +23,6 @@ from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import check_made_for, drafter_from_flag, made_for
 from hf_specdec.hub.push import generate_code
-from hf_specdec.registry import drafter_types
 
 torch.set_num_threads(1)
 
@@ -47,7 +46,7 @@ def loaded_with_generate_py(folder: Path, drafter_type: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("subfolder", ["", "drafters/one"])
-@pytest.mark.parametrize("name", drafter_types())
+@pytest.mark.parametrize("name", ON_ANY_TARGET)
 def test_save_load_generate(name: str, subfolder: str, target: PreTrainedModel, tmp_path: Path) -> None:
     drafter = drafter_of(name)
     drafter.save_pretrained(tmp_path / subfolder, target=target)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hub_server import TOKEN, HubServer
-from hub_tools import PROMPT, ROOT, drafter_of, generate, hub_of_our_own, push_model, tiny_model
+from hub_tools import ON_ANY_TARGET, PROMPT, ROOT, drafter_of, generate, hub_of_our_own, push_model, tiny_model
 from huggingface_hub import HfApi, constants
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
@@ -21,7 +21,6 @@ from hf_specdec.cli import app
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import drafter_from_flag, push_folder
 from hf_specdec.hub.push import generate_code
-from hf_specdec.registry import drafter_types
 
 torch.set_num_threads(1)
 
@@ -37,7 +36,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-@pytest.mark.parametrize("name", drafter_types())
+@pytest.mark.parametrize("name", ON_ANY_TARGET)
 def test_push_and_load(name: str, target: PreTrainedModel, hub: HubServer) -> None:
     drafter = drafter_of(name)
     address = drafter.push_to_hub("org/drafter", token=TOKEN, target=target)

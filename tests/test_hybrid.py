@@ -251,6 +251,7 @@ def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, mon
     proposes_nothing_forbidden(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, settings)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}],

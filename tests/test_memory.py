@@ -105,6 +105,7 @@ def test_the_count_sees_a_call() -> None:
     assert {"Decoding", "Text", "HeadSession", "DynamicCache", "Tensor"} <= set(look.seen)
 
 
+@pytest.mark.grid
 @BATCHES
 @DRAFTERS
 def test_a_finished_call_leaves_nothing(kind: str, lengths: list[int]) -> None:
@@ -221,6 +222,7 @@ class Interrupt(StoppingCriteria):
         return torch.zeros(len(ids), dtype=torch.bool)
 
 
+@pytest.mark.grid
 @BATCHES
 @pytest.mark.parametrize("where", ["criterion", "streamer", "forward"])
 @pytest.mark.parametrize("kind", [*MAKES])

@@ -223,6 +223,7 @@ def chi_square(options, rows=1000, calls=4, top_k=None):
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("window", "corrections"), [(1, 1), (2, 0), (2, 1), (3, 2), (8, 1)])
 def test_the_joint_distribution_is_the_targets(window, corrections):
     assert chi_square({"window": window, "corrections": corrections}) < 4

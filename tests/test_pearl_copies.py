@@ -149,6 +149,7 @@ def sampling(**options: Any) -> PearlDrafter:
     return PearlDrafter(llama(vocab=SMALL, seed=7), **{"worker": "thread", "lookup": True, "window": 2} | options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("options", [{"corrections": 0}, {"corrections": 2}, SERIAL], ids=["none", "two", "serial"])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 4.0}, {"top_k": 3}], ids=["plain", "hot", "top-k"])
 def test_the_joint_distribution_is_the_targets(settings: dict[str, Any], options: dict[str, Any], eager: None) -> None:

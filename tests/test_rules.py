@@ -165,6 +165,7 @@ def test_trees_are_traversed_exactly_and_accept_more() -> None:
     assert mean[True] > mean[False]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("verification", ["block", "token"])
 @pytest.mark.parametrize("branches", [1, 2])
 def test_both_verifications_are_exact_in_generate(target: Any, verification: str, branches: int) -> None:

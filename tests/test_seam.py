@@ -128,6 +128,7 @@ def small() -> Any:
     return model
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
 @pytest.mark.parametrize("kind", MAKES)
 def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:

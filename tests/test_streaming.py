@@ -82,6 +82,7 @@ def test_stop_in_mid_draft(target: Any, batch: str) -> None:
     assert torch.equal(sides.ours(streams_of(target)), sides.plain)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way", ["by value", "pruned"])
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
 def test_sampled_text_has_the_targets_distribution(settings: str, way: str) -> None:

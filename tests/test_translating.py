@@ -79,6 +79,7 @@ def generate(drafter: Any, lengths: list[int], **options: Any) -> torch.Tensor:
     return models.llama().generate(**inputs, **({} if drafter is None else {"assistant_model": drafter}))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("kind", ["oracle", "other"])
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -112,6 +113,7 @@ def small() -> Any:
     return model
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "top-k", "penalties"])
 def test_sampled_text_has_the_targets_distribution(small: Any, settings: str) -> None:
     """The draft knows three of five tokens. The power is that of test_distribution's tests."""
