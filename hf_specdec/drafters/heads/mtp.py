@@ -86,7 +86,7 @@ class MtpSession(DraftSession):
         """States [B, T, H] → what layer k makes of them and of the tokens [B, T] at `positions`."""
         model, rotary, embedded = self.model, None, self.model.embed_tokens(tokens).to(states.device)
         if model.rotary_emb is not None:
-            kind = {"layer_type": self.kinds[k]} if model.has_per_layer_rope else {}
+            kind = {"layer_type": self.kinds[k]} if getattr(model, "has_per_layer_rope", False) else {}
             rotary = model.rotary_emb(embedded, position_ids=positions, **kind)
         states = model.layers[k](
             embedded,
