@@ -182,6 +182,15 @@ def llama(vocab: int = VOCAB, seed: int = 0, attention: str = "sdpa", **changes:
     return from_config(tf.LlamaConfig(**SIZES | {"vocab_size": vocab} | changes), attention, seed)
 
 
+def small(vocab: int, layers: int = 1) -> Any:
+    """One whose tokens all have their chance, for tests that sample many texts."""
+    size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": layers, "head_dim": 8}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    model = llama(vocab, **size, **heads, pad_token_id=None, bos_token_id=None)
+    model.get_output_embeddings().weight.data *= 0.5
+    return model
+
+
 @contextmanager
 def slow(model: Any, seconds: float) -> Iterator[None]:
     """Within the block the model's forwards take so much longer."""

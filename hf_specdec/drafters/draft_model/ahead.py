@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from ...errors import SpeculationError
 from ...hub.tokenizer import sizes_apart
 from ...probe import Support, support
 from ...transfer import to_device, to_host
+from .over import OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,21 +96,6 @@ def reading_ahead(draft_model: "PreTrainedModel") -> ReadingAhead | None:
     return vars(draft_model).get(HOW)
 
 
-class Stepping(Protocol):
-    """A model over its own cache, as `ModelOverCache`."""
-
-    context_limit: int
-
-    def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Logits [B, V] behind the text."""
-
-    def feed(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Logits [B, V] behind a text that is a token longer."""
-
-    def roll_back(self) -> None:
-        """Forget what was fed behind the text."""
-
-
 class Guess(NamedTuple):
     """What one row's text may go on with."""
 
@@ -122,7 +108,7 @@ class Guess(NamedTuple):
 class Ahead:
     """What a draft model has read beyond the text of its rows."""
 
-    def __init__(self, how: ReadingAhead, smaller: "Stepping | None") -> None:
+    def __init__(self, how: ReadingAhead, smaller: OverCache | None) -> None:
         """
         Args:
             smaller: the smaller model over its own cache, of the same rows.

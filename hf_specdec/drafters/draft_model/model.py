@@ -1,7 +1,6 @@
 """`ModelOverCache`: a draft model with its own cache, whose slots are the columns of the target's `ids`."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...probe import Support, support
-from ...protocol import Sequences
 from ...stats import SpeculationStats
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
 from ...target.inputs import position_limit
@@ -21,83 +19,10 @@ from ...target.masks import attention_windows
 from ...target.ragged import RaggedRunner
 from ...transfer import moved, to_device
 from .ahead import Ahead, reading_ahead
+from .over import OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class OverCache(ABC):
-    """A draft model over a cache, fed with accepted and drafted tokens, rolled back to what was accepted. Slots are
-    columns of the target's `ids`. Rows may leave, come twice, or be new."""
-
-    lockstep: bool
-    """rows keep equal lengths"""
-    device: torch.device
-    """of the model"""
-    context_limit: int
-    """columns that the model can read"""
-    good: list[int]
-    """[B] leading slots that hold accepted tokens"""
-    held: list[int]
-    """[B] leading slots that hold the text, drafted tokens included"""
-    stats: SpeculationStats
-    """where its forwards are counted"""
-
-    @abstractmethod
-    def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Feed the accepted tokens that the cache does not hold; logits [B, V] after the last one.
-
-        Args:
-            ids: [B, capacity], `lengths` columns of which count.
-        """
-
-    @abstractmethod
-    def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
-        """Feed what the cache does not hold of the first `lengths` columns of ids; logits [B, V] after the last one.
-
-        Args:
-            last: [B] the tokens there, where the cache holds all before them.
-        """
-
-    @abstractmethod
-    def roll_back(self, good: list[int] | None = None) -> None:
-        """Forget what was fed behind so many slots per row; behind the accepted ones, where none are given."""
-
-    @abstractmethod
-    def select(self, rows: list[int]) -> None:
-        """Go on with these rows; one that comes twice is a fork."""
-
-    @abstractmethod
-    def read(self, tokens: list[int]) -> None:
-        """A row joins, with this text."""
-
-    @abstractmethod
-    def notes(self) -> list[str]:
-        """What reading ahead gained, in words."""
-
-    @property
-    def fed(self) -> list[int]:
-        """[B] slots behind the accepted ones, which hold drafted tokens."""
-        return [held - good for held, good in zip(self.held, self.good, strict=True)]
-
-    def accept(self, counts: Sequence[int], stopped: Sequence[bool]) -> None:
-        """Of what was fed behind the accepted tokens the first `counts` stay."""
-        kept = [min(n, k) for n, k in zip(counts, self.fed, strict=True)]
-        if self.lockstep:
-            kept = [min((n for n, out in zip(kept, stopped, strict=True) if not out), default=0)] * len(kept)
-        self.roll_back([good + n for good, n in zip(self.good, kept, strict=True)])
-
-    def follow(self, before: list[int], sequences: Sequences) -> bool:
-        """Forget what was not accepted, and go on with the rows that are here now: those of `before`, and new ones.
-        Whether there were any, whose text had to be read."""
-        self.roll_back()
-        new = [b for b, row in enumerate(sequences.rows) if row not in before]
-        for b in new:
-            self.read(sequences.tokens[b])
-        order = [*before, *(sequences.rows[b] for b in new)]
-        if sequences.rows != order:
-            self.select([order.index(row) for row in sequences.rows])
-        return bool(new)
 
 
 class ModelOverCache(OverCache):
@@ -160,17 +85,14 @@ class ModelOverCache(OverCache):
             padded = {} if bool(mask.all()) else {"decoder_attention_mask": mask}
             over = said | padded | {"past_key_values": fresh_cache(model), "use_cache": True}
             self.runner = EncoderDecoderRunner(model, over, ids)
-            self.runner.prefill()
-            self.good, self.held = list(self.runner.lengths), list(self.runner.lengths)
-            return
-        kwargs: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
-        kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
-        kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
-        kwargs["logits_to_keep"] = 1
-        often |= self.ahead is not None
-        self.runner = (RaggedRunner if not lockstep or (often and _windowed(model)) else LockstepRunner)(
-            model, kwargs, ids
-        )
+        else:
+            kwargs: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
+            kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
+            kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
+            kwargs["logits_to_keep"] = 1
+            jumps = often or self.ahead is not None
+            uneven = not lockstep or (jumps and _windowed(model))
+            self.runner = (RaggedRunner if uneven else LockstepRunner)(model, kwargs, ids)
         self.runner.prefill()
         self.good, self.held = list(self.runner.lengths), list(self.runner.lengths)
 

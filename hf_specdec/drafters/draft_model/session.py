@@ -9,7 +9,7 @@ from torch import Tensor
 from ...budget import DraftCost
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
-from .model import OverCache
+from .over import OverCache
 from .translating import over_cache
 from .window import Window, why_rested
 

@@ -18,9 +18,9 @@ from transformers.generation.candidate_generator import AssistantVocabTranslator
 from ...errors import SpeculationError
 from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
-from ...stats import SpeculationStats
 from ...transfer import to_device, to_host
-from .model import ModelOverCache, OverCache
+from .model import ModelOverCache
+from .over import OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -153,10 +153,8 @@ class TranslatedModel(OverCache):
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         lockstep: bool,
-        most_rows: int = 0,
-        most_tokens: int = 0,
-        source: dict[str, Any] | None = None,
-        stats: SpeculationStats | None = None,
+        *others: Any,
+        **options: Any,
     ) -> None:
         """
         Args:
@@ -176,7 +174,7 @@ class TranslatedModel(OverCache):
         if len(mine) > 1 and support(model) is not Support.RAGGED:
             raise ValueError("rows of a translated batch have different lengths, which the draft model does not take")
         alone, ids = lockstep and len(mine) == 1, to_device(self.texts, self.device)
-        self.inner = ModelOverCache(model, ids, real, alone, most_rows, most_tokens, source, stats)
+        self.inner = ModelOverCache(model, ids, real, alone, *others, **options)
         self.stats = self.inner.stats
         self.good = [len(real) for real in masks]
         self.held = list(self.good)

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 
 from ...errors import SpeculationError
-from ...protocol import DraftContext, Verdict
+from ...protocol import DraftContext, DraftSession, Verdict
 from ...target.cache import RaggedCache
 from ...transfer import to_device
 
@@ -120,3 +120,21 @@ class HeadContext:
         """So many places of each row were read."""
         kept = map(len, self._tokens)
         self.read = [read + count - again for read, count, again in zip(self.read, counts, kept, strict=True)]
+
+
+class HeadSession(DraftSession):
+    """Drafts with heads: what they read is the target's states."""
+
+    def __init__(self, context: DraftContext, layers: Sequence[int], again: int = 0) -> None:
+        """
+        Args:
+            layers, again: as of `HeadContext`.
+        """
+        super().__init__(context)
+        self.features, self.read = layers, HeadContext(context, layers, again)
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        self.read.observe_prompt(verdict)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.read.observe(verdict)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...config import DrafterConfig
 from ...errors import SpeculationError
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ...target.masks import as_bias, attention_windows
 from ...transfer import to_device
 from ..base import Drafter
-from .context import HeadContext, News, check_attention
+from .context import HeadSession, News, check_attention
 from .drawing import Drawn
 
 if TYPE_CHECKING:
@@ -35,26 +35,18 @@ class DFlashConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "block_diffusion"
 
 
-class DFlashSession(DraftSession):
+class DFlashSession(HeadSession):
     """A block of tokens a round, in one forward of the draft model."""
 
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
-        super().__init__(context)
+        super().__init__(context, [layer + 1 for layer in model.config.target_layer_ids])  # 0 are the embeddings
         assert context.target is not None, "heads draft where the target is"
         self.model, self.device = model, model.device
         self.embed, self.head = context.target.get_input_embeddings(), context.target.get_output_embeddings()
         self.block, self.mask_token = model.config.block_size, model.config.mask_token_id
-        self.features = tuple(layer + 1 for layer in model.config.target_layer_ids)  # 0 are the embeddings
         # Windows of what sees both ways reach one token further.
         windows = attention_windows(model).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
-        self.read = HeadContext(context, self.features)
-
-    def observe_prompt(self, verdict: Verdict) -> None:
-        self.read.observe_prompt(verdict)
-
-    def observe(self, verdict: Verdict) -> None:
-        self.read.observe(verdict)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.read.follow(sequences.rows)

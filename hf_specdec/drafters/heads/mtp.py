@@ -16,12 +16,12 @@ from torch import Tensor
 from ...budget import Learned
 from ...config import DrafterConfig
 from ...errors import SpeculationError
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
 from ...target.masks import allowed_slots, as_bias, attention_windows
 from ...transfer import to_device
 from ..base import Drafter
-from .context import HeadContext, check_attention
+from .context import HeadSession, check_attention
 from .drawing import Drawn
 
 if TYPE_CHECKING:
@@ -37,25 +37,16 @@ class MtpConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "mtp"
 
 
-class MtpSession(DraftSession):
+class MtpSession(HeadSession):
     """As many tokens a round as there are layers."""
 
-    features = (-1,)
-
     def __init__(self, context: DraftContext, model: "MtpModel") -> None:
-        super().__init__(context)
+        # The slots that the layers above the first have filled with drafted tokens are filled again.
+        super().__init__(context, (-1,), again=len(model.layers) - 1)
         self.model, self.device = model, next(model.layers.parameters()).device
         self.windows = attention_windows(model)
         kinds = getattr(model.config, "layer_types", None) or [next(iter(self.windows))] * len(model.layers)
         self.kinds = kinds[: len(model.layers)]
-        # The slots that the layers above the first have filled with drafted tokens are filled again.
-        self.read = HeadContext(context, self.features, again=len(model.layers) - 1)
-
-    def observe_prompt(self, verdict: Verdict) -> None:
-        self.read.observe_prompt(verdict)
-
-    def observe(self, verdict: Verdict) -> None:
-        self.read.observe(verdict)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.read.follow(sequences.rows)

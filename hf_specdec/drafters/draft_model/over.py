@@ -1,0 +1,84 @@
+"""`OverCache`: what every draft model over a cache of its own can be asked."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...protocol import Sequences
+from ...stats import SpeculationStats
+
+
+class OverCache(ABC):
+    """A draft model over a cache, fed with accepted and drafted tokens, rolled back to what was accepted. Slots are
+    columns of the target's `ids`. Rows may leave, come twice, or be new."""
+
+    lockstep: bool
+    """rows keep equal lengths"""
+    device: torch.device
+    """of the model"""
+    context_limit: int
+    """columns that the model can read"""
+    good: list[int]
+    """[B] leading slots that hold accepted tokens"""
+    held: list[int]
+    """[B] leading slots that hold the text, drafted tokens included"""
+    stats: SpeculationStats
+    """where its forwards are counted"""
+
+    @abstractmethod
+    def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Feed the accepted tokens that the cache does not hold; logits [B, V] after the last one.
+
+        Args:
+            ids: [B, capacity], `lengths` columns of which count.
+        """
+
+    @abstractmethod
+    def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
+        """Feed what the cache does not hold of the first `lengths` columns of ids; logits [B, V] after the last one.
+
+        Args:
+            last: [B] the tokens there, where the cache holds all before them.
+        """
+
+    @abstractmethod
+    def roll_back(self, good: list[int] | None = None) -> None:
+        """Forget what was fed behind so many slots per row; behind the accepted ones, where none are given."""
+
+    @abstractmethod
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows; one that comes twice is a fork."""
+
+    @abstractmethod
+    def read(self, tokens: list[int]) -> None:
+        """A row joins, with this text."""
+
+    @abstractmethod
+    def notes(self) -> list[str]:
+        """What reading ahead gained, in words."""
+
+    @property
+    def fed(self) -> list[int]:
+        """[B] slots behind the accepted ones, which hold drafted tokens."""
+        return [held - good for held, good in zip(self.held, self.good, strict=True)]
+
+    def accept(self, counts: Sequence[int], stopped: Sequence[bool]) -> None:
+        """Of what was fed behind the accepted tokens the first `counts` stay."""
+        kept = [min(n, k) for n, k in zip(counts, self.fed, strict=True)]
+        if self.lockstep:
+            kept = [min((n for n, out in zip(kept, stopped, strict=True) if not out), default=0)] * len(kept)
+        self.roll_back([good + n for good, n in zip(self.good, kept, strict=True)])
+
+    def follow(self, before: list[int], sequences: Sequences) -> bool:
+        """Forget what was not accepted, and go on with the rows that are here now: those of `before`, and new ones.
+        Whether there were any, whose text had to be read."""
+        self.roll_back()
+        new = [b for b, row in enumerate(sequences.rows) if row not in before]
+        for b in new:
+            self.read(sequences.tokens[b])
+        order = [*before, *(sequences.rows[b] for b in new)]
+        if sequences.rows != order:
+            self.select([order.index(row) for row in sequences.rows])
+        return bool(new)
