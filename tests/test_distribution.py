@@ -244,6 +244,7 @@ def bonus_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled.Draws, "chain", planted)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("plant", [None, raw_q, p_instead_of_the_residual, one_draw_used_twice, bonus_from_q])
 def test_the_test_catches_planted_errors(target: Any, monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
     told, processors = SETTINGS["temperature"]

@@ -160,7 +160,7 @@ def _mtp_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
     tokens, *_ = drafter.model(
         input_ids=text[:, 1:],
         last_hidden_states=states,
-        attention_mask=None,
+        attention_mask=torch.ones_like(text),
         position_ids=torch.arange(1, text.shape[1])[None],
         mtp_cache=MtpCache(config=drafter.model.config),
     )

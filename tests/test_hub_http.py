@@ -193,6 +193,7 @@ print(model.generate(prompt, max_new_tokens=12, do_sample=False)[0].tolist())
 """
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("from_model_config", [True, False])
 def test_the_flag_is_saved_with_the_model(from_model_config: bool, target: PreTrainedModel, tmp_path: Path) -> None:
     plain = generate(target)

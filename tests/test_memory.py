@@ -301,6 +301,7 @@ def test_a_sliding_cache_is_rolled_back_while_it_can_be(new: int) -> None:
 # ---------------------------------------------------------------------- many calls, and calls at once
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", [kind for kind in MAKES if kind != "stream"])  # that one hooks into the target
 def test_calls_at_once_share_a_drafter(kind: str) -> None:
     drafter = MAKES[kind]()

@@ -106,6 +106,7 @@ def test_copies_that_do_not_pay_are_left_out(lengths: list[int], slope: float, m
     assert taken[1] < 1.02 * plain
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("window", ["auto", 3])
 def test_a_schedule_of_its_own_is_paused_where_plain_rounds_give_more(

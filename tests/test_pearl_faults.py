@@ -230,6 +230,7 @@ def test_questions_stay_small_beside_whole_distributions():
     assert line.bytes / stats.emitted_tokens < 0.01 * 4 * vocab
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
 def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):

@@ -42,6 +42,7 @@ def check(ends, said, but=()):
     assert sum(said in output for _, output in ends) == len(ends) - 1, ends
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("target_ranks", [1, 2])
 @pytest.mark.parametrize("function", [some_texts, pytest.param(texts, marks=pytest.mark.slow)])
 def test_the_last_rank_drafts_and_the_texts_are_the_targets(function, target_ranks, folder):

@@ -53,6 +53,7 @@ def test_the_overview_has_a_line_for_each_cell():
     assert lines[2:] == ["| p | 0 | 3 | 5.00, -50% (50%), γ = 4 | - | - | 10.00, +50% | - |"]
 
 
+@pytest.mark.slow
 def test_all_schedules_are_measured_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     target = llama(seed=1)

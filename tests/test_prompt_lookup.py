@@ -217,6 +217,7 @@ def test_nothing_forbidden_is_proposed(lengths, settings, branches):
     proposes_nothing_forbidden(PromptLookupDrafter(num_branches=branches), lengths, settings)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_sampled_text_has_the_targets_distribution(settings, branches):

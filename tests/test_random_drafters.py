@@ -110,6 +110,7 @@ def play(seed: int) -> None:
         assert torch.equal(torch.cat(streamer.got), ids[0])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("block", [pytest.param(n, marks=[pytest.mark.slow] if n >= 4 else []) for n in range(20)])
 def test_random_drafters_can_only_cost_time(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):

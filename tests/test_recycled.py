@@ -28,6 +28,7 @@ def leading_to(draft: Any, b: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("shape", ["chain", "tree", "draws", "drawn tree"])
 @pytest.mark.parametrize("batch", BATCHES)

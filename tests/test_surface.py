@@ -60,6 +60,7 @@ print(type({load}).__name__)
 """
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("load", "name"),
     [

@@ -130,7 +130,17 @@ class Mode(NamedTuple):
     trees: bool
     """whether drafts may be trees"""
     runner: type[LockstepRunner | RaggedRunner]
-    """the engine's runner; `RaggedRunner` where trees or rows of uneven lengths may come"""
+    """the engine's runner; `RaggedRunner` where trees or rows of any lengths may come"""
+
+    @property
+    def name(self) -> str:
+        """As statistics say it."""
+        return "staggered" if self.staggered else "ragged" if self.ragged else "lockstep"
+
+    @property
+    def staggered(self) -> bool:
+        """Whether rows get ahead of each other over a runner that wants equal ones."""
+        return self.ragged and not issubclass(self.runner, RaggedRunner)
 
 
 def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
@@ -151,11 +161,13 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(call, f"the cache of {name} cannot be rolled back")
     if call.source is not None:
-        return _beside_an_encoder(call)
+        return _beside_an_encoder(call, drafter)
     alone = call.input_ids.shape[0] == 1
     takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
     takes_ragged = takes_ragged and (not cache.layers or is_adoptable(cache))
     if not takes_ragged and not alone:
+        if can is Support.LOCKSTEP and _may_be_staggered(call, drafter):
+            return Mode(True, False, LockstepRunner)
         warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
     wanted = drafter.proposes_trees or drafter.brings_runner
     ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)
@@ -168,13 +180,19 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner)
 
 
-def _beside_an_encoder(call: Call) -> Mode:
-    """The rows of an encoder-decoder advance together: its positions are counted by the cache."""
+def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
+    """The rows of an encoder-decoder have one length in its cache, by which positions are counted."""
     states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
     if states or call.model_kwargs["past_key_values"].get_seq_length():
         what = "hidden states and attentions" if states else "a continued cache"
         raise PlainDecodingNeeded(call, f"{what} of an encoder-decoder are plain decoding's")
-    return Mode(False, False, EncoderDecoderRunner)
+    return Mode(_may_be_staggered(call, drafter), False, EncoderDecoderRunner)
+
+
+def _may_be_staggered(call: Call, drafter: GuardedDrafter) -> bool:
+    """Whether rows may get ahead of each other, and nobody wants the cache, whose rows are of one length."""
+    several = call.input_ids.shape[0] > 1 and not call.keeps_cache
+    return several and call.may_be_ragged() and drafter.takes_ragged()
 
 
 def rope_changes(call: Call) -> bool:

@@ -27,6 +27,7 @@ from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
 from ..target.inputs import own_cache, position_limit
 from ..target.ranks import ranks_of
+from ..target.staggered import farthest
 from ..target.state import StateRunner
 from ..transfer import moved, to_host
 from .call import Call, Mode, choose_mode
@@ -72,7 +73,7 @@ class Decoding:
         self.device, self.vocab = call.input_ids.device, ability(call.target).vocab_size
         self.target_device = call.target.device  # asked once: transformers looks for it among the parameters
         self.do_sample = call.draws
-        self.stats = SpeculationStats(mode="ragged" if mode.ragged else "lockstep")
+        self.stats = SpeculationStats(mode=mode.name)
         randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
         self.ranks = ranks_of(call.target)
         if self.ranks is not None:
@@ -150,7 +151,7 @@ class Decoding:
             if self.ranks is None
             else SharedSession(self.ranks, self.drafter, context, self.cost)
         )
-        self.runner = target_runner(call, self.drafter, self.session, self.mode.runner)
+        self.runner = target_runner(call, self.drafter, self.session, self.mode)
         self.judge.likeliest = self.session.ask(lambda session: successors_of(session, self.vocab)) or 0
         self.schedule = schedule_of(self.drafter, self.session, context, self.device, self.vocab)
         self.serial = isinstance(self.schedule, Serial)
@@ -208,7 +209,8 @@ class Decoding:
             self.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
         self.stats.draft_seconds += verdict.draft_seconds
         if self.serial:  # beside a worker in the background a forward takes longer
-            self.cost.observe_forward(len(verdict.rows), fed.tokens.shape[1] + 1, verdict.seconds)
+            again = max(starts) - min(starts) if self.mode.staggered else 0
+            self.cost.observe_forward(len(verdict.rows), again + fed.tokens.shape[1] + 1, verdict.seconds)
         if self.paying is not None:
             self.paying.observe(sum(map(len, verdict.tokens)))
         self.session.ask(lambda session: session.observe(verdict))  # which may spoil it
@@ -244,7 +246,8 @@ class Decoding:
                 steps = text.replay(block)
                 grown = text.grow_together(steps, logits, forward.outputs, self.round == 0, written=True)
         if self.ragged:
-            emitted = text.grow_ragged(block)
+            seconds = self.cost.round(len(rows)) if self.cost.known else None
+            emitted = text.grow_ragged(block, farthest(seconds) if self.mode.staggered else None)
             accepted = [min(len(path), len(new)) for path, new in zip(paths, emitted, strict=True)]
             self.stats.emitted_tokens += sum(map(len, emitted))
         else:

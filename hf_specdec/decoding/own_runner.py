@@ -18,10 +18,12 @@ from ..protocol import DraftContext, DraftSession, Forward, Runner
 from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
 from ..target.inputs import position_limit
+from ..target.lockstep import LockstepRunner
 from ..target.ragged import RaggedRunner
 from ..target.ranks import ranks_of
+from ..target.staggered import StaggeredRunner
 from ..transfer import to_device
-from .call import Call
+from .call import Call, Mode
 from .guard import GuardedDrafter, opened
 
 if TYPE_CHECKING:
@@ -33,13 +35,10 @@ _proved: "weakref.WeakKeyDictionary[Any, weakref.WeakSet[PreTrainedModel]]" = we
 """by drafter, the targets whose logits its runner was seen to leave alone"""
 
 
-def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, make: Callable[..., Runner]) -> Runner:
-    """The engine's runner for a call, behind the drafter's own where that brings one.
-
-    Args:
-        make: the engine's runner's class.
-    """
-    runner = make(call.target, call.model_kwargs, call.input_ids, call.new_columns)
+def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, mode: Mode) -> Runner:
+    """The engine's runner for a call, behind the drafter's own where that brings one."""
+    engines = mode.runner(call.target, call.model_kwargs, call.input_ids, call.new_columns)
+    runner = StaggeredRunner(engines) if isinstance(engines, LockstepRunner) and mode.staggered else engines
     features = session.ask(lambda s: _named(s.features, call.target))
     runner.features = features or ()
     if not (drafter.brings_runner or features) or not session.alive:

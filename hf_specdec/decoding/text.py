@@ -79,8 +79,12 @@ class Text:
 
     # ------------------------------------------------------------------ growing
 
-    def grow_ragged(self, block: Block) -> list[list[int]]:
-        """Each row by itself, cut where it stops; returns the tokens appended."""
+    def grow_ragged(self, block: Block, farthest: int | None = None) -> list[list[int]]:
+        """Each row by itself, cut where it stops; returns the tokens appended.
+
+        Args:
+            farthest: tokens that a row which goes on may be ahead of the slowest one; None for any number.
+        """
         s = self.sequences
         self._write(block.texts)
         emitted = []
@@ -89,6 +93,11 @@ class Text:
             cut = next((i + 1 for i, stop in enumerate(stops) if stop), None)
             self.finished[s.rows[b]] = cut is not None
             emitted.append(judgement.text[:cut])
+        going = [b for b, row in enumerate(s.rows) if not self.finished[row]]
+        if farthest is not None and going:
+            end = farthest + min(s.lengths[b] + len(emitted[b]) for b in going)
+            for b in going:
+                emitted[b] = emitted[b][: max(1, end - s.lengths[b])]
         for b, new in enumerate(emitted):
             self._append(b, new)
         self.ends = to_device(s.lengths, self.device)

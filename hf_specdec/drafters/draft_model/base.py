@@ -73,7 +73,8 @@ class ModelDrafter(Drafter):
         return support(self.draft_model)
 
     def takes_ragged(self) -> bool:
-        return self.draft_support() is Support.RAGGED
+        can = self.draft_support()  # beside an encoder no row gets far ahead
+        return can is Support.RAGGED or (can is Support.LOCKSTEP and crosses(self.draft_model))
 
 
 def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") -> None:

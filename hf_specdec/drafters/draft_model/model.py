@@ -17,6 +17,7 @@ from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.masks import attention_windows
 from ...target.ragged import RaggedRunner
+from ...target.staggered import StaggeredRunner
 from ...transfer import moved, to_device
 from .ahead import Ahead, reading_ahead
 from .over import OverCache
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class ModelOverCache(OverCache):
     """Fed with the target's own tokens."""
 
-    runner: LockstepRunner | RaggedRunner
+    runner: LockstepRunner | RaggedRunner | StaggeredRunner
 
     def __init__(
         self,
@@ -84,7 +85,8 @@ class ModelOverCache(OverCache):
                 said = encoded(model, source)
             padded = {} if bool(mask.all()) else {"decoder_attention_mask": mask}
             over = said | padded | {"past_key_values": fresh_cache(model), "use_cache": True}
-            self.runner = EncoderDecoderRunner(model, over, ids)
+            equal = EncoderDecoderRunner(model, over, ids)
+            self.runner = equal if lockstep else StaggeredRunner(equal)
         else:
             kwargs: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
             kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
