@@ -12,9 +12,10 @@ import torch
 import transformers
 from compare import NEW, Sides, uneven_eos
 from transformers import GenerationConfig, GenerationMixin
+from transformers.cache_utils import DynamicLayer
 
 import hf_specdec
-from hf_specdec import DraftModelDrafter, SpeculationError
+from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError, SuffixDrafter
 
 
 @pytest.fixture(scope="module")
@@ -222,13 +223,9 @@ def test_synced_gpus_is_refused(model: Any) -> None:
         Sides(model).run(assistant_model=drafters.Toy(lambda *_: None), synced_gpus=True)
 
 
-@pytest.mark.parametrize("cache", ["quantized", "offloaded"])
-def test_other_caches_decode_plainly_with_one_warning(model: Any, cache: str) -> None:
-    if cache == "offloaded" and not torch.cuda.is_available():
-        pytest.skip("needs a device to offload from")
-    if cache == "quantized":
-        pytest.importorskip("optimum.quanto")
-    sides = Sides(model, [7], cache_implementation=cache, disable_compile=True)
+def test_quantized_caches_decode_plainly_with_one_warning(model: Any) -> None:
+    pytest.importorskip("optimum.quanto")
+    sides = Sides(model, [7], cache_implementation="quantized", disable_compile=True)
     with pytest.warns(hf_specdec.SpeculationWarning) as caught:
         assert torch.equal(sides.ours(), sides.plain)
     assert len([w for w in caught if issubclass(w.category, hf_specdec.SpeculationWarning)]) == 1
@@ -238,6 +235,35 @@ def test_a_static_cache_that_is_asked_for_is_stood_in_for(model: Any) -> None:
     sides = Sides(model, [7, 4], cache_implementation="static", disable_compile=True)
     assert torch.equal(sides.ours(), sides.plain)
     assert sides.stats.mode == "ragged"
+
+
+class _Stream:
+    """Of a device that there is none of."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait_stream(self, _: object) -> None: ...
+
+
+@pytest.mark.parametrize("lengths", [[9], [5, 9, 7]], ids=str)
+def test_a_cache_that_moves_layers_to_the_host_is_rolled_back_there(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "Stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda _: _Stream())
+    moves, target, inputs = [], models.llama(), models.prompts(lengths)
+    move = DynamicLayer.offload
+    monkeypatch.setattr(DynamicLayer, "offload", lambda layer: (moves.append(layer.keys.shape[2]), move(layer))[1])
+    options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "cache_implementation": "offloaded"}
+    plain = target.generate(**inputs, **options)
+    steps = len(moves)
+    for drafter in (drafters.noisy(drafters.Future(plain), 4, models.VOCAB), PromptLookupDrafter(), SuffixDrafter()):
+        moves.clear()
+        assert torch.equal(target.generate(**inputs, **options, assistant_model=drafter), plain)
+        assert drafter.last_stats.mode == "lockstep" and len(moves) <= steps
+    assert moves and max(moves) > len(plain[0]) - 5
 
 
 def test_use_cache_false_decodes_plainly_with_one_warning(model: Any) -> None:

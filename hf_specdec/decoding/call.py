@@ -148,7 +148,7 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     both = call.model_kwargs.get("past_key_values")
     cache = own_cache(both)
     name = type(call.target).__name__
-    if call.config.use_cache is False or not isinstance(cache, DynamicCache) or cache.offloading:
+    if call.config.use_cache is False or not isinstance(cache, DynamicCache):
         kind = "no cache" if cache is None else type(cache).__name__
         raise PlainDecodingNeeded(call, f"speculation needs a dynamic cache, this call uses {kind}")
     if isinstance(both, EncoderDecoderCache) != (call.source is not None):
@@ -164,11 +164,12 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
         return _beside_an_encoder(call, drafter)
     alone = call.input_ids.shape[0] == 1
     takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
-    takes_ragged = takes_ragged and (not cache.layers or is_adoptable(cache))
+    takes_ragged = takes_ragged and not cache.offloading and (not cache.layers or is_adoptable(cache))
     if not takes_ragged and not alone:
-        if can is Support.LOCKSTEP and _may_be_staggered(call, drafter):
+        if can is Support.LOCKSTEP and not cache.offloading and _may_be_staggered(call, drafter):
             return Mode(True, False, LockstepRunner)
-        warn(f"{name} does not take rows of different lengths, so the batch advances by its slowest row")
+        what = "A cache that moves layers to the host" if cache.offloading else name
+        warn(f"{what} does not take rows of different lengths, so the batch advances by its slowest row")
     wanted = drafter.proposes_trees or drafter.brings_runner
     ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)
     blocks = not call.processing.opaque and not StepOutputs.wanted(call.config)
