@@ -169,6 +169,32 @@ def test_stop_lists_are_kept_to(either: Served) -> None:
     assert answer.usage.completion_tokens == len(plain)
 
 
+def test_calls_of_tools_are_parsed_as_transformers_does(either: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between two marks of the answer's own is a call: the template says so."""
+    text = either.tokenizer.decode(either.plain(QUESTION, 40))
+    begin, end = text[4:7], text[16:19]
+    said = text[text.index(begin) + 3 : text.index(end, text.index(begin) + 3)]
+    call = {"type": "function", "function": {"name": "look_up", "arguments": "{content}"}}
+    region = {"open": begin, "close": end, "content": "text", "transform": call}
+    anchor = either.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
+    fields = {"tool_calls": region | {"repeats": True}, "content": {"content": "text"}}
+    template = {"defaults": {"role": "assistant"}, "start_anchor": anchor, "fields": fields}
+    monkeypatch.setattr(either.tokenizer, "response_template", template, raising=False)
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"model": "tiny", "messages": QUESTION, "max_tokens": 40, "temperature": 0, "tools": [tool]}
+    answer = either.client.chat.completions.create(**asked).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    first = answer.message.tool_calls[0]
+    assert (first.function.name, first.function.arguments.strip()) == ("look_up", said.strip())
+    chunks = [
+        chunk.choices[0] for chunk in either.client.chat.completions.create(**asked, stream=True) if chunk.choices
+    ]
+    streamed = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    assert [call.function.arguments for call in streamed] == [
+        call.function.arguments for call in answer.message.tool_calls
+    ]
+
+
 def test_completions_without_a_template(either: Served) -> None:
     ids = either.tokenizer("abcabcab", return_tensors="pt")
     out = type(either.target).generate(either.target, **ids, max_new_tokens=24, do_sample=False)
