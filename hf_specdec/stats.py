@@ -60,7 +60,7 @@ class SpeculationStats:
     window: int = 0
     """γ, where it was set to a number; 0 where the drafter chooses it, has none, or runs of several are summed."""
     mode: str = ""
-    """How the rows ran: `lockstep`, `ragged` or `plain`; joined by `+` in sums of different modes."""
+    """How the rows ran: `lockstep`, `staggered`, `ragged` or `plain`; joined by `+` in sums of different modes."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know: why drafting was stopped, why the drafter was dropped, why the call ran plainly."""
 
@@ -159,7 +159,7 @@ class SpeculationStats:
         """
         drafted = sum((width - 1) * n for width, n in self._timed.items())
         rounds = sum(self._timed.values())
-        together = "lockstep" in self.mode and self.row_steps > rounds
+        together = any(way in self.mode for way in ("lockstep", "staggered")) and self.row_steps > rounds
         if not self.window or self.alpha is None or rounds < ENOUGH_ROUNDS or not drafted or self.sources or together:
             return None
         alpha, draft, verify = min(self.alpha, 1.0), self.draft_seconds / drafted, self._verify_time()

@@ -95,11 +95,50 @@ def test_real_drafters_say_the_same(kind: str) -> None:
 def test_texts_go_to_the_last_position() -> None:
     """Rows end where the model's learned positions do; what pads short rows beside longer ones lies beyond."""
     model = models.build_gpt2(40)
-    options = {"max_new_tokens": 31, "eos_token_id": None}
+    options = {"max_new_tokens": 32, "eos_token_id": None}  # the last position, and the token behind it
     wanted = generate(model, 3, **options)
-    assert wanted.shape[1] == 40
+    assert wanted.shape[1] == 41
     with mock.patch("hf_specdec.decoding.call.support", return_value=Support.LOCKSTEP):
         for wrong in (set(), {0}, {2}):
             drafter = partly(drafters.Future(wanted), wrong, 6)
             assert torch.equal(generate(model, 3, drafter, **options), wanted)
             assert drafter.last_stats.mode == "staggered"
+
+
+def test_where_rows_end_is_a_matter_of_their_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens before an end that comes with a chance of 5 in 97, beside a row that holds the others back. A row that is
+    cut would try again for an end that it had not met; held to it where it had, it would end after 10 tokens, not 18:
+    found with a power of 99% by 780 texts of a mean with a standard error of 0.6."""
+    monkeypatch.setattr(drafters.ToySession, "weighs", True)
+    model = models.build("Bloom", "eager")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    prompt, ends = torch.full((40, 4), 80), list(range(60, 65))
+
+    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+        count, rows = min(4, max(budget)), len(sequences.rows)
+        ids, drawn = torch.nn.functional.pad(sequences.ids, (0, 8)), []
+        for i in range(count):
+            columns = [length + i for length in sequences.lengths]
+            drawn.append(context.pick(ids, columns, sequences.rows, torch.zeros(rows, models.VOCAB)))
+        if not drawn:
+            return Draft.from_lists([[]] * rows)
+        lengths = [min(count, most) if row else 0 for row, most in zip(sequences.rows, budget, strict=True)]
+        tokens, q = zip(*drawn, strict=True)
+        return Draft(torch.stack(tokens, 1), lengths, q=torch.stack(q, 1))
+
+    for most in (0, 2):
+        monkeypatch.setattr("hf_specdec.decoding.loop.farthest", lambda _, most=most: most)
+        before_the_end: list[int] = []
+        for seed in range(20):
+            torch.manual_seed(seed)
+            drafter = drafters.Toy(propose)
+            text = model.generate(
+                prompt, assistant_model=drafter, max_new_tokens=60, do_sample=True, top_k=0, eos_token_id=ends,
+                pad_token_id=0,
+            )  # fmt: skip
+            assert drafter.last_stats.mode == "staggered" and drafter.last_stats.accepted_tokens > 0
+            for row in text[1:, 4:].tolist():
+                before_the_end.append(next((i for i, token in enumerate(row) if token in ends), 60))
+        expected = sum((92 / 97) ** i for i in range(1, 61))
+        assert abs(sum(before_the_end) / len(before_the_end) - expected) < 2.5

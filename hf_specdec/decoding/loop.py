@@ -246,7 +246,7 @@ class Decoding:
                 steps = text.replay(block)
                 grown = text.grow_together(steps, logits, forward.outputs, self.round == 0, written=True)
         if self.ragged:
-            seconds = self.cost.round(len(rows)) if self.cost.known else None
+            seconds = self.cost.round(len(rows)) if self.cost.known and self.ranks is None else None
             emitted = text.grow_ragged(block, farthest(seconds) if self.mode.staggered else None)
             accepted = [min(len(path), len(new)) for path, new in zip(paths, emitted, strict=True)]
             self.stats.emitted_tokens += sum(map(len, emitted))

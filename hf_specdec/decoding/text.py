@@ -83,7 +83,7 @@ class Text:
         """Each row by itself, cut where it stops; returns the tokens appended.
 
         Args:
-            farthest: tokens that a row which goes on may be ahead of the slowest one; None for any number.
+            farthest: tokens that a row may be ahead of the slowest one that goes on; None for any number.
         """
         s = self.sequences
         self._write(block.texts)
@@ -96,8 +96,10 @@ class Text:
         going = [b for b, row in enumerate(s.rows) if not self.finished[row]]
         if farthest is not None and going:
             end = farthest + min(s.lengths[b] + len(emitted[b]) for b in going)
-            for b in going:
-                emitted[b] = emitted[b][: max(1, end - s.lengths[b])]
+            for b, row in enumerate(s.rows):
+                most = max(1, end - s.lengths[b])
+                if len(emitted[b]) > most:  # whatever it holds: rows that are kept where they stop would stop too often
+                    emitted[b], self.finished[row] = emitted[b][:most], False
         for b, new in enumerate(emitted):
             self._append(b, new)
         self.ends = to_device(s.lengths, self.device)

@@ -111,8 +111,7 @@ class LockstepRunner:
         """Go on with these rows of the batch; one may come twice."""
         index = to_device(rows, self.ids.device)
         for layer in self.cache.layers:
-            mine = index.to(layer.keys.device)
-            layer.keys, layer.values = layer.keys[mine], layer.values[mine]
+            layer.batch_select_indices(index.to(layer.keys.device))
         self.ids = self.ids[index]
         self.kwargs = {
             name: value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim else value

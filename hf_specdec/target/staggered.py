@@ -54,7 +54,7 @@ class StaggeredRunner:
         # What a short row is padded with may lie beyond the model's positions.
         answer = self.runner.forward(self.ids[:, held : min(columns, self.limit)])
         self.lengths = [n + k for n, k in zip(lengths, counts or [width] * len(lengths), strict=True)]
-        if answer.logits.shape[1] == width:
+        if lengths == [held] * len(lengths):
             return answer
         index = (places - held).clamp(max=answer.logits.shape[1] - 1)
         rows = torch.arange(len(lengths), device=index.device)[:, None]
