@@ -117,7 +117,7 @@ def test_the_text_is_varied(name: str) -> None:
 
 
 def mode(name: str, attention: str, batch: str) -> str:
-    """How a model runs: ragged, lockstep or plain."""
+    """How a model runs: ragged, staggered, lockstep or plain."""
     _, stats = speculate(name, attention, "oracle", batch, 5)
     if stats is None:
         return "plain"
@@ -153,6 +153,7 @@ This is transformers {version}.
 {table()}
 
 - **ragged**: each row advances by its own accepted count and leaves the batch when it stops.
+- **staggered**: each row goes ahead of the slowest one by a few tokens, which are fed again with every forward.
 - **lockstep**: all rows advance together, by the slowest one; the model sees what plain decoding shows it, several
   tokens at a time. A single row is the simple case and loses nothing.
 - **state**: in lockstep; layers with a recurrent state are rolled back by a copy, and what was accepted is fed once

@@ -110,8 +110,7 @@ class LockstepRunner:
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
         index = to_device(rows, self.ids.device)
-        for layer in self.cache.layers:
-            layer.batch_select_indices(index.to(layer.keys.device))
+        self.cache.reorder_cache(index)  # which every kind of layer can, states and indexers too
         self.ids = self.ids[index]
         self.kwargs = {
             name: value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim else value
