@@ -139,14 +139,14 @@ def test_in_a_worker_of_its_own() -> None:
     draft, calls = draft_model("oracle"), []
     how = reading_ahead(draft)
     with PearlDrafter(draft, window=4, worker="process") as drafter:
-        for ahead in (True, False):
+        for ahead in (True, False, True):
             read_stepwise(draft)
             if ahead:
                 vars(draft)[HOW] = how
             assert torch.equal(generate(drafter, [9]), generate(None, [9]))
             assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
             calls.append(drafter.last_stats.draft_calls)
-    assert calls[0] < 0.8 * calls[1]
+    assert max(calls[0], calls[2]) < 0.8 * calls[1]
 
 
 @pytest.mark.grid

@@ -209,7 +209,6 @@ def test_lenient_greedy_text_keeps_its_promise(kind: str, lengths: list[int]) ->
         assert calls[2] < calls[0]
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("draft", ["draws", "tree of draws", "point masses"])
 def test_lenient_sampling_makes_no_token_more_than_so_many_times_as_likely(target: Any, draft: str) -> None:
     """p / l, with four standard errors of 20,000 rows above it."""
@@ -329,7 +328,6 @@ def test_other_seeds_and_other_copies_are_other_texts() -> None:
     assert torch.equal(texts[:1], coupled(prompts, DraftModelDrafter(DRAFT)))
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("drafted", [False, True])
 def test_coupled_text_has_the_targets_distribution(target: Any, drafted: bool) -> None:
     told, processors = SETTINGS["temperature"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec import PearlDrafter, PromptLookupDrafter
+from hf_specdec.budget import Cost
 from hf_specdec.probe import Support
 from hf_specdec.protocol import Draft
 from hf_specdec.target.staggered import EXTRA, FARTHEST, farthest
@@ -67,9 +68,12 @@ def test_a_row_that_is_unlucky_in_one_round_holds_nobody_up() -> None:
 
 
 def test_nobody_gets_further_ahead_than_it_costs() -> None:
-    for slope, most in ((0.0, FARTHEST), (EXTRA / 4, 4), (1.0, 0)):
-        assert farthest(lambda width, slope=slope: 1 + slope * (width - 1)) == most
-    assert farthest(None) == FARTHEST
+    for slope, most in ((0.0, FARTHEST), (EXTRA / 4.01, 4), (1.0, 0)):
+        cost = Cost()
+        for width in (1, 1, FARTHEST + 1, FARTHEST + 1):  # a first forward of a width does not count
+            cost.observe_forward(2, width, 1 + slope * (width - 1))
+        assert farthest(cost, 2) == most
+    assert farthest(None, 2) == farthest(Cost(), 2) == FARTHEST
     model, seen = models.build("Bloom", "eager"), []
     wanted = generate(model, 3, max_new_tokens=60, eos_token_id=None)
     right = partly(drafters.Future(wanted), {1}, 6)
@@ -103,6 +107,14 @@ def test_texts_go_to_the_last_position() -> None:
             drafter = partly(drafters.Future(wanted), wrong, 6)
             assert torch.equal(generate(model, 3, drafter, **options), wanted)
             assert drafter.last_stats.mode == "staggered"
+        # A slow row that drafts much, beside others that draft little: as many places are left as it fills.
+        future = drafters.Future(wanted)
+        with mock.patch("hf_specdec.decoding.loop.farthest", return_value=6):
+            drafter = drafters.Toy(lambda _, s, budget: Draft.from_lists([
+                [token + 1 for token in row] if name == 0 else row[:2]
+                for name, row in zip(s.rows, future(s, budget, 16), strict=True)
+            ]))  # fmt: skip
+            assert torch.equal(generate(model, 3, drafter, **options), wanted)
 
 
 def test_where_rows_end_is_a_matter_of_their_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +140,7 @@ def test_where_rows_end_is_a_matter_of_their_text_alone(monkeypatch: pytest.Monk
         return Draft(torch.stack(tokens, 1), lengths, q=torch.stack(q, 1))
 
     for most in (0, 2):
-        monkeypatch.setattr("hf_specdec.decoding.loop.farthest", lambda _, most=most: most)
+        monkeypatch.setattr("hf_specdec.decoding.loop.farthest", lambda *_, most=most: most)
         before_the_end: list[int] = []
         for seed in range(20):
             torch.manual_seed(seed)

@@ -166,7 +166,7 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
     takes_ragged = takes_ragged and not cache.offloading and (not cache.layers or is_adoptable(cache))
     if not takes_ragged and not alone:
-        if can is Support.LOCKSTEP and not cache.offloading and _may_be_staggered(call, drafter):
+        if can is Support.LOCKSTEP and _may_be_staggered(call, drafter):
             return Mode(True, False, LockstepRunner)
         what = "A cache that moves layers to the host" if cache.offloading else name
         warn(f"{what} does not take rows of different lengths, so the batch advances by its slowest row")
@@ -191,9 +191,10 @@ def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
 
 
 def _may_be_staggered(call: Call, drafter: GuardedDrafter) -> bool:
-    """Whether rows may get ahead of each other, and nobody wants the cache, whose rows are of one length."""
-    several = call.input_ids.shape[0] > 1 and not call.keeps_cache
-    return several and call.may_be_ragged() and drafter.takes_ragged()
+    """Whether rows may get ahead of each other: nobody wants the cache, whose rows have one length, and no layer of it
+    is on its way from the host when rows leave."""
+    free = not call.keeps_cache and not own_cache(call.model_kwargs["past_key_values"]).offloading
+    return call.input_ids.shape[0] > 1 and free and call.may_be_ragged() and drafter.takes_ragged()
 
 
 def rope_changes(call: Call) -> bool:

@@ -4,7 +4,7 @@ Two ways to move a batch on:
 
 - *lockstep*: all rows advance together, exactly as in plain decoding, only several positions per forward: a round ends
   at the first position where some row disagrees with its draft. A single row is the simple case of it.
-- *ragged*: each row advances by its own accepted count, and leaves the batch when it stops.
+- *ragged*: each row advances by its own accepted count (staggered: up to a bound), and leaves when it stops.
 """
 
 import time
@@ -246,8 +246,8 @@ class Decoding:
                 steps = text.replay(block)
                 grown = text.grow_together(steps, logits, forward.outputs, self.round == 0, written=True)
         if self.ragged:
-            seconds = self.cost.round(len(rows)) if self.cost.known and self.ranks is None else None
-            emitted = text.grow_ragged(block, farthest(seconds) if self.mode.staggered else None)
+            cost = self.cost if self.ranks is None else None  # ranks go by clocks of their own
+            emitted = text.grow_ragged(block, farthest(cost, len(rows)) if self.mode.staggered else None)
             accepted = [min(len(path), len(new)) for path, new in zip(paths, emitted, strict=True)]
             self.stats.emitted_tokens += sum(map(len, emitted))
         else:

@@ -1,11 +1,12 @@
 """`StaggeredRunner`: rows of any lengths for models whose cache and positions want equal ones. The cache holds what all
 rows have; what a row has beyond that is fed once more with every forward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ..budget import Cost
 from ..protocol import Forward
 from ..transfer import to_device
 from .inputs import position_limit
@@ -21,7 +22,7 @@ class StaggeredRunner:
     """Over a runner whose rows keep equal lengths."""
 
     def __init__(self, runner: LockstepRunner) -> None:
-        self.runner, self.model, self.ids = runner, runner.model, runner.ids
+        self.runner, self.ids = runner, runner.ids
         """the last: [B, columns] the text; what lies past a row's length does not count"""
         self.limit = position_limit(runner.model)
         self.lengths: list[int] = []
@@ -89,12 +90,14 @@ class StaggeredRunner:
             self.runner.truncate([min(*self.lengths, self.runner.length)] * len(self.lengths))
 
 
-def farthest(seconds: Callable[[int], float] | None) -> int:
-    """Tokens that a row may be ahead of the slowest one, so that to feed them once more hardly takes any time.
+def farthest(cost: Cost | None, rows: int) -> int:
+    """Tokens that each of so many rows may be ahead of the slowest one, so that to feed them once more hardly takes any
+    time.
 
     Args:
-        seconds: of a round by the width of its forward; None while nothing is known of it.
+        cost: of the target's forwards; None where nobody may go by it.
     """
-    if seconds is None:
+    if cost is None or not cost.known:
         return FARTHEST
+    seconds = cost.round(rows)
     return next((n for n in range(FARTHEST, 0, -1) if seconds(1 + n) <= (1 + EXTRA) * seconds(1)), 0)

@@ -7,7 +7,7 @@ from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
 from ...target.encoder_decoder import crosses
 from ..base import Drafter
-from .model import jumps
+from .model import takes_uneven
 from .translating import translation
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ class ModelDrafter(Drafter):
         return support(self.draft_model)
 
     def takes_ragged(self) -> bool:
-        can = self.draft_support()  # beside an encoder no row gets far ahead
-        return can is Support.RAGGED or (
-            can is Support.LOCKSTEP and crosses(self.draft_model) and jumps(self.draft_model)
-        )
+        return takes_uneven(self.draft_model, self.draft_support())
 
 
 def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") -> None:

@@ -68,10 +68,9 @@ class ModelOverCache(OverCache):
         """what stands in the slots behind those that hold the text"""
         self.below: ModelOverCache | None = None
         """what guesses for it, over a cache of its own"""
-        if (how := reading_ahead(model)) is not None and jumps(model):
+        if (how := reading_ahead(model)) is not None and _jumps(model):
             smaller, prompt, bounds = how.smaller, (prompt_ids, prompt_mask), (most_rows, most_tokens)
-            uneven = smaller is not None and (crosses(smaller) or support(smaller) is Support.RAGGED)
-            if smaller is not None and jumps(smaller) and (lockstep or uneven):
+            if smaller is not None and _jumps(smaller) and (lockstep or takes_uneven(smaller, support(smaller))):
                 with suppress(ValueError):  # the prompt fills its context: copies are guessed instead
                     self.below = ModelOverCache(smaller, *prompt, lockstep, *bounds, source, often=True)
             self.ahead = Ahead(how, self.below)
@@ -93,8 +92,8 @@ class ModelOverCache(OverCache):
             kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
             kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
             kwargs["logits_to_keep"] = 1
-            rolled_back_often = often or self.ahead is not None
-            uneven = not lockstep or (rolled_back_often and _windowed(model))
+            jumps = often or self.ahead is not None
+            uneven = not lockstep or (jumps and _windowed(model))
             self.runner = (RaggedRunner if uneven else LockstepRunner)(model, kwargs, ids)
         self.runner.prefill()
         self.good, self.held = list(self.runner.lengths), list(self.runner.lengths)
@@ -204,7 +203,12 @@ def _windowed(model: "PreTrainedModel") -> bool:
         return True
 
 
-def jumps(model: "PreTrainedModel") -> bool:
+def takes_uneven(model: "PreTrainedModel", can: Support) -> bool:
+    """Whether rows may have lengths of their own. Beside an encoder no row gets far ahead: a stock cache will do."""
+    return can is Support.RAGGED or (can is Support.LOCKSTEP and crosses(model) and not _windowed(model))
+
+
+def _jumps(model: "PreTrainedModel") -> bool:
     """Whether a model can be rolled back again and again between two verdicts: a stock cache of sliding windows lets
     go of what lies before the first place that it is rolled back to."""
     return support(model) is Support.RAGGED or not _windowed(model)
