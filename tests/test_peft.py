@@ -1,11 +1,16 @@
-"""Adapters of PEFT on the target: a forward and inputs of its own."""
+"""Adapters of PEFT on the target: a forward and inputs of its own; and streams' LoRA as one of them."""
 
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 import torch
 from compare import PROMPTS, Sides
+from stream_models import streams_of
+
+from hf_specdec import SpeculationError
 
 peft = pytest.importorskip("peft")
 
@@ -26,3 +31,20 @@ def test_the_text_is_plains(config: Any, lengths: list[int]) -> None:
     assert torch.equal(sides.ours(), sides.plain)
     if config is lora:
         assert sides.stats.accepted_tokens > 0
+
+
+def test_what_tuned_streams_learned_is_an_adapter(tmp_path: Path) -> None:
+    """PEFT's target and the one that was tuned have the same logits, which are not the plain target's."""
+    target = models.llama()
+    drafter = streams_of(target, 1, mode="tuned")
+    drafter.save_lora(tmp_path, target)
+    adapted = peft.PeftModel.from_pretrained(deepcopy(target), tmp_path).eval()
+    inputs = models.prompts([7, 5])
+    with torch.no_grad():
+        before, found = target(**inputs).logits, adapted(**inputs).logits
+        drafter.tune(target)
+        tuned = target(**inputs).logits
+    torch.testing.assert_close(found, tuned, atol=1e-4, rtol=1e-4)
+    assert (before - tuned).abs().max() > 0.01
+    with pytest.raises(SpeculationError, match="there is no LoRA"):
+        streams_of(target, 1).save_lora(tmp_path, target)

@@ -251,6 +251,10 @@ def test_a_tuned_target_says_what_it_was_given(settings: StreamingSettings, tmp_
     target.save_pretrained(tmp_path / "tuned")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
     assert torch.equal(again.generate(**call, assistant_model=drafter), tuned)
+    assert {file.name for file in (Path(settings.output) / "lora").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     other = StreamingDrafter(mode="untouched")
     with pytest.raises(SpeculationError, match="leave their target untouched"):
         other.tune(again)

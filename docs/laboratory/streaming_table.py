@@ -60,10 +60,7 @@ class Row(Way):
 
 def main(settings: TableSettings) -> None:
     """Decode and print."""
-    examples = sample_examples(settings.prompts, None, 0)
-    answers: dict[Prompt, list[str]] = {}
-    for prompt, answer in examples:
-        answers.setdefault(replace(prompt, chat=True), []).append(answer)
+    answers = answers_to(settings.prompts)
     table = Table(
         "target", "method", "tokens per call", "speed-up", "metric", "extra parameters", title=settings.prompts
     )
@@ -75,6 +72,14 @@ def main(settings: TableSettings) -> None:
             found = "" if metric is None else " / ".join(f"{value:.3f}" for value in metric)
             table.add_row(name, row.method, f"{row.per_call:.2f}", f"{speed:.2f}", found, f"{row.parameters:,}")
     Console(width=140).print(table)
+
+
+def answers_to(file: str) -> dict[Prompt, list[str]]:
+    """The file's prompts as questions, each with all of its answers."""
+    answers: dict[Prompt, list[str]] = {}
+    for prompt, answer in sample_examples(file, None, 0):
+        answers.setdefault(replace(prompt, chat=True), []).append(answer)
+    return answers
 
 
 def measured(

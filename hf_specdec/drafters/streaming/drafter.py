@@ -2,6 +2,7 @@
 
 import hashlib
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
 from .config import StreamingConfig
+from .lora import write_lora
 from .session import StreamingSession
 from .streams import Streams
 from .tuner import TreeTuner
@@ -197,6 +199,22 @@ class StreamingDrafter(Drafter):
         if found is None:
             self.streams.merge(upper)
             setattr(target.config, MARK, mark)
+
+    def save_lora(self, folder: str | Path, target: "PreTrainedModel") -> None:
+        """Write what `tune` adds as a PEFT adapter, for other libraries: `PeftModel.from_pretrained(target, folder)` is
+        the tuned target. For these streams tune the plain target itself.
+
+        Args:
+            target: the model that it is for, tuned or not: its layers' names are wanted.
+
+        Raises:
+            SpeculationError: the streams leave their target untouched, or do not fit it; a folder that cannot be
+                written.
+        """
+        if self.config.mode != "tuned":
+            raise SpeculationError("these streams leave their target untouched; there is no LoRA to save")
+        self._check_fit(target)
+        write_lora(self.streams, target, folder)
 
     def mark(self) -> str:
         """Tells tuned targets apart: a hash of what was added to them."""

@@ -123,6 +123,8 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
         drafter.streams.requires_grad_(False).to(torch.bfloat16)
         drafter.trained = True
         drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer)
+        if settings.mode == "tuned":
+            drafter.save_lora(Path(settings.output) / "lora", pair.target)
         found["parameters"] = sum(p.numel() for p in drafter.streams.parameters())
         report = found | {"settings": asdict(settings)}
         write_whole(Path(settings.output) / "training.json", json.dumps(report, indent=2) + "\n")
