@@ -12,8 +12,9 @@ from test_stats import Clock
 
 from hf_specdec import DraftModelDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
-from hf_specdec.decoding.paying import FIRST_TRIAL
+from hf_specdec.decoding.paying import FIRST_TRIAL, LATER_TRIAL, Paying, Record
 from hf_specdec.protocol import Draft
+from hf_specdec.schedule import Round
 from hf_specdec.target.ragged import RaggedRunner
 
 GAMMA, VOCAB = 5, 97
@@ -193,3 +194,26 @@ def test_a_round_in_which_nothing_pays_is_a_plain_one(monkeypatch: Any) -> None:
     assert torch.equal(sides.ours(drafters.Toy(propose, trees=True)), sides.plain)
     assert sum(width == 1 for width, _ in given) > 20
     assert all(parents is None for width, parents in given if width < 4)
+
+
+def test_what_a_batch_has_lost_is_made_up_for_when_rows_leave_it() -> None:
+    """Drafts that triple a round: over all numbers of rows they take a few rounds, and not a few for each."""
+    now, drafted = 0.0, []
+
+    class Ordinary:
+        correct = None
+
+        def feed(self, round: Round) -> Draft:
+            drafted.append(any(round.room))
+            return Draft.from_lists([[5] * min(3, room) for room in round.room])
+
+    records: dict[int, Record] = {}
+    inner: Any = Ordinary()
+    sequences: Any = None
+    paying = Paying(inner, lambda rows: records.setdefault(rows, Record()), False, own_order=True, clock=lambda: now)
+    for rows in (8, 7, 6, 5, 4, 3, 2):
+        for _ in range(20):
+            paying.feed(Round(sequences, [9] * rows, [False] * rows, lockstep=False))
+            paying.observe(rows)
+            now += 3.0 if drafted[-1] else 1.0
+    assert 0 < sum(drafted) <= LATER_TRIAL + 1

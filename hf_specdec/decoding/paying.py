@@ -101,6 +101,8 @@ class Paying:
         """whether drafts are drawn at random: a seed would give another text where they are left out by the clock"""
         self.met: set[bool] = set()
         """kinds of rounds, resting or not, that this call has had: what a first one begins takes longer"""
+        self.owed = 0
+        """rounds without a draft that are still to come for what was lost with other numbers of rows in this call"""
         self.rounds = self.rested = 0
         """all, and those without a draft because drafts had not paid"""
         self.began = 0.0
@@ -118,20 +120,21 @@ class Paying:
             self.now.add(self.tokens, now - self.began)
             self._decide(now - self.began)
         if self.rows != len(round.room):
+            self.owed = max(self.owed, self.record.left if self.record.paused else 0)
             self.record, self.rows = self._record_of(len(round.room)), len(round.room)
             if (self.keeps_state or self.own_order) and not self.record.plain.seconds:
                 self.record.left = PLAIN_FIRST
         record = self.record
-        self.began, resting = now, record.left > 0
+        self.began, resting = now, record.left > 0 or self.owed > 0
         self.rounds += 1
-        self.rested += resting and record.paused
+        self.rested += resting and (record.paused or self.owed > 0)
         self.now = (record.plain if resting else record.drafted) if resting in self.met else None
         self.met.add(resting)
         if not resting:
             draft = self.inner.feed(round)
             self.draws |= draft.token_probs is not None
             return draft
-        record.left -= 1
+        record.left, self.owed = max(0, record.left - 1), max(0, self.owed - 1)
         return self.inner.feed(replace(round, room=[0] * len(round.room)))
 
     def _decide(self, seconds: float) -> None:
