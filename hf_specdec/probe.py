@@ -4,12 +4,12 @@ A model that ignores a 4-D mask (ALiBi), or whose cache rolls back wrongly, give
 chance to change a text.
 """
 
+import copy
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,25 +73,36 @@ def ability(model: "PreTrainedModel") -> Ability:
     state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training} {cast}"
     with _probing:
         if state not in per_model:
-            with torch.no_grad(), _narrow(model):
-                per_model[state] = _probe(model)
+            with torch.no_grad():
+                per_model[state] = _probe(_narrow(model))
     return per_model[state]
 
 
-@contextmanager
-def _narrow(model: "PreTrainedModel") -> Iterator[None]:
-    """With a sliding window so short that the probe's text goes past it: what a model does there differs. Attention
-    kernels with a window of their own keep it, so there it stays."""
+def _narrow(model: "PreTrainedModel") -> "PreTrainedModel":
+    """With a sliding window so short that the probe's text goes past it: what a model does there differs. It is a twin
+    of the same weights, for the model itself may be decoding in another thread. Attention kernels with a window of
+    their own keep it, so there it stays; so it does where something has put itself around the model's layers."""
     config = model.config.get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)
     if not isinstance(window, int) or window <= WINDOW or config._attn_implementation not in ("eager", "sdpa"):
-        yield
-        return
-    config.sliding_window = WINDOW
-    try:
-        yield
-    finally:
-        config.sliding_window = window
+        return model
+    parts = [part for part in model.modules() if part._modules]
+    if any("forward" in vars(part) or part._compiled_call_impl is not None for part in parts):
+        return model
+    whole = copy.deepcopy(model.config)
+    text = whole.get_text_config(decoder=True)
+    text.sliding_window = WINDOW
+    return _twin(model, {id(model.config): whole, id(config): text})
+
+
+def _twin(module: Any, configs: dict[int, Any]) -> Any:
+    """The same parameters under other configs."""
+    twin = copy.copy(module)
+    children = {name: child if child is None else _twin(child, configs) for name, child in module._modules.items()}
+    twin.__dict__["_modules"] = children
+    if id(vars(module).get("config")) in configs:
+        twin.__dict__["config"] = configs[id(module.config)]
+    return twin
 
 
 def _counts_columns(model: "PreTrainedModel") -> bool:

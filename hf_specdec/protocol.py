@@ -264,6 +264,8 @@ class DraftSession(CandidateGenerator):
     the last layer's after the norm"""
     likeliest: int = 0
     """how many of the tokens that the target finds likeliest at each place verdicts shall carry"""
+    slots_per_token: int = 1
+    """of the cache that a runner of its own takes for each token of a forward"""
 
     def __init__(self, context: DraftContext) -> None:
         self.context = context

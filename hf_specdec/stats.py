@@ -218,9 +218,13 @@ class SpeculationStats:
         }
         return plain | counters | {"notes": list(self.notes)} | derived
 
-    def summary(self) -> str:
-        """The first line of `str()`: the gain, what makes it, and what would make it larger."""
-        gain, better = self.estimated_gain, self.better_window
+    def summary(self, gain: float | None = None) -> str:
+        """The first line of `str()`: the gain, what makes it, and what would make it larger.
+
+        Args:
+            gain: where more is known than these figures tell; None for `estimated_gain`.
+        """
+        gain, better = gain or self.estimated_gain, self.better_window
         if gain is None:
             return f"{self.tokens_per_second:.1f} tokens per second" + ", decoded plainly" * (self.mode == "plain")
         several = self.row_steps > self.verify_widths.total()

@@ -409,8 +409,11 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone() -> None:
     with BatchDecoder(model, PromptLookupDrafter(), max_rows=4) as decoder, models.slow(model, 0.002):
         beside = [decoder.submit(ids, max_new_tokens=40, do_sample=False) for ids in texts()[:3]]
         bad = decoder.submit(texts()[3], max_new_tokens=4, do_sample=False, sequence_bias={(5000,): 1.0})
+        later = decoder.submit(texts()[4], max_new_tokens=4, do_sample=False, forced_eos_token_id=10**6)
         with pytest.raises((ValueError, IndexError)):
             bad.result(60)
+        with pytest.raises(IndexError):  # raised when it is about to end, in a round of all
+            later.result(60)
         assert [answer.result(60) for answer in beside] == [plain(model, ids, 40) for ids in texts()[:3]]
 
 
@@ -468,6 +471,9 @@ def test_a_session_knows_only_of_rows_that_are_there(target: Any) -> None:
         ({"cache_implementation": "static"}, "dynamic cache"),
         ({"use_cache": False}, "dynamic cache"),
         ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "attention_mask"),
+        ({"position_ids": torch.arange(5)[None] + 3}, "position_ids"),
+        ({"output_scores": True}, "output_scores"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -475,7 +481,7 @@ def test_what_a_row_cannot_have(target: Any, options: dict[str, Any], message: s
     with BatchDecoder(target) as decoder:
         with pytest.raises(ValueError, match=message):
             decoder.submit(texts()[0], **{"max_new_tokens": 4} | options)
-        for bad in ([], [[1, 2], [3, 4]], torch.zeros(1, 1, 1, dtype=torch.long)):
+        for bad in ([], [[1, 2], [3, 4]], torch.zeros(1, 1, 1, dtype=torch.long), "a text", [10**6], [-1], [0.5]):
             with pytest.raises(SpeculationError, match="input_ids"):
                 decoder.submit(bad, max_new_tokens=4)  # type: ignore[arg-type]
         with pytest.raises(SpeculationError, match="shorten the prompt"):
@@ -485,7 +491,57 @@ def test_what_a_row_cannot_have(target: Any, options: dict[str, Any], message: s
         decoder.submit(texts()[0], max_new_tokens=4)
 
 
+def test_a_criterion_that_raises_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.llama()
+    with BatchDecoder(model, max_rows=4) as decoder, models.slow(model, 0.002):
+        beside = decoder.submit(texts()[0], max_new_tokens=40, do_sample=False)
+        bad = decoder._row(texts()[1], None, {"max_new_tokens": 9, "do_sample": False})
+
+        def raising(ids: Any, _: int) -> bool:
+            if ids.shape[0] > len(texts()[1]) + 2:
+                raise RuntimeError("no such string")
+            return False
+
+        monkeypatch.setattr(bad.call.stopping, "row", raising)
+        with decoder._news:
+            decoder._waiting.append(bad)
+            decoder._news.notify_all()
+        with pytest.raises(RuntimeError, match="no such string"):
+            bad.answer.result(60)
+        assert beside.result(60) == plain(model, texts()[0], 40)
+
+
+def test_what_a_tokenizer_gives_is_a_prompt(target: Any) -> None:
+    given = models.tokenizer()("abc", return_tensors="pt")
+    with BatchDecoder(target) as decoder:
+        answer = decoder.submit(given, max_new_tokens=4, do_sample=False)
+        assert answer.result(60) == plain(target, given["input_ids"][0].tolist(), 4)
+    stats = decoder.stats
+    assert stats.tokens_per_second > 0 and stats.other_seconds >= 0 and stats.plain_steps == 3
+
+
+def test_streams_stay_within_the_bound_of_the_cache() -> None:
+    """A token's streams take slots, too."""
+    target = target_of("Llama")
+    with BatchDecoder(target, streams_of(target, copies=False, num_nodes=40), max_rows=8, max_tokens=1024) as decoder:
+        held, play = [0], decoder._engine._play_round
+
+        def look() -> None:
+            play()
+            if len(decoder._engine.rows):
+                layers = decoder._engine.target.cache.layers
+                held[0] = max(held[0], *(layer.keys.shape[0] * layer.keys.shape[2] for layer in layers))
+
+        decoder._engine._play_round = look  # type: ignore[method-assign]
+        options = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
+        answers = [decoder.submit([5, 6, 7, 8, 9], **options) for _ in range(8)]
+        assert all(len(answer.result(60)) for answer in answers)
+    assert 0 < held[0] <= 1024
+
+
 def test_what_no_batch_is_made_of(target: Any, draft: Any) -> None:
+    with pytest.raises(SpeculationError, match="from_pretrained"):
+        BatchDecoder(target, "prompt_lookup")  # type: ignore[arg-type]
     with pytest.raises(SpeculationError, match="order of its own"):
         BatchDecoder(target, PearlDrafter(draft))
     with pytest.raises(SpeculationError, match=r"model\.generate"):

@@ -90,6 +90,14 @@ def test_a_draft_that_fails_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         same(search(DraftModelDrafter(DRAFT)), search())
 
 
+@pytest.mark.parametrize("more", [{}, {"stop_strings": ["ab", "b c"]}], ids=["tokenizer", "stop strings"])
+def test_a_tokenizer_is_no_input_of_the_models(more: dict[str, Any]) -> None:
+    options = {"tokenizer": models.tokenizer(), "num_beams": 3} | more
+    drafter = DraftModelDrafter(DRAFT)
+    same(search(drafter, **options), search(**options))
+    assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens
+
+
 def test_the_target_is_not_touched() -> None:
     before, kind = dict(vars(MODEL)), type(MODEL)
     search(DraftModelDrafter(DRAFT))

@@ -35,6 +35,11 @@ WHISPER: dict[str, Any] = BART | {
     "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64, "suppress_tokens": [],
     "begin_suppress_tokens": [5, 7], "scale_embedding": False,
 }  # fmt: skip
+MOONSHINE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0, "tie_word_embeddings": False, "partial_rotary_factor": 0.5,
+}  # fmt: skip
 MAKES: dict[str, Callable[[], Any]] = {
     "T5": lambda: tf.T5ForConditionalGeneration(
         tf.T5Config(**SMALL, d_kv=16, d_ff=48, num_layers=2, num_heads=2, decoder_start_token_id=0)
@@ -43,8 +48,9 @@ MAKES: dict[str, Callable[[], Any]] = {
     "Marian": lambda: tf.MarianMTModel(tf.MarianConfig(**BART, decoder_vocab_size=VOCAB)),
     "Pegasus": lambda: tf.PegasusForConditionalGeneration(tf.PegasusConfig(**BART)),
     "Whisper": lambda: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**WHISPER)),
+    "Moonshine": lambda: tf.MoonshineForConditionalGeneration(tf.MoonshineConfig(**MOONSHINE)),
 }
-TEXT = [name for name in MAKES if name != "Whisper"]
+TEXT = [name for name in MAKES if name not in ("Whisper", "Moonshine")]
 BATCHES = pytest.mark.parametrize("rows", [1, 3])
 
 
@@ -82,6 +88,10 @@ def inputs(name: str, rows: int) -> dict[str, Tensor]:
     if name == "Whisper":
         generator = torch.Generator().manual_seed(0)
         return {"input_features": torch.randn(rows, 8, 40, generator=generator)}
+    if name == "Moonshine":
+        sound = torch.randn(rows, 6000, generator=torch.Generator().manual_seed(0))
+        heard = (torch.arange(6000) < torch.tensor([[6000], [3500], [5000]][:rows])).long()
+        return {"input_values": sound * heard, "attention_mask": heard}
     batch = models.prompts([9, 5, 7][:rows], VOCAB)
     batch["input_ids"], batch["attention_mask"] = batch["input_ids"].flip(1), batch["attention_mask"].flip(1)
     return batch  # sources are padded on the right

@@ -1,18 +1,24 @@
 """Where a model ends or a cache knows less than the model: position limits, windows, criteria that answer briefly."""
 
+import threading
+
+import drafters
+import models
 import pytest
 import torch
 from transformers import (
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 
-from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError, SpeculationWarning
+from hf_specdec import BatchDecoder, DraftModelDrafter, PromptLookupDrafter, SpeculationError, SpeculationWarning
 
 IDS = torch.randint(1, 63, (2, 30), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
@@ -109,3 +115,79 @@ def test_a_class_or_a_second_opinion_in_place_of_a_drafter():
         target.generate(IDS, assistant_model=PromptLookupDrafter)
     with pytest.raises(SpeculationError, match="suffix"):
         target.generate(IDS, assistant_model=PromptLookupDrafter(), speculation_type="suffix")
+
+
+def long_rope(kind, original=64):
+    """Rotary embeddings that change where a text passes `original` tokens."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 4.0, 7.0, 10.0],
+        "original_max_position_embeddings": original,
+        "factor": 2048 / original,
+    }
+    sizes = models.SIZES | {"max_position_embeddings": 2048, "rope_scaling": rope}
+    more = {"original_max_position_embeddings": original, "sliding_window": None} if kind is Phi3Config else {}
+    return models.from_config(kind(**sizes | more))
+
+
+GREEDY = {"do_sample": False, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, Phi3Config])
+@pytest.mark.parametrize("lengths", [[80], [80, 70], [80, 6], [30, 6], [60]])
+def test_rotary_embeddings_that_change_with_the_length(kind, lengths):
+    """Drafted where all rows stay on one side of it; the same text everywhere."""
+    model, batch = long_rope(kind), models.prompts(lengths)
+    options = GREEDY | {"max_new_tokens": 20}
+    plain = model.generate(**batch, **options)
+    for ends in (None, int(plain[0, max(lengths) + 2])):  # the first row ends after three tokens
+        plain = model.generate(**batch, **options, eos_token_id=ends)
+        drafter = drafters.oracle(drafters.Future(plain), 4)
+        ours = model.generate(**batch, **options, eos_token_id=ends, assistant_model=drafter)
+        assert torch.equal(ours, plain)
+        one_side = min(lengths) > 64 or max(lengths) + 20 <= 64
+        assert (drafter.last_stats.mode != "plain") == one_side
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, Phi3Config])
+def test_rows_of_a_batch_stay_below_the_length_where_they_change(kind):
+    model = long_rope(kind)
+    short = models.prompts([6])["input_ids"]
+    with BatchDecoder(model) as decoder:
+        with pytest.raises(SpeculationError, match="rotary"):
+            decoder.submit(models.prompts([80])["input_ids"], **GREEDY, max_new_tokens=20)
+        with pytest.raises(SpeculationError, match="rotary"):
+            decoder.submit(short, **GREEDY, max_new_tokens=60)
+        plain = model.generate(short, **GREEDY, max_new_tokens=50)[0, 6:].tolist()
+        assert decoder.submit(short, **GREEDY, max_new_tokens=50).result(60) == plain
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 5]])
+def test_alibi_goes_on_past_what_its_config_says(lengths):
+    config = models.ARCHITECTURES["Falcon ALiBi"]()
+    config.max_position_embeddings = 32
+    model, batch = models.from_config(config, "eager"), models.prompts(lengths)
+    options, drafter = GREEDY | {"max_new_tokens": 40}, PromptLookupDrafter(min_match=1)
+    assert torch.equal(model.generate(**batch, **options, assistant_model=drafter), model.generate(**batch, **options))
+    assert drafter.last_stats.mode != "plain"
+
+
+def test_a_model_is_probed_beside_itself():
+    """Another thread's text stays what it is while somebody makes the model's first drafted call."""
+    model = mistral()
+    window, seen, over = model.config.sliding_window, [], threading.Event()
+
+    def look():
+        while not over.is_set():
+            seen.append(model.config.sliding_window)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        model.generate(IDS[:, :5], max_new_tokens=2, do_sample=False, assistant_model=PromptLookupDrafter())
+    finally:
+        over.set()
+        watcher.join()
+    assert set(seen) == {window} and window > 4

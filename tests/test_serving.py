@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chats import TEMPLATE, VOCAB, save_pair, talking_tokenizer
 from models import llama, slow
 from processes import children, free_port
@@ -237,10 +238,11 @@ def test_a_client_that_hangs_up_frees_the_model_within_a_round(served: Served) -
         (b"{not json", 422),
         ({"model": "tiny", "messages": QUESTION, "unheard_of": 1}, 422),
         ({"model": "another", "messages": QUESTION}, 400),
-        ({"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 8}, 200),
-        ({"model": "tiny", "messages": QUESTION, "max_tokens": 0}, 500),
+        ({"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 8}, 400),
+        ({"model": "tiny", "messages": QUESTION, "max_tokens": 0}, 400),
+        ({"model": "tiny", "messages": QUESTION, "max_tokens": 8, "stop": []}, 200),
     ],
-    ids=["no JSON", "unknown field", "another model", "beyond the context, as plain decoding", "no tokens"],
+    ids=["no JSON", "unknown field", "another model", "beyond the context", "no tokens", "stops, but none"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_answered_harms_nobody(served: Served, body: Any, expected: int) -> None:
@@ -275,10 +277,19 @@ def test_a_joined_client_that_hangs_up_frees_its_row(joined: Served) -> None:
         ({"model": "another", "messages": QUESTION}, 400),
         ({"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 8}, 400),
         ({"model": "tiny", "messages": QUESTION, "max_tokens": 0}, 400),
+        ({"model": "tiny", "messages": QUESTION, "max_tokens": 8, "stop": []}, 200),
         ({"model": "tiny", "messages": QUESTION, "max_tokens": 0, "stream": True}, 400),
         ({"model": "tiny", "messages": QUESTION, "generation_config": '{"num_beams": 2, "max_new_tokens": 4}'}, 400),
     ],
-    ids=["no JSON", "another model", "beyond the context", "no tokens", "no tokens, streamed", "beams"],
+    ids=[
+        "no JSON",
+        "another model",
+        "beyond the context",
+        "no tokens",
+        "stops, but none",
+        "no tokens, streamed",
+        "beams",
+    ],
 )
 def test_what_cannot_join_harms_nobody(joined: Served, body: Any, expected: int) -> None:
     status, said = joined.post("/v1/chat/completions", body)
@@ -338,8 +349,20 @@ def test_the_model_is_listed_by_its_name(served: Served) -> None:
     assert [one.id for one in served.client.models.list()] == ["tiny"]
 
 
+def test_an_empty_prompt_is_the_clients_mistake(served: Served) -> None:
+    """Some tokenizers make no token of an empty text."""
+    with pytest.raises(Exception, match="from 1 to") as raised:
+        served.target.generate(torch.zeros(1, 0, dtype=torch.long), max_new_tokens=4)
+    assert raised.value.status_code == 400  # type: ignore[attr-defined]
+
+
 def test_the_summary_tells_of_all_answers(served: Served) -> None:
-    assert re.match(rf"{served.speculating.answers} answers.*; [\d,]+ tokens in", served.speculating.summary())
+    """Its gain lies between those of the answers that it sums up."""
+    speculating = served.speculating
+    assert re.match(rf"{speculating.answers} answers.*; [\d,]+ tokens in", speculating.summary())
+    gains = [float(gain) for line in served.lines for gain in re.findall(r"s; (?:at most )?([\d.]+)x:", line)]
+    (said,) = re.findall(r"([\d.]+)x:", speculating.summary())
+    assert min(gains) <= float(said) <= max(gains)
 
 
 def test_a_worker_that_dies_costs_no_answer() -> None:

@@ -12,7 +12,7 @@ import torch
 from stream_models import BATCHES, GAMMA, TARGETS, WAYS, streams_of, target_of
 from test_distribution import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning, StreamingDrafter
 from hf_specdec.drafters.streaming import (
@@ -203,3 +203,28 @@ def test_explain_shows_the_whole_tree(target: Any) -> None:
             assert above == "accepted" or node.fate in ("dropped", "pruned")
         first = [node.estimate or 0.0 for node in r.tree if node.parent < 0]
         assert sum(first) < 1 and first == sorted(first, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_an_interrupt_behind_the_prompt_leaves_the_callers_cache(name: str) -> None:
+    """Its cache was taken over, and the streams' own first run has not ended."""
+    target = target_of(name)
+    drafter = streams_of(target, num_nodes=8)
+    batch, options = models.prompts([9]), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    target.generate(**batch, **options, assistant_model=drafter)  # the probe is over
+    cache, forwards = DynamicCache(config=target.config), []
+
+    def interrupt(*_: Any) -> None:
+        forwards.append(1)
+        if len(forwards) == 2:
+            raise KeyboardInterrupt
+
+    hook = target.get_decoder().layers[-1].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        target.generate(**batch, **options, past_key_values=cache, assistant_model=drafter)
+    hook.remove()
+    assert cache.get_seq_length() == 9
+    longer = torch.cat([batch["input_ids"], batch["input_ids"][:, -1:]], 1)
+    more = {"input_ids": longer, "attention_mask": torch.ones_like(longer)}
+    plain = target.generate(**more, **options)
+    assert torch.equal(target.generate(**more, **options, past_key_values=cache), plain)

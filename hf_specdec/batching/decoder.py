@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -25,6 +25,16 @@ from .rows import Row, settings_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+NOT_TAKEN = {
+    "position_ids": "a row's begin at 0",
+    "output_scores": "a result is tokens alone; use model.generate",
+    "output_logits": "a result is tokens alone; use model.generate",
+    "output_hidden_states": "a result is tokens alone; use model.generate",
+    "output_attentions": "a result is tokens alone; use model.generate",
+    "return_dict_in_generate": "a result is tokens alone, and an answer's `stats` stand beside them",
+}
+"""options of `generate` that nothing here would come of"""
 
 
 class Load(NamedTuple):
@@ -71,7 +81,7 @@ class BatchDecoder:
             generation_config: for all requests, each of which may say otherwise; None for the model's own.
             max_rows: decoded at once.
             max_tokens: bound of the cache, in tokens of all rows together; rows are as long in it as the longest.
-            max_waiting: requests that may wait for room.
+            max_waiting: requests that may wait for room, or for their turn to be read.
 
         Raises:
             SpeculationError: a bad argument, a drafter for another target or with an order of its own, or a model that
@@ -96,11 +106,13 @@ class BatchDecoder:
 
     # ------------------------------------------------------------------ for those who ask
 
-    def submit(self, input_ids: Tensor | Sequence[int], *, streamer: Any = None, **options: Any) -> Answer:
-        """Ask for an answer. Returns at once.
+    def submit(
+        self, input_ids: Tensor | Sequence[int] | Mapping[str, Any], *, streamer: Any = None, **options: Any
+    ) -> Answer:
+        """Ask for an answer, whose result is the new tokens, without the prompt. Returns at once.
 
         Args:
-            input_ids: [P] or [1, P] tokens of one prompt.
+            input_ids: [P] or [1, P] tokens of one prompt, or what a tokenizer gives of it.
             streamer: gets each token as `generate`'s would.
             options: any of `generate`'s for one row, among them `generation_config`. An end is needed: `max_new_tokens`
                 or `max_length`.
@@ -162,14 +174,11 @@ class BatchDecoder:
 
     # ------------------------------------------------------------------ a request
 
-    def _row(self, input_ids: Tensor | Sequence[int], streamer: Any, options: dict[str, Any]) -> Row:
-        ids = torch.as_tensor(input_ids, dtype=torch.long, device=self.model.device).clone()
-        ids = ids[None] if ids.ndim == 1 else ids
-        if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1]:
-            raise SpeculationError(
-                f"input_ids must be the tokens of one prompt, [P] or [1, P], got shape {tuple(ids.shape)}; submit "
-                "several prompts one by one"
-            )
+    def _row(self, input_ids: Any, streamer: Any, options: dict[str, Any]) -> Row:
+        ids = self._ids(input_ids)
+        for name, why in NOT_TAKEN.items():
+            if options.get(name) is not None and options[name] is not False:
+                raise SpeculationError(f"{name} is not taken here: {why}")
         if options.get("assistant_model") is not None:
             raise SpeculationError("assistant_model: the drafter of all rows is named where BatchDecoder is made")
         if options.get("speculation_type") is not None or Rules.split(options.get("speculation"))[1]:
@@ -180,7 +189,8 @@ class BatchDecoder:
         config = self.generation_config
         if config is not None:
             options = {"generation_config": config} | options
-        call = prepared(self.model, streamer, input_ids=ids, **{"attention_mask": torch.ones_like(ids)} | options)
+        options = {"attention_mask": torch.ones_like(ids)} | options | {"return_dict_in_generate": False}
+        call = prepared(self.model, streamer, input_ids=ids, **options)
         self._check(call)
         arrived = time.perf_counter()
         answer = Answer(ids.shape[1], self._wake)
@@ -193,6 +203,25 @@ class BatchDecoder:
                 f"max_tokens={self._engine.most_tokens}; ask for fewer new tokens, or make more room"
             )
         return row
+
+    def _ids(self, given: Any) -> Tensor:
+        """[1, P] on the model's device."""
+        given = given["input_ids"] if isinstance(given, Mapping) else given
+        try:
+            ids = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            ids = torch.empty(0)
+        ids = ids[None] if ids.ndim == 1 else ids
+        if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1] or ids.is_floating_point():
+            got = f"shape {tuple(ids.shape)}" if ids.numel() and not ids.is_floating_point() else shown(given)
+            raise SpeculationError(
+                f"input_ids must be the tokens of one prompt, [P] or [1, P], got {got}; submit several prompts one by "
+                "one, and text as tokenizer(text).input_ids"
+            )
+        vocab = self.model.get_input_embeddings().weight.shape[0]
+        if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+            raise SpeculationError(f"input_ids has tokens from {int(ids.min())} to {int(ids.max())}; there are {vocab}")
+        return ids.to(self.model.device, torch.long, copy=True)
 
     def _check(self, call: Call) -> None:
         """
@@ -214,7 +243,12 @@ class BatchDecoder:
             )
         if not takes_ragged_inputs(self.model, call.model_kwargs):
             raise SpeculationError(f"{type(self.model).__name__} was given inputs beside tokens; use model.generate")
-        if most is None or call.input_ids.shape[1] >= limit or rope_changes(call):
+        if rope_changes(call, joined=True):
+            raise SpeculationError(
+                f"a prompt of {call.input_ids.shape[1]} tokens and its answer pass the length at which rotary "
+                f"embeddings of {type(self.model).__name__} change; all rows of a forward go by it: use model.generate"
+            )
+        if most is None or call.input_ids.shape[1] >= limit:
             raise SpeculationError(
                 f"a prompt of {call.input_ids.shape[1]} tokens and its answer may come to {most or 'any number'}, and "
                 f"{type(self.model).__name__} is made for {limit}; shorten the prompt, or set max_new_tokens"

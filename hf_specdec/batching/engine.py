@@ -95,6 +95,7 @@ class Engine:
 
     def admit(self, row: Row) -> None:
         """Begin to read its prompt."""
+        row.began = time.perf_counter()
         self.reading = row, Reading(self.model, row.call.input_ids, row.call.model_kwargs)
 
     def drop(self) -> None:
@@ -106,11 +107,13 @@ class Engine:
 
     def turn(self) -> None:
         """Read a piece of the prompt that is being read, then play a round of the rows that are there."""
+        began = time.perf_counter()
         with torch.no_grad():
             if self.reading is not None:
                 self._read()
             if len(self.rows):
                 self._play_round()
+        self.stats.total_seconds += time.perf_counter() - began
 
     def clock(self) -> float:
         """Seconds, but for those in which prompts are read."""
@@ -144,6 +147,8 @@ class Engine:
         left, began = reading.left, time.perf_counter()
         try:
             logits = moved(reading.read(self._piece(left)), self.rows.device)
+            if reading.cache.get_seq_length() != reading.done:
+                raise SpeculationError(f"{type(self.model).__name__} keeps its prompt elsewhere; use model.generate")
             first = None if reading.left else self._first(row, logits)
         except Exception as error:
             self.reading = None
@@ -222,7 +227,7 @@ class Engine:
         width, seconds = fed.tokens.shape[1] + 1, time.perf_counter() - verifying
         results: dict[int, Result] = {}
         for part in parts:
-            results |= zip(part.places, self._judged(part, forward), strict=True)
+            results |= zip(part.places, part.judged(rows, forward, self.shared), strict=True)
         if rows.device.type != "cpu":  # a forward is over only when its results have been looked at
             seconds = time.perf_counter() - verifying
         found = [results[b] for b in range(len(rows))]
@@ -238,6 +243,8 @@ class Engine:
             count_row(row.answer.stats, result)
             count_row(self.stats, result)
             self._tell(row, result.tokens)
+        stats = self.stats  # plain rows would have come as far in so many rounds
+        stats.plain_steps = round(stats.verify_widths.total() * stats.mean_acceptance_length)
         self._leave([b for b, ends in enumerate(ended) if ends])
         now = time.perf_counter()
         self.cost.observe_between(now - verifying - seconds)
@@ -264,24 +271,10 @@ class Engine:
 
     def _drafted(self, drafting: Drafting, places: Sequence[int]) -> Draft:
         rows = [self.rows.all[b] for b in places]
-        most = min(SPARE - 2, most_nodes(len(self.rows)))
+        most = max(0, min(SPARE // drafting.slots_per_token - 2, most_nodes(len(self.rows))))
         room = [max(0, min(most, min(row.end - 1, self.limit) - len(row.tokens))) for row in rows]
         draft = drafting.draft(self.rows.view(places), rows, room, len(self.rows) - len(rows))
         return draft if max(draft.lengths) <= most else cut(draft, [min(n, most) for n in draft.lengths])
-
-    def _judged(self, part: Part, forward: Forward) -> list[Result]:
-        """What the target says of the drafts of one group's rows."""
-        draft, mine = part.draft, of_forward(forward, part.places, part.draft.tokens.shape[1])
-        block = part.group.judge.block(draft, mine.logits, self.rows.view(part.places), mine.nodes)
-        drafting = part.group.drafting or self.shared
-        if not block.sound and drafting is not None:
-            drafting.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
-        depths = [max(below[:n], default=0) for below, n in zip(draft.depths(), draft.lengths, strict=True)]
-        likeliest = block.likeliest or [[]] * len(depths)
-        return [
-            Result(deep, judgement.path, judgement.text, told)
-            for deep, judgement, told in zip(depths, block.rows, likeliest, strict=True)
-        ]
 
     def _keep(self, starts: list[int], fed: Draft, results: Sequence[Result]) -> None:
         """Of what was fed the accepted tokens stay in the cache, but for the last: it is fed again."""
@@ -308,6 +301,8 @@ class Engine:
 
     def _tell(self, row: Row, tokens: list[int]) -> None:
         """The request's owner gets the tokens; one who does not want them any more is let go."""
+        if row.failed is not None:
+            return
         row.answer.extend(tokens)
         if row.call.streamer is not None and not row.answer.cancelled:
             try:
@@ -322,7 +317,7 @@ class Engine:
             return
         for b in places:
             self._forget(self.rows.all[b])
-            self.rows.all[b].finish()
+            self.rows.all[b].finish(self.rows.all[b].failed)
         order = self.target.leave(list(places))
         self.rows.leave(order)
         if not order:

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 
 from ..judge.judging import Judge
 from ..judge.randomness import RowRandomness
-from ..protocol import Draft
+from ..protocol import Draft, Forward
 from .drafting import Drafting
+from .rows import Rows
+from .shares import Result, of_forward
 
 
 @dataclass
@@ -27,3 +29,27 @@ class Part:
     places: list[int]
     """of its rows in the batch"""
     draft: Draft = field(init=False)
+
+    def judged(self, rows: Rows, forward: Forward, shared: Drafting | None) -> list[Result]:
+        """What the target says of these rows' drafts. What a processor raises is theirs alone.
+
+        Args:
+            rows: all of the batch.
+            shared: what drafts for all of them, if anything does.
+        """
+        draft, mine = self.draft, of_forward(forward, self.places, self.draft.tokens.shape[1])
+        try:
+            block = self.group.judge.block(draft, mine.logits, rows.view(self.places), mine.nodes)
+        except Exception as error:
+            for b in self.places:
+                rows.all[b].failed = error
+            return [Result(0, [], [0], []) for _ in self.places]
+        drafting = self.group.drafting or shared
+        if not block.sound and drafting is not None:
+            drafting.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
+        depths = [max(below[:n], default=0) for below, n in zip(draft.depths(), draft.lengths, strict=True)]
+        likeliest = block.likeliest or [[]] * len(depths)
+        return [
+            Result(deep, judgement.path, judgement.text, told)
+            for deep, judgement, told in zip(depths, block.rows, likeliest, strict=True)
+        ]

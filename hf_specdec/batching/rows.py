@@ -31,10 +31,12 @@ class Row:
     """rows of equal settings have their tokens chosen in the same way"""
     answer: Answer
     randomness: Randomness
-    arrived: float
-    """by the clock"""
+    began: float
+    """by the clock: when its turn came"""
     tokens: list[int]
     """the prompt and what is accepted"""
+    failed: Exception | None = None
+    """what its own settings have raised: it leaves"""
 
     @property
     def end(self) -> int:
@@ -46,7 +48,7 @@ class Row:
     def finish(self, error: BaseException | None = None) -> None:
         """The request is over."""
         answer = self.answer
-        answer.stats.total_seconds = time.perf_counter() - self.arrived
+        answer.stats.total_seconds = time.perf_counter() - self.began
         answer.stats.plain_steps = max(0, len(answer.tokens) - 1)
         ended = bool(answer.tokens) and self.tokens[-1] in self.call.stopping.eos
         reason = "length" if len(self.tokens) >= self.end and not ended else "stop"
@@ -110,7 +112,11 @@ class Rows:
         row = self.all[b]
         for token in new:
             row.tokens.append(token)
-            if row.call.stopping.row(self.ids[b, : len(row.tokens)], token):
+            try:
+                if row.failed is not None or row.call.stopping.row(self.ids[b, : len(row.tokens)], token):
+                    return True
+            except Exception as error:  # of a criterion
+                row.failed = error
                 return True
         return False
 

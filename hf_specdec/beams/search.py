@@ -25,6 +25,8 @@ from .tree import Path, TreeModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+NO_INPUTS = {"next_sequence_length", "tokenizer", "assistant_tokenizer", "assistant_model", "streamer", "synced_gpus"}
+"""what transformers' search hands on that is not the model's"""
 STEPS, WIDER = 4, 4
 """γ, where the drafter's window is not a number; u as a multiple of w"""
 
@@ -212,9 +214,7 @@ class _Answering:
 
     def __call__(self, asked: Tensor, first: bool, given: dict[str, Any], **_: Any) -> ModelOutput:
         ahead = self.lookahead
-        if first and not takes_ragged_inputs(
-            ahead.target, {k: v for k, v in given.items() if k != "next_sequence_length"}
-        ):
+        if first and not takes_ragged_inputs(ahead.target, {k: v for k, v in given.items() if k not in NO_INPUTS}):
             raise SpeculationError("inputs beside tokens do not go with drafted beams; leave the drafter out")
         logits = ahead.begin(asked, given.get("attention_mask")) if first else ahead.answer(asked)
         return ModelOutput(logits=logits[:, None])

@@ -197,16 +197,25 @@ def _may_be_staggered(call: Call, drafter: GuardedDrafter) -> bool:
     return call.input_ids.shape[0] > 1 and free and call.may_be_ragged() and drafter.takes_ragged()
 
 
-def rope_changes(call: Call) -> bool:
-    """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once."""
+def rope_changes(call: Call, joined: bool = False) -> bool:
+    """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once, and rows
+    on both sides of it go by the longest.
+
+    Args:
+        joined: whether the call shares its forwards with rows of others, and its prompt is read in pieces.
+    """
     config: Any = call.target.config.get_text_config(decoder=True)
-    held = own_cache(call.model_kwargs["past_key_values"]).get_seq_length() if call.new_columns is None else 0
+    before = own_cache(call.model_kwargs["past_key_values"]).get_seq_length()
+    held = before if call.new_columns is None else 0
+    mask = call.model_kwargs.get("attention_mask")
     for rope in ropes(call.target):
         limit = getattr(config, "max_position_embeddings", None)
         start = int(rope.get("original_max_position_embeddings") or limit or 2**31)
         end = held + (call.stopping.max_length or 2**31)
         if rope.get("rope_type") == "dynamic" and end > start:
             return True
-        if rope.get("rope_type") == "longrope" and end > start >= held + call.input_ids.shape[1]:
-            return True
+        if rope.get("rope_type") == "longrope" and end > start:
+            shortest = held + call.input_ids.shape[1] if mask is None else int(mask.sum(-1).min())
+            if joined or shortest <= start or 0 < before <= start:
+                return True
     return False

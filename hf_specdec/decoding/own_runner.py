@@ -165,7 +165,12 @@ class GuardedRunner:
             return self.engine.prompt_answer or self.engine.runner.prefill()
 
         rows = len(self.engine.rows)
-        return self._try(lambda runner: _in_form(runner.prefill(), rows, 1, self.vocab), otherwise)
+        try:
+            return self._try(lambda runner: _in_form(runner.prefill(), rows, 1, self.vocab), otherwise)
+        except BaseException:  # interrupted behind the engine's own prefill, which has taken the caller's cache
+            if self.engine.prompt_answer is not None:
+                self.finish(None)
+            raise
 
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None

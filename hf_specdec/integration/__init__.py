@@ -10,6 +10,7 @@ import importlib
 import inspect
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -259,6 +260,11 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
     """
     kind, options, _ = speculation(model, {"generation_config": generation_config})
     if not isinstance(drafter, Drafter):
+        if isinstance(drafter, (str, Path)):
+            raise SpeculationError(
+                f"drafter must be a drafter or a draft model, got {str(drafter)!r}; load one with "
+                "Drafter.from_pretrained, or name a kind by speculation_type in generation_config"
+            )
         kind = "draft_model" if drafter is not None and kind is None else kind
         if kind in (None, "none", *UPSTREAM_TYPES):
             return None

@@ -99,6 +99,7 @@ class Joined(utils.BaseGenerateManager):
             raise HTTPException(ENDED, "the server is ending")
         config = copy(gen_config)
         config.use_cache = True  # transformers' own manager brings its cache
+        config.stop_strings = config.stop_strings or None  # [] asks for none
         options = {"generation_config": config, "tokenizer": processor, "streamer": streamer}
         try:
             answer = self.decoder.submit(inputs["input_ids"], **options)

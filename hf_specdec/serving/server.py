@@ -40,9 +40,9 @@ class ServeSettings(DrafterSettings):
     continuous_batching: Annotated[
         bool, Option(help="Requests join a batch that is being decoded, rather than wait for each other.")
     ] = False
-    max_rows: Annotated[int, Option(help="With continuous batching: requests decoded at once.")] = 16
-    max_tokens: Annotated[int, Option(help="Likewise: bound of the cache, in tokens of all of them.")] = 32_768
-    max_waiting: Annotated[int, Option(help="Likewise: requests that may wait for room.")] = 1024
+    max_rows: Annotated[int, Option(help="With continuous batching: requests decoded at once.", min=1)] = 16
+    max_tokens: Annotated[int, Option(help="Likewise: bound of the cache, in tokens of all of them.", min=1)] = 32_768
+    max_waiting: Annotated[int, Option(help="Likewise: requests that may wait for their turn.", min=1)] = 1024
 
 
 def _options_of(server: type) -> type:
@@ -75,6 +75,8 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
         say(f"{settings.target} is served plainly: {speculating.plain_because}")
     else:
         say(f"{settings.target} is served with {speculating.drafter}")
+    if not getattr(pair.tokenizer, "chat_template", None):
+        say(f"{settings.target} has no chat template: it completes prompts (/v1/completions), and cannot chat")
     serving = joining(settings, speculating) if settings.continuous_batching else speculating.in_place()
     with serving as summary, handing_out(pair, settings.target), ending_by_signal():
         try:

@@ -11,6 +11,7 @@ from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..loading.chat import ask, batch
 from ..stats import SpeculationStats
+from ..target.inputs import position_limit
 
 QUESTION = "What is the capital of France?"
 """for warming up"""
@@ -31,6 +32,8 @@ class Speculating:
         self.answers = self.given_up = 0
         self.total = SpeculationStats()
         """of all answers"""
+        self.plain_seconds = 0.0
+        """that plain decoding would have taken for the drafted ones, by what each of them says"""
         self.plain_because = ""
         """why this model is never drafted for, if so"""
 
@@ -67,13 +70,19 @@ class Speculating:
         self.answers += 1
         number, began = self.answers, time.perf_counter()
         try:
+            self._check(*args, **kwargs)
             output = None if self.plain_because else self._drafted(number, plain, *args, **kwargs)
             if output is None:
                 output = plain(*args, **kwargs, speculation_type="none")
                 self.say(f"{number}: {time.perf_counter() - began:.2f} s, decoded plainly")
         except BaseException as error:
             self.given_up += 1
-            self.say(f"{number}: ended after {time.perf_counter() - began:.2f} s by {type(error).__name__} {error}")
+            why = f"by {type(error).__name__} {error}".rstrip()
+            if "Cancelled" in why:  # transformers' server tells its streams so
+                why = "by its client, who has hung up"
+            self.say(f"{number}: ended after {time.perf_counter() - began:.2f} s {why}")
+            if isinstance(error, ValueError):
+                raise _bad_request(error) from error
             raise
         return output
 
@@ -87,15 +96,37 @@ class Speculating:
         stats = self.drafter.last_stats
         assert stats is not None
         self.total = self.total + stats
+        self.plain_seconds += (stats.estimated_gain or 1.0) * stats.total_seconds
         self.say(f"{number}: {line(stats)}")
         return output
 
     def summary(self) -> str:
         """What was served."""
         served = f"{self.answers} answers" + f", {self.given_up} of them given up" * bool(self.given_up)
-        return f"{served}; {line(self.total)}" if self.total.emitted_tokens else served
+        gain = self.plain_seconds / self.total.total_seconds if self.total.total_seconds else None
+        return f"{served}; {line(self.total, gain)}" if self.total.emitted_tokens else served
+
+    def _check(self, *args: Any, **kwargs: Any) -> None:
+        """
+        Raises:
+            ValueError: there is nothing to go on from, or no room for an answer.
+        """
+        given = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")]
+        ids = next((ids for ids in given if ids is not None), None)
+        config, limit = kwargs.get("generation_config"), position_limit(self.model)
+        if ids is not None and not 0 < ids.shape[1] < limit:
+            raise ValueError(f"a prompt has from 1 to {limit - 1} tokens, this one has {ids.shape[1]}")
+        if config is not None and config.stop_strings == []:
+            config.stop_strings = None
 
 
-def line(stats: SpeculationStats) -> str:
-    """A call, or several, in one line."""
-    return f"{stats.emitted_tokens:,} tokens in {stats.total_seconds:.2f} s; {stats.summary()}"
+def line(stats: SpeculationStats, gain: float | None = None) -> str:
+    """A call, or several with a gain that is known, in one line."""
+    return f"{stats.emitted_tokens:,} tokens in {stats.total_seconds:.2f} s; {stats.summary(gain)}"
+
+
+def _bad_request(error: ValueError) -> Exception:
+    """What a client has asked wrongly is the client's to mend: status 400."""
+    from fastapi import HTTPException
+
+    return HTTPException(400, str(error))

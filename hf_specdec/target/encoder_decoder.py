@@ -70,15 +70,22 @@ def _rows(value: Any, index: Tensor) -> Any:
     if isinstance(value, Tensor) and value.ndim:
         return value[index.to(value.device)]
     if hasattr(value, "last_hidden_state"):
-        return as_said(_rows(value.last_hidden_state, index))
+        mask = getattr(value, "attention_mask", None)
+        return as_said(_rows(value.last_hidden_state, index), None if mask is None else _rows(mask, index))
     return value
 
 
-def as_said(states: Tensor) -> Any:
-    """An encoder's states [B, S, H] in the form that decoders take."""
+def as_said(states: Tensor, mask: Tensor | None = None) -> Any:
+    """An encoder's states [B, S, H] in the form that decoders take.
+
+    Args:
+        mask: of the states [B, S], of encoders that shorten their input and its mask (Moonshine).
+    """
     from transformers.modeling_outputs import BaseModelOutput  # much comes with it, which few need
 
-    return BaseModelOutput(states)
+    said = BaseModelOutput(states)
+    said.attention_mask = mask
+    return said
 
 
 def crosses(model: "PreTrainedModel") -> bool:
@@ -118,5 +125,5 @@ def encoded(model: "PreTrainedModel", source: dict[str, Any]) -> dict[str, Any]:
     given = moved(source[name], model.device)
     inputs = {name: given if not given.is_floating_point() else given.to(model.dtype)}
     said = model.get_encoder()(**inputs | ({} if mask is None else {"attention_mask": mask}), return_dict=True)
-    kwargs: dict[str, Any] = {"encoder_outputs": as_said(said.last_hidden_state)}
+    kwargs: dict[str, Any] = {"encoder_outputs": as_said(said.last_hidden_state, getattr(said, "attention_mask", None))}
     return kwargs | ({} if mask is None else {"attention_mask": mask})

@@ -170,6 +170,8 @@ def prefill(
     inputs = model.prepare_inputs_for_generation(
         ids, next_sequence_length=new_columns, is_first_iteration=True, **model_kwargs
     )
+    if inputs.get("past_key_values") is None:  # Phi-3 lets go of it before a prompt beyond its first rotary factors
+        inputs["past_key_values"] = model_kwargs.get("past_key_values")
     if features:
         inputs["output_hidden_states"] = True
     if all_logits and "logits_to_keep" in inputs:

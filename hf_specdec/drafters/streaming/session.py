@@ -41,6 +41,7 @@ class StreamingSession(DraftSession):
     ) -> None:
         super().__init__(context)
         self.config, self.streams, self.upper, self.tuner = config, streams, upper, tuner
+        self.slots_per_token = 1 + streams.gamma
         self._runner: StreamRunner | None = None
         self.rows: list[int] = []
         self.ends: Tensor | None = None
