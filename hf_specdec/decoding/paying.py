@@ -101,13 +101,13 @@ class Paying:
         """whether drafts are drawn at random: a seed would give another text where they are left out by the clock"""
         self.met: set[bool] = set()
         """kinds of rounds, resting or not, that this call has had: what a first one begins takes longer"""
-        self.owed = 0
-        """rounds without a draft that are still to come for what was lost with other numbers of rows in this call"""
+        self.debt = Record()
+        """of calls that begin with as many rows: what was lost with any number of them is made up for with all"""
         self.rounds = self.rested = 0
         """all, and those without a draft because drafts had not paid"""
         self.began = 0.0
-        self.now: Pace | None = None
-        """whose round this is"""
+        self.resting = self.first = True
+        """whether the present round has no draft, and whether it is the first such one of this call, or with one"""
         self.tokens = self.rows = 0
 
     @property
@@ -116,40 +116,50 @@ class Paying:
 
     def feed(self, round: Round) -> Draft:
         now = self.clock()
-        if self.now is not None:
-            self.now.add(self.tokens, now - self.began)
-            self._decide(now - self.began)
+        if self.rounds:
+            self._account(now - self.began)
+        else:
+            self.debt = self._record_of(-len(round.room))
         if self.rows != len(round.room):
-            self.owed = max(self.owed, self.record.left if self.record.paused else 0)
             self.record, self.rows = self._record_of(len(round.room)), len(round.room)
             if (self.keeps_state or self.own_order) and not self.record.plain.seconds:
                 self.record.left = PLAIN_FIRST
-        record = self.record
-        self.began, resting = now, record.left > 0 or self.owed > 0
+        record, debt = self.record, self.debt
+        self.began, self.resting = now, record.left > 0 or debt.left > 0
         self.rounds += 1
-        self.rested += resting and (record.paused or self.owed > 0)
-        self.now = (record.plain if resting else record.drafted) if resting in self.met else None
-        self.met.add(resting)
-        if not resting:
+        self.rested += self.resting and (record.paused or debt.left > 0)
+        self.first = self.resting not in self.met
+        self.met.add(self.resting)
+        if not self.resting:
             draft = self.inner.feed(round)
             self.draws |= draft.token_probs is not None
             return draft
-        record.left, self.owed = max(0, record.left - 1), max(0, self.owed - 1)
+        for known in (record,) if debt is record else (record, debt):
+            known.left = max(0, known.left - 1)
         return self.inner.feed(replace(round, room=[0] * len(round.room)))
 
-    def _decide(self, seconds: float) -> None:
-        record, plain = self.record, self.record.plain.rate()
-        if self.now is not record.drafted or (self.draws and not (self.keeps_state or self.own_order)):
+    def _account(self, seconds: float) -> None:
+        """What the last round took. A first one of its kind is no sign of the pace, but what it lost is lost."""
+        record = self.record
+        if not self.first:
+            (record.plain if self.resting else record.drafted).add(self.tokens, seconds)
+        plain = record.plain.rate()
+        if self.resting or (self.draws and not (self.keeps_state or self.own_order)):
             return
-        record.tried += 1
         if plain:
             record.lost += min(seconds - self.tokens / plain, SHOCK * self.rows / plain)
+        if not self.first:
+            self._decide(record, plain)
+
+    def _decide(self, record: Record, plain: float) -> None:
+        record.tried += 1
         if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
             record.pause, record.lost = FIRST_PAUSE, 0.0
             record.tried = record.tried if plain else 0
         elif record.tried >= self._trial(record):
             made_up_for = record.lost * plain / self.rows / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
+            self.debt.left = max(self.debt.left, record.left)
             record.pause = min(2 * record.pause, LONGEST_PAUSE)
             record.tried, record.lost, record.paused = 0, 0.0, True
             if self.keeps_state:

@@ -71,14 +71,14 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
     check_options(options)
     check_address(options.host, options.port)
     pair, speculating = apart(lambda: ready(settings))
-    if speculating.plain_because:
-        say(f"{settings.target} is served plainly: {speculating.plain_because}")
-    else:
-        say(f"{settings.target} is served with {speculating.drafter}")
-    if not getattr(pair.tokenizer, "chat_template", None):
-        say(f"{settings.target} has no chat template: it completes prompts (/v1/completions), and cannot chat")
     serving = joining(settings, speculating) if settings.continuous_batching else speculating.in_place()
     with serving as summary, handing_out(pair, settings.target), ending_by_signal():
+        if speculating.plain_because:
+            say(f"{settings.target} is served plainly: {speculating.plain_because}")
+        else:
+            say(f"{settings.target} is served with {speculating.drafter}")
+        if not getattr(pair.tokenizer, "chat_template", None):
+            say(f"{settings.target} has no chat template: it completes prompts (/v1/completions), and cannot chat")
         try:
             Serve(settings.target, continuous_batching=settings.continuous_batching, **asdict(options))
         except KeyboardInterrupt:
