@@ -296,8 +296,11 @@ def test_each_ready_repo_loads_and_drafts(folder: Path, as_large_as_the_real_one
     assert card.data.library_name == "hf_specdec" and card.data.license == "apache-2.0"
 
 
-def test_streams_draft_for_a_target_that_a_lora_has_tuned(as_large_as_the_real_one: PreTrainedModel) -> None:
-    target, folder = deepcopy(as_large_as_the_real_one), ROOT / "hub_configs" / "e2e"
+@pytest.mark.parametrize(("task", "license"), [("e2e", "cc-by-sa-4.0"), ("gsm8k", "mit")])
+def test_streams_draft_for_a_target_that_a_lora_has_tuned(
+    as_large_as_the_real_one: PreTrainedModel, task: str, license: str
+) -> None:
+    target, folder = deepcopy(as_large_as_the_real_one), ROOT / "hub_configs" / task
     prompt, options = torch.tensor([[100, 200, 300, 400]]), {"max_new_tokens": 8, "do_sample": False}
     Drafter.from_pretrained(folder / "lora").tune(target)  # type: ignore[attr-defined]
     plain = target.generate(prompt, **options)
@@ -306,7 +309,7 @@ def test_streams_draft_for_a_target_that_a_lora_has_tuned(as_large_as_the_real_o
     assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens
     for name in ("lora", "streaming"):
         assert (folder / name / "model.safetensors").stat().st_size < 6_000_000
-        assert ModelCard.load(folder / name / "README.md").data.license == "cc-by-sa-4.0"
+        assert ModelCard.load(folder / name / "README.md").data.license == license
 
 
 def test_the_ready_repos_store_their_draft_once() -> None:
