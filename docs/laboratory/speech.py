@@ -17,7 +17,7 @@ from tqdm import tqdm
 from typer import Option, run
 
 from hf_specdec import Drafter, PromptLookupDrafter, SuffixDrafter
-from moonshine import load_moonshine, recording, words
+from moonshine import RATE, load_moonshine, recording, words
 
 RECORDINGS = "two_cities.wav", "beckett.wav", "endgame_nagg_nell.wav"
 TOKENS_PER_SECOND = 6.5
@@ -38,7 +38,7 @@ def main(
         for name, calls, speed, same in compared(model, batches, said if show and size == 1 else []):
             shares = f"{calls[0]:,}", f"{calls[0] / calls[1]:.2f}", f"{speed:.2f}"
             table.add_row(str(size), name, *shares, f"{same} of {len(batches)}")
-    Console().print(f"{len(pieces)} pieces, {sum(map(len, pieces)) / 16_000:.0f} s of speech")
+    Console().print(f"{len(pieces)} pieces, {sum(map(len, pieces)) / RATE:.0f} s of speech")
     Console().print(table)
 
 
@@ -72,7 +72,7 @@ def write(model: Any, pieces: list[Tensor], drafter: Drafter | None) -> Tensor:
     longest = max(map(len, pieces))
     sound = torch.stack([torch.nn.functional.pad(piece, (0, longest - len(piece))) for piece in pieces])
     heard = torch.stack([torch.arange(longest) < len(piece) for piece in pieces]).long()
-    options = {"max_new_tokens": int(longest / 16_000 * TOKENS_PER_SECOND), "do_sample": False, "pad_token_id": 2}
+    options = {"max_new_tokens": int(longest / RATE * TOKENS_PER_SECOND), "do_sample": False, "pad_token_id": 2}
     drafted = {} if drafter is None else {"assistant_model": drafter}
     return model.generate(input_values=sound, attention_mask=heard, **options, **drafted)
 

@@ -77,10 +77,10 @@ class Speculating:
                 self.say(f"{number}: {time.perf_counter() - began:.2f} s, decoded plainly")
         except BaseException as error:
             self.given_up += 1
-            why = f"by {type(error).__name__} {error}".rstrip()
-            if "Cancelled" in why:  # transformers' server tells its streams so
-                why = "by its client, who has hung up"
-            self.say(f"{number}: ended after {time.perf_counter() - began:.2f} s {why}")
+            kind = type(error).__name__
+            gone = "Cancelled" in kind  # what transformers' server ends its streams with
+            why = "its client, who has hung up" if gone else f"{kind} {error}"
+            self.say(f"{number}: ended after {time.perf_counter() - began:.2f} s by {why}")
             if isinstance(error, ValueError):
                 raise _bad_request(error) from error
             raise

@@ -70,8 +70,7 @@ def _rows(value: Any, index: Tensor) -> Any:
     if isinstance(value, Tensor) and value.ndim:
         return value[index.to(value.device)]
     if hasattr(value, "last_hidden_state"):
-        mask = getattr(value, "attention_mask", None)
-        return as_said(_rows(value.last_hidden_state, index), None if mask is None else _rows(mask, index))
+        return as_said(_rows(value.last_hidden_state, index), _rows(getattr(value, "attention_mask", None), index))
     return value
 
 

@@ -52,9 +52,9 @@ class StaggeredRunner:
         columns = max(lengths) + width
         ids = torch.nn.functional.pad(self.ids[:, :columns], (0, max(0, columns - self.ids.shape[1])))
         self.ids = ids.scatter(1, places, tokens.to(ids.dtype))
-        self.lengths = [n + k for n, k in zip(lengths, counts or [width] * len(lengths), strict=True)]
         # What a short row is padded with may lie beyond the model's positions; a last token does so under ALiBi alone.
         answer = self.runner.forward(self.ids[:, held : min(columns, max(self.limit, max(lengths) + 1))])
+        self.lengths = [n + k for n, k in zip(lengths, counts or [width] * len(lengths), strict=True)]
         if lengths == [held] * len(lengths):
             return answer
         index = (places - held).clamp(max=answer.logits.shape[1] - 1)
