@@ -1,7 +1,11 @@
 """One thread per worker, so that float32 results and times do not depend on how many tests run beside each other."""
 
 import os
+import threading
+import time
 import zlib
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,8 +17,6 @@ GRID = 3
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked slow or shared run only when asked for with `-m`, those marked grid in part."""
-    import pytest
-
     if config.getoption("-m"):
         return
     skip, met = pytest.mark.skip(reason="run with pytest -m"), set()
@@ -33,3 +35,13 @@ def pytest_runtest_setup(item):
 
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def no_decoder_is_left():
+    """Whatever became of its requests, a `BatchDecoder` that was closed leaves no thread behind."""
+    yield
+    end = time.monotonic() + 60
+    while any(thread.name == "BatchDecoder" for thread in threading.enumerate()):
+        assert time.monotonic() < end, "a BatchDecoder's thread is still there"
+        time.sleep(0.01)

@@ -1,6 +1,8 @@
-"""What tests ask the system for: a free port, and who was started by whom."""
+"""What tests ask the system for: a free port, who was started by whom, and time."""
 
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,3 +22,11 @@ def children(parent: int) -> list[int]:
         except OSError:
             continue  # it has ended meanwhile
     return found
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

@@ -111,18 +111,21 @@ def texts(kind: str) -> list[tuple[bool, bool]]:
     return text
 
 
-def play(planner: Planner, text: list[tuple[bool, bool]], ratio: float) -> float:
-    """Seconds without overhead, the planner told what a session tells it. A draft step takes a second."""
+def play(planner: Planner, text: list[tuple[bool, bool]], ratio: float, slowed: float = 1.0) -> float:
+    """Seconds without overhead, the planner told what a session tells it. A draft step takes a second, and `slowed`
+    beside the target, which is slowed down as much."""
     at = carried = 0
     seconds = 0.0
+    for _ in range(2):  # a call begins with plain rounds, as what drafting gains is held against them
+        planner.saw_target(1, 1, ratio, alone=True)
     while at < len(text):
         plan, left = planner.plan(1), len(text) - at - 1
-        step = 1.05 if plan.corrections else 1.0
+        step = slowed * (1.05 if plan.corrections else 1.0)
         fresh = max(0, min(plan.window, left - carried))
         if not plan.pre_verify:
             if not carried:
                 carried, seconds = fresh, seconds + fresh
-                planner.saw_draft(1, 1.0)
+                planner.saw_draft(1, 1.0, alone=True)
             fresh = 0
         tests = carried + bool(fresh)
         run = next((i for i in range(tests) if not text[at + i][0]), tests)
@@ -131,23 +134,26 @@ def play(planner: Planner, text: list[tuple[bool, bool]], ratio: float) -> float
             planner.history.saw_corrections(int(run < tests), int(foreseen))
         goes_on = bool(fresh) and (run == tests or foreseen)
         at += run + (run < tests or not fresh)
-        seconds += max(ratio, step * (fresh if goes_on else min(fresh, 1)))
+        verifying = ratio * (slowed if fresh else 1.0)
+        seconds += max(verifying, step * (fresh if goes_on else min(fresh, 1)))
         carried = fresh - 1 if goes_on else 0
         if plan.pre_verify:
             planner.saw_draft(1, step, forking=plan.corrections > 0)
-        planner.saw_target(1, tests + 1, ratio)
+        planner.saw_target(1, tests + 1, verifying, alone=not fresh)
         planner.history.saw_tests([0], [tests], [run])
     return seconds
 
 
+@pytest.mark.parametrize("slowed", [1.0, 1.3, 2.0])
 @pytest.mark.parametrize("ratio", [2, 3, 5, 10, 20])
 @pytest.mark.parametrize("kind", ["seldom", "often", "nearly always", "in bursts"])
-def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio):
+def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio, slowed):
+    """On cores that both models use, too, where each slows the other down while they run side by side."""
     text = texts(kind)
     accepted = [[float(passed) for passed, _ in text]]
     serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
-    overlapped = min(play(Planner(ratio, True, True, n), text, ratio) for n in (0, 1))
-    assert play(Planner("auto", True, True, "auto"), text, ratio) < min(serial, overlapped) / 0.96
+    overlapped = min(play(Planner(ratio, True, True, n), text, ratio, slowed) for n in (0, 1))
+    assert play(Planner("auto", True, True, "auto"), text, ratio, slowed) < min(serial, overlapped) / 0.96
 
 
 def test_a_worker_reads_no_prompt_while_drafting_does_not_pay(monkeypatch: Any) -> None:

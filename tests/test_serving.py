@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import pytest
 import torch
 from chats import TEMPLATE, VOCAB, save_pair, talking_tokenizer
 from models import llama, slow
-from processes import children, free_port
+from processes import children, free_port, until
 
 from hf_specdec import BatchDecoder, PearlDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.loading.models import Pair
@@ -109,13 +108,6 @@ def serving(drafter: Any, joined: bool = False, **bounds: int) -> Iterator[Serve
             yield served
         finally:
             server.kill_server()
-
-
-def until(true: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ LEAST_TRIAL = 3
 """rounds, however many rows there are"""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
+TOO_MUCH = 6
+"""plain rounds; a trial that has lost more ends at once"""
 COSTS, LONGEST_MADE_UP = 0.03, 1024
 """share of the time that trials which do not pay may take: the more one lost, the longer the pause behind it, up to so
 many rounds"""
@@ -156,7 +158,7 @@ class Paying:
         if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
             record.pause, record.lost = FIRST_PAUSE, 0.0
             record.tried = record.tried if plain else 0
-        elif record.tried >= self._trial(record):
+        elif record.tried >= self._trial(record) or record.lost * plain > TOO_MUCH * self.rows:
             made_up_for = record.lost * plain / self.rows / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
             self.debt.left = max(self.debt.left, record.left)

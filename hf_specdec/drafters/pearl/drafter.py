@@ -24,7 +24,7 @@ from .seat import Seat, join
 from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
-from .workers import Pool, launch, make_ready, start_thread
+from .workers import Pool, launch, make_ready, start_thread, threads_beside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -179,7 +179,7 @@ class PearlDrafter(ModelDrafter):
         elif worker is None:
             worker = launch()
         if not worker.ready:
-            make_ready(worker, self.draft_model, PearlSession.patience)
+            make_ready(worker, self.draft_model, PearlSession.patience, threads_beside(context.device))
             worker.manner = manner
         self.last_timeline = timeline = Timeline()
         try:

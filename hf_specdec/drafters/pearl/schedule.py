@@ -67,7 +67,7 @@ class Overlapped:
         self.drafting = plan is not None and any(budget)
         if self.drafting:
             assert plan is not None
-            self.session.ask(lambda d: d.start_draft(s, budget, chains, plan.corrections, forking=True))
+            self.session.ask(lambda d: d.start_draft(s, budget, chains, plan.corrections, beside=True))
         self.chains = chains if self.session.alive else [[]] * len(rows)
         self.copied = [min(len(copy), len(chain)) for copy, chain in zip(copies, self.chains, strict=True)]
         self.fed_at = time.perf_counter()
@@ -101,9 +101,8 @@ class Overlapped:
             self.fresh = self.session.ask(lambda d: d.wait(1)) or self.fresh
         if not self.session.alive:  # nobody is left to ask for q: as if nothing had been drafted
             self.fresh = self.chains = [[]] * rows
-        width = fed.tokens.shape[1] + 1
-        paused = not any(self.round.room)
-        self.session.tell(lambda d: d.saw_target(rows, width, (self.fed_at, over), paused))
+        width, alone, paused = fed.tokens.shape[1] + 1, not self.drafting, not any(self.round.room)
+        self.session.tell(lambda d: d.saw_target(rows, width, (self.fed_at, over), alone, paused))
         self._waited(over)
         tested = [chain + new[:1] for chain, new in zip(self.chains, self.fresh, strict=True)]
         if self.round.lockstep:  # all rows draft the same number of tokens; those that are finished do not count

@@ -60,7 +60,8 @@ class PearlSession(DraftSession):
         self.rows: list[int] = list(self.told)
         self.next_lines = {row: line for line, row in enumerate(self.told)}
         """per row, the line of the present order that the next one goes on from"""
-        self.forking = False
+        self.forking = self.beside = False
+        """of the present order: whether it drafts behind corrections, and while the target verifies"""
         self.budget: list[int] = []
         self.total: int | None = 0
         """draft steps of the present order, once it is known that no more will come"""
@@ -96,13 +97,13 @@ class PearlSession(DraftSession):
         budget: list[int],
         pending: list[Chain] | None = None,
         corrections: int = 0,
-        forking: bool = False,
+        beside: bool = False,
     ) -> None:
         """Have the worker draft `budget[b]` tokens behind each row's accepted tokens and `pending`, unverified ones.
 
         Args:
             corrections: how many likely ones of each token to remember.
-            forking: draft behind those of unverified tokens, too.
+            beside: the target verifies meanwhile: draft behind the corrections of unverified tokens, too.
         """
         self._open()
         corrections = corrections if self.forks_can_be else 0
@@ -121,7 +122,7 @@ class PearlSession(DraftSession):
         self.worker.epoch += 1
         self.steps, self.forks, self.total = [], [], None
         self.rows, self.budget, self.base = list(sequences.rows), list(budget), list(sequences.lengths)
-        self.forking = forking and corrections > 0
+        self.forking, self.beside = beside and corrections > 0, beside
         order = Order(
             epoch=self.worker.epoch,
             width=max(budget),
@@ -258,7 +259,8 @@ class PearlSession(DraftSession):
         self.steps.append(step)
         self.context.stats.draft_calls = step.draft_calls
         self.timeline.draft.append((step.began, step.ended))
-        self.planner.saw_draft(len(self.rows), step.ended - step.began, lines > len(self.rows))
+        alone, forking = not self.beside, lines > len(self.rows)
+        self.planner.saw_draft(len(self.rows), step.ended - step.began, forking, alone)
         for b, row in enumerate(self.rows):
             if len(self.steps) <= self.budget[b]:
                 self.told[row].append(step.tokens[b])
@@ -272,7 +274,8 @@ class PearlSession(DraftSession):
         assert self.copying is not None
         if plan.post_verify:
             return self.copying.copy(chains, sequences, room, as_likely_as(self.planner.history.acceptance))
-        faster = faster_than(plan.speed, self.planner.cost.round(len(chains)), self.context.lockstep)
+        verify_time, _ = self.planner.one_after_the_other(len(chains))
+        faster = faster_than(plan.speed, verify_time, self.context.lockstep)
         return self.copying.copy(chains, sequences, room, faster)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
@@ -281,11 +284,10 @@ class PearlSession(DraftSession):
         self.start_draft(sequences, [min(window, most) for most in budget])
         return as_draft(self.wait(None), self.context)
 
-    def saw_target(self, rows: int, width: int, span: tuple[float, float], paused: bool = False) -> None:
-        """A forward of the target, of `width` tokens per row; where drafting is paused nothing runs beside it."""
+    def saw_target(self, rows: int, width: int, span: tuple[float, float], alone: bool, paused: bool) -> None:
+        """A forward of the target, of `width` tokens per row; alone, if nothing was drafted meanwhile."""
         self.paused[paused] += 1
-        if not paused:
-            self.planner.saw_target(rows, width, span[1] - span[0])
+        self.planner.saw_target(rows, width, span[1] - span[0], alone)
         self.timeline.target.append(span)
 
     def observe(self, verdict: Verdict) -> None:

@@ -1,5 +1,6 @@
 """The window by itself, and whether rows run overlapped or one after the other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,8 +9,8 @@ from ...budget.cost import running_mean
 from ..draft_model.window import FIRST
 from .history import History, Runs, overlapped_speed, serial_speeds
 
-LOOK_AGAIN = 32
-"""rounds after which what seems slower is tried once more"""
+LOOK_AGAIN, SELDOM = 32, 256
+"""rounds after which what seems slower is tried once more; as many as have passed until then, up to so many"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,23 @@ class Plan:
         return not (self.pre_verify or self.post_verify)
 
 
+class Times:
+    """What the two models take, side by side or each alone: on cores that they share these are not the same."""
+
+    def __init__(self) -> None:
+        self.target = Cost()
+        self.steps: dict[tuple[int, bool], float] = {}
+        """seconds of a draft step per batch size, and whether it drafted for corrections, too"""
+
+    def saw_step(self, rows: int, forking: bool, seconds: float) -> None:
+        self.steps[rows, forking] = running_mean(self.steps.get((rows, forking)), seconds)
+
+    def step(self, rows: int, forking: bool = False) -> float | None:
+        """Seconds of a draft step, or of the most similar one that was seen."""
+        nearest = min(self.steps, key=lambda known: (abs(known[0] - rows), known[1] != forking), default=None)
+        return None if nearest is None else self.steps[nearest]
+
+
 class Planner:
     """Chooses what is measured to be fastest for each batch size, following it as it drifts: γ = T_target / T_draft
     (Theorem 1), whether corrections are drafted for, and the serial schedule at its best window."""
@@ -52,20 +70,27 @@ class Planner:
         """
         self.window, self.corrections = window, corrections
         self.pre_verify, self.post_verify, self.largest = pre_verify, post_verify, largest
-        self.cost = Cost()
-        """of the target's forwards beside a worker"""
-        self.steps: dict[tuple[int, bool], float] = {}
-        """seconds of a draft step per batch size, and whether it drafted for corrections, too"""
+        self.beside, self.alone = Times(), Times()
         self.history = History()
-        self.rounds = 0
+        self.rounds, self.look_at = 0, LOOK_AGAIN
         self.resting = False
         """whether most rounds of the last call went without a draft, as that did not pay"""
 
-    def saw_draft(self, rows: int, seconds: float, forking: bool = False) -> None:
-        self.steps[rows, forking] = running_mean(self.steps.get((rows, forking)), seconds)
+    def saw_draft(self, rows: int, seconds: float, forking: bool = False, alone: bool = False) -> None:
+        (self.alone if alone else self.beside).saw_step(rows, forking, seconds)
 
-    def saw_target(self, rows: int, width: int, seconds: float) -> None:
-        self.cost.observe_forward(rows, width, seconds)
+    def saw_target(self, rows: int, width: int, seconds: float, alone: bool = False) -> None:
+        (self.alone if alone else self.beside).target.observe_forward(rows, width, seconds)
+
+    def one_after_the_other(self, rows: int) -> tuple[Callable[[int], float], float]:
+        """Seconds of a target forward by its width, and of a draft step, with nothing beside them; once a plan has a
+        speed. What was not seen alone is as it was side by side; a step, as much faster as the target is."""
+        alone, beside = self.alone, self.beside
+        verify, step = (alone if alone.target.known else beside).target.round(rows), alone.step(rows)
+        if step is None:
+            step = beside.step(rows) or 0.0
+            step *= min(1.0, verify(1) / beside.target.round(rows)(1))
+        return verify, step
 
     def plan(self, rows: int) -> Plan:
         """The fastest way to run the next round."""
@@ -73,28 +98,28 @@ class Planner:
         runs = self.history.runs
         choices = [1, 0] if self.corrections == "auto" else [self.corrections]
         best, *others = sorted((self._asked_for(rows, n, runs) for n in choices), key=lambda plan: -plan.speed)
-        look_again = self.rounds % LOOK_AGAIN == 0
-        step = self.steps.get((rows, False))
-        if self.window == "auto" and self.pre_verify and self.post_verify and step and best.speed:
-            windows = range(self.largest + 1)
-            speeds = serial_speeds(runs, windows, self.cost.round(rows), step)
-            serial = max(windows, key=speeds.__getitem__)
-            if serial and speeds[serial] > best.speed:
-                return best if look_again else Plan(serial, False, False, corrections=0, speed=speeds[serial])
+        if look_again := self.rounds >= self.look_at:
+            self.look_at += min(self.rounds, SELDOM)
+        if self.window == "auto" and self.pre_verify and self.post_verify and best.speed:
+            windows = range(1, self.largest + 1)  # whether to draft at all is not asked here
+            speeds = serial_speeds(runs, windows, *self.one_after_the_other(rows))
+            speed, serial = max(zip(speeds, windows, strict=True))
+            if speed > best.speed:
+                return best if look_again else Plan(serial, False, False, corrections=0, speed=speed)
         return others[0] if others and look_again else best
 
     def _asked_for(self, rows: int, corrections: int, runs: Runs) -> Plan:
         """The schedule that was asked for."""
-        forking = corrections > 0
-        draft = self.steps.get((rows, forking)) or self.steps.get((rows, not forking))
-        window, speed = FIRST if self.window == "auto" else self.window, 0.0
-        if draft and self.cost.known:
-            verify_time = self.cost.round(rows)
+        overlapped = self.pre_verify or self.post_verify
+        times = self.beside if overlapped else self.alone
+        draft, window, speed = times.step(rows, corrections > 0), FIRST if self.window == "auto" else self.window, 0.0
+        if draft and times.target.known:
+            verify_time = times.target.round(rows)
             if self.window == "auto":
                 window = min(self.largest, max(1, round(verify_time(1) / draft)))
                 window = min(self.largest, max(1, round(verify_time(window) / draft)))
             share = self.history.foreseen if corrections else 0.0
-            if self.pre_verify or self.post_verify:
+            if overlapped:
                 speed = overlapped_speed(runs, window, verify_time(window), draft, share)
             else:
                 (speed,) = serial_speeds(runs, [window], verify_time, draft)

@@ -123,14 +123,22 @@ def launch() -> Worker:
     return Worker(link, close, process, ready=False)
 
 
-def make_ready(worker: Worker, model: "PreTrainedModel", patience: float) -> None:
+def threads_beside(target: torch.device) -> int:
+    """Threads for a draft on the CPU: as many as cores are left beside the target's, one at least. Where two models
+    compute on the same cores, each one's threads wait for a core on which the other one's wait for theirs."""
+    mine = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return mine if target.type != "cpu" else min(mine, max(1, cores - mine))
+
+
+def make_ready(worker: Worker, model: "PreTrainedModel", patience: float, threads: int) -> None:
     """Send a launched process its model, and wait until it has it.
 
     Raises:
         RuntimeError: it could not start. It is closed then, as it is when the wait is interrupted.
     """
     try:
-        worker.link.send(Kind.MODEL, encode_object((model, torch.get_num_threads())))
+        worker.link.send(Kind.MODEL, encode_object((model, threads)))
         answer = worker.link.receive(QUIET) or _heard(worker.link)
         if answer is None or answer[0] is not Kind.READY:
             reason = "it said nothing" if answer is None else answer[1].decode(errors="replace")
