@@ -12,7 +12,7 @@ from test_stats import Clock
 
 from hf_specdec import DraftModelDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
-from hf_specdec.decoding.paying import FIRST_TRIAL, LATER_TRIAL, Paying, Record
+from hf_specdec.decoding.paying import FIRST_TRIAL, LATER_TRIAL, TOO_MUCH, Paying, Record
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
 from hf_specdec.target.ragged import RaggedRunner
@@ -227,3 +227,25 @@ def test_what_a_batch_has_lost_is_made_up_for_when_rows_leave_it() -> None:
         paying.observe(1)
         now[0] += 1.0
     assert drafted[-1]
+
+
+@pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])
+def test_a_trial_that_has_lost_much_ends_at_once(takes: float) -> None:
+    """A round of drafts takes several plain ones, and gives no more tokens."""
+    now, drafted = [0.0], []
+
+    class Ordinary:
+        correct = None
+
+        def feed(self, round: Round) -> Draft:
+            drafted.append(any(round.room))
+            return Draft.from_lists([[5] * min(3, room) for room in round.room])
+
+    inner, record, sequences = Ordinary(), Record(), None
+    paying = Paying(inner, lambda rows: record, False, own_order=True, clock=lambda: now[0])  # type: ignore[arg-type]
+    for _ in range(40):
+        paying.feed(Round(sequences, [9], [False], lockstep=False))  # type: ignore[arg-type]
+        paying.observe(1)
+        now[0] += takes if drafted[-1] else 1.0
+    lost = sum(drafted) * (takes - 1)
+    assert TOO_MUCH < lost <= TOO_MUCH + 4 and sum(drafted) < FIRST_TRIAL

@@ -13,6 +13,7 @@ from hf_specdec import PearlDrafter
 from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speed, serial_speeds
 from hf_specdec.drafters.pearl.session import PearlSession
 from hf_specdec.drafters.pearl.window import Planner
+from hf_specdec.drafters.pearl.workers import threads_beside
 from hf_specdec.theory import pearl_tokens_per_second, tokens_per_second
 from pearl_bounds import WINDOWS, serial_seconds
 
@@ -183,3 +184,14 @@ def test_a_call_too_short_to_tell_leaves_the_next_ones_worker_alone() -> None:
     with PearlDrafter(models.llama(seed=3), worker="thread") as drafter:
         sides.ours(drafter)
         assert not drafter.planners.of(sides.model).resting
+
+
+@pytest.mark.parametrize(("mine", "cores", "device", "expected"), [
+    (2, 2, "cpu", 1), (6, 8, "cpu", 2), (2, 16, "cpu", 2), (8, 8, "cpu", 1), (8, 8, "meta", 8),
+])  # fmt: skip
+def test_a_worker_computes_on_the_cores_that_the_target_leaves(
+    mine: int, cores: int, device: str, expected: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: mine)
+    assert threads_beside(torch.device(device)) == expected

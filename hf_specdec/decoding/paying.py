@@ -22,7 +22,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
 TOO_MUCH = 6
 """plain rounds; a trial that has lost more ends at once"""
-COSTS, LONGEST_MADE_UP = 0.03, 1024
+COSTS, LONGEST_MADE_UP = 0.02, 1024
 """share of the time that trials which do not pay may take: the more one lost, the longer the pause behind it, up to so
 many rounds"""
 MEMORY = 0.9
