@@ -19,13 +19,11 @@ from hf_specdec.training.ngram import train_ngram
 
 REQUESTS = [(5, 20), (1, 7), (30, 12), (17, 1), (8, 33), (3, 3), (12, 18), (26, 9), (2, 25), (9, 14)]
 """tokens of the prompt, and new ones"""
-
-
 ENDS = [11, 23]
 """tokens that end a text"""
 
 
-def close_draft() -> Any:
+def _close_draft() -> Any:
     """Often agrees with the target."""
     model = models.llama(eos_token_id=ENDS)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -33,6 +31,9 @@ def close_draft() -> Any:
         for weight in model.parameters():
             weight += 0.05 * weight.std().nan_to_num(0.1) * torch.randn_like(weight)
     return model
+
+
+TARGET, DRAFT = models.llama(eos_token_id=ENDS), _close_draft()
 
 
 def texts(seed: int = 0) -> list[list[int]]:
@@ -48,7 +49,7 @@ def plain(model: Any, ids: list[int], new: int, **options: Any) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
-def made(kind: str, target: Any, draft: Any) -> Any:
+def made(kind: str) -> Any:
     """A drafter of each kind."""
     counted = [[random.Random(i).randrange(97) for _ in range(60)] for i in range(4)]
     makers: dict[str, Any] = {
@@ -57,13 +58,13 @@ def made(kind: str, target: Any, draft: Any) -> Any:
         "lookup, trees": lambda: PromptLookupDrafter(num_branches=3),
         "suffix": SuffixDrafter,
         "n-gram": lambda: NGramDrafter(train_ngram(counted, 97, order=2)),
-        "draft model": lambda: DraftModelDrafter(draft),
-        "draft model, 3": lambda: DraftModelDrafter(draft, num_draft_tokens=3),
-        "draft model, trees": lambda: DraftModelDrafter(draft, num_draft_tokens=3, num_candidates=3),
-        "hybrid": lambda: HybridDrafter(draft),
-        "hybrid, 2": lambda: HybridDrafter(draft, num_draft_tokens=2, memory_mb=1),
-        "DISCO": lambda: DiscoDrafter(draft, classifier(), rule="draft", tau=0.3, max_draft_tokens=6),
-        "DISCO, budget": lambda: DiscoDrafter(draft, classifier(), max_draft_tokens=6),
+        "draft model": lambda: DraftModelDrafter(DRAFT),
+        "draft model, 3": lambda: DraftModelDrafter(DRAFT, num_draft_tokens=3),
+        "draft model, trees": lambda: DraftModelDrafter(DRAFT, num_draft_tokens=3, num_candidates=3),
+        "hybrid": lambda: HybridDrafter(DRAFT),
+        "hybrid, 2": lambda: HybridDrafter(DRAFT, num_draft_tokens=2, memory_mb=1),
+        "DISCO": lambda: DiscoDrafter(DRAFT, classifier(), rule="draft", tau=0.3, max_draft_tokens=6),
+        "DISCO, budget": lambda: DiscoDrafter(DRAFT, classifier(), max_draft_tokens=6),
     }
     return makers[kind]()
 

@@ -2,10 +2,10 @@
 
 import os
 import threading
-import time
 import zlib
 
 import pytest
+from processes import until
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,7 +41,4 @@ def pytest_runtest_setup(item):
 def no_decoder_is_left():
     """Whatever became of its requests, a `BatchDecoder` that was closed leaves no thread behind."""
     yield
-    end = time.monotonic() + 60
-    while any(thread.name == "BatchDecoder" for thread in threading.enumerate()):
-        assert time.monotonic() < end, "a BatchDecoder's thread is still there"
-        time.sleep(0.01)
+    until(lambda: not any(thread.name == "BatchDecoder" for thread in threading.enumerate()))

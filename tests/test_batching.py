@@ -5,7 +5,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from batch_requests import ENDS, KINDS, REQUESTS, close_draft, made, plain, texts
+from batch_requests import DRAFT, ENDS, KINDS, REQUESTS, TARGET, made, plain, texts
 from drafters import Toy
 from stream_models import streams_of, target_of
 from transformers import DynamicCache, GenerationConfig
@@ -22,16 +22,6 @@ from hf_specdec.target.joining import Reading
 pytestmark = pytest.mark.usefixtures("no_decoder_is_left")
 
 
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return models.llama(eos_token_id=ENDS)
-
-
-@pytest.fixture(scope="module")
-def draft() -> Any:
-    return close_draft()
-
-
 SETTINGS: list[dict[str, Any]] = [
     {"do_sample": False},
     {"do_sample": True, "temperature": 1.3},
@@ -45,14 +35,14 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_answer_is_generates(target: Any, draft: Any, kind: str, rows: int) -> None:
-    with BatchDecoder(target, made(kind, target, draft), max_rows=rows) as decoder:
+def test_every_answer_is_generates(kind: str, rows: int) -> None:
+    with BatchDecoder(TARGET, made(kind), max_rows=rows) as decoder:
         answers = [
             decoder.submit(ids, max_new_tokens=new, do_sample=False)
             for ids, (_, new) in zip(texts(), REQUESTS, strict=True)
         ]
         for answer, ids, (_, new) in zip(answers, texts(), REQUESTS, strict=True):
-            expected = plain(target, ids, new)
+            expected = plain(TARGET, ids, new)
             assert answer.result(60) == expected
             assert answer.finish_reason == ("stop" if expected[-1] in ENDS else "length")
             assert answer.stats.emitted_tokens == len(expected)
@@ -102,11 +92,11 @@ def test_prompts_read_in_pieces_are_read_as_a_whole(name: str, piece: int) -> No
 
 
 @pytest.mark.parametrize("kind", ["nobody", "lookup", "lookup, trees"])
-def test_settings_that_differ_change_nobody_elses_text(target: Any, draft: Any, kind: str) -> None:
+def test_settings_that_differ_change_nobody_elses_text(kind: str) -> None:
     """With one seed a request says beside others what it says alone: drafts without chance change no draw."""
     asked = [(ids, SETTINGS[i % len(SETTINGS)], i) for i, ids in enumerate(texts() + texts(1))]
-    drafter = made(kind, target, draft)
-    with BatchDecoder(target, drafter, max_rows=6) as decoder:
+    drafter = made(kind)
+    with BatchDecoder(TARGET, drafter, max_rows=6) as decoder:
         answers = []
         for ids, options, seed in asked:
             torch.manual_seed(seed)
@@ -114,13 +104,13 @@ def test_settings_that_differ_change_nobody_elses_text(target: Any, draft: Any, 
         found = [answer.result(60) for answer in answers]
     for (ids, options, seed), said in zip(asked, found, strict=True):
         torch.manual_seed(seed)
-        alone = target.generate(
+        alone = TARGET.generate(
             torch.tensor([ids]), max_new_tokens=20, pad_token_id=0, assistant_model=PromptLookupDrafter(), **options
         )
         assert said == alone[0, len(ids) :].tolist(), options
 
 
-def test_drawn_drafts_leave_the_distribution(target: Any) -> None:
+def test_drawn_drafts_leave_the_distribution() -> None:
     """The first two tokens of many answers, drafted at random, against the target's own distribution.
 
     9 outcomes of a model of three words, 1,600 answers: a shift of 0.06 in one of them is seen nearly always.
@@ -157,7 +147,7 @@ def _pairs(model: Any, prompt: list[int], temperature: float) -> dict[tuple[int,
     return chances
 
 
-def test_tokens_come_as_they_are_decoded(target: Any) -> None:
+def test_tokens_come_as_they_are_decoded() -> None:
     got: list[int] = []
 
     class Streamer:
@@ -170,9 +160,9 @@ def test_tokens_come_as_they_are_decoded(target: Any) -> None:
             self.ended += 1
 
     ids, streamer = texts()[0], Streamer()
-    with BatchDecoder(target, PromptLookupDrafter()) as decoder:
+    with BatchDecoder(TARGET, PromptLookupDrafter()) as decoder:
         answer = decoder.submit(ids, max_new_tokens=20, do_sample=False, streamer=streamer)
-        assert list(answer) == list(answer) == answer.result(60) == plain(target, ids, 20)
+        assert list(answer) == list(answer) == answer.result(60) == plain(TARGET, ids, 20)
     assert got == [*ids, *answer.tokens] and streamer.ended == 1
 
 
@@ -200,22 +190,22 @@ def test_prefix_processors_see_drafts_beyond_the_buffers_end() -> None:
                 assert answer.result(60) == plain(model, ([7, 9, 11] * 90)[:n], 30, **options)
 
 
-def test_what_a_tokenizer_gives_is_a_prompt(target: Any) -> None:
+def test_what_a_tokenizer_gives_is_a_prompt() -> None:
     given = models.tokenizer()("abc", return_tensors="pt")
-    with BatchDecoder(target) as decoder:
+    with BatchDecoder(TARGET) as decoder:
         answer = decoder.submit(given, max_new_tokens=4, do_sample=False)
-        assert answer.result(60) == plain(target, given["input_ids"][0].tolist(), 4)
+        assert answer.result(60) == plain(TARGET, given["input_ids"][0].tolist(), 4)
     stats = decoder.stats
     assert stats.tokens_per_second > 0 and stats.other_seconds >= 0 and stats.plain_steps == 3
 
 
-def test_the_flag_names_the_drafter(target: Any, draft: Any) -> None:
+def test_the_flag_names_the_drafter() -> None:
     config = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=ENDS, pad_token_id=0)
     config.speculation_type = "prompt_lookup"
-    with BatchDecoder(target, generation_config=config) as decoder:
+    with BatchDecoder(TARGET, generation_config=config) as decoder:
         assert isinstance(decoder.drafter, PromptLookupDrafter)
-        assert decoder.submit(texts()[0]).result(60) == plain(target, texts()[0], 12)
-    with BatchDecoder(target, draft) as decoder:
+        assert decoder.submit(texts()[0]).result(60) == plain(TARGET, texts()[0], 12)
+    with BatchDecoder(TARGET, DRAFT) as decoder:
         assert isinstance(decoder.drafter, DraftModelDrafter)
 
 
@@ -233,13 +223,13 @@ def test_drafts_stay_right_while_rows_come_and_go(window: Any) -> None:
     assert decoder.stats.drafted_tokens and not decoder.stats.rejections
 
 
-def test_a_drafter_that_knows_nothing_of_batches_works(target: Any) -> None:
+def test_a_drafter_that_knows_nothing_of_batches_works() -> None:
     """`propose` alone is enough."""
 
     def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
         return Draft.from_lists([tokens[-2:][:room] for tokens, room in zip(sequences.tokens, budget, strict=True)])
 
     drafter: Drafter = Toy(propose)
-    with BatchDecoder(target, drafter, max_rows=3) as decoder:
+    with BatchDecoder(TARGET, drafter, max_rows=3) as decoder:
         answers = [decoder.submit(ids, max_new_tokens=24, do_sample=False) for ids in texts()]
-        assert [answer.result(60) for answer in answers] == [plain(target, ids, 24) for ids in texts()]
+        assert [answer.result(60) for answer in answers] == [plain(TARGET, ids, 24) for ids in texts()]

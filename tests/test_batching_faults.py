@@ -8,7 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from batch_requests import ENDS, close_draft, plain, texts
+from batch_requests import DRAFT, TARGET, plain, texts
 from drafters import Toy
 from processes import until
 
@@ -22,16 +22,6 @@ from hf_specdec.protocol import Draft
 from hf_specdec.target.joining import JoiningRunner
 
 pytestmark = pytest.mark.usefixtures("no_decoder_is_left")
-
-
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return models.llama(eos_token_id=ENDS)
-
-
-@pytest.fixture(scope="module")
-def draft() -> Any:
-    return close_draft()
 
 
 def test_a_join_that_fails_fails_its_row_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +58,7 @@ def test_nobody_waits_for_a_thread_that_is_gone(monkeypatch: pytest.MonkeyPatch)
     decoder.close()
 
 
-def test_a_model_that_fails_fails_those_who_are_there_and_nobody_after_them(target: Any) -> None:
+def test_a_model_that_fails_fails_those_who_are_there_and_nobody_after_them() -> None:
     model = models.llama()
     forward, broken = model.forward, threading.Event()
 
@@ -108,7 +98,7 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore::hf_specdec.SpeculationWarning")
 @pytest.mark.parametrize("fault", ["raises", "nonsense", "late", "too much"])
-def test_a_drafter_can_only_cost_time(target: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_can_only_cost_time(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
@@ -126,9 +116,9 @@ def test_a_drafter_can_only_cost_time(target: Any, fault: str, monkeypatch: pyte
 
     drafter = Toy(propose)
     monkeypatch.setattr(drafter.session_class, "patience", 0.1)
-    with BatchDecoder(target, drafter, max_rows=4) as decoder:
+    with BatchDecoder(TARGET, drafter, max_rows=4) as decoder:
         answers = [decoder.submit(ids, max_new_tokens=24, do_sample=False) for ids in texts()]
-        assert [answer.result(60) for answer in answers] == [plain(target, ids, 24) for ids in texts()]
+        assert [answer.result(60) for answer in answers] == [plain(TARGET, ids, 24) for ids in texts()]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +139,8 @@ def test_a_drafter_can_only_cost_time(target: Any, fault: str, monkeypatch: pyte
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_what_a_row_cannot_have(target: Any, options: dict[str, Any], message: str) -> None:
-    with BatchDecoder(target) as decoder:
+def test_what_a_row_cannot_have(options: dict[str, Any], message: str) -> None:
+    with BatchDecoder(TARGET) as decoder:
         with pytest.raises(ValueError, match=message):
             decoder.submit(texts()[0], **{"max_new_tokens": 4} | options)
         for bad in ([], [[1, 2], [3, 4]], torch.zeros(1, 1, 1, dtype=torch.long), "a text", [10**6], [-1], [0.5]):
@@ -158,7 +148,7 @@ def test_what_a_row_cannot_have(target: Any, options: dict[str, Any], message: s
                 decoder.submit(bad, max_new_tokens=4)  # type: ignore[arg-type]
         with pytest.raises(SpeculationError, match="shorten the prompt"):
             decoder.submit([5] * 600, max_new_tokens=4)
-        assert decoder.submit(texts()[0], max_new_tokens=4, do_sample=False).result(60) == plain(target, texts()[0], 4)
+        assert decoder.submit(texts()[0], max_new_tokens=4, do_sample=False).result(60) == plain(TARGET, texts()[0], 4)
     with pytest.raises(SpeculationError, match="closed"):
         decoder.submit(texts()[0], max_new_tokens=4)
 
@@ -183,14 +173,14 @@ def test_a_criterion_that_raises_ends_its_own_row(monkeypatch: pytest.MonkeyPatc
         assert beside.result(60) == plain(model, texts()[0], 40)
 
 
-def test_what_no_batch_is_made_of(target: Any, draft: Any) -> None:
+def test_what_no_batch_is_made_of() -> None:
     with pytest.raises(SpeculationError, match="from_pretrained"):
-        BatchDecoder(target, "prompt_lookup")  # type: ignore[arg-type]
+        BatchDecoder(TARGET, "prompt_lookup")  # type: ignore[arg-type]
     with pytest.raises(SpeculationError, match="order of its own"):
-        BatchDecoder(target, PearlDrafter(draft))
+        BatchDecoder(TARGET, PearlDrafter(DRAFT))
     with pytest.raises(SpeculationError, match=r"model\.generate"):
         BatchDecoder(models.build("Bloom", "eager"))
     for name in ("max_rows", "max_tokens", "max_waiting"):
         for bad in (0, -1, 1.5, "8"):
             with pytest.raises(SpeculationError, match=name):
-                BatchDecoder(target, **{name: bad})
+                BatchDecoder(TARGET, **{name: bad})

@@ -8,7 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from batch_requests import ENDS, REQUESTS, close_draft, made, plain, texts
+from batch_requests import REQUESTS, TARGET, made, plain, texts
 from drafters import Toy
 from processes import until
 from stream_models import streams_of, target_of
@@ -27,20 +27,10 @@ from hf_specdec.target.joining import JoiningRunner
 pytestmark = pytest.mark.usefixtures("no_decoder_is_left")
 
 
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return models.llama(eos_token_id=ENDS)
-
-
-@pytest.fixture(scope="module")
-def draft() -> Any:
-    return close_draft()
-
-
 @pytest.mark.parametrize("kind", ["lookup", "suffix", "hybrid", "DISCO, budget"])
-def test_cancelled_rows_leave_and_free_their_room(target: Any, draft: Any, kind: str) -> None:
+def test_cancelled_rows_leave_and_free_their_room(kind: str) -> None:
     target_without_end = models.llama()
-    drafter = made(kind, target_without_end, draft)
+    drafter = made(kind)
     with BatchDecoder(target_without_end, drafter, max_rows=4) as decoder:
         with models.slow(target_without_end, 0.005):
             endless = [decoder.submit(ids, max_new_tokens=400, do_sample=False) for ids in texts()[:6]]
@@ -60,7 +50,7 @@ def test_cancelled_rows_leave_and_free_their_room(target: Any, draft: Any, kind:
         )
 
 
-def test_the_cache_stays_within_its_bound(target: Any) -> None:
+def test_the_cache_stays_within_its_bound() -> None:
     model, seen, done = models.llama(), [], threading.Event()
     with BatchDecoder(model, PromptLookupDrafter(), max_rows=8, max_tokens=512) as decoder:
 
@@ -110,7 +100,7 @@ def test_a_full_queue_says_so() -> None:
         assert [answer.result(60) for answer in answers[1:]] == [plain(model, texts()[1], 2)] * 2
 
 
-def test_a_session_knows_only_of_rows_that_are_there(target: Any) -> None:
+def test_a_session_knows_only_of_rows_that_are_there() -> None:
     met: list[int] = []
 
     def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
@@ -120,7 +110,7 @@ def test_a_session_knows_only_of_rows_that_are_there(target: Any) -> None:
             assert tokens == ids[:length].tolist()
         return Draft.from_lists([[]] * len(budget))
 
-    with BatchDecoder(target, Toy(propose), max_rows=2) as decoder:
+    with BatchDecoder(TARGET, Toy(propose), max_rows=2) as decoder:
         answers = [decoder.submit(ids, max_new_tokens=5, do_sample=False) for ids in texts()]
         for answer in answers:
             answer.result(60)

@@ -196,56 +196,53 @@ def test_a_round_in_which_nothing_pays_is_a_plain_one(monkeypatch: Any) -> None:
     assert all(parents is None for width, parents in given if width < 4)
 
 
+class Slow:
+    """A schedule, and a clock that its rounds move: those with drafts by `takes`, plain ones by 1. Each row gets a
+    token either way."""
+
+    correct = None
+
+    def __init__(self, takes: float) -> None:
+        self.takes, self.now = takes, 0.0
+        self.drafted: list[bool] = []
+        self.records: dict[int, Record] = {}
+
+    def feed(self, round: Round) -> Draft:
+        self.drafted.append(any(round.room))
+        return Draft.from_lists([[5] * min(3, room) for room in round.room])
+
+    def call(self) -> Paying:
+        """The schedule of a call, which knows of earlier ones."""
+        inner: Any = self
+        record = self.records.setdefault
+        return Paying(inner, lambda rows: record(rows, Record()), False, own_order=True, clock=lambda: self.now)
+
+    def play(self, call: Paying, rows: int, rounds: int) -> None:
+        sequences: Any = None
+        for _ in range(rounds):
+            call.feed(Round(sequences, [9] * rows, [False] * rows, lockstep=False))
+            call.observe(rows)
+            self.now += self.takes if self.drafted[-1] else 1.0
+
+
 def test_what_a_batch_has_lost_is_made_up_for_when_rows_leave_it() -> None:
     """Drafts that triple a round: over all numbers of rows they take a few rounds, and not a few for each, nor for each
     call."""
-    now, drafted = [0.0], []
-
-    class Ordinary:
-        correct = None
-
-        def feed(self, round: Round) -> Draft:
-            drafted.append(any(round.room))
-            return Draft.from_lists([[5] * min(3, room) for room in round.room])
-
-    records: dict[int, Record] = {}
-    inner: Any = Ordinary()
-    sequences: Any = None
+    slow = Slow(3.0)
     for _ in range(2):  # two calls
-        paying = Paying(
-            inner, lambda rows: records.setdefault(rows, Record()), False, own_order=True, clock=lambda: now[0]
-        )
+        call = slow.call()
         for rows in (8, 7, 6, 5, 4, 3, 2):
-            for _ in range(20):
-                paying.feed(Round(sequences, [9] * rows, [False] * rows, lockstep=False))
-                paying.observe(rows)
-                now[0] += 3.0 if drafted[-1] else 1.0
-    assert 0 < sum(drafted) <= 2 * LATER_TRIAL + 1
-    paying = Paying(inner, lambda rows: records.setdefault(rows, Record()), False, own_order=True, clock=lambda: now[0])
-    for _ in range(9):  # one row has no share in that
-        paying.feed(Round(sequences, [9], [False], lockstep=False))
-        paying.observe(1)
-        now[0] += 1.0
-    assert drafted[-1]
+            slow.play(call, rows, 20)
+    assert 0 < sum(slow.drafted) <= 2 * LATER_TRIAL + 1
+    slow.takes = 1.0
+    slow.play(slow.call(), 1, 9)  # one row has no share in that
+    assert slow.drafted[-1]
 
 
 @pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])
 def test_a_trial_that_has_lost_much_ends_at_once(takes: float) -> None:
     """A round of drafts takes several plain ones, and gives no more tokens."""
-    now, drafted = [0.0], []
-
-    class Ordinary:
-        correct = None
-
-        def feed(self, round: Round) -> Draft:
-            drafted.append(any(round.room))
-            return Draft.from_lists([[5] * min(3, room) for room in round.room])
-
-    inner, record, sequences = Ordinary(), Record(), None
-    paying = Paying(inner, lambda rows: record, False, own_order=True, clock=lambda: now[0])  # type: ignore[arg-type]
-    for _ in range(40):
-        paying.feed(Round(sequences, [9], [False], lockstep=False))  # type: ignore[arg-type]
-        paying.observe(1)
-        now[0] += takes if drafted[-1] else 1.0
-    lost = sum(drafted) * (takes - 1)
-    assert TOO_MUCH < lost <= TOO_MUCH + 4 and sum(drafted) < FIRST_TRIAL
+    slow = Slow(takes)
+    slow.play(slow.call(), 1, 40)
+    lost = sum(slow.drafted) * (takes - 1)
+    assert TOO_MUCH < lost <= TOO_MUCH + 4 and sum(slow.drafted) < FIRST_TRIAL

@@ -112,7 +112,8 @@ class Planner:
         """The schedule that was asked for."""
         overlapped = self.pre_verify or self.post_verify
         times = self.beside if overlapped else self.alone
-        draft, window, speed = times.step(rows, corrections > 0), FIRST if self.window == "auto" else self.window, 0.0
+        draft = times.step(rows, corrections > 0)
+        window, speed = FIRST if self.window == "auto" else self.window, 0.0
         if draft and times.target.known:
             verify_time = times.target.round(rows)
             if self.window == "auto":
