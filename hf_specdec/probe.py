@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from .protocol import Runner
 from .target.cache import is_adoptable
 from .target.encoder_decoder import EncoderDecoderRunner, as_said, crosses, fresh_cache
-from .target.inputs import takes_ragged_inputs
+from .target.inputs import CACHE, takes_ragged_inputs
 from .target.lockstep import LockstepRunner, prefill
 from .target.ragged import RaggedRunner
 from .target.state import StateRunner, keeps_state
@@ -121,8 +121,8 @@ def _probe(model: "PreTrainedModel") -> Ability:
         if crosses(model):
             fine = agree(_lockstep(EncoderDecoderRunner, model, ids, mask), expected, noise)
             return Ability(Support.LOCKSTEP if fine else Support.PLAIN, vocab)
-        cache = _kwargs(model, mask)["past_key_values"]
-        prefill(model, ids, _kwargs(model, mask) | {"past_key_values": cache}, None)
+        cache = _kwargs(model, mask)[CACHE]
+        prefill(model, ids, _kwargs(model, mask) | {CACHE: cache}, None)
         way = StateRunner if keeps_state(cache) else LockstepRunner
         if (way is StateRunner or cache.is_croppable) and agree(_lockstep(way, model, ids, mask), expected, noise):
             found = Support.STATE if way is StateRunner else Support.LOCKSTEP
@@ -165,9 +165,9 @@ def _kwargs(model: "PreTrainedModel", mask: Tensor) -> dict:
     if crosses(model):  # as if an encoder had said something
         size = model.config.get_text_config(decoder=True).hidden_size
         states = torch.linspace(-1, 1, 10 * size, device=model.device, dtype=model.dtype).view(2, 5, size)
-        return {"encoder_outputs": as_said(states), "past_key_values": fresh_cache(model), "use_cache": True}
+        return {"encoder_outputs": as_said(states), CACHE: fresh_cache(model), "use_cache": True}
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    kwargs = {"attention_mask": mask, "past_key_values": DynamicCache(config=model.config), "use_cache": True}
+    kwargs = {"attention_mask": mask, CACHE: DynamicCache(config=model.config), "use_cache": True}
     return kwargs | ({"position_ids": positions} if takes_ragged_inputs(model, {}) else {})
 
 
@@ -202,7 +202,7 @@ def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
     kwargs = _kwargs(model, mask[:, :3])
     runner = RaggedRunner(model, kwargs, ids[:, :3])
     prefill(model, ids[:, :3], kwargs, None)
-    if not is_adoptable(kwargs["past_key_values"]):
+    if not is_adoptable(kwargs[CACHE]):
         raise TypeError("not a plain attention cache")
     runner.adopt()
     for layer in runner.cache.layers:

@@ -17,6 +17,7 @@ from hf_specdec import (
     PromptLookupDrafter,
 )
 from hf_specdec.protocol import Draft
+from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.joining import Reading
 
 pytestmark = pytest.mark.usefixtures("no_decoder_is_left")
@@ -83,7 +84,7 @@ def test_every_family(name: str) -> None:
 def test_prompts_read_in_pieces_are_read_as_a_whole(name: str, piece: int) -> None:
     model = models.build(name, "eager" if name == "Gemma3" else "sdpa")
     ids = torch.tensor([texts()[2]])
-    reading = Reading(model, ids, {"past_key_values": DynamicCache(config=model.config), "use_cache": True})
+    reading = Reading(model, ids, {CACHE: DynamicCache(config=model.config), "use_cache": True})
     with torch.no_grad():
         while reading.left:
             logits = reading.read(piece)

@@ -49,7 +49,7 @@ def test_what_the_hint_says_works() -> None:
     [
         ([5], {}, None),
         ([3, 5], {"assistant_model": None}, None),
-        ([5], {"use_cache": False}, "use_cache"),
+        ([5], {"max_new_tokens": -1}, "max_new_tokens"),
         ([3, 5], {"assistant_model": None, "max_new_tokens": -1}, "max_new_tokens"),
         ([3, 5], {"speculation_type": "prompt_lookup"}, "without a model"),
     ],

@@ -16,6 +16,7 @@ from hf_specdec.drafters.streaming import (
     with_streams,
 )
 from hf_specdec.drafters.streaming.runner import StreamRunner, early_chances
+from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.ragged import RaggedRunner
 
 
@@ -73,7 +74,7 @@ def test_streams_of_a_tree_are_those_of_each_path_by_itself(name: str) -> None:
     inputs = models.prompts([9, 5])
     kwargs: dict[str, Any] = {"attention_mask": inputs["attention_mask"], "use_cache": True}
     kwargs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp_min(0)
-    kwargs["past_key_values"] = DynamicCache(config=model.config)
+    kwargs[CACHE] = DynamicCache(config=model.config)
     with torch.no_grad():
         runner = StreamRunner(RaggedRunner(model, kwargs, inputs["input_ids"]), streams, upper)
         runner.prefill()

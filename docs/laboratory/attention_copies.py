@@ -19,6 +19,7 @@ from typer import Option
 from hf_specdec.commands.options import command
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.protocol import Forward
+from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.ragged import RaggedRunner
 
 REPEATS = 9
@@ -41,7 +42,7 @@ class CopySettings(PairSettings):
 def milliseconds(model: PreTrainedModel, rows: int, context: int, widths: list[int]) -> dict[tuple[str, int], float]:
     """Medians by kind and width."""
     ids = torch.full((rows, context), 7)
-    kwargs = {"past_key_values": DynamicCache(config=model.config), "attention_mask": torch.ones_like(ids)}
+    kwargs = {CACHE: DynamicCache(config=model.config), "attention_mask": torch.ones_like(ids)}
     runner = RaggedRunner(model, kwargs, ids)
     runner.prefill()
     stock = partial(RaggedRunner.run.__wrapped__, runner)  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from ..integration import drafter_for, prepared
 from ..judge.randomness import Randomness
 from ..judge.rules import Rules
 from ..stats import SpeculationStats
-from ..target.inputs import position_limit, takes_ragged_inputs
+from ..target.inputs import CACHE, position_limit, takes_ragged_inputs
 from .answer import Answer, QueueFull
 from .engine import Engine
 from .rows import Row, settings_of
@@ -229,9 +229,9 @@ class BatchDecoder:
             SpeculationError: what the rows of a batch cannot have each for itself.
         """
         most, limit = call.stopping.max_length, position_limit(self.model)
-        cache = call.model_kwargs.get("past_key_values")
+        cache = call.model_kwargs.get(CACHE)
         if not isinstance(cache, DynamicCache) or cache.offloading or cache.get_seq_length():
-            raise SpeculationError("a row needs a dynamic cache of its own; leave past_key_values and use_cache out")
+            raise SpeculationError(f"a row needs a dynamic cache of its own; leave {CACHE} and use_cache out")
         if not bool(call.prompt_mask.all()):
             raise SpeculationError("attention_mask must be all ones: a prompt is submitted without padding")
         if call.input_ids.shape[0] != 1:

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 from ..errors import SpeculationError, shown, warn
 from ..probe import Support, support
 from ..stats import SpeculationStats
-from ..target.inputs import position_limit, ropes, takes_ragged_inputs
+from ..target.inputs import CACHE, position_limit, ropes, takes_ragged_inputs
 from ..target.masks import attention_windows
 from .tree import Path, TreeModel
 
@@ -249,5 +249,5 @@ def search_beams(
     stats.total_seconds, stats.emitted_tokens = time.perf_counter() - began, 1 + stats.plain_steps
     stats.notes += filter(None, [ahead.dropped])
     if isinstance(output, ModelOutput):
-        output.past_key_values = None  # the tree is no cache that anybody could go on from
+        output[CACHE] = None  # the tree is no cache that anybody could go on from
     return output, stats

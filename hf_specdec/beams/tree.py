@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ..target.inputs import CACHE
 from ..target.masks import as_bias
 from ..transfer import to_device
 
@@ -95,7 +96,7 @@ class TreeModel:
         self.base = torch.arange(width, device=self.device) < to_device(counts, self.device)[:, None]
 
     def _run(self, ids: Tensor, mask: Any, positions: Tensor, **more: Any) -> Tensor:
-        over = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache, "use_cache": True}
+        over = {"attention_mask": mask, "position_ids": positions, CACHE: self.cache, "use_cache": True}
         return self.model(input_ids=ids, **over | more, return_dict=True).logits
 
 

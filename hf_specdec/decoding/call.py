@@ -18,7 +18,7 @@ from ..probe import Support, support
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.encoder_decoder import EncoderDecoderRunner
-from ..target.inputs import own_cache, ropes, takes_ragged_inputs
+from ..target.inputs import CACHE, own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
 from ..target.ragged import RaggedRunner
 from ..target.state import StateRunner
@@ -82,7 +82,7 @@ class Call:
 
     def _pads(self) -> list[int]:
         """[B] columns of `input_ids` that are no tokens, less the tokens that only a continued cache holds."""
-        pads, cache = (self.prompt_mask == 0).sum(1), self.model_kwargs.get("past_key_values")
+        pads, cache = (self.prompt_mask == 0).sum(1), self.model_kwargs.get(CACHE)
         held = 0 if cache is None or self.new_columns is not None else int(own_cache(cache).get_seq_length())
         mask = self.model_kwargs.get("attention_mask")
         if held and self.source is None and mask is not None and mask.shape[1] > self.input_ids.shape[1]:
@@ -145,7 +145,7 @@ class Mode(NamedTuple):
 
 def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     """How to run a call; or `PlainDecodingNeeded`."""
-    both = call.model_kwargs.get("past_key_values")
+    both = call.model_kwargs.get(CACHE)
     cache = own_cache(both)
     name = type(call.target).__name__
     if call.config.use_cache is False or not isinstance(cache, DynamicCache):
@@ -184,7 +184,7 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
 def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
     """The rows of an encoder-decoder have one length in its cache, by which positions are counted."""
     states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
-    if states or call.model_kwargs["past_key_values"].get_seq_length():
+    if states or call.model_kwargs[CACHE].get_seq_length():
         what = "hidden states and attentions" if states else "a continued cache"
         raise PlainDecodingNeeded(call, f"{what} of an encoder-decoder are plain decoding's")
     return Mode(_may_be_staggered(call, drafter), False, EncoderDecoderRunner)
@@ -193,7 +193,7 @@ def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
 def _may_be_staggered(call: Call, drafter: GuardedDrafter) -> bool:
     """Whether rows may get ahead of each other: nobody wants the cache, whose rows have one length, and no layer of it
     is on its way from the host when rows leave."""
-    free = not call.keeps_cache and not own_cache(call.model_kwargs["past_key_values"]).offloading
+    free = not call.keeps_cache and not own_cache(call.model_kwargs[CACHE]).offloading
     return call.input_ids.shape[0] > 1 and free and call.may_be_ragged() and drafter.takes_ragged()
 
 
@@ -205,7 +205,7 @@ def rope_changes(call: Call, joined: bool = False) -> bool:
         joined: whether the call shares its forwards with rows of others, and its prompt is read in pieces.
     """
     config: Any = call.target.config.get_text_config(decoder=True)
-    before = own_cache(call.model_kwargs["past_key_values"]).get_seq_length()
+    before = own_cache(call.model_kwargs[CACHE]).get_seq_length()
     held = before if call.new_columns is None else 0
     mask = call.model_kwargs.get("attention_mask")
     for rope in ropes(call.target):

@@ -25,7 +25,7 @@ from ..probe import ability
 from ..protocol import Draft, DraftContext, Forward, Verdict
 from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
-from ..target.inputs import own_cache, position_limit
+from ..target.inputs import CACHE, own_cache, position_limit
 from ..target.ranks import ranks_of
 from ..target.staggered import farthest
 from ..target.state import StateRunner
@@ -61,7 +61,7 @@ def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tenso
         with torch.no_grad():
             output = Decoding(call, guarded, mode).run()
     if not isinstance(output, Tensor):
-        output.past_key_values = call.model_kwargs["past_key_values"]
+        output[CACHE] = call.model_kwargs[CACHE]
     return output
 
 
@@ -168,7 +168,7 @@ class Decoding:
         forward = self.runner.prefill()
         held = self.runner.lengths[0] - self.text.prompt_columns
         self.last_column = position_limit(self.call.target) - held
-        cache = own_cache(self.call.model_kwargs["past_key_values"])
+        cache = own_cache(self.call.model_kwargs[CACHE])
         self.text.steps.windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
         self.stats.target_calls = 1
         empty = Draft.from_lists([[]] * self.text.rows, self.device)
@@ -326,9 +326,8 @@ class Decoding:
         if not call.config.return_dict_in_generate:
             return ids
         if call.source is not None:
-            kept = {"scores": steps.scores, "logits": steps.logits}
-            cache = call.model_kwargs["past_key_values"]
-            both = GenerateEncoderDecoderOutput(sequences=ids, past_key_values=cache, **kept)
+            kept = {"scores": steps.scores, "logits": steps.logits, CACHE: call.model_kwargs[CACHE]}
+            both = GenerateEncoderDecoderOutput(sequences=ids, **kept)
             both.speculation = self.stats
             return both
         output = GenerateDecoderOnlyOutput(
@@ -337,7 +336,7 @@ class Decoding:
             logits=steps.logits,
             attentions=steps.attentions,
             hidden_states=steps.hidden_states,
-            past_key_values=call.model_kwargs["past_key_values"],
+            **{CACHE: call.model_kwargs[CACHE]},
         )
         output.speculation = self.stats
         return output

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import StaticLayer
 
+from ..target.inputs import CACHE
 from .call import Call
 
 
@@ -16,7 +17,7 @@ def stand_in(call: Call) -> Iterator[None]:
 
     One that moves layers to the host, or slides, stays: it is there to hold less than a dynamic one does.
     """
-    static = call.model_kwargs.get("past_key_values")
+    static = call.model_kwargs.get(CACHE)
     whole = isinstance(static, StaticCache) and all(type(layer) is StaticLayer for layer in static.layers)
     most = call.stopping.max_length
     if not isinstance(static, StaticCache) or not whole or static.offloading or not _fits(static, most):
@@ -26,11 +27,11 @@ def stand_in(call: Call) -> Iterator[None]:
     dynamic = DynamicCache(config=call.target.config)
     for i, layer in enumerate(static.layers if held else ()):
         dynamic.update(layer.keys[:, :, :held].clone(), layer.values[:, :, :held].clone(), i)
-    call.model_kwargs["past_key_values"] = dynamic
+    call.model_kwargs[CACHE] = dynamic
     try:
         yield
     finally:
-        call.model_kwargs["past_key_values"] = static
+        call.model_kwargs[CACHE] = static
         if call.keeps_cache and dynamic.get_seq_length():
             _fill(static, dynamic)
 

@@ -12,6 +12,7 @@ from ..drafters import Drafter
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import Message, conversation
 from ..loading.models import Pair
+from ..target.inputs import CACHE
 from .live import LiveText
 
 HELP = "An empty line is ignored, /new begins anew, /exit or Ctrl-D ends; Ctrl-C cuts an answer short."
@@ -41,9 +42,8 @@ class Conversation:
         output: Any = target.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
-            past_key_values=cache,
             assistant_model=self.drafter,
-            **options,
+            **options | {CACHE: cache},
         )
         self.cache, self.held = cache, output[0, :-1].tolist()  # the last token was not fed
         text = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True).strip()

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ..target.grouped import grouped_attention
+from ..target.inputs import CACHE
 from ..theory import interpolate_widths
 from .meter import Forward, Role
 
@@ -86,7 +87,7 @@ def _read(timed: Mapping[Kind, float], kind: Kind) -> float:
 def _prefilled(model: PreTrainedModel, ids: Tensor, rows: int, context: int) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     cache.activate_past_recording()
-    model(input_ids=_tile(ids, rows, context), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(input_ids=_tile(ids, rows, context), use_cache=True, logits_to_keep=1, **{CACHE: cache})
     return cache
 
 
@@ -94,7 +95,7 @@ def _time_one(model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> float
     _synchronize(ids)
     start = time.perf_counter()
     with grouped_attention():  # as rounds have it
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, use_cache=True, **{CACHE: cache})
     _synchronize(ids)
     seconds = time.perf_counter() - start
     cache.crop(-ids.shape[1])

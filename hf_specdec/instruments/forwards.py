@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from ..target.inputs import CACHE
+
 
 class WrappedForward:
     """Stands in for a model's `forward`, with its signature; a pickled model gets its own forward back."""
@@ -41,7 +43,7 @@ def wrapped_forward(model: nn.Module, around: Callable[..., Any]) -> Iterator[No
 
 def cached_tokens(kwargs: dict[str, Any]) -> int:
     """Tokens that the cache held when a forward was called with these arguments."""
-    cache = kwargs.get("past_key_values")
+    cache = kwargs.get(CACHE)
     return int(cache.get_seq_length()) if cache is not None else 0
 
 

@@ -27,8 +27,9 @@ from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
+from ..target.inputs import CACHE
 from .beamed import with_beams
-from .settings import UPSTREAM_TYPES, Asked, refuse, setting, speculation, understood
+from .settings import UPSTREAM_TYPES, Asked, by_name, refuse, setting, speculation, understood
 
 _originals: dict[str, Callable[..., Any]] = {}
 """what `register` has replaced, by name (see `_WRAPPED`)"""
@@ -98,7 +99,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        named = dict(zip(parameters[1:], args, strict=False)) | kwargs
+        named = by_name(parameters[1:], args, kwargs)
         if isinstance(assistant := named.get("assistant_model"), type) and issubclass(assistant, Drafter):
             raise SpeculationError(
                 f"assistant_model is the class {assistant.__name__}; make one: {assistant.__name__}(...)"
@@ -133,12 +134,7 @@ def _rows(model: Any, named: dict[str, Any]) -> int:
     return len(given[0]) * (setting(model, named, "num_return_sequences") or 1) if given else 1
 
 
-def _generate(
-    original: Callable[..., Any],
-    model: Any,
-    named: dict[str, Any],
-    asked: Asked,
-) -> Any:
+def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], asked: Asked) -> Any:
     """One call that asks for speculation, or switches it off."""
     flag, said = named.get("speculation_type"), named.get("speculation")
     given = Rules.split(said)[1]
@@ -282,7 +278,7 @@ def _loop(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rule
 
 def _calls(streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Call]:
     """Makes a `Call` of what transformers hands to `custom_generate`."""
-    user_cache = named.get("past_key_values")
+    user_cache = named.get(CACHE)
     held = user_cache.get_seq_length() if user_cache is not None else 0
     mask = named.get("attention_mask")
     given = next((named[name] for name in ("inputs", "input_ids") if named.get(name) is not None), None)

@@ -11,6 +11,7 @@ from ..drafters.draft_model.translating import translation
 from ..errors import SpeculationError
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
+from ..target.inputs import CACHE
 from .settings import setting
 
 
@@ -47,7 +48,7 @@ def _not_served(model: Any, named: dict[str, Any]) -> str:
 
     if asked("output_hidden_states") or asked("output_attentions"):
         return "hidden states and attentions are those of single steps"
-    if named.get("past_key_values") is not None or asked("cache_implementation") not in (None, "dynamic", "static"):
+    if named.get(CACHE) is not None or asked("cache_implementation") not in (None, "dynamic", "static"):
         return "a tree of texts has a cache of its own"
     if named.get("position_ids") is not None or asked("prefill_chunk_size") is not None:
         return "position_ids and prefill_chunk_size do not go with a tree of texts"

@@ -1,6 +1,7 @@
 """What a `generate` call was asked for, and which of it speculation does not serve."""
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from ..errors import SpeculationError, shown
 from ..judge.rules import Rules
 from ..registry import drafter_types
 from ..schedule import AnyDrafter
+from ..target.inputs import CACHE
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
@@ -30,6 +32,14 @@ OTHER_MODES = {
     "num_beam_groups": 1,
 }
 """settings of decoding modes that no drafter serves, each with the value that asks for nothing"""
+
+
+def by_name(parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call was given, the cache by the name that transformers has for it: both are taken, as they are there."""
+    named = dict(zip(parameters, args, strict=False)) | kwargs
+    if "past_key_values" in named:
+        named.setdefault(CACHE, named.pop("past_key_values"))
+    return named
 
 
 class Asked(NamedTuple):

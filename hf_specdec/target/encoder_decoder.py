@@ -10,6 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from ..protocol import Forward
 from ..transfer import moved, to_device
+from .inputs import CACHE
 from .lockstep import LockstepRunner, answered, longer_mask, longer_positions, prefill
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class EncoderDecoderRunner(LockstepRunner):
         self.length += width
         self.ids = torch.cat([self.ids, tokens], dim=1)
         inputs = self.model.prepare_inputs_for_generation(
-            self.ids, next_sequence_length=width, past_key_values=self.both, **self.kwargs | self._grown()
+            self.ids, next_sequence_length=width, **self.kwargs | self._grown() | {CACHE: self.both}
         )
         extra = {"output_hidden_states": True} if self.features else {}
         return answered(self.model(**inputs | extra, return_dict=True), width, self.features)

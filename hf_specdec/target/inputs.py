@@ -4,14 +4,18 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationMixin
+from transformers.generation import GenerateDecoderOnlyOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+"""What transformers calls the cache, in inputs and outputs: `cache` from 5.24 on, `past_key_values` before."""
+
 RAGGED_INPUTS = {
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    CACHE,
     "use_cache",
     "logits_to_keep",
     "output_attentions",

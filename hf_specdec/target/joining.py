@@ -8,6 +8,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from .cache import BLOCK, RaggedCache
+from .inputs import CACHE
 from .lockstep import prefill
 from .masks import TreeShapes
 from .ragged import RaggedRunner
@@ -34,7 +35,7 @@ class JoiningRunner(RaggedRunner):
             most_slots: of all rows together; None for any number.
         """
         nobody = torch.empty(0, 0, dtype=torch.long, device=model.device)
-        super().__init__(model, {"past_key_values": DynamicCache(config=model.config)}, nobody)
+        super().__init__(model, {CACHE: DynamicCache(config=model.config)}, nobody)
         self.most_rows, self.most_slots = most_rows, most_slots
         self.wanted: list[int] = []
         """[B] slots that each row is known to come to need"""
@@ -120,7 +121,7 @@ class Reading:
         """
         self.model, self.ids, self.done = model, ids, 0
         self.kwargs = {name: value for name, value in model_kwargs.items() if name != "position_ids"}
-        self.cache: DynamicCache = model_kwargs["past_key_values"]
+        self.cache: DynamicCache = model_kwargs[CACHE]
 
     @property
     def left(self) -> int:
@@ -137,7 +138,7 @@ class Reading:
 
 def read_at_once(model: "PreTrainedModel", ids: Tensor) -> DynamicCache:
     """A cache of one row that holds ids [1, P]."""
-    kwargs = {"past_key_values": DynamicCache(config=model.config), "use_cache": True, "logits_to_keep": 1}
+    kwargs = {CACHE: DynamicCache(config=model.config), "use_cache": True, "logits_to_keep": 1}
     reading = Reading(model, ids, kwargs)
     reading.read(reading.left)
     return reading.cache

@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ..protocol import Forward
 from ..transfer import to_device
 from .grouped import grouped_attention
-from .inputs import prepares_stock_inputs, takes_ragged_inputs
+from .inputs import CACHE, prepares_stock_inputs, takes_ragged_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,8 +30,8 @@ class LockstepRunner:
             new_columns: how many of the last columns the cache does not hold yet; None for all.
         """
         self.model, self.ids, self.model_kwargs, self.new_columns = model, ids, model_kwargs, new_columns
-        self.cache = model_kwargs["past_key_values"]
-        self.kwargs = {k: v for k, v in model_kwargs.items() if k not in ("past_key_values", "logits_to_keep")}
+        self.cache = model_kwargs[CACHE]
+        self.kwargs = {k: v for k, v in model_kwargs.items() if k not in (CACHE, "logits_to_keep")}
         self.is_simple = prepares_stock_inputs(model) and takes_ragged_inputs(model, model_kwargs)
         self.features: Sequence[int] = ()
         self.length = self.prompt_length = 0
@@ -58,12 +58,12 @@ class LockstepRunner:
         extra = {"output_hidden_states": True} if self.features else {}
         if self.is_simple:
             # What the call below comes to, at a fraction of its time (a light draft notices).
-            inputs = self.kwargs | self._next(width)
-            outputs = self.model(input_ids=tokens, past_key_values=self.cache, **inputs | extra)
+            inputs = self.kwargs | self._next(width) | {CACHE: self.cache}
+            outputs = self.model(input_ids=tokens, **inputs | extra)
         else:
             self.ids = torch.cat([self.ids, tokens], dim=1)
             prepared = self.model.prepare_inputs_for_generation(
-                self.ids, next_sequence_length=width, past_key_values=self.cache, **self.kwargs | self._grown()
+                self.ids, next_sequence_length=width, **self.kwargs | self._grown() | {CACHE: self.cache}
             )
             if "logits_to_keep" in prepared:  # some classes ask for one here, whatever they are fed
                 prepared["logits_to_keep"] = 0
@@ -170,8 +170,8 @@ def prefill(
     inputs = model.prepare_inputs_for_generation(
         ids, next_sequence_length=new_columns, is_first_iteration=True, **model_kwargs
     )
-    if inputs.get("past_key_values") is None:  # Phi-3 lets go of it before a prompt beyond its first rotary factors
-        inputs["past_key_values"] = model_kwargs.get("past_key_values")
+    if inputs.get(CACHE) is None:  # Phi-3 lets go of it before a prompt beyond its first rotary factors
+        inputs[CACHE] = model_kwargs.get(CACHE)
     if features:
         inputs["output_hidden_states"] = True
     if all_logits and "logits_to_keep" in inputs:

@@ -13,7 +13,7 @@ from ..protocol import Forward
 from ..transfer import to_device
 from .cache import RaggedCache, Slots
 from .grouped import grouped_attention
-from .inputs import position_limit
+from .inputs import CACHE, position_limit
 from .lockstep import answered, prefill
 from .masks import TreeShapes, allowed_slots, as_bias, attention_windows
 
@@ -45,7 +45,7 @@ class RaggedRunner:
             new_columns: how many of the last columns the cache does not hold yet; None for all.
         """
         self.model, self.model_kwargs, self.prompt, self.new_columns = model, model_kwargs, ids, new_columns
-        self.stock = model_kwargs["past_key_values"]
+        self.stock = model_kwargs[CACHE]
         self.windows = attention_windows(model)
         self.limit = position_limit(model)
         self.features: Sequence[int] = ()
@@ -99,9 +99,9 @@ class RaggedRunner:
                 input_ids=tokens,
                 attention_mask=self.masks(seen, depth),
                 position_ids=self.positions(depth),
-                past_key_values=self.cache,
                 use_cache=True,
                 return_dict=True,
+                **{CACHE: self.cache},
                 **extra,
             )
 

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from ...errors import SpeculationError
+from ...target.inputs import CACHE
 
 
 class CutLlamaConfig(LlamaConfig):
@@ -90,9 +91,9 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: outputs[CACHE]},
         )
 
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from ...probe import Support, support
 from ...stats import SpeculationStats
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
-from ...target.inputs import position_limit
+from ...target.inputs import CACHE, position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.masks import attention_windows
@@ -84,11 +84,11 @@ class ModelOverCache(OverCache):
             with torch.no_grad():
                 said = encoded(model, source)
             padded = {} if bool(mask.all()) else {"decoder_attention_mask": mask}
-            over = said | padded | {"past_key_values": fresh_cache(model), "use_cache": True}
+            over = said | padded | {CACHE: fresh_cache(model), "use_cache": True}
             equal = EncoderDecoderRunner(model, over, ids)
             self.runner = equal if lockstep else StaggeredRunner(equal)
         else:
-            kwargs: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
+            kwargs: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
             kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
             kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
             kwargs["logits_to_keep"] = 1

@@ -17,6 +17,7 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
+from ...target.inputs import CACHE
 from ...target.masks import as_bias, attention_windows
 from ...transfer import to_device
 from ..base import Drafter
@@ -86,7 +87,7 @@ class DFlashSession(HeadSession):
             context_hidden_states=news.states.to(self.model.dtype),
             position_ids=torch.cat([news.positions, behind], dim=1),
             attention_mask=bias if isinstance(bias, dict) else dict.fromkeys(self.windows, bias),
-            past_key_values=cache,
+            **{CACHE: cache},
         ).last_hidden_state
 
     def _embedded(self, ids: Tensor) -> Tensor:

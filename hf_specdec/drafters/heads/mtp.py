@@ -18,6 +18,7 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
+from ...target.inputs import CACHE
 from ...target.masks import allowed_slots, as_bias, attention_windows
 from ...transfer import to_device
 from ..base import Drafter
@@ -84,8 +85,8 @@ class MtpSession(HeadSession):
             states,
             position_embeddings=rotary,
             position_ids=positions,
-            past_key_values=self.read.cache,
             attention_mask=mask,
+            **{CACHE: self.read.cache},
         )
         return model.shared_post_norm(states) if model.use_shared_post_norm else states
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import SpeculationError
+from ...target.inputs import CACHE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,9 +62,8 @@ class Upper:
             out = layer(
                 states,
                 attention_mask=self.mask_of(layer, mask),
-                past_key_values=cache,
                 use_cache=cache is not None,
-                **more,
+                **more | {CACHE: cache},
             )
             states = out[0] if isinstance(out, tuple) else out
         return self.after(states)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...drafters.disco.classifier import EXTRA, features
 from ...drafters.disco.lookup import NONE, Branch, Recurrence
 from ...judge.verification import distribution, draw, residual
+from ...target.inputs import CACHE
 
 ROLLOUT_ROWS = 64
 """texts after a rejection that the draft continues at once"""
@@ -57,7 +58,7 @@ def record_text(
     ids = ids.to(target.device)
     new = ids[prompt:]
     cache = DynamicCache(config=draft.config) if rollout else None
-    options = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+    options = {} if cache is None else {CACHE: cache, "use_cache": True}
     q_logits = draft(ids[None].to(draft.device), **options).logits[0, prompt - 1 : -1].to(ids.device)
     p_logits = target(ids[None]).logits[0, prompt - 1 : -1]
     vocab = min(q_logits.shape[-1], p_logits.shape[-1])
@@ -117,7 +118,8 @@ def _continue(
     for step in range(steps):
         mask = torch.cat([mask, mask.new_ones(len(columns), 1)], dim=1)
         position = columns + step
-        logits = draft(tokens[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=own).logits
+        inputs = {"attention_mask": mask, "position_ids": position[:, None], CACHE: own}
+        logits = draft(tokens[:, None], **inputs).logits
         logits = logits[:, -1].float()
         if branches is not None:
             for branch, token in zip(branches, tokens.tolist(), strict=True):
