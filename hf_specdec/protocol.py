@@ -186,6 +186,8 @@ class DraftContext:
     source: dict[str, Any] | None = None
     """of an encoder-decoder what its encoder read (by the name of its input, with `attention_mask`, one row for each of
     the call's) and `encoder_outputs`, what it said; None for others"""
+    coupled: bool = False
+    """whether the random numbers that choose the target's tokens are known before: `pick` goes by them"""
     most_rows: int = 0
     """at once, where rows come and go"""
     most_tokens: int = 0

@@ -120,6 +120,18 @@ def test_a_width_that_was_often_met_has_a_figure_of_its_own() -> None:
     assert [seconds(width) for width in range(1, 65)] == sorted(seconds(width) for width in range(1, 65))
 
 
+def test_what_a_plain_round_takes_is_looked_at_where_all_are_wide() -> None:
+    """A second token triples a forward, which nobody sees who always drafts."""
+    cost, plain = Cost(), 0
+    for i in range(400):
+        count = cost.tried(1)
+        plain += count == 0
+        width = 1 + (4 + i % 3 if count is None else count)
+        cost.observe_forward(1, width, 3.0 if width > 1 else 1.0)
+    assert cost.round(1)(1) == 1.0 and cost.round(1)(2) > 2.9
+    assert 3 <= plain <= 9
+
+
 def test_the_first_forward_of_a_width_does_not_count() -> None:
     cost = Cost()
     for width in range(1, 9):

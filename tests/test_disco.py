@@ -12,7 +12,7 @@ from test_stats import Clock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.budget import Survival
+from hf_specdec.budget import Stepwise, Survival
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
     DiscoSession,
@@ -21,7 +21,7 @@ from hf_specdec.drafters.disco import (
     StopRule,
     features,
 )
-from hf_specdec.drafters.disco.budgeted import Budget, BudgetedSession
+from hf_specdec.drafters.disco.budgeted import BudgetedSession
 from hf_specdec.drafters.disco.classifier import _on_device, _on_host, read
 from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
 from hf_specdec.protocol import Draft, DraftContext, Sequences
@@ -253,7 +253,7 @@ def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
     def seconds(width):
         return 1 + 0.02 * (width - 1)
 
-    budget = Budget(Survival())
+    budget = Stepwise(Survival())
     for _ in range(200):
         budget.observe([0.95, 0.95, 0.1], 2)  # who is sure is right, who is not is wrong
     assert budget.pays([[0.95]], [True], seconds, 0.1)

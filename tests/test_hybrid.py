@@ -18,7 +18,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import Band, Cost, Survival, Tree
-from hf_specdec.drafters.draft_model.growing import LOOK_AGAIN, RANKS
+from hf_specdec.budget.cost import LOOK_AGAIN
+from hf_specdec.drafters.draft_model.growing import RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
 from hf_specdec.drafters.suffix import SuffixStore
 from hf_specdec.drafters.suffix.memory import Memory

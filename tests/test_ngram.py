@@ -15,15 +15,18 @@ from continuations import (
     same_greedy_text,
     sampling_p_value,
 )
-from models import llama
+from models import llama, prompts
 from safetensors.torch import load_file, save_file
+from test_stats import Clock
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from hf_specdec import Drafter, SpeculationError
+from hf_specdec.budget import Cost, Learned
 from hf_specdec.drafters.ngram import NGramDrafter, NGramModel
+from hf_specdec.drafters.ngram.model import MOST_LIKELY
 from hf_specdec.hub.tokenizer import vocabulary_hash
 from hf_specdec.training import ngram as training
 from hf_specdec.training.ngram import train_ngram, train_ngram_drafter
@@ -163,19 +166,64 @@ def test_no_model_or_a_larger_vocabulary_is_refused_before_any_forward():
         llama(vocab=8).generate(ids, assistant_model=NGramDrafter(train_ngram(documents(9), 9)), max_new_tokens=3)
 
 
+@pytest.mark.parametrize("vocab", [3, 7, 50])
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_the_likeliest_are_those_of_the_distribution(vocab, order):
+    """All of them where as many are asked for; of fewer no chance is too high, and the first is mostly right."""
+    model, dice, right = train_ngram(documents(vocab), vocab, order), np.random.default_rng(1), 0
+    for _ in range(40):
+        context = dice.integers(0, vocab, dice.integers(0, 8)).tolist()
+        q, few = model.next_probs(context), model.likeliest(context, 2)
+        assert len(few) == 2 and all(said <= q[token] + 1e-6 for token, said in few)
+        assert few[0][1] >= few[1][1]
+        right += q[few[0][0]] > q.max() - 1e-6
+        if vocab <= MOST_LIKELY:
+            every = dict(model.likeliest(context, vocab))
+            np.testing.assert_allclose([every[token] for token in range(vocab)], q, atol=1e-6)
+    assert right >= 32
+
+
+@pytest.mark.parametrize("window", ["auto", 4])
 @pytest.mark.parametrize("order", [1, 3])
 @pytest.mark.parametrize("eos", [None, 4])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
-def test_greedy_text_is_plain_decodings(lengths, eos, order):
+def test_greedy_text_is_plain_decodings(lengths, eos, order, window):
     model = train_ngram(documents(8), 8, order)
-    same_greedy_text(NGramDrafter(model, num_draft_tokens=4), lengths, eos)
+    same_greedy_text(NGramDrafter(model, num_draft_tokens=window), lengths, eos)
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("slope", [0.0, 3.0])
+def test_as_much_is_drafted_as_pays(slope, sampled, monkeypatch):
+    """By a clock that only the target's forwards move. Where width costs nothing the model is asked for more than a
+    token or two; where a second token costs three steps, hardly ever."""
+    target = llama(vocab=8, max_position_embeddings=512)
+    texts = target.generate(
+        torch.arange(1, 8)[:, None], max_new_tokens=200, do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0
+    )
+    drafter = NGramDrafter(train_ngram(texts.tolist(), 8, 3))
+    options = {"max_new_tokens": 120, "do_sample": sampled, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
+    prompt = prompts([7], 8)
+    monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))
+    clock = Clock(monkeypatch)
+    with clock.moved_by(target, lambda width: 1 + slope * (width > 1) + 0.001 * width):
+        for _ in range(3):
+            clock.now = 0.0
+            torch.manual_seed(0)
+            target.generate(**prompt, **options, assistant_model=drafter)
+    stats = drafter.last_stats
+    if slope == 0:
+        assert clock.now < 0.75 * 120 and stats.drafted_tokens > 2 * stats.row_steps
+    else:
+        assert clock.now < 1.1 * 120 and stats.verify_widths[1] > stats.row_steps / 2
+
+
+@pytest.mark.parametrize("window", ["auto", 4])
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
 @pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
-def test_nothing_forbidden_is_proposed(lengths, settings, sampled):
-    drafter = NGramDrafter(train_ngram(documents(8), 8, 3), num_draft_tokens=4)
+def test_nothing_forbidden_is_proposed(lengths, settings, sampled, window):
+    drafter = NGramDrafter(train_ngram(documents(8), 8, 3), num_draft_tokens=window)
     proposes_nothing_forbidden(drafter, lengths, settings | {"do_sample": sampled})
 
 

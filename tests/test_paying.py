@@ -239,6 +239,17 @@ def test_what_a_batch_has_lost_is_made_up_for_when_rows_leave_it() -> None:
     assert slow.drafted[-1]
 
 
+@pytest.mark.parametrize("rows", [8, 16])
+def test_many_rows_that_gain_nothing_show_it_in_a_round(rows: int) -> None:
+    """What a first round takes is no sign of the pace, so the first trial has a second one."""
+    slow = Slow(1.5)
+    call = slow.call()
+    slow.play(call, rows, 300)
+    trials = "".join("x" if drafted else "." for drafted in slow.drafted).strip(".").split(".")
+    assert max(map(len, trials)) <= 2 and len([trial for trial in trials if trial]) > 2
+    assert slow.now < 300 * 1.02
+
+
 @pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])
 def test_a_trial_that_has_lost_much_ends_at_once(takes: float) -> None:
     """A round of drafts takes several plain ones, and gives no more tokens."""

@@ -7,12 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_specdec.budget import DraftCost, Survival
+from hf_specdec.budget import DraftCost, Stepwise, Survival
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
-from hf_specdec.drafters.disco.budgeted import Budget
 from hf_specdec.drafters.disco.classifier import Chance
 from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
-from hf_specdec.drafters.draft_model.window import LOOK_AGAIN
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
 from hf_specdec.training.disco.simulation import Costs, Rule, Values
 
@@ -145,10 +143,10 @@ class Budgeted:
         Args:
             survival: of the values that it reads, kept from text to text.
         """
-        self.budget, self.costs, self.draft_cost = Budget(survival), costs, DraftCost()
+        self.budget, self.costs, self.draft_cost = Stepwise(survival), costs, DraftCost()
 
     def begins(self) -> bool:
-        return self.draft_cost.asked(self._pays([]), LOOK_AGAIN)
+        return self.draft_cost.asked(self._pays([]))
 
     def goes_on(self, seen: list[float]) -> bool:
         return self._pays(seen)

@@ -69,6 +69,7 @@ class Drafting:
             forbids=Bans(processing, vocab) or None,
             cost=cost.copy(),
             target=model,
+            coupled=noise is not None,
             most_rows=most_rows,
             most_tokens=most_tokens,
         )

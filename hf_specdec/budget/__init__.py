@@ -4,6 +4,7 @@ that give most tokens per second are verified."""
 from .cost import Cost, DraftCost
 from .decision import MOST_NODES, most_per_second, steps_that_pay
 from .learned import Learned
+from .stepwise import Stepwise
 from .survival import Band, Survival
 from .tree import Tree, are_chains
 
@@ -13,6 +14,7 @@ __all__ = [
     "Cost",
     "DraftCost",
     "Learned",
+    "Stepwise",
     "Survival",
     "Tree",
     "are_chains",

@@ -13,8 +13,14 @@ TRIED = (8, 8, 24, 24, 3, 3)
 """nodes of the first rounds, to learn what width costs: each twice, as a first forward does not count"""
 AGAIN = 32
 """forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
+PLAIN, LOOK = 0.7, 8
+"""weight of what a plain round takes, below which one is played again, at every so many rounds: all that drafts gain is
+counted from it"""
 LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
+LOOK_AGAIN, LOOKS = 12, 0.02
+"""rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
+may take"""
 UNKNOWN = 8
 """nodes while too little is known of widths"""
 
@@ -60,31 +66,37 @@ class Cost:
         return bool(self._times)
 
     def tried(self, rows: int) -> int | None:
-        """Nodes per row to try next, while widths are still to be learned, and where none was verified for long; else
-        None."""
+        """Nodes per row to try next: while widths are still to be learned, where none was verified for long, and 0
+        where something was in all rounds for long; else None."""
         rounds, rows = self._rounds, rows + self.beside  # read once: threads share it
         if rounds < len(TRIED):
             return max(1, TRIED[rounds] // rows)
         if len(self._times) < 2:
             return max(1, UNKNOWN // rows)
-        return 1 if self._narrow >= AGAIN else None
+        if self._narrow >= AGAIN:
+            return 1
+        return 0 if rounds % LOOK == 0 and self._times.get((rows, 1), (0.0, 0.0))[1] < PLAIN else None
 
     def round(self, rows: int) -> Callable[[int], float]:
         """Seconds of a round of so many rows by the width of its forward, without drafting.
 
         The line through what was measured of as many rows, drawn to the width's own figure the more often it was met;
-        where two widths have not been met yet, the line by the tokens of all rows together.
+        a single token has its own alone, once it was met (the second may cost more than all that follow). Where two
+        widths have not been met yet, the line by the tokens of all rows together.
         """
         times, between, rows = self._times, self._between or 0.0, rows + self.beside
         mine = {width: known for (count, width), known in times.items() if count == rows}
         if len(mine) < 2:
             line = _line({count * width: known for (count, width), known in times.items()})
             return lambda width: between + line(rows * width)
-        line = _line(mine)
+        wide = {width: known for width, known in mine.items() if width > 1}
+        line = _line(wide if len(wide) > 1 else mine)
 
         @cache
         def seconds(width: int) -> float:
             own, weight = mine.get(width, (0.0, 0.0))
+            if width == 1 and weight:
+                return own
             here = (weight * own + LINE * line(width)) / (weight + LINE)
             return max(here, seconds(width - 1)) if width > 1 else here  # more tokens never take less
 
@@ -111,10 +123,21 @@ class DraftCost:
         """A step over a step of the target; None where one of them is not known yet."""
         return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None
 
-    def asked(self, pays: bool, look_again: int) -> bool:
-        """Whether to ask the draft model in this round: where that pays, and once in `look_again` where it does not."""
-        self.unasked = 0 if pays or self.unasked + 1 >= look_again else self.unasked + 1
+    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1) -> bool:
+        """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
+
+        Args:
+            cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
+        """
+        self.unasked = 0 if pays or self.unasked + 1 >= self._look_again(cost, rows) else self.unasked + 1
         return self.unasked == 0
+
+    def _look_again(self, cost: Cost | None, rows: int) -> float:
+        """Rounds from one look to the next."""
+        if cost is None or not cost.known or self.step is None:
+            return LOOK_AGAIN
+        seconds = cost.round(rows)
+        return max(LOOK_AGAIN, ((seconds(2) + self.step) / seconds(1) - 1) / LOOKS)
 
 
 def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:

@@ -145,6 +145,7 @@ class Decoding:
             cost=self.cost.copy(),
             target=call.target,
             source=call.source,
+            coupled=self.judge.noise is not None,
         )
         self.session = (
             GuardedSession(self.drafter, context, self.cost)

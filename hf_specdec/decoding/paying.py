@@ -22,6 +22,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
 TOO_MUCH = 6
 """plain rounds; a trial that has lost more ends at once"""
+HARDLY = 0.05
+"""tokens gained per row and round, below which no time could make drafts pay: seen sooner than what they take"""
 COSTS, LONGEST_MADE_UP = 0.02, 1024
 """share of the time that trials which do not pay may take: the more one lost, the longer the pause behind it, up to so
 many rounds"""
@@ -60,6 +62,8 @@ class Record:
     """the length of the next one"""
     tried: int = 0
     """rounds with drafts since the last pause"""
+    gained: int = 0
+    """tokens that they gave beyond one per row"""
     lost: float = 0.0
     """seconds by which they took longer than plain decoding would have taken for their tokens"""
     paused: bool = False
@@ -148,6 +152,7 @@ class Paying:
         plain = record.plain.rate()
         if self.resting or (self.draws and not (self.keeps_state or self.own_order)):
             return
+        record.gained += self.tokens - self.rows
         if plain:
             record.lost += min(seconds - self.tokens / plain, SHOCK * self.rows / plain)
         if not self.first:
@@ -157,13 +162,13 @@ class Paying:
         record.tried += 1
         if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
             record.pause, record.lost = FIRST_PAUSE, 0.0
-            record.tried = record.tried if plain else 0
+            record.tried, record.gained = (record.tried, record.gained) if plain else (0, 0)
         elif record.tried >= self._trial(record) or record.lost * plain > TOO_MUCH * self.rows:
             made_up_for = record.lost * plain / self.rows / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
             self.debt.left = max(self.debt.left, record.left)
             record.pause = min(2 * record.pause, LONGEST_PAUSE)
-            record.tried, record.lost, record.paused = 0, 0.0, True
+            record.tried, record.gained, record.lost, record.paused = 0, 0, 0.0, True
             if self.keeps_state:
                 record.drafted = Pace()  # what comes is another text
 
@@ -171,6 +176,9 @@ class Paying:
         """Rounds that show whether drafts pay: each row of a batch is one."""
         if self.keeps_state:
             return TRIAL
+        seen = record.tried * self.rows
+        if seen >= FIRST_TRIAL and record.gained < HARDLY * seen:
+            return record.tried
         return max(LEAST_TRIAL, (LATER_TRIAL if record.paused else FIRST_TRIAL) // self.rows)
 
     def note(self) -> str:

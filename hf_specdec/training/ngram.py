@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tqdm import tqdm
@@ -25,7 +25,7 @@ def train_ngram_drafter(
     files: Iterable[str | Path],
     order: int = 3,
     min_count: int = 1,
-    num_draft_tokens: int = 3,
+    num_draft_tokens: int | Literal["auto"] = "auto",
     output: str | Path | None = None,
 ) -> NGramDrafter:
     """Train an n-gram drafter on text.

@@ -10,8 +10,10 @@ from ...budget import DraftCost, Learned, Survival
 from ...errors import SpeculationError
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
-from ..draft_model import ModelDrafter
+from ...transfer import waits
+from ..draft_model import GrowingSession, ModelDrafter
 from .budgeted import BudgetedSession
+from .classified import Classified, ClassifiedChain
 from .classifier import StopClassifier
 from .config import DiscoConfig
 from .rules import StopRule
@@ -115,7 +117,14 @@ class DiscoDrafter(ModelDrafter):
         if self.config.rule != "budget":
             return DiscoSession(*mine)
         survival = self._survival.of(context.target, context.do_sample)
-        return BudgetedSession(*mine, survival, self._costs.of(context.target, context.rows))
+        cost = self._costs.of(context.target, context.rows)
+        # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
+        if context.do_sample or waits(self.draft_model.device):
+            return BudgetedSession(*mine, survival, cost)
+        chain = ClassifiedChain(context, self.draft_model, Classified(context, self.config, self.classifier))
+        session = GrowingSession(context, self.draft_model, "auto", 1, survival, cost, chain=chain)
+        session.longest = self.config.max_draft_tokens
+        return session
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

@@ -32,8 +32,6 @@ LONGEST = 8
 """tokens guessed at once"""
 SMALLER = 0.6
 """how often the smaller model is taken to guess right before anything was measured"""
-LOOK_AGAIN = 32
-"""steps after which a smaller model is asked again where that has not paid"""
 HOW = "how_it_reads_ahead"
 """the attribute of a draft model that says so"""
 
@@ -186,7 +184,7 @@ class Ahead:
             steps = steps_that_pay(
                 [[]] * rows, [1.0] * rows, chances[:1], how.cost.round(rows), cost.step, lockstep=True
             )
-        if not cost.asked(steps > 0, LOOK_AGAIN):
+        if not cost.asked(steps > 0, how.cost, rows):
             return [Guess([], [], [])] * rows
         steps = min(max(steps, 1), room, model.context_limit - max(lengths))
         if steps < 1:

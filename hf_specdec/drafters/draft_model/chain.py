@@ -31,7 +31,7 @@ class Chain:
         return read
 
     def step(self) -> tuple[Tensor, Tensor]:
-        """One more place: the candidates [B, k], the one that is gone on from first, and the draft's chance of each."""
+        """One more place: the candidates [B, k], the one that is gone on from first, and what is said of each."""
         context = self.context
         if self._last is None:
             logits = self.model.catch_up(self._ids, self._lengths)
@@ -41,7 +41,11 @@ class Chain:
             logits = self.model.feed(self._ids, self._lengths, self._last)
         tokens, chances = context.pick.likeliest(self._ids, self._lengths, self.rows, logits, self.candidates)
         self._last = tokens[:, 0].clone()
-        return tokens, chances
+        return tokens, self.said(logits, tokens, chances)
+
+    def said(self, logits: Tensor, tokens: Tensor, chances: Tensor) -> Tensor:
+        """The estimates [B, k] of the candidates [B, k], of which the draft gives these chances."""
+        return chances
 
     def observe(self, verdict: Verdict, drafted: Sequence[Sequence[int]]) -> None:
         """Keep in the cache what was fed and is part of the text now.

@@ -13,6 +13,7 @@ from ...transfer import waits
 from .base import ModelDrafter
 from .growing import GrowingSession
 from .session import DraftModelSession
+from .stepping import SteppingSession
 from .window import Window
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ class DraftModelDrafter(ModelDrafter):
             return DraftModelSession(context, self.draft_model, window, candidates=candidates)
         cost = self._costs.of(context.target, rows)
         # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for.
-        if context.do_sample or waits(self.draft_model.device):
+        if waits(self.draft_model.device):
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
-        survival = self._survival.of(context.target)
+        survival = self._survival.of(context.target, context.do_sample)
+        if context.do_sample:
+            return SteppingSession(context, self.draft_model, survival, cost)
         return GrowingSession(context, self.draft_model, window, candidates, survival, cost)

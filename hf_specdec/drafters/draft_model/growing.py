@@ -14,7 +14,7 @@ from ...transfer import to_host, waits
 from ..merged import Joining, TreeSession
 from .chain import Chain
 from .session import candidates_of
-from .window import LOOK_AGAIN, why_rested
+from .window import why_rested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +46,7 @@ class GrowingSession(TreeSession):
         survival: Survival,
         cost: DraftCost,
         others: Joining | None = None,
+        chain: Chain | None = None,
     ) -> None:
         """
         Args:
@@ -53,14 +54,16 @@ class GrowingSession(TreeSession):
             candidates: tokens thought of at each position.
             cost: of this model's steps.
             others: whose tokens stand in the same trees.
+            chain: of the model, where estimates are others than the chances that it gives.
         """
         super().__init__(context, survival, others)
         self.fixed = None if window == "auto" else int(window)
         self.candidates = candidates_of(context, candidates)
         self.draft_cost = cost
         self._model = model
-        self._chain = None if others is not None else Chain(context, model, self.candidates)
+        self._chain = chain or (None if others is not None else Chain(context, model, self.candidates))
         """with others it reads the prompt when it is asked first"""
+        self.longest = LONGEST
         self._limit = position_limit(model)  # columns; what fills them is left to the others
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
@@ -88,12 +91,12 @@ class GrowingSession(TreeSession):
         """Steps of the draft model, while they promise to pay; true where none does."""
         before = self.draft_cost.unasked
         limit = self._limit if self._chain is None else min(self._limit, self._chain.model.context_limit)
-        most = min(self.fixed or LONGEST, max(budget), limit - max(sequences.lengths))
+        most = min(self.fixed or self.longest, max(budget), limit - max(sequences.lengths))
         if most < 1:
             return False
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         planned = self._steps_that_pay(tips)
-        if not self.draft_cost.asked(planned > 0, LOOK_AGAIN):
+        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget)):
             return True
         least = min(most, most if self.fixed else 1 if planned else LOOK)
         planned = min(most, max(planned, least))

@@ -6,8 +6,6 @@ from ...theory import best_window
 FIRST = 5
 """γ before anything was measured"""
 LARGEST = 16
-LOOK_AGAIN = 12
-"""rounds after which the draft model is asked again where it has not paid"""
 
 
 class Window:
@@ -48,9 +46,11 @@ class Window:
         """γ for the next round; 0 where drafting does not pay."""
         if draft_cost.step is None or not cost.known:
             return FIRST
+        if cost.tried(rows) == 0:
+            return 0
         rescue = self.rescue if candidates > 1 else 0.0
         best = best_window(self.alpha, cost.round(rows), draft_cost.step, LARGEST, candidates, rescue)
-        return max(best, 1) if draft_cost.asked(best > 0, LOOK_AGAIN) else 0
+        return max(best, 1) if draft_cost.asked(best > 0, cost, rows) else 0
 
 
 def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:

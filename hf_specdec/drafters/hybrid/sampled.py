@@ -10,7 +10,7 @@ from ...target.inputs import position_limit
 from ...theory import best_window, tokens_per_second
 from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
-from ..draft_model.window import FIRST, LARGEST, LOOK_AGAIN, Window, why_rested
+from ..draft_model.window import FIRST, LARGEST, Window, why_rested
 from ..merged import TreeSession
 from .config import HybridConfig
 from .sources import DRAWN, Sources, named
@@ -110,6 +110,8 @@ class SampledHybridSession(TreeSession):
         cost, fixed, step = self.context.cost, self.config.num_draft_tokens, self.draft_cost.step
         if step is None or not cost.known:
             return FIRST if fixed == "auto" else int(fixed)
+        if fixed == "auto" and cost.tried(len(budget)) == 0:
+            return 0
         active = [b for b, room in enumerate(budget) if room > 0]
         rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
         alpha, together = (self.draws.alpha**rows, 1) if lockstep else (self.draws.alpha, rows)
@@ -117,7 +119,7 @@ class SampledHybridSession(TreeSession):
         drawing = together * tokens_per_second(alpha, gamma, seconds, step)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         copying = most_per_second(chances, seconds, lockstep=lockstep)[1]
-        return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, LOOK_AGAIN) else 0
+        return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, cost, len(budget)) else 0
 
     def estimates(self, row: int) -> Sequence[float | None]:
         return [] if self._drawn else super().estimates(row)

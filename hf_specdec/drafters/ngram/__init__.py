@@ -4,26 +4,27 @@ A lookup costs next to nothing beside the target (c ≈ 0), and q is a true dist
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
+from ...budget import DraftCost, Learned, Survival
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...hub.tokenizer import check_fingerprint, check_same_ids
-from ...protocol import Draft, DraftContext, DraftSession, Sequences
+from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
-from ...transfer import to_device
 from ..base import Drafter
+from .drawing import DrawingSession, NGramSession
+from .growing import NGramTrees
 from .model import Level, NGramModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession"]
+__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
 
 
 @strict
@@ -33,65 +34,13 @@ class NGramConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "ngram"
 
-    num_draft_tokens: int = ranged(3, 1, LONGEST_DRAFT)
+    num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
     vocab_size: int = ranged(0, 0, 1 << 24)
     sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)
     tokenizer: dict | None = None
 
     def validate_tokenizer(self) -> None:
         check_fingerprint(self.tokenizer or {})
-
-
-class NGramSession(DraftSession):
-    """Draws γ tokens per round, each through the call's processors."""
-
-    def __init__(self, context: DraftContext, config: NGramConfig, model: NGramModel) -> None:
-        super().__init__(context)
-        self.config = config
-        self.model = model
-        self.pick = context.pick.on(torch.device("cpu"))
-        self.prompt = context.prompt_ids.cpu()
-        context.stats.window = config.num_draft_tokens
-
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        """Drawn on the host, where the model is: nobody waits for a device between two tokens."""
-        context = self.context
-        gamma = [min(self.config.num_draft_tokens, room) for room in budget]
-        width = max(gamma, default=0)
-        drafts: list[list[int]] = [[] for _ in gamma]
-        ids = self._on_host(sequences, width)
-        q = torch.zeros(len(gamma), width, context.vocab_size) if context.do_sample else None
-        for i in range(width):
-            alive = [b for b, g in enumerate(gamma) if i < g and context.eos_token_ids.isdisjoint(drafts[b][-1:])]
-            if not alive:
-                break
-            lengths = [sequences.lengths[b] + i for b in alive]
-            probs = np.stack([self._next_probs(sequences.tokens[b], drafts[b]) for b in alive])
-            tokens, drawn_from = self.pick(
-                ids[alive], lengths, [sequences.rows[b] for b in alive], torch.from_numpy(probs).log()
-            )
-            ids[alive, lengths] = tokens
-            for row, (b, token) in enumerate(zip(alive, tokens.tolist(), strict=True)):
-                drafts[b].append(token)
-                if q is not None and drawn_from is not None:
-                    q[b, i] = drawn_from[row]
-        draft = Draft.from_lists(drafts, context.device)
-        if q is not None:
-            draft.q = to_device(q[:, : draft.tokens.shape[1]], context.device, torch.float32)
-        return draft
-
-    def _on_host(self, sequences: Sequences, width: int) -> Tensor:
-        """ids [B, columns] with room for a draft; padding on the left, as on the device."""
-        ids = torch.zeros(len(sequences.rows), max(sequences.lengths, default=0) + width, dtype=torch.long)
-        for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
-            padding = length - len(sequences.tokens[b])
-            if padding:
-                ids[b, :padding] = self.prompt[row, :padding]
-            ids[b, padding:length] = torch.tensor(sequences.tokens[b])
-        return ids
-
-    def _next_probs(self, tokens: list[int], drafted: list[int]) -> np.ndarray:
-        return self.model.next_probs(tokens[-self.model.order :] + drafted)
 
 
 @register_drafter
@@ -105,7 +54,7 @@ class NGramDrafter(Drafter):
         self,
         model: NGramModel | None = None,
         *,
-        num_draft_tokens: int = 3,
+        num_draft_tokens: int | Literal["auto"] = "auto",
         vocab_size: int = 0,
         sizes: list[int] | None = None,
         tokenizer: dict | None = None,
@@ -113,7 +62,8 @@ class NGramDrafter(Drafter):
         """
         Args:
             model: as trained; sets `vocab_size` and `sizes`.
-            num_draft_tokens: γ, tokens per draft, from 1 to 512.
+            num_draft_tokens: γ, tokens per draft, from 1 to 512; "auto" verifies as many as pay, when decoding greedily
+                with other likely tokens beside each.
             vocab_size: of the stored model, from 0 to 2^24; written by training.
             sizes: stored n-grams of each order from 2 up: at most 15 orders, of 0 to 2^30 each; written by training.
             tokenizer: fingerprint of the tokenizer that made the ids (`hub.tokenizer.fingerprint`), by training;
@@ -131,6 +81,9 @@ class NGramDrafter(Drafter):
             tokenizer=tokenizer,
         )
         self.model = model
+        self.proposes_trees = self.config.num_draft_tokens == "auto"
+        # What a call has measured serves the next one.
+        self._survival, self._costs = Learned(Survival), Learned(DraftCost)
 
     def weights(self) -> dict[str, Tensor]:
         return self.model.tensors() if self.model is not None else self._empty().tensors()
@@ -162,7 +115,16 @@ class NGramDrafter(Drafter):
         known = {"vocab_size": self.model.vocab_size} | (self.config.tokenizer or {})
         check_same_ids(known, target, "the n-gram model", fix)
 
-    def start(self, context: DraftContext) -> NGramSession:
+    def start(self, context: DraftContext) -> DraftSession:
         if self.model is None:
             raise SpeculationError("NGramDrafter has no trained model; give it one as its first argument")
-        return NGramSession(context, self.config, self.model)
+        gamma = self.config.num_draft_tokens
+        if gamma != "auto":
+            context.stats.window = int(gamma)
+            return NGramSession(context, self.model, int(gamma))
+        survival = self._survival.of(context.target, context.do_sample)
+        # Whatever is forbidden, and coupled draws, are known to the picker alone.
+        if context.do_sample or context.coupled or context.forbids is not None:
+            cost = self._costs.of(context.target, context.rows)
+            return DrawingSession(context, self.model, survival, cost)
+        return NGramTrees(context, self.model, survival)

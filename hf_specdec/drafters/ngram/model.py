@@ -9,12 +9,16 @@ place in the sorted keys is its id, and a context's successors lie side by side.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import SpeculationError
+
+MOST_LIKELY = 16
+"""tokens that may be asked for behind nothing that is known"""
 
 
 @dataclass
@@ -68,18 +72,51 @@ class NGramModel:
         Returns:
             [V] float32 that sums to one.
         """
-        context = list(context)[len(context) - min(len(context), self.order - 1) :]
         q = self.unigram.copy()
-        for start in range(len(context) - 1, -1, -1):  # ever longer contexts, each mixed over the shorter one
+        for backoff, level, node in self._known(context):  # each mixed over the shorter one
+            first, end = self._behind(level, node)
+            q *= backoff
+            q[level.keys[first:end] - node * self.vocab_size] += level.probs[first:end]
+        return q
+
+    def likeliest(self, context: Sequence[int], count: int) -> list[tuple[int, float]]:
+        """At most `count` likely next tokens, the likeliest first, with their q, or a little less: of each known
+        context only its likeliest are looked at, which takes microseconds. Arguments as in `next_probs`."""
+        found: dict[int, float] = {}
+        left = 1.0  # of q, for shorter contexts
+        for backoff, level, node in reversed(self._known(context)):
+            first, end = self._behind(level, node)
+            for i in _largest(level.probs[first:end], count):
+                token = int(level.keys[first + i]) - node * self.vocab_size
+                found[token] = found.get(token, 0.0) + left * float(level.probs[first + i])
+            left *= backoff
+        for token in self._likeliest[:count]:
+            found[token] = found.get(token, 0.0) + left * float(self.unigram[token])
+        return sorted(found.items(), key=lambda known: -known[1])[:count]
+
+    @cached_property
+    def _likeliest(self) -> list[int]:
+        """Tokens, whatever stands before them."""
+        return _largest(self.unigram, MOST_LIKELY)
+
+    def _known(self, context: Sequence[int]) -> list[tuple[float, Level, int]]:
+        """Of the contexts that end the text and are in the tables, the shortest first: λ, the level where what follows
+        stands, and the context's id."""
+        context = list(context)[len(context) - min(len(context), self.order - 1) :]
+        known = []
+        for start in range(len(context) - 1, -1, -1):
             node = self._find(context[start:])
             if node is None:
                 break  # nor was any longer one seen
             n = len(context) - start
-            q *= self.backoff[node] if n == 1 else self.levels[n - 2].backoff[node]
-            level = self.levels[n - 1]
-            first, end = np.searchsorted(level.keys, (node * self.vocab_size, (node + 1) * self.vocab_size))
-            q[level.keys[first:end] - node * self.vocab_size] += level.probs[first:end]
-        return q
+            backoff = self.backoff[node] if n == 1 else self.levels[n - 2].backoff[node]
+            known.append((float(backoff), self.levels[n - 1], node))
+        return known
+
+    def _behind(self, level: Level, node: int) -> tuple[int, int]:
+        """Where the successors of a context lie."""
+        first, end = np.searchsorted(level.keys, (node * self.vocab_size, (node + 1) * self.vocab_size))
+        return int(first), int(end)
 
     def _find(self, context: Sequence[int]) -> int | None:
         """The id of an n-gram, or None where it is not in the tables."""
@@ -131,3 +168,9 @@ class NGramModel:
             parents = len(keys)
         if not good:
             raise SpeculationError("n-gram weights are damaged: tables disagree or hold no probabilities; train again")
+
+
+def _largest(values: np.ndarray, count: int) -> list[int]:
+    """Places of the `count` largest, in descending order."""
+    some = np.argpartition(values, -count)[-count:] if len(values) > count else np.arange(len(values))
+    return [int(i) for i in some[np.argsort(-values[some])]]

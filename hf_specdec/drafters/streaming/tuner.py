@@ -41,7 +41,7 @@ class TreeTuner:
         if config.tree == "product":
             self._nodes = self._nodes or product_tree(config.num_streams, config.num_candidates)
             return self._nodes
-        if self.rounds % EVERY == 0 or cost.tried(rows) is not None:
+        if not self._nodes or self.rounds % EVERY == 0 or cost.tried(rows) is not None:
             self._likeliest = likeliest_nodes(self.chances, MOST_NODES)
             count = self._count_that_pays(cost, rows)
             self._nodes = level_by_level([node for _, node in self._likeliest[:count]])

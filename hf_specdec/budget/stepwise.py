@@ -1,0 +1,59 @@
+"""`Stepwise`: whether one more token of a chain pays, by what was said of those that are there."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
+
+from .decision import steps_that_pay
+from .survival import Band, Survival
+
+DRAFTED, SAID = "drafted", "said"
+"""kind of every token, and the family of the estimates of what is said of it"""
+FIRST_GUESS = 0.6
+
+
+class Stepwise:
+    """Chances are what was said of tokens, as often as that came true.
+
+    What is decided after a token is about the next one, which nobody has drawn yet, and all that is drawn is verified:
+    the output keeps the target's distribution.
+    """
+
+    def __init__(self, survival: Survival) -> None:
+        self.survival = survival
+
+    @property
+    def alpha(self) -> float:
+        """How often the draft is right."""
+        return self.survival.chance(DRAFTED, FIRST_GUESS)
+
+    def pays(
+        self,
+        seen: Sequence[Sequence[float]],
+        open: Sequence[bool],
+        seconds: Callable[[int], float],
+        step: float,
+        lockstep: bool = False,
+    ) -> bool:
+        """
+        Args:
+            seen: [B][any] what was said of the tokens that each row has drafted.
+            open: [B] whether a row drafts on.
+            seconds: duration of a round by the width of its forward.
+            step: seconds of a draft step.
+        """
+        rows = [self._survivals(said) for said in seen]
+        steps = max(map(len, rows), default=0)
+        kept = [row[-1] if row else 1.0 for row in rows]
+        onward = [chance * goes_on for chance, goes_on in zip(kept, open, strict=True)]
+        return steps_that_pay(rows, onward, [self.alpha], seconds, step, steps * step, lockstep) > 0
+
+    def _survivals(self, said: Sequence[float]) -> list[float]:
+        """The chance of each token of a row, that it and all before it are kept."""
+        return list(accumulate((self.survival.calibrated(Band.of(SAID, chance)) for chance in said), mul))
+
+    def observe(self, said: Sequence[float], accepted: int) -> None:
+        """Of a row's drafted tokens the first so many were accepted."""
+        for i, chance in enumerate(said[: accepted + 1]):
+            self.survival.observe(DRAFTED, i < accepted)
+            self.survival.observe(Band.of(SAID, chance), i < accepted)

@@ -1,0 +1,68 @@
+"""`Classified`: what the stop classifier says of a round's tokens, and a chain of greedy ones that goes by it."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ...protocol import DraftContext, Sequences
+from ..draft_model.chain import Chain
+from .classifier import StopClassifier, read
+from .config import DiscoConfig
+from .lookup import NONE, Branch, Recurrence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Classified:
+    """Of each token, from the draft's distribution there and the tokens before it."""
+
+    def __init__(self, context: DraftContext, config: DiscoConfig, classifier: StopClassifier) -> None:
+        self.context, self.lookup, self.k = context, config.lookup, config.k
+        self.chance = classifier.reader(context.do_sample)
+        self.texts: dict[int, Recurrence] = {}
+        """per row of the call, the accepted text"""
+        self.known: dict[int, int] = {}
+        """how many tokens of it are in there"""
+        self.begins: dict[int, int] = {}
+        """the column at which its answer does"""
+        self.branches: list[Branch] = []
+        """[B] each row's text with the round's draft"""
+        self.positions: list[int] = []
+        """[B] of the next token in each row's answer"""
+
+    def begin(self, sequences: Sequences) -> None:
+        """A round begins, behind each row's text as accepted so far."""
+        self.texts, self.known = sequences.here(self.texts), sequences.here(self.known)
+        self.begins = sequences.here(self.begins)
+        for row, tokens, length in zip(sequences.rows, sequences.tokens, sequences.lengths, strict=True):
+            self.begins.setdefault(row, self.context.prompt_ids.shape[1] or length - 1)
+            self.texts.setdefault(row, Recurrence()).extend(tokens[self.known.get(row, 0) :])
+            self.known[row] = len(tokens)
+        self.branches = [Branch(self.texts[row]) for row in sequences.rows]
+        self.positions = [n - self.begins[row] for n, row in zip(sequences.lengths, sequences.rows, strict=True)]
+
+    def of(self, logits: Tensor, tokens: Tensor) -> tuple[list[float], list[int]]:
+        """C [B] of the round's next tokens [B], from the logits [B, V] that they were chosen by; and the tokens."""
+        reading = read(logits, self.k, tokens)
+        proposed = [branch.proposal() if self.lookup else NONE for branch in self.branches]
+        chances = self.chance(reading, self.positions, proposed)
+        self.positions = [n + 1 for n in self.positions]
+        for branch, token in zip(self.branches, reading.drawn, strict=True):
+            branch.append(token)
+        return chances, reading.drawn
+
+
+class ClassifiedChain(Chain):
+    """What it says of a token is what the classifier does."""
+
+    def __init__(self, context: DraftContext, model: "PreTrainedModel", classified: Classified) -> None:
+        super().__init__(context, model, candidates=1)
+        self.classified = classified
+
+    def begin(self, sequences: Sequences, steps: int) -> bool:
+        self.classified.begin(sequences)
+        return super().begin(sequences, steps)
+
+    def said(self, logits: Tensor, tokens: Tensor, chances: Tensor) -> Tensor:
+        return chances.new_tensor(self.classified.of(logits, tokens[:, 0])[0])[:, None]
