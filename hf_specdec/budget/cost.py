@@ -109,6 +109,8 @@ class DraftCost:
     def __init__(self) -> None:
         self.step: float | None = None
         """seconds"""
+        self.opening = 0.0
+        """seconds that a round with any takes beside them: what was accepted meanwhile is read, a tree is grown"""
         self.unasked = 0
         """rounds since it was asked last"""
         self._met = False
@@ -122,6 +124,10 @@ class DraftCost:
     def c(self, cost: Cost, rows: int) -> float | None:
         """A step over a step of the target; None where one of them is not known yet."""
         return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None
+
+    def observe_opening(self, seconds: float) -> None:
+        """A round with steps took so much beside them."""
+        self.opening = running_mean(self.opening or None, max(seconds, 0.0))
 
     def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1) -> bool:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.

@@ -49,6 +49,7 @@ def steps_that_pay(
     step: float,
     spent: float = 0.0,
     lockstep: bool = False,
+    opening: float = 0.0,
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays.
 
@@ -61,6 +62,7 @@ def steps_that_pay(
         step: seconds of a draft step.
         spent: seconds that drafting has taken already.
         lockstep: as in `most_per_second`.
+        opening: seconds that the first of them takes beside its own.
     """
     best, speed = 0, most_per_second(rows, seconds, spent, lockstep)[1]
     for more in FORESIGHT:
@@ -71,7 +73,7 @@ def steps_that_pay(
             )
             for row, chance in zip(rows, onward, strict=True)
         ]
-        found = most_per_second(foreseen, seconds, spent + more * step, lockstep)[1]
+        found = most_per_second(foreseen, seconds, spent + opening + more * step, lockstep)[1]
         if found > speed:
             best, speed = more, found
     return best

@@ -121,11 +121,13 @@ class GrowingSession(TreeSession):
                 break
         if unread:
             self._grow_at_once(tips, unread, budget)
-        ended = time.perf_counter()
+        ended, cost, usual = time.perf_counter(), self.draft_cost, not opened and not before
         if not blind and self.steps > 1:  # the first step reads what was accepted meanwhile, too
-            self.draft_cost.observe((ended - caught_up) / (self.steps - 1))
-        elif not opened and not before:
-            self.draft_cost.observe((ended - began) / self.steps)
+            cost.observe((ended - caught_up) / (self.steps - 1))
+        elif usual and (blind or cost.step is None):
+            cost.observe((ended - began) / self.steps)
+        if usual and not blind and cost.step is not None:
+            cost.observe_opening(ended - began - self.steps * cost.step)
         return False
 
     def _grow_at_once(
@@ -192,8 +194,9 @@ class GrowingSession(TreeSession):
         onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
         likely = [self._alpha(rank) for rank in range(self.candidates)]
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
-        spent, lockstep = self.steps * step, self.context.lockstep
-        return steps_that_pay(chances, onward, likely, cost.round(len(self.trees)), step, spent, lockstep)
+        spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening
+        seconds, lockstep = cost.round(len(self.trees)), self.context.lockstep
+        return steps_that_pay(chances, onward, likely, seconds, step, spent, lockstep, opening)
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""
