@@ -13,6 +13,8 @@ TRIED = (8, 8, 24, 24, 3, 3)
 """nodes of the first rounds, to learn what width costs: each twice, as a first forward does not count"""
 AGAIN = 32
 """forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
+FOLLOWS, DISTURBED, OUTLIER = 0.15, 0.05, 1.3
+"""weights of a new time in a running figure, and of one that is so many times as long"""
 PLAIN, LOOK = 0.7, 8
 """weight of what a plain round takes, below which one is played again, at every so many rounds: all that drafts gain is
 counted from it"""
@@ -152,7 +154,8 @@ def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:
 
 
 def running_mean(old: float | None, new: float) -> float:
-    """A running figure near the low end: what disturbs a machine only ever makes a forward slower."""
-    if old is None:
+    """A running figure that a disturbance moves little, and not for long: it only ever makes a forward slower. It leans
+    to no side, so that widths that are met often and seldom compare."""
+    if old is None or new * OUTLIER < old:
         return new
-    return old + (0.3 if new < old else 0.05) * (new - old)
+    return old + (FOLLOWS if new < OUTLIER * old else DISTURBED) * (new - old)

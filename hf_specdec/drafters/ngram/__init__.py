@@ -6,7 +6,6 @@ A lookup costs next to nothing beside the target (c ≈ 0), and q is a true dist
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
@@ -18,13 +17,13 @@ from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ..base import Drafter
 from .drawing import DrawingSession, NGramSession
-from .growing import NGramTrees
+from .growing import Counted, NGramTrees
 from .model import Level, NGramModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
+__all__ = ["Counted", "Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
 
 
 @strict
@@ -86,19 +85,11 @@ class NGramDrafter(Drafter):
         self._survival, self._costs = Learned(Survival), Learned(DraftCost)
 
     def weights(self) -> dict[str, Tensor]:
-        return self.model.tensors() if self.model is not None else self._empty().tensors()
+        model = self.model or NGramModel.empty(self.config.vocab_size, self.config.sizes)
+        return model.tensors()
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         self.model = NGramModel.from_tensors(weights)
-
-    def _empty(self) -> NGramModel:
-        """Tables of the stored shapes, to be filled by `load_weights`."""
-        row = np.zeros(self.config.vocab_size, dtype=np.float32)
-        levels = [
-            Level(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.float32))
-            for size in self.config.sizes
-        ]
-        return NGramModel(row, row.copy(), levels)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         if self.model is None:

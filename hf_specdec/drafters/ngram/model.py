@@ -130,6 +130,16 @@ class NGramModel:
                 return None
         return node
 
+    @classmethod
+    def empty(cls, vocab_size: int, sizes: Sequence[int]) -> "NGramModel":
+        """Tables of the stored shapes, to be filled."""
+        row = np.zeros(vocab_size, dtype=np.float32)
+        levels = [
+            Level(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.float32))
+            for size in sizes
+        ]
+        return cls(row, row.copy(), levels)
+
     def tensors(self) -> dict[str, Tensor]:
         """All tables by name, as stored in safetensors."""
         named = {"unigram": self.unigram, "backoff": self.backoff}
