@@ -109,15 +109,16 @@ def test_a_time_that_was_disturbed_is_measured_again() -> None:
     assert 7 <= tries <= 300 // AGAIN and cost.round(1)(9) < 1.01
 
 
-def test_a_width_that_was_often_met_has_a_figure_of_its_own() -> None:
-    """A second token may cost more than all that follow; and more tokens never take less."""
+@pytest.mark.parametrize("second", [1.2, 1.4])
+def test_a_width_that_was_often_met_has_a_figure_of_its_own(second: float) -> None:
+    """A second token may cost more than all that follow, or even more than with a third: kernels have their moods."""
     cost, rng = Cost(), random.Random(0)
     for _ in range(60):
-        for width in (1, 2, 5, 9):
-            cost.observe_forward(1, width, (1.0 if width == 1 else 1.2) * rng.uniform(1, 1.1))
+        for width, takes in ((1, 1.0), (2, second), (3, 1.2), (5, 1.2), (9, 1.2)):
+            cost.observe_forward(1, width, takes * rng.uniform(1, 1.1))
     seconds = cost.round(1)
-    assert seconds(1) < 1.08 and 1.12 < seconds(2) < 1.25
-    assert [seconds(width) for width in range(1, 65)] == sorted(seconds(width) for width in range(1, 65))
+    assert seconds(1) < 1.1 and seconds(2) == pytest.approx(1.05 * second, rel=0.05)
+    assert all(seconds(width) == pytest.approx(1.26, rel=0.05) for width in (3, 5, 9))
 
 
 def test_what_a_plain_round_takes_is_looked_at_where_all_are_wide() -> None:

@@ -1,7 +1,6 @@
 """`Cost`: what the parts of a round take, measured in the rounds that happen."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 
 from ..theory import line_through
 
@@ -94,13 +93,11 @@ class Cost:
         wide = {width: known for width, known in mine.items() if width > 1}
         line = _line(wide if len(wide) > 1 else mine)
 
-        @cache
         def seconds(width: int) -> float:
             own, weight = mine.get(width, (0.0, 0.0))
             if width == 1 and weight:
                 return own
-            here = (weight * own + LINE * line(width)) / (weight + LINE)
-            return max(here, seconds(width - 1)) if width > 1 else here  # more tokens never take less
+            return (weight * own + LINE * line(width)) / (weight + LINE)
 
         return lambda width: between + seconds(width)
 
