@@ -12,8 +12,8 @@ from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, theory
 from hf_specdec.budget import Cost, DraftCost
+from hf_specdec.budget.window import Window
 from hf_specdec.drafters.draft_model.session import with_candidates
-from hf_specdec.drafters.draft_model.window import Window
 from hf_specdec.instruments.forwards import wrapped_forward
 
 KINDS = [DraftModelDrafter, HybridDrafter]

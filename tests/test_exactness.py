@@ -7,29 +7,25 @@ from typing import Any
 import pytest
 from continuations import SMALL, sampling_p_value
 from models import llama
-from test_ngram import documents
 
-from hf_specdec.budget import Stepwise
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
-from hf_specdec.drafters.ngram import NGramDrafter
+from hf_specdec.drafters.draft_model import DraftModelSession
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.prompt_lookup.copies import Copies
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
-from hf_specdec.training.ngram import train_ngram
 
 
 class ByEarlierDraws(DraftModelSession):
     """Goes on by what has been drawn: the draw that is looked at stays."""
 
-    def shortened(self, step: int, logits: Any, tokens: Any, q: Any, sequences: Sequences, lengths: list[int]) -> Any:
+    def shortened(self, step: int, logits: Any, tokens: Any, sequences: Sequences, lengths: list[int]) -> list[int]:
         return [min(n, step + 1) if token % 2 else n for n, token in zip(lengths, tokens.tolist(), strict=True)]
 
 
 class ByItsOwnDistribution(DraftModelSession):
     """Goes on where the draft was sure of the token before it was drawn."""
 
-    def shortened(self, step: int, logits: Any, tokens: Any, q: Any, sequences: Sequences, lengths: list[int]) -> Any:
+    def shortened(self, step: int, logits: Any, tokens: Any, sequences: Sequences, lengths: list[int]) -> list[int]:
         sure = logits.softmax(-1).amax(-1).tolist()
         return [n if chance > 0.3 else min(n, step + 1) for n, chance in zip(lengths, sure, strict=True)]
 
@@ -57,21 +53,6 @@ class Drawing(Drafter):
 @pytest.mark.parametrize("rule", [ByEarlierDraws, ByItsOwnDistribution])
 def test_whether_to_draw_another_may_depend_on_all_but_that_draw(rule: Any) -> None:
     assert sampling_p_value(Drawing(rule), {}) > 1e-3
-
-
-@pytest.mark.parametrize("kind", ["draft model", "n-gram"])
-def test_draws_that_go_on_by_what_was_said_of_earlier_ones_are_the_targets(kind: str, monkeypatch: Any) -> None:
-    """Decided by no clock: for the whole batch, by what was said of its tokens."""
-
-    def pays(self: Any, seen: list[list[float]], *_: Any) -> bool:
-        return not any(seen) or sum(map(sum, seen)) > 0.25 * len(seen)
-
-    monkeypatch.setattr(Stepwise, "pays", pays)
-    drafter: Drafter = DraftModelDrafter(llama(vocab=SMALL, seed=1))
-    if kind == "n-gram":
-        drafter = NGramDrafter(train_ngram(documents(SMALL), SMALL, 3))
-    assert sampling_p_value(drafter, {}) > 1e-3
-    assert drafter.last_stats is not None and drafter.last_stats.drafted_per_position[1]
 
 
 def test_a_draw_that_is_left_out_for_what_it_is_is_caught() -> None:

@@ -10,8 +10,8 @@ from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, theory
 from hf_specdec.budget import Cost, DraftCost
+from hf_specdec.budget.window import FIRST, LARGEST, Window
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
-from hf_specdec.drafters.draft_model.window import FIRST, LARGEST, Window
 
 
 class Told:

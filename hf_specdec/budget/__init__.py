@@ -7,6 +7,7 @@ from .learned import Learned
 from .stepwise import Stepwise
 from .survival import Band, Survival
 from .tree import Tree, are_chains
+from .window import Window, why_rested
 
 __all__ = [
     "MOST_NODES",
@@ -17,7 +18,9 @@ __all__ = [
     "Stepwise",
     "Survival",
     "Tree",
+    "Window",
     "are_chains",
     "most_per_second",
     "steps_that_pay",
+    "why_rested",
 ]

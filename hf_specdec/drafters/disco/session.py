@@ -43,7 +43,7 @@ class DiscoSession(DraftModelSession):
         return super().propose(sequences, budget)
 
     def shortened(
-        self, step: int, logits: Tensor, tokens: Tensor, q: Tensor | None, sequences: Sequences, lengths: list[int]
+        self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
     ) -> list[int]:
         chances, drawn = self.classified.of(logits, tokens)
         for b, chance in enumerate(chances):

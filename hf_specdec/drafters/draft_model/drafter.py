@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import DraftCost, Learned, Survival
+from ...budget import DraftCost, Learned, Survival, Window
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
@@ -13,8 +13,6 @@ from ...transfer import waits
 from .base import ModelDrafter
 from .growing import GrowingSession
 from .session import DraftModelSession
-from .stepping import SteppingSession
-from .window import Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,11 +69,10 @@ class DraftModelDrafter(ModelDrafter):
             context.stats.window = int(window)
             return DraftModelSession(context, self.draft_model, window, candidates=candidates)
         cost = self._costs.of(context.target, rows)
-        # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for.
-        if waits(self.draft_model.device):
+        # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for; and
+        # draws say little of the next one, while widths that change from round to round cost a few percent.
+        if context.do_sample or waits(self.draft_model.device):
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
-        survival = self._survival.of(context.target, context.do_sample)
-        if context.do_sample:
-            return SteppingSession(context, self.draft_model, survival, cost)
+        survival = self._survival.of(context.target)
         return GrowingSession(context, self.draft_model, window, candidates, survival, cost)

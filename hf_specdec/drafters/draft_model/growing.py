@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Band, DraftCost, Survival, Tree, most_per_second, steps_that_pay
+from ...budget import MOST_NODES, Band, DraftCost, Survival, Tree, most_per_second, steps_that_pay, why_rested
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
 from ..merged import Joining, TreeSession
 from .chain import Chain
 from .session import candidates_of
-from .window import why_rested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost
+from ...budget import DraftCost, Window, why_rested
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .over import OverCache
 from .translating import over_cache
-from .window import Window, why_rested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,10 +54,9 @@ class DraftModelSession(DraftSession):
         return self.by_itself.choose(self.context.cost, self.draft_cost, len(self.rows), self.candidates)
 
     def shortened(
-        self, step: int, logits: Tensor, tokens: Tensor, q: Tensor | None, sequences: Sequences, lengths: list[int]
+        self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
     ) -> list[int]:
-        """Asked once token `step` (from 0) is drawn from q: how many tokens each row drafts in all. Stop rules add to
-        it.
+        """Asked once token `step` (from 0) is drawn: how many tokens each row drafts in all. Stop rules add to it.
 
         Token `step` itself stays: a rule that dropped a token after seeing it would change the output's distribution.
         """
@@ -103,7 +101,7 @@ class DraftModelSession(DraftSession):
             if q is not None:
                 drawn_from.append(q)
             if i + 1 < width:
-                lengths = self.shortened(i, logits, tokens, q, sequences, lengths)
+                lengths = self.shortened(i, logits, tokens, sequences, lengths)
             if i + 1 >= longest(lengths[b] for b in active):
                 break
             write_tokens(ids, tokens, columns)

@@ -4,13 +4,12 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from ...budget import DraftCost, Learned, Survival
+from ...budget import DraftCost, Learned, Survival, Window
 from ...errors import SpeculationError
 from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter
-from ..draft_model.window import Window
 from ..merged import TreeSession
 from ..ngram import Counted, NGramDrafter, NGramModel
 from ..prompt_lookup import Copies

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...budget import DraftCost, Survival, Tree, most_per_second
+from ...budget import DraftCost, Survival, Tree, Window, most_per_second, why_rested
+from ...budget.window import FIRST, LARGEST
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...theory import best_window, tokens_per_second
 from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
-from ..draft_model.window import FIRST, LARGEST, Window, why_rested
 from ..merged import TreeSession
 from .config import HybridConfig
 from .sources import DRAWN, Sources, named

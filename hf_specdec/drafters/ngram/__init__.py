@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
-from ...budget import DraftCost, Learned, Survival
+from ...budget import DraftCost, Learned, Survival, Window
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...hub.tokenizer import check_fingerprint, check_same_ids
@@ -82,7 +82,7 @@ class NGramDrafter(Drafter):
         self.model = model
         self.proposes_trees = self.config.num_draft_tokens == "auto"
         # What a call has measured serves the next one.
-        self._survival, self._costs = Learned(Survival), Learned(DraftCost)
+        self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
 
     def weights(self) -> dict[str, Tensor]:
         model = self.model or NGramModel.empty(self.config.vocab_size, self.config.sizes)
@@ -113,9 +113,8 @@ class NGramDrafter(Drafter):
         if gamma != "auto":
             context.stats.window = int(gamma)
             return NGramSession(context, self.model, int(gamma))
-        survival = self._survival.of(context.target, context.do_sample)
         # Whatever is forbidden, and coupled draws, are known to the picker alone.
         if context.do_sample or context.coupled or context.forbids is not None:
-            cost = self._costs.of(context.target, context.rows)
-            return DrawingSession(context, self.model, survival, cost)
-        return NGramTrees(context, self.model, survival)
+            window = self._windows.of(context.target, (context.rows, context.do_sample))
+            return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows))
+        return NGramTrees(context, self.model, self._survival.of(context.target))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ...budget import Cost
 from ...budget.cost import running_mean
-from ..draft_model.window import FIRST
+from ...budget.window import FIRST
 from .history import History, Runs, overlapped_speed, serial_speeds
 
 LOOK_AGAIN, SELDOM = 32, 256

@@ -1,7 +1,7 @@
 """γ by itself: the window that yields most tokens per second, from what was measured in this run."""
 
-from ...budget import Cost, DraftCost
-from ...theory import best_window
+from ..theory import best_window
+from .cost import Cost, DraftCost
 
 FIRST = 5
 """γ before anything was measured"""
