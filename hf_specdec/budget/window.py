@@ -1,11 +1,13 @@
 """γ by itself: the window that yields most tokens per second, from what was measured in this run."""
 
-from ..theory import best_window
+from ..theory import best_window, tokens_per_second
 from .cost import Cost, DraftCost
 
 FIRST = 5
 """γ before anything was measured"""
 LARGEST = 16
+WORTH_IT = 1.03
+"""times the speed that another window must promise: widths that change from round to round cost a few percent"""
 
 
 class Window:
@@ -17,6 +19,8 @@ class Window:
 
     def __init__(self, memory: float = 0.98) -> None:
         self.memory = memory
+        self.gamma = 0
+        """the last that was chosen; none at first"""
         # A prior of a few tokens keeps the first rounds from jumping to conclusions.
         self.accepted, self.tested = 3.0, 4.0
         self.rescued, self.missed = 1.0, 3.0
@@ -49,7 +53,10 @@ class Window:
         if cost.tried(rows) == 0:
             return 0
         rescue = self.rescue if candidates > 1 else 0.0
-        best = best_window(self.alpha, cost.round(rows), draft_cost.step, LARGEST, candidates, rescue)
+        times = cost.round(rows), draft_cost.step
+        best = best_window(self.alpha, *times, LARGEST, candidates, rescue)
+        speeds = [tokens_per_second(self.alpha, gamma, *times, candidates, rescue) for gamma in (best, self.gamma)]
+        best = self.gamma = best if speeds[0] > WORTH_IT * speeds[1] else self.gamma
         return max(best, 1) if draft_cost.asked(best > 0, cost, rows) else 0
 
 

@@ -106,7 +106,7 @@ class HybridDrafter(Drafter):
         return (self.ngram or NGramModel.empty(self.config.ngram_vocab_size, self.config.ngram_sizes)).tensors()
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        self.ngram = NGramModel.from_tensors(weights)
+        self.ngram = NGramModel.from_tensors(weights) if weights else None
 
     def check_target(self, target: "PreTrainedModel") -> None:
         self._model_drafter.check_target(target)
