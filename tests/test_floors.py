@@ -41,7 +41,7 @@ OVER = {
     "disco": {"draft_model"},
     "pearl": {"draft_model", "prompt_lookup"},
     "heads": {"draft_model"},
-    "hybrid": {"draft_model", "ngram", "prompt_lookup", "suffix"},
+    "hybrid": {"draft_model", "prompt_lookup", "suffix"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},
 }

@@ -14,7 +14,6 @@ from continuations import (
     sampling_p_value,
 )
 from models import llama, prompts
-from test_ngram import documents
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
@@ -22,11 +21,9 @@ from hf_specdec.budget import Band, Cost, Survival, Tree
 from hf_specdec.budget.cost import LOOK_AGAIN
 from hf_specdec.drafters.draft_model.growing import RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
-from hf_specdec.drafters.ngram import NGramDrafter
 from hf_specdec.drafters.suffix import SuffixStore
 from hf_specdec.drafters.suffix.memory import Memory
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
-from hf_specdec.training.ngram import train_ngram
 
 
 def knowing(drafter, target, draft_step, right, kinds=()):
@@ -236,37 +233,6 @@ def test_greedy_text_is_plain_decodings(lengths, eos, options):
     assert stats.row_steps - 4 <= sum(stats.sources.values()) <= stats.row_steps
 
 
-def counted(vocab=8):
-    """Tables over this many tokens."""
-    return train_ngram(documents(vocab), vocab, 3)
-
-
-@pytest.mark.parametrize("eos", [None, 4])
-@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
-def test_what_is_counted_joins_the_tree(lengths, eos):
-    drafter = HybridDrafter(llama(vocab=8, seed=1), ngram=counted())
-    stats = same_greedy_text(drafter, lengths, eos)
-    assert sum(count for name, count in stats.sources.items() if "ngram" in name) > 0
-
-
-def test_what_is_counted_is_saved_with_the_drafter(tmp_path):
-    model = counted()
-    drafter = HybridDrafter(llama(vocab=8, seed=1), ngram=NGramDrafter(model))
-    drafter.save_pretrained(tmp_path)
-    loaded = Drafter.from_pretrained(tmp_path)
-    assert isinstance(loaded, HybridDrafter) and loaded.config.ngram_sizes == model.sizes
-    assert all(torch.equal(table, loaded.ngram.tensors()[name]) for name, table in model.tensors().items())
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(SpeculationError, match="missing"):
-        Drafter.from_pretrained(tmp_path)
-
-
-def test_tables_of_more_tokens_than_the_target_has_are_refused():
-    drafter = HybridDrafter(llama(vocab=8, seed=1), ngram=counted(9))
-    with pytest.raises(SpeculationError, match="9 token ids, more than the target's 8"):
-        llama(vocab=8).generate(torch.tensor([[1, 2]]), assistant_model=drafter, max_new_tokens=3)
-
-
 def now_and_then(monkeypatch):
     """Has the draft model asked in every third round."""
     turn = iter(range(10**6))
@@ -277,8 +243,8 @@ def now_and_then(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}, {"ngram": counted()}],
-    ids=["chain", "tree", "memory", "counted"],
+    [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}],
+    ids=["chain", "tree", "memory"],
 )
 @pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
 @pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
@@ -290,8 +256,8 @@ def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, mon
 @pytest.mark.grid
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}, {"ngram": counted(SMALL)}],
-    ids=["chain", "tree", "memory", "counted"],
+    [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}],
+    ids=["chain", "tree", "memory"],
 )
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_sampled_text_has_the_targets_distribution(settings, options):

@@ -67,7 +67,7 @@ def make_card(
         _made_for(config),
         *(["## Draft model", draft_sentence(draft)] if draft else []),
         "## Trained on",
-        trained_on or _untold(config),
+        trained_on or _untold(name, draft),
         MEASURED,
         "Nothing yet. `hf-specdec bench` measures it on your model and texts.",
     ]
@@ -104,10 +104,9 @@ def _made_for(config: dict[str, Any]) -> str:
     return "One target, by its sizes and its tokenizer; others are refused." if target or tokenizer else "Any target."
 
 
-def _untold(config: dict[str, Any]) -> str:
+def _untold(name: str, draft: dict[str, str] | None) -> str:
     """What is said of the training where nobody has said anything."""
-    draft, without = config.get("draft_model"), config.get("ngram_vocab_size") == 0  # a hybrid may have tables, or none
-    if drafter_class(config["drafter_type"]).weights is not Storable.weights and not without:
+    if drafter_class(name).weights is not Storable.weights:
         return NOT_TOLD
     if draft is None:
         return "Nothing: this drafter has no weights of its own."

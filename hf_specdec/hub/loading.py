@@ -154,21 +154,21 @@ def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
 
 def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], folder: Path) -> DrafterT:
     path, name = folder / WEIGHTS, cls.config_class.drafter_type
+    if cls.weights is Storable.weights:
+        if path.exists() or path.is_symlink():
+            raise SpeculationError(
+                f"{path} is there, but a {name!r} drafter has no weights of its own; "
+                "remove the file, or correct drafter_type in config.json"
+            )
+        return _make(cls, arguments, options, folder)
     # First without memory: what config.json declares is compared with the file before any of it is allocated.
     try:
         with torch.device("meta"):
-            expected = {} if cls.weights is Storable.weights else _make(cls, arguments, options, folder).weights()
+            expected = _make(cls, arguments, options, folder).weights()
     except (RuntimeError, OverflowError) as error:
         raise SpeculationError(
             f"{folder / CONFIG} declares sizes that cannot be built: {error}; correct them"
         ) from error
-    if not expected:
-        if path.exists() or path.is_symlink():
-            raise SpeculationError(
-                f"{path} is there, but this {name!r} drafter has no weights of its own; remove the file, or correct "
-                "drafter_type and the options in config.json"
-            )
-        return _make(cls, arguments, options, folder)
     tensors = read_tensors(folder, WEIGHTS, expected)
     drafter = _make(cls, arguments, options, folder)
     try:

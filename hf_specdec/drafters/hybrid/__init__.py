@@ -2,16 +2,12 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
 from ...budget import DraftCost, Learned, Survival, Window
-from ...errors import SpeculationError
 from ...protocol import DraftContext
 from ...registry import register_drafter
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter
 from ..merged import TreeSession
-from ..ngram import Counted, NGramDrafter, NGramModel
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
@@ -48,9 +44,6 @@ class HybridDrafter(Drafter):
         num_branches: int = 3,
         num_recycled: int = 4,
         memory_mb: int = 0,
-        ngram: NGramModel | NGramDrafter | None = None,
-        ngram_vocab_size: int = 0,
-        ngram_sizes: list[int] | None = None,
     ) -> None:
         """
         Args:
@@ -69,16 +62,10 @@ class HybridDrafter(Drafter):
                 of when it comes again, from 0 to 16.
             memory_mb: bound of a memory of past outputs in 2^20 bytes, from 0 to 65536. Where it is not 0, what they
                 went on with joins the tree; the oldest make room.
-            ngram: a trained n-gram model of the target's tokenizer, or its drafter: what it finds likely joins the
-                tree. It is saved with the drafter.
-            ngram_vocab_size, ngram_sizes: of the stored n-gram model, as in `NGramDrafter`; written when it is saved.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.
         """
-        self.ngram = ngram.model if isinstance(ngram, NGramDrafter) else ngram
-        if self.ngram is not None:
-            ngram_vocab_size, ngram_sizes = self.ngram.vocab_size, self.ngram.sizes
         super().__init__(
             num_draft_tokens=num_draft_tokens,
             num_candidates=num_candidates,
@@ -89,8 +76,6 @@ class HybridDrafter(Drafter):
             num_branches=num_branches,
             num_recycled=num_recycled,
             memory_mb=memory_mb,
-            ngram_vocab_size=ngram_vocab_size,
-            ngram_sizes=[] if ngram_sizes is None else ngram_sizes,
         )
         self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
         self.draft_model = draft_model
@@ -100,22 +85,8 @@ class HybridDrafter(Drafter):
         self._survival, self._draft_costs, self._draws = Learned(Survival), Learned(DraftCost), Learned(Window)
         self.proposes_trees = True
 
-    def weights(self) -> dict[str, Tensor]:
-        if self.ngram is None and not self.config.ngram_vocab_size:
-            return {}
-        return (self.ngram or NGramModel.empty(self.config.ngram_vocab_size, self.config.ngram_sizes)).tensors()
-
-    def load_weights(self, weights: dict[str, Tensor]) -> None:
-        self.ngram = NGramModel.from_tensors(weights) if weights else None
-
     def check_target(self, target: "PreTrainedModel") -> None:
         self._model_drafter.check_target(target)
-        vocab_size = target.config.get_text_config(decoder=True).vocab_size
-        if self.ngram is not None and self.ngram.vocab_size > vocab_size:
-            raise SpeculationError(
-                f"the n-gram model has {self.ngram.vocab_size} token ids, more than the target's {vocab_size}; train "
-                "one with the target's tokenizer, or leave ngram out"
-            )
 
     def takes_ragged(self) -> bool:
         return self._model_drafter.takes_ragged()
@@ -130,8 +101,7 @@ class HybridDrafter(Drafter):
         memory = None if self.store is None else Memory(context, self.store, survival, branches)
         count = self.config.num_recycled
         recycled = Recycled(context, survival, count) if count else None
-        counted = None if self.ngram is None else Counted(context, self.ngram, survival)
-        sources = Sources(Copies(context, self.config, survival), memory, recycled, counted)
+        sources = Sources(Copies(context, self.config, survival), memory, recycled)
         if context.do_sample:
             draws = self._draws.of(context.target, rows)
             return SampledHybridSession(context, self.config, self.draft_model, survival, cost, draws, sources)

@@ -22,5 +22,3 @@ class HybridConfig(PromptLookupConfig):
     num_branches: int = ranged(3, 1, 64)
     num_recycled: int = ranged(4, 0, MOST_CANDIDATES)
     memory_mb: int = ranged(0, 0, 1 << 16)
-    ngram_vocab_size: int = ranged(0, 0, 1 << 24)
-    ngram_sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)

@@ -5,20 +5,12 @@ from collections.abc import Sequence
 from ...budget import Tree
 from ...protocol import Sequences, Verdict
 from ..draft_model.drafter import DraftModelConfig
-from ..ngram import Counted, NGramConfig
-from ..ngram.growing import COUNTED
 from ..prompt_lookup import Copies, PromptLookupConfig
 from ..suffix import SuffixConfig
 from ..suffix.memory import PAST, Memory
 from .recycled import RECYCLED, Recycled
 
-NAMES = {
-    "copied": PromptLookupConfig.drafter_type,
-    PAST: SuffixConfig.drafter_type,
-    RECYCLED: RECYCLED,
-    (COUNTED, False): NGramConfig.drafter_type,
-    (COUNTED, True): NGramConfig.drafter_type,
-}
+NAMES = {"copied": PromptLookupConfig.drafter_type, PAST: SuffixConfig.drafter_type, RECYCLED: RECYCLED}
 """in the statistics"""
 DRAWN = DraftModelConfig.drafter_type
 
@@ -33,13 +25,10 @@ def named(trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
 
 
 class Sources:
-    """Copies from the text itself and, where they are wanted, past outputs, what earlier forwards found likely, and
-    what an n-gram model does."""
+    """Copies from the text itself and, where they are wanted, past outputs and what earlier forwards found likely."""
 
-    def __init__(
-        self, copies: Copies, memory: Memory | None, recycled: Recycled | None, counted: Counted | None
-    ) -> None:
-        self.copies, self.memory, self.recycled, self.counted = copies, memory, recycled, counted
+    def __init__(self, copies: Copies, memory: Memory | None, recycled: Recycled | None) -> None:
+        self.copies, self.memory, self.recycled = copies, memory, recycled
         self.likeliest = 0 if recycled is None else recycled.likeliest
 
     def observe_prompt(self, verdict: Verdict) -> None:
@@ -54,16 +43,12 @@ class Sources:
             self.memory.join(trees, sequences, budget)
         if self.recycled is not None:
             self.recycled.join(trees, sequences, budget)
-        if self.counted is not None:
-            self.counted.join(trees, sequences, budget)
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may come behind a node of a row's tree; past outputs are asked at its root alone."""
         self.copies.join_behind(tree, node, row, room)
         if self.recycled is not None:
             self.recycled.join_behind(tree, node, row, room)
-        if self.counted is not None:
-            self.counted.join_behind(tree, node, row, room)
 
     def observe(self, verdict: Verdict) -> None:
         """Rows have grown, and some have ended."""

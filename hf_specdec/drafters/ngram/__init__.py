@@ -17,13 +17,13 @@ from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ..base import Drafter
 from .drawing import DrawingSession, NGramSession
-from .growing import Counted, NGramTrees
+from .growing import NGramTrees
 from .model import Level, NGramModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Counted", "Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
+__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
 
 
 @strict
