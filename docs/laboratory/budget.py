@@ -5,8 +5,8 @@
 
 Each drafter decodes the prompts greedily. Counted from the 200th round on: how far the chances of nodes to survive are
 from what came true (ECE), and by how much tokens and seconds of rounds differ from what the budget expected when it
-decided. Its times lean to the low side on purpose; by how much is seen in the first 200 rounds, and with that the
-replay foretells the tokens per second of the others. The picture shows the chances by what came true.
+decided. How far its times are off is seen in the first 200 rounds; with that the replay foretells the tokens per second
+of the others. The picture shows the chances by what came true.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import load_prompts
 
 LEARNED = 200
-"""rounds after which is counted; what these took says how far measured times lean"""
+"""rounds after which is counted; what these took says how far measured times are off"""
 
 
 @dataclass(kw_only=True)
@@ -56,8 +56,8 @@ def main(settings: BudgetSettings) -> None:
         if not rounds:
             raise SpeculationError(f"{spec} has no more than {LEARNED} rounds; set limit or max_new_tokens higher")
         error, reliability[spec] = calibration_error(list(chain.from_iterable(r.fates for r in rounds)))
-        (tokens, seconds), (_, lean) = came_true(rounds), came_true(first)
-        figures = (f"{value:.3f}" for value in (error, tokens, seconds, tokens / (seconds / lean)))
+        (tokens, seconds), (_, off) = came_true(rounds), came_true(first)
+        figures = (f"{value:.3f}" for value in (error, tokens, seconds, tokens / (seconds / off)))
         table.add_row(spec, str(len(rounds)), *figures)
     Console().print(table)
     if settings.picture is not None:
