@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
+from hf_specdec.budget import Cost, Learned
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import check_made_for, drafter_from_flag, made_for
 from hf_specdec.hub.push import generate_code
@@ -281,14 +282,16 @@ def as_large_as_the_real_one() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("folder", READY, ids=lambda folder: folder.name)
-def test_each_ready_repo_loads_and_drafts(folder: Path, as_large_as_the_real_one: PreTrainedModel) -> None:
+def test_each_ready_repo_loads_and_drafts(
+    folder: Path, as_large_as_the_real_one: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Widths are still to be learned, so that drafts are verified whatever they promise.
+    monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))
     drafter = Drafter.from_pretrained(folder, **({"worker": "thread"} if folder.name == "pearl" else {}))
     prompt = torch.tensor([[100, 200, 300, 100, 200, 300, 100]])
     plain = as_large_as_the_real_one.generate(prompt, max_new_tokens=8, do_sample=False)
     fast = as_large_as_the_real_one.generate(prompt, max_new_tokens=8, do_sample=False, assistant_model=drafter)
-    stats = drafter.last_stats
-    assert torch.equal(fast, plain)
-    assert stats.drafted_tokens > 0 or "did not promise to pay" in stats.notes[0]
+    assert torch.equal(fast, plain) and drafter.last_stats.drafted_tokens > 0
     if drafter.needs_draft_model:
         assert drafter.draft_model.num_parameters() <= 12_000_000
         assert drafter.config.target["name"] == "HuggingFaceTB/SmolLM2-135M-Instruct"

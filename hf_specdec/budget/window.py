@@ -53,11 +53,12 @@ class Window:
         if cost.tried(rows) == 0:
             return 0
         rescue = self.rescue if candidates > 1 else 0.0
-        times = cost.round(rows), draft_cost.step
-        best = best_window(self.alpha, *times, LARGEST, candidates, rescue)
-        speeds = [tokens_per_second(self.alpha, gamma, *times, candidates, rescue) for gamma in (best, self.gamma)]
-        best = self.gamma = best if speeds[0] > WORTH_IT * speeds[1] else self.gamma
-        return max(best, 1) if draft_cost.asked(best > 0, cost, rows) else 0
+        alpha, times = self.alpha, (cost.round(rows), draft_cost.step)
+        best = best_window(alpha, *times, LARGEST, candidates, rescue)
+        here, there = (tokens_per_second(alpha, gamma, *times, candidates, rescue) for gamma in (self.gamma, best))
+        if there > WORTH_IT * here:
+            self.gamma = best
+        return max(self.gamma, 1) if draft_cost.asked(self.gamma > 0, cost, rows) else 0
 
 
 def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:

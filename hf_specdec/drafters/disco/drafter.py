@@ -122,9 +122,8 @@ class DiscoDrafter(ModelDrafter):
         if context.do_sample or waits(self.draft_model.device):
             return BudgetedSession(*mine, survival, cost)
         chain = ClassifiedChain(context, self.draft_model, Classified(context, self.config, self.classifier))
-        session = GrowingSession(context, self.draft_model, "auto", 1, survival, cost, chain=chain)
-        session.longest = self.config.max_draft_tokens
-        return session
+        longest = self.config.max_draft_tokens
+        return GrowingSession(context, self.draft_model, "auto", 1, survival, cost, chain=chain, longest=longest)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

@@ -46,6 +46,7 @@ class GrowingSession(TreeSession):
         cost: DraftCost,
         others: Joining | None = None,
         chain: Chain | None = None,
+        longest: int = LONGEST,
     ) -> None:
         """
         Args:
@@ -54,6 +55,7 @@ class GrowingSession(TreeSession):
             cost: of this model's steps.
             others: whose tokens stand in the same trees.
             chain: of the model, where estimates are others than the chances that it gives.
+            longest: steps of a round at most, where they are not set.
         """
         super().__init__(context, survival, others)
         self.fixed = None if window == "auto" else int(window)
@@ -62,7 +64,7 @@ class GrowingSession(TreeSession):
         self._model = model
         self._chain = chain or (None if others is not None else Chain(context, model, self.candidates))
         """with others it reads the prompt when it is asked first"""
-        self.longest = LONGEST
+        self.longest = longest
         self._limit = position_limit(model)  # columns; what fills them is left to the others
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
