@@ -18,6 +18,7 @@ from hf_specdec import DiscoDrafter, DraftModelDrafter, SpeculationError
 from hf_specdec.drafters.disco import features
 from hf_specdec.drafters.draft_model.cut import CutLlamaForCausalLM
 from hf_specdec.probe import Support
+from hf_specdec.target.inputs import CACHE
 from hf_specdec.training.draft.cutting import cut
 
 KNOWN = torch.tensor([0, 1, *range(2, 97, 2)])
@@ -71,6 +72,12 @@ def test_logits_to_keep(draft: CutLlamaForCausalLM, keep: int | Tensor) -> None:
     whole = logits(draft)
     wanted = whole[:, keep] if isinstance(keep, Tensor) else whole[:, -keep:]
     assert torch.allclose(logits(draft, logits_to_keep=keep), wanted, atol=1e-5)
+
+
+def test_a_forward_keeps_a_cache_or_none(draft: CutLlamaForCausalLM) -> None:
+    kept, free = (draft(input_ids=IDS, use_cache=use_cache) for use_cache in (True, False))
+    assert torch.equal(kept.logits, free.logits)
+    assert kept[CACHE].get_seq_length() == IDS.shape[1] and free.get(CACHE) is None
 
 
 def test_labels_give_a_loss_over_the_known_tokens(draft: CutLlamaForCausalLM) -> None:

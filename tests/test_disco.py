@@ -123,16 +123,18 @@ def test_a_rule_reads_the_last_chance_or_that_of_the_whole_draft(seen, token, dr
     assert StopRule(0.5, whole_draft=True).goes_on(seen) is draft
 
 
-@pytest.mark.parametrize("tau, rule", [*product([0.0, 0.5, 1.0], ["token", "draft"]), (0.4, "budget")])
+@pytest.mark.parametrize(
+    "tau, rule, candidates", [*product([0.0, 0.5, 1.0], ["token", "draft"], [1]), *product([0.4], ["budget"], [1, 3])]
+)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_greedy_text_is_plain_text(target, draft, rule, tau, rows):
+def test_greedy_text_is_plain_text(target, draft, rule, tau, candidates, rows):
     torch.manual_seed(2)
     ids = torch.randint(2, 97, (rows, 7))
     mask = torch.ones_like(ids)
     mask[:-1, :2] = 0  # left padding in all rows but the last
     ids = ids.masked_fill(mask == 0, 0)
     plain = target.generate(input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
-    drafter = DiscoDrafter(draft, classifier(), rule=rule, tau=tau, max_draft_tokens=6)
+    drafter = DiscoDrafter(draft, classifier(), rule=rule, tau=tau, max_draft_tokens=6, num_candidates=candidates)
     fast = target.generate(
         input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False, assistant_model=drafter
     )
@@ -162,6 +164,25 @@ def test_the_budget_drafts_as_far_as_that_pays(target, right, step, monkeypatch)
         assert taken[-1] < (0.35 if step < 0.1 else 0.9) * 102 and not notes
     else:
         assert taken[-1] < (1.06 if step < 0.1 else 1.12) * 102 and "drafting was stopped" in notes[0]
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_what_the_draft_thinks_of_next_is_verified_beside_it(target, candidates, monkeypatch):
+    """Its second choice is always the right one. By a clock that only forwards move."""
+    draft, prompt, clock = close_to(target, 1, 0.0), torch.arange(2, 9)[None], Clock(monkeypatch)
+
+    def second_before_first(module, args, kwargs, output):
+        best = output.logits.topk(2)
+        output.logits = output.logits.scatter(-1, best.indices, best.values.flip(-1))
+        return output
+
+    drafter = DiscoDrafter(draft, classifier(), max_draft_tokens=8, num_candidates=candidates)
+    with clock.moved_by(target, lambda width: 1.0 + 0.02 * width), clock.moved_by(draft, lambda width: 0.05):
+        draft.register_forward_hook(second_before_first, with_kwargs=True)
+        target.generate(input_ids=prompt, max_new_tokens=100, do_sample=False, assistant_model=drafter)
+    assert drafter.proposes_trees is (candidates > 1)
+    accepted = drafter.last_stats.accepted_tokens
+    assert accepted > 40 if candidates > 1 else accepted == 0
 
 
 def context(rows: int, do_sample: bool, lockstep: bool) -> DraftContext:

@@ -54,10 +54,12 @@ class Classified:
 
 
 class ClassifiedChain(Chain):
-    """What it says of a token is what the classifier does."""
+    """What it says of the first of the candidates is what the classifier does; of the others, what the draft does."""
 
-    def __init__(self, context: DraftContext, model: "PreTrainedModel", classified: Classified) -> None:
-        super().__init__(context, model, candidates=1)
+    def __init__(
+        self, context: DraftContext, model: "PreTrainedModel", candidates: int, classified: Classified
+    ) -> None:
+        super().__init__(context, model, candidates)
         self.classified = classified
 
     def begin(self, sequences: Sequences, steps: int) -> bool:
@@ -65,4 +67,5 @@ class ClassifiedChain(Chain):
         return super().begin(sequences, steps)
 
     def said(self, logits: Tensor, tokens: Tensor, chances: Tensor) -> Tensor:
-        return chances.new_tensor(self.classified.of(logits, tokens[:, 0])[0])[:, None]
+        chances[:, 0] = chances.new_tensor(self.classified.of(logits, tokens[:, 0])[0])
+        return chances

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
+from ..draft_model import MOST_CANDIDATES
 from .rules import StopRule
 
 
@@ -20,6 +21,7 @@ class DiscoConfig(DrafterConfig):
     tau: float = ranged(0.4, 0, 1)
     tau_sampled: float = ranged(0.4, 0, 1)
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
+    num_candidates: int = ranged(1, 1, MOST_CANDIDATES)
     lookup: bool = True
     k: int = ranged(10, 1, 1024)
     hidden: int = ranged(32, 1, 1024)

@@ -11,7 +11,7 @@ from ...errors import SpeculationError
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ...transfer import waits
-from ..draft_model import GrowingSession, ModelDrafter
+from ..draft_model import GrowingSession, ModelDrafter, candidates_of
 from .budgeted import BudgetedSession
 from .classified import Classified, ClassifiedChain
 from .classifier import StopClassifier
@@ -39,6 +39,7 @@ class DiscoDrafter(ModelDrafter):
         tau: float = 0.4,
         tau_sampled: float = 0.4,
         max_draft_tokens: int = 16,
+        num_candidates: int = 1,
         lookup: bool = True,
         k: int = 10,
         hidden: int = 32,
@@ -55,6 +56,8 @@ class DiscoDrafter(ModelDrafter):
             tau: τ in greedy decoding, a chance, from 0 to 1.
             tau_sampled: τ in sampling, a chance, from 0 to 1.
             max_draft_tokens: SLmax, from 1 to 512.
+            num_candidates: tokens tried at each position of a greedy draft, from 1 to 16, as in `DraftModelDrafter`;
+                rules with a τ draft chains.
             lookup: whether the classifier sees if copying from earlier text proposes the draft's best token; set by
                 training.
             k: how many of the draft's top probabilities the classifier sees, from 1 to 1024; written by training.
@@ -74,11 +77,13 @@ class DiscoDrafter(ModelDrafter):
             tau=tau,
             tau_sampled=tau_sampled,
             max_draft_tokens=max_draft_tokens,
+            num_candidates=num_candidates,
             lookup=lookup,
             k=k,
             hidden=hidden,
             draft_fingerprint=draft_fingerprint,
         )
+        self.proposes_trees = num_candidates > 1 and rule == "budget"
         wanted, got = self.config.draft_fingerprint, fingerprint(draft_model)
         if wanted is not None and wanted != got:
             raise SpeculationError(
@@ -121,9 +126,10 @@ class DiscoDrafter(ModelDrafter):
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
         if context.do_sample or waits(self.draft_model.device):
             return BudgetedSession(*mine, survival, cost)
-        chain = ClassifiedChain(context, self.draft_model, Classified(context, self.config, self.classifier))
-        longest = self.config.max_draft_tokens
-        return GrowingSession(context, self.draft_model, "auto", 1, survival, cost, chain=chain, longest=longest)
+        k, longest = candidates_of(context, self.config.num_candidates), self.config.max_draft_tokens
+        classified = Classified(context, self.config, self.classifier)
+        chain = ClassifiedChain(context, self.draft_model, k, classified)
+        return GrowingSession(context, self.draft_model, "auto", k, survival, cost, chain=chain, longest=longest)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

@@ -2,17 +2,19 @@
 
 from .ahead import read_ahead, read_stepwise
 from .base import ModelDrafter
-from .drafter import DraftModelConfig, DraftModelDrafter
+from .drafter import MOST_CANDIDATES, DraftModelConfig, DraftModelDrafter
 from .growing import GrowingSession
-from .session import DraftModelSession
+from .session import DraftModelSession, candidates_of
 from .translating import translated, untranslated
 
 __all__ = [
+    "MOST_CANDIDATES",
     "DraftModelConfig",
     "DraftModelDrafter",
     "DraftModelSession",
     "GrowingSession",
     "ModelDrafter",
+    "candidates_of",
     "read_ahead",
     "read_stepwise",
     "translated",

@@ -93,7 +93,7 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            **{CACHE: outputs[CACHE]},
+            **{CACHE: outputs.get(CACHE)},
         )
 
 
