@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 import hf_specdec
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError, SpeculationWarning, SuffixDrafter
 from hf_specdec.probe import Support, support
+from hf_specdec.target.inputs import CACHE
 
 STATE: dict[str, Any] = {
     "mamba_n_heads": 8,
@@ -66,6 +67,24 @@ def test_a_draft_for_a_state_pauses_where_it_does_not_pay(stateful: Any) -> None
     wrong = drafters.adversary(drafters.Future(sides.plain), 4, models.VOCAB)
     assert torch.equal(sides.ours(wrong), sides.plain)
     assert support(stateful) is Support.PLAIN or sum(n for w, n in wrong.last_stats.verify_widths.items() if w > 1) < 20
+
+
+CONTINUES = pytest.mark.skipif(CACHE != "cache", reason="this transformers goes on from no such cache")
+
+
+@pytest.mark.parametrize("continued", [False, pytest.param(True, marks=CONTINUES)])
+def test_a_cache_of_states_alone_counts_no_columns(continued: bool) -> None:
+    """So transformers raises where it is asked how many it has; such a model is decoded plainly."""
+    model, ids = models.from_config(models.ARCHITECTURES["Mamba"](), "eager"), models.prompts([9])["input_ids"]
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+
+    def written(**drafted: Any) -> Any:
+        output = model.generate(ids, **options)
+        return model.generate(output.sequences, **{CACHE: output[CACHE]} if continued else {}, **options | drafted)
+
+    with pytest.warns(SpeculationWarning, match="plain decoding"):
+        ours = written(assistant_model=PromptLookupDrafter())
+    assert torch.equal(ours.sequences, written().sequences)
 
 
 @pytest.mark.parametrize(

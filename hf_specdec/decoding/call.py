@@ -18,7 +18,7 @@ from ..probe import Support, support
 from ..stats import SpeculationStats
 from ..target.cache import is_adoptable
 from ..target.encoder_decoder import EncoderDecoderRunner
-from ..target.inputs import CACHE, own_cache, ropes, takes_ragged_inputs
+from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
 from ..target.ragged import RaggedRunner
 from ..target.state import StateRunner
@@ -83,7 +83,7 @@ class Call:
     def _pads(self) -> list[int]:
         """[B] columns of `input_ids` that are no tokens, less the tokens that only a continued cache holds."""
         pads, cache = (self.prompt_mask == 0).sum(1), self.model_kwargs.get(CACHE)
-        held = 0 if cache is None or self.new_columns is not None else int(own_cache(cache).get_seq_length())
+        held = 0 if cache is None or self.new_columns is not None else cached_columns(cache)
         mask = self.model_kwargs.get("attention_mask")
         if held and self.source is None and mask is not None and mask.shape[1] > self.input_ids.shape[1]:
             return (pads - (mask[:, : -self.input_ids.shape[1]] != 0).sum(1).to(pads)).tolist()
@@ -205,7 +205,7 @@ def rope_changes(call: Call, joined: bool = False) -> bool:
         joined: whether the call shares its forwards with rows of others, and its prompt is read in pieces.
     """
     config: Any = call.target.config.get_text_config(decoder=True)
-    before = own_cache(call.model_kwargs[CACHE]).get_seq_length()
+    before = cached_columns(call.model_kwargs[CACHE])
     held = before if call.new_columns is None else 0
     mask = call.model_kwargs.get("attention_mask")
     for rope in ropes(call.target):

@@ -27,7 +27,7 @@ from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
-from ..target.inputs import CACHE
+from ..target.inputs import CACHE, cached_columns
 from .beamed import with_beams
 from .settings import UPSTREAM_TYPES, Asked, by_name, refuse, setting, speculation, understood
 
@@ -279,7 +279,7 @@ def _loop(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rule
 def _calls(streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Call]:
     """Makes a `Call` of what transformers hands to `custom_generate`."""
     user_cache = named.get(CACHE)
-    held = user_cache.get_seq_length() if user_cache is not None else 0
+    held = cached_columns(user_cache) if user_cache is not None else 0
     mask = named.get("attention_mask")
     given = next((named[name] for name in ("inputs", "input_ids") if named.get(name) is not None), None)
 

@@ -4,6 +4,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationMixin
+from transformers.cache_utils import CacheLayerMixin
 from transformers.generation import GenerateDecoderOnlyOutput
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ def ropes(model: "PreTrainedModel") -> list[dict[str, Any]]:
 def own_cache(cache: Any) -> Any:
     """Of an encoder-decoder's two caches the text's own."""
     return getattr(cache, "self_attention_cache", cache)
+
+
+def cached_columns(cache: Any) -> int:
+    """How many columns of the text a cache holds; 0 where all its layers are states, which do not count them."""
+    cache = own_cache(cache)
+    layers = getattr(cache, "layers", [])
+    only_states = layers and not any(isinstance(layer, CacheLayerMixin) for layer in layers)
+    return 0 if only_states else int(cache.get_seq_length())
 
 
 def prepares_stock_inputs(model: "PreTrainedModel") -> bool:
