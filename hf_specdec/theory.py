@@ -13,20 +13,26 @@ from collections.abc import Callable, Mapping
 from .errors import SpeculationError
 
 
-def expected_tokens(alpha: float, gamma: int, rescue: float = 0.0) -> float:
+def expected_tokens(alpha: float, gamma: int, rescue: float = 0.0, first: float | None = None) -> float:
     """Tokens per round with window gamma, (1 − α^(γ+1)) / (1 − α) (Leviathan et al. 2023, Equation 1).
 
     Summed as 1 + α + … + α^γ, which is exact at α = 0 and α = 1, too.
 
     Args:
         rescue: chance that another candidate is right where a drafted token is not; adds (1 − α^γ) · rescue.
+        first: α of the first drafted token, where it is another one: accepted tokens come in runs, so α is that behind
+            an accepted token.
     """
+    first = alpha if first is None else first
     _check_alpha(alpha)
+    _check_alpha(first)
     _check_at_least_zero("gamma", gamma)
+    if gamma == 0:
+        return 1.0
     tokens = 1.0
-    for _ in range(gamma):
+    for _ in range(gamma - 1):
         tokens = 1.0 + alpha * tokens
-    return tokens + (1 - alpha**gamma) * rescue
+    return 1.0 + first * tokens + (1 - first * alpha ** (gamma - 1)) * rescue
 
 
 def improvement_factor(alpha: float, gamma: int, c: float) -> float:
@@ -106,6 +112,7 @@ def tokens_per_second(
     draft_seconds: float,
     candidates: int = 1,
     rescue: float = 0.0,
+    first: float | None = None,
 ) -> float:
     """Speed of window gamma from measured times, E(γ) / (T(γ + 1) + γ · T_draft).
 
@@ -115,14 +122,14 @@ def tokens_per_second(
         target_seconds: duration of a target forward by its width in tokens.
         draft_seconds: duration of one draft step.
         candidates: k, tokens tried at each position, the drafted one included.
-        rescue: as in `expected_tokens`.
+        rescue, first: as in `expected_tokens`.
     """
     _check_at_least_zero("draft_seconds", draft_seconds)
     width = candidates * gamma + 1
     seconds = target_seconds(width) + gamma * draft_seconds
     if not seconds > 0:
         raise SpeculationError(f"target_seconds({width}) must be above 0 seconds, got {seconds}; measure it first")
-    return expected_tokens(alpha, gamma, rescue) / seconds
+    return expected_tokens(alpha, gamma, rescue, first) / seconds
 
 
 def best_window(
@@ -132,6 +139,7 @@ def best_window(
     max_window: int,
     candidates: int = 1,
     rescue: float = 0.0,
+    first: float | None = None,
 ) -> int:
     """The fastest window in 0…max_window by measured times; 0 means that drafting does not pay.
 
@@ -139,10 +147,8 @@ def best_window(
     The smallest of equally fast windows wins. Arguments as in `tokens_per_second`.
     """
     _check_at_least_zero("max_window", max_window)
-    windows = range(max_window + 1)
-    return max(
-        windows, key=lambda gamma: tokens_per_second(alpha, gamma, target_seconds, draft_seconds, candidates, rescue)
-    )
+    times, more = (target_seconds, draft_seconds), (candidates, rescue, first)
+    return max(range(max_window + 1), key=lambda gamma: tokens_per_second(alpha, gamma, *times, *more))
 
 
 def interpolate_widths(table: dict[int, float]) -> Callable[[int], float]:

@@ -50,7 +50,8 @@ def test_the_text_is_plain_decodings(name: str, rows: int, wrong: set[int]) -> N
         wanted = generate(model, rows, **options)
         drafter = partly(drafters.Future(wanted), wrong)
         assert torch.equal(generate(model, rows, drafter, **options), wanted)
-        assert drafter.last_stats.mode == ("lockstep" if "repetition_penalty" in options else "staggered")
+        # Some releases' penalty wants all rows at every step.
+        assert drafter.last_stats.mode == "staggered" or "repetition_penalty" in options
 
 
 def test_a_row_that_is_unlucky_in_one_round_holds_nobody_up() -> None:

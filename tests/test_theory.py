@@ -82,15 +82,16 @@ def test_oracle_gain_is_the_papers_60_percent_at_most() -> None:
 def test_expected_tokens_agree_with_simulation() -> None:
     rng = random.Random(0)
 
-    def one_round(alpha: float, gamma: int) -> int:
+    def one_round(alpha: float, gamma: int, first: float) -> int:
         accepted = 0
-        while accepted < gamma and rng.random() < alpha:
+        while accepted < gamma and rng.random() < (alpha if accepted else first):
             accepted += 1
         return accepted + 1
 
-    for alpha, gamma in [(0.3, 2), (0.7, 5), (0.9, 8)]:
-        rounds = [one_round(alpha, gamma) for _ in range(40_000)]
-        assert sum(rounds) / len(rounds) == pytest.approx(theory.expected_tokens(alpha, gamma), rel=0.02)
+    for alpha, gamma, first in [(0.3, 2, None), (0.7, 5, None), (0.9, 8, None), (0.7, 5, 0.4), (0.5, 0, 0.4)]:
+        rounds = [one_round(alpha, gamma, alpha if first is None else first) for _ in range(40_000)]
+        expected = theory.expected_tokens(alpha, gamma, first=first)
+        assert sum(rounds) / len(rounds) == pytest.approx(expected, rel=0.02)
 
 
 def test_pearl_expectation_is_the_limit_of_wide_windows() -> None:

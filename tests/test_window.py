@@ -36,9 +36,30 @@ class Told:
 def test_with_a_constant_verification_time_it_is_theorem_3_8s(alpha: float, c: float) -> None:
     told = Told(alpha, lambda width: 1.0, c)
     assert told.window.alpha == pytest.approx(alpha, abs=0.08)
-    best = theory.optimal_gamma(told.window.alpha, c, max_gamma=LARGEST)
+    best = theory.best_window(told.window.behind, lambda width: 1.0, c, LARGEST, first=told.window.first)
     chosen = [told.choose() for _ in range(31)]
     assert max(chosen) == best or (best == 0 and set(chosen) <= {0, 1})
+
+
+@pytest.mark.parametrize("first, behind, c", [(0.4, 0.9, 0.2), (0.8, 0.3, 0.2), (0.3, 0.8, 0.1)])
+def test_tokens_behind_an_accepted_one_have_a_chance_of_their_own(first: float, behind: float, c: float) -> None:
+    """A window by that of the first alone would be another one."""
+    told, dice = Told(0.5, lambda width: 1.0, c), random.Random(1)
+    for _ in range(4000):
+        accepted = next((k for k in range(10) if dice.random() >= (behind if k else first)), 10)
+        told.window.observe([10], [accepted])
+    assert (told.window.first, told.window.behind) == pytest.approx((first, behind), abs=0.05)
+    best = theory.best_window(behind, lambda width: 1.0, c, LARGEST, first=first)
+    assert abs(told.choose() - best) <= 1
+    assert abs(best - theory.optimal_gamma(first, c, LARGEST)) > 1
+
+
+def test_what_was_never_tested_is_not_forgotten() -> None:
+    """A draft that is never right tests no second token, for as long as one likes."""
+    window = Window(memory=0.5)
+    for _ in range(3000):
+        window.observe([4], [0])
+    assert window.first == window.behind == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1, 0.5, 2.0])

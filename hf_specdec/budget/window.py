@@ -6,6 +6,8 @@ from .cost import Cost, DraftCost
 FIRST = 5
 """γ before anything was measured"""
 LARGEST = 16
+PRIOR = 4.0
+"""tokens that a guess counts as"""
 WORTH_IT = 1.03
 """times the speed that another window must promise: widths that change from round to round cost a few percent"""
 
@@ -13,8 +15,9 @@ WORTH_IT = 1.03
 class Window:
     """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft), or what `theory.tokens_per_second` makes of candidates.
 
-    For drafts that nobody looks at before they are whole: of steps that are decided one by one see `budget`. α is a
-    running mean that forgets, so γ follows the text. Theorem 3.8 is the special case T(γ + 1) = T(1).
+    For drafts that nobody looks at before they are whole: of steps that are decided one by one see `budget`. Accepted
+    tokens come in runs, so the first one has an α of its own. Both are running means that forget, so γ follows the
+    text. Theorem 3.8 is the special case of one α and T(γ + 1) = T(1).
     """
 
     def __init__(self, memory: float = 0.98) -> None:
@@ -23,6 +26,8 @@ class Window:
         """the last that was chosen; none at first"""
         # A prior of a few tokens keeps the first rounds from jumping to conclusions.
         self.accepted, self.tested = 3.0, 4.0
+        self._first = self._behind = (0.0, 0.0)
+        """accepted and tested tokens, of those that began a draft, and of those behind an accepted one"""
         self.rescued, self.missed = 1.0, 3.0
         """drafted tokens that were wrong beside another candidate that was right, and all that were wrong"""
 
@@ -32,14 +37,35 @@ class Window:
         return self.accepted / self.tested
 
     @property
+    def first(self) -> float:
+        """How often the first token of a draft was right; as often as any, until that has been seen."""
+        return (self._first[0] + PRIOR * self.alpha) / (self._first[1] + PRIOR)
+
+    @property
+    def behind(self) -> float:
+        """How often one behind an accepted one was."""
+        return (self._behind[0] + PRIOR * self.alpha) / (self._behind[1] + PRIOR)
+
+    @property
     def rescue(self) -> float:
         """How often another candidate was right where a drafted token was wrong."""
         return self.rescued / self.missed
 
     def observe(self, drafted: list[int], accepted: list[int]) -> None:
         """Per row, of so many drafted tokens so many leading ones were accepted."""
+        rows = [(k, n) for k, n in zip(drafted, accepted, strict=True) if k]
         self.accepted = self.memory * self.accepted + sum(accepted)
-        self.tested = self.memory * self.tested + sum(n + (n < k) for k, n in zip(drafted, accepted, strict=True))
+        self.tested = self.memory * self.tested + sum(n + (n < k) for k, n in rows)
+        self._first = self._seen(self._first, sum(n > 0 for _, n in rows), len(rows))
+        self._behind = self._seen(
+            self._behind, sum(max(n - 1, 0) for _, n in rows), sum(min(n, k - 1) for k, n in rows)
+        )
+
+    def _seen(self, before: tuple[float, float], accepted: int, tested: int) -> tuple[float, float]:
+        """What was seen before counts less; where nothing was tested, it stays."""
+        if not tested:
+            return before
+        return self.memory * before[0] + accepted, self.memory * before[1] + tested
 
     def observe_candidates(self, rescued: list[bool]) -> None:
         """Per drafted token that was wrong, whether another candidate was right."""
@@ -53,9 +79,9 @@ class Window:
         if cost.tried(rows) == 0:
             return 0
         rescue = self.rescue if candidates > 1 else 0.0
-        alpha, times = self.alpha, (cost.round(rows), draft_cost.step)
-        best = best_window(alpha, *times, LARGEST, candidates, rescue)
-        here, there = (tokens_per_second(alpha, gamma, *times, candidates, rescue) for gamma in (self.gamma, best))
+        alpha, times, more = self.behind, (cost.round(rows), draft_cost.step), (candidates, rescue, self.first)
+        best = best_window(alpha, *times, LARGEST, *more)
+        here, there = (tokens_per_second(alpha, gamma, *times, *more) for gamma in (self.gamma, best))
         if there > WORTH_IT * here:
             self.gamma = best
         return max(self.gamma, 1) if draft_cost.asked(self.gamma > 0, cost, rows) else 0
