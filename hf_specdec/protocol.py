@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.generation import CandidateGenerator
 
 from .asking import Forbids, Picker
-from .budget import Cost, are_chains, worths
+from .budget import Cost, are_chains
 from .stats import SpeculationStats
 from .transfer import to_device
 
@@ -205,16 +205,6 @@ class DraftContext:
     def rows(self) -> int:
         """How many are decoded together at most."""
         return self.most_rows or len(self.prompt_ids)
-
-    def worths(self, lengths: Sequence[int]) -> list[float]:
-        """What a token of rows of these lengths is worth: `budget.worths` of what they may still write, but alike where
-        all advance together, and where another row takes the place of one that ends."""
-        rows = len(lengths)
-        if self.lockstep or self.most_rows or rows < 2 or not self.cost.known:
-            return [1.0] * rows
-        alone, together = (self.cost.round(n)(1) for n in (1, rows))
-        own = rows / (rows - 1) * (1 - alone / together)  # of T(n) = a + bn the share bn
-        return worths([self.max_length - length for length in lengths], min(1.0, max(0.0, own)))
 
 
 class Runner(Protocol):

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from hf_specdec.budget import Band, Cost, Survival, Tree, most_per_second, steps_that_pay, worths
+from hf_specdec.budget import Band, Cost, Survival, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.cost import AGAIN, TRIED, UNKNOWN
 from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
@@ -239,20 +239,6 @@ def test_no_other_count_gives_more_per_second(rows: int, lockstep: bool, slope: 
         assert found * (rows if lockstep and rows > 1 else 1) == pytest.approx(max(map(speed, range(10))))
         assert 0 <= n <= max(map(len, chances)) and (slope < 10 or n == 0)
         assert most_per_second(chances, seconds, 0.5, lockstep, most=2)[0] <= 2
-
-
-@pytest.mark.parametrize("own", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("rooms", [[40], [40, 40, 40], [40, 36, 12, 1], [2**31, 2**31 - 50], [0, 0]], ids=str)
-def test_rows_that_others_wait_for_are_worth_more(rooms: list[int], own: float) -> None:
-    found = worths(rooms, own)
-    assert sum(found) == pytest.approx(len(rooms))
-    assert all(
-        (a > b) is (most > least) or own == 1.0 or most - least < 1e-6 * most
-        for (most, a), (least, b) in itertools.combinations(zip(rooms, found, strict=True), 2)
-    )
-    assert min(found) >= own - 1e-9 and (own < 1.0 or found == pytest.approx([1.0] * len(rooms)))
-    if rooms[0] - rooms[-1] < 1e-6 * rooms[0]:  # a lead that is small beside what is left, or none
-        assert found == pytest.approx([1.0] * len(rooms), rel=1e-5)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.95])

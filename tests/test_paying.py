@@ -107,40 +107,6 @@ def test_copies_that_do_not_pay_are_left_out(lengths: list[int], slope: float, m
     assert taken[1] < 1.02 * plain
 
 
-def test_rows_that_wait_for_another_are_not_hurried(monkeypatch: Any) -> None:
-    """Three rows are always right and one never is, and the batch ends with that one. All the same each row pays for
-    its place: where that is most of a round, those that can end do so."""
-    model, taken, calls = models.llama(max_position_embeddings=256), {}, {}
-    sides = Sides(model, [7, 7, 7, 7], max_new_tokens=100, eos_token_id=None)
-    future = drafters.Future(sequences_of(sides.plain))
-
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
-        right = future(sequences, budget, GAMMA)
-        rows = [[(x + (row == 0)) % VOCAB for x in text] for row, text in zip(sequences.rows, right, strict=True)]
-        draft = Draft.from_lists(rows)
-        draft.survival = [
-            [0.98**i if row else 0.02**i for i in range(1, 1 + len(text))]
-            for row, text in zip(sequences.rows, rows, strict=True)
-        ]
-        return draft
-
-    def seconds(rows: int, width: int, each: float) -> float:
-        return 1 - each + each * rows / 4 + 0.15 * (width > 1)
-
-    for each in (0.0, 0.9):
-        monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))
-        clock, drafter = Clock(monkeypatch), drafters.Toy(propose)
-        with clock.moved_by_shape(model, lambda rows, width, each=each: seconds(rows, width, each)):
-            sides.run()
-            plain = clock.now
-            for _ in range(2):
-                clock.now = 0.0
-                assert torch.equal(sides.ours(drafter), sides.plain)
-            taken[each], calls[each] = clock.now / plain, drafter.last_stats.row_steps  # type: ignore[union-attr]
-    assert taken[0.0] < 1.05 and taken[0.9] < 0.75
-    assert calls[0.9] < 0.75 * calls[0.0]
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("window", ["auto", 3])

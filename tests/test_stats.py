@@ -80,11 +80,8 @@ class Clock:
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def moved_by(self, model: Any, seconds: Callable[[int], float]) -> Any:
-        return self.moved_by_shape(model, lambda rows, width: seconds(width))
-
-    def moved_by_shape(self, model: Any, seconds: Callable[[int, int], float]) -> Any:
         def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            self.now += seconds(*input_shape(args, kwargs)[:2])
+            self.now += seconds(input_shape(args, kwargs)[1])
             return forward(*args, **kwargs)
 
         return wrapped_forward(model, around)

@@ -2,7 +2,7 @@
 that give most tokens per second are verified."""
 
 from .cost import Cost, DraftCost
-from .decision import MOST_NODES, most_per_second, steps_that_pay, weighted, worths
+from .decision import MOST_NODES, most_per_second, steps_that_pay
 from .learned import Learned
 from .stepwise import Stepwise
 from .survival import Band, Survival
@@ -22,7 +22,5 @@ __all__ = [
     "are_chains",
     "most_per_second",
     "steps_that_pay",
-    "weighted",
     "why_rested",
-    "worths",
 ]

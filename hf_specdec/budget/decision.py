@@ -1,36 +1,12 @@
 """The decision: how many of the likeliest nodes, and how many more draft steps, give most tokens per second."""
 
 from collections.abc import Callable, Sequence
-from math import exp, prod
+from math import prod
 
 FORESIGHT = (1, 2, 4, 8)
 """further steps that are thought of before each"""
 MOST_NODES = 64
 """nodes of a row that are verified at most"""
-FORGIVING = 8
-"""of what is left to write, the share by which rows may differ that are waited for alike"""
-
-
-def worths(rooms: Sequence[int], own: float = 0.0) -> list[float]:
-    """What a token of each row is worth in a batch that ends with its last row; 1 on average.
-
-    The row with most left to write is waited for, and tokens of those ahead of it shorten only their own part of the
-    rounds. Far from the end that says little, as texts may end by themselves: a lead counts in proportion to what is
-    left.
-
-    Args:
-        rooms: [B] tokens that each row may still write.
-        own: of a round's time the share that its rows take each for itself, from 0 to 1; the rest they have in common.
-    """
-    most = max(rooms, default=0)
-    waited = [exp(FORGIVING * (room / most - 1)) if most > 0 else 1.0 for room in rooms]
-    mean = sum(waited) / max(1, len(waited))
-    return [own + (1 - own) * each / mean for each in waited]
-
-
-def weighted(rows: Sequence[Sequence[float]], weights: Sequence[float]) -> list[list[float]]:
-    """Each row's chances times what its tokens are worth."""
-    return [[weight * chance for chance in row] for row, weight in zip(rows, weights, strict=True)]
 
 
 def most_per_second(
@@ -45,8 +21,7 @@ def most_per_second(
     All rows of a batch are as wide as the widest, so they are cut at the same count.
 
     Args:
-        rows: [B][any] chances of a row's nodes to be kept, the likeliest first; times what a token of the row is worth,
-            where they are not alike.
+        rows: [B][any] chances of a row's nodes to be kept, the likeliest first.
         seconds: T, duration of a round by the width of its forward.
         spent: seconds that the draft has taken or is going to take.
         lockstep: rows advance together: a node counts where it is kept in all of them.

@@ -1,10 +1,10 @@
 """A drafter can only cost time: one that raises, stalls or answers nonsense is dropped, the target goes on alone."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..budget import Cost, most_per_second, weighted
+from ..budget import Cost, most_per_second
 from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import AnyDrafter
@@ -63,7 +63,7 @@ class GuardedSession:
             cost: the engine's own; the session is given copies.
         """
         self.drafter, self.device, self.vocab = drafter, context.device, context.vocab_size
-        self.cost, self.lockstep, self.worths = cost, context.lockstep, context.worths
+        self.cost, self.lockstep = cost, context.lockstep
         self.session = drafter.start(context)
         self.was_cut = False
         self.rounds = self.unpaid = 0
@@ -96,10 +96,10 @@ class GuardedSession:
             self.drop(f"a draft took longer than {shown(patience)} seconds")
             return None
         draft = self._bounded(in_form(session.take(), budget, self.vocab))
-        draft = self._paying(draft, sequences.lengths, budget, time.perf_counter() - began)
+        draft = self._paying(draft, budget, time.perf_counter() - began)
         return with_q(session, draft, self.device, self.vocab)
 
-    def _paying(self, draft: Draft, lengths: Sequence[int], budget: list[int], spent: float) -> Draft:
+    def _paying(self, draft: Draft, budget: list[int], spent: float) -> Draft:
         """Of the nodes of all rows as many of the first ones as give most tokens per second.
 
         Draws stay: whether a token that was drawn is verified must not depend on what it is.
@@ -109,8 +109,6 @@ class GuardedSession:
         count = self.cost.tried(len(budget))
         if count is None:
             rows = [row for row, room in zip(draft.survival, budget, strict=True) if room]
-            worths = self.worths([length for length, room in zip(lengths, budget, strict=True) if room])
-            rows = weighted(rows, worths)
             count, _ = most_per_second(rows, self.cost.round(len(budget)), spent, self.lockstep, max(draft.lengths))
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0)
         return cut(draft, [min(length, count) for length in draft.lengths])

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..budget import Cost, most_per_second, weighted
+from ..budget import Cost, most_per_second
 from ..drafters.base import Drafter
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from .recording import Listening
@@ -22,8 +22,6 @@ class Traced:
     """rows of the forward"""
     rows: list[Sequence[float]]
     """chances of the nodes that were offered to each row with room for them, the likeliest first"""
-    worths: list[float]
-    """what a token of each of them is worth"""
     lockstep: bool
     spent: float
     """seconds of drafting"""
@@ -42,7 +40,7 @@ class Traced:
     def replayed(self) -> tuple[int, float, float]:
         """Nodes of a row that the budget verifies, the tokens that it expects, and the seconds."""
         seconds, most = self.cost.round(self.batch), max(map(len, self.rows), default=0)
-        count, _ = most_per_second(weighted(self.rows, self.worths), seconds, self.spent, self.lockstep, most)
+        count, _ = most_per_second(self.rows, seconds, self.spent, self.lockstep, most)
         return count, sum(1 + sum(row[:count]) for row in self.rows), seconds(1 + count) + self.spent
 
 
@@ -68,14 +66,13 @@ class _Listener:
         session.start_draft, session.take = self.start_draft, self.take  # type: ignore[method-assign]
         session.observe = self.observe  # type: ignore[method-assign]
         self.budget: list[int] = []
-        self.lengths: list[int] = []
         self.began = 0.0
         self.offered: tuple[Draft, Traced] | None = None
         self.last: Traced | None = None
         """the round before, where the budget decided"""
 
     def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
-        self.began, self.budget, self.lengths = time.perf_counter(), list(budget), list(sequences.lengths)
+        self.began, self.budget = time.perf_counter(), list(budget)
         if self.last is not None:
             self.last.seconds = self.began - self.last.began
         self.begin(sequences, budget)
@@ -85,9 +82,8 @@ class _Listener:
         context, batch = self.session.context, len(self.budget)
         if draft.survival is not None and context.cost.tried(batch) is None:
             rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
-            worths = context.worths([n for n, room in zip(self.lengths, self.budget, strict=True) if room])
             spent = time.perf_counter() - self.began
-            self.offered = draft, Traced(context.cost, batch, rows, worths, context.lockstep, spent, self.began)
+            self.offered = draft, Traced(context.cost, batch, rows, context.lockstep, spent, self.began)
         return draft
 
     def observe(self, verdict: Verdict) -> None:

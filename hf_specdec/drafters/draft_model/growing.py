@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Band, DraftCost, Survival, Tree, most_per_second, steps_that_pay, weighted, why_rested
+from ...budget import MOST_NODES, Band, DraftCost, Survival, Tree, most_per_second, steps_that_pay, why_rested
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -74,14 +74,12 @@ class GrowingSession(TreeSession):
         """all, and those in which nothing promised to pay"""
         self._declined = False
         self._active: list[int] = []  # rows that may draft; others of a lockstep batch are finished
-        self._worths: list[float] = []
         self._rows: list[int] = []
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.begin(len(budget))
         self.rounds += 1
         self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
-        self._worths = self.context.worths([sequences.lengths[b] for b in self._active])
         self.drafted, self.steps = [[] for _ in budget], 0
         if self.others is not None:
             self.others.join(self.trees, sequences, budget)
@@ -194,9 +192,9 @@ class GrowingSession(TreeSession):
         cost, step = self.context.cost, self.draft_cost.step
         if step is None or not cost.known:
             return max(0, UNMEASURED - self.steps)
-        onward = [w * self._onward(self.trees[b], tips[b]) for b, w in zip(self._active, self._worths, strict=True)]
+        onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
         likely = [self._alpha(rank) for rank in range(self.candidates)]
-        chances = weighted([[chance for _, chance in self.ranked(b)] for b in self._active], self._worths)
+        chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening
         seconds, lockstep = cost.round(len(self.trees)), self.context.lockstep
         return steps_that_pay(chances, onward, likely, seconds, step, spent, lockstep, opening)
