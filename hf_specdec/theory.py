@@ -19,13 +19,14 @@ def expected_tokens(alpha: float, gamma: int, rescue: float = 0.0, first: float 
     Summed as 1 + α + … + α^γ, which is exact at α = 0 and α = 1, too.
 
     Args:
-        rescue: chance that another candidate is right where a drafted token is not; adds (1 − α^γ) · rescue.
-        first: α of the first drafted token, where it is another one: accepted tokens come in runs, so α is that behind
-            an accepted token.
+        rescue: chance that another candidate is right where a drafted token is not; adds the chance that one is not,
+            1 − α^γ, times this.
+        first: α of the first drafted token, where it is another one: accepted tokens come in runs. Then alpha is that
+            behind an accepted token, and α^γ becomes first · α^(γ−1).
     """
     first = alpha if first is None else first
     _check_alpha(alpha)
-    _check_alpha(first)
+    _check_alpha(first, "first")
     _check_at_least_zero("gamma", gamma)
     if gamma == 0:
         return 1.0
@@ -147,8 +148,11 @@ def best_window(
     The smallest of equally fast windows wins. Arguments as in `tokens_per_second`.
     """
     _check_at_least_zero("max_window", max_window)
-    times, more = (target_seconds, draft_seconds), (candidates, rescue, first)
-    return max(range(max_window + 1), key=lambda gamma: tokens_per_second(alpha, gamma, *times, *more))
+
+    def speed(gamma: int) -> float:
+        return tokens_per_second(alpha, gamma, target_seconds, draft_seconds, candidates, rescue, first)
+
+    return max(range(max_window + 1), key=speed)
 
 
 def interpolate_widths(table: dict[int, float]) -> Callable[[int], float]:
@@ -191,9 +195,9 @@ def line_through(table: Mapping[int, float], weights: Mapping[int, float] | None
     return lambda width: max(mean_t + max(slope, 0.0) * (width - mean_w), 1e-9)
 
 
-def _check_alpha(alpha: float) -> None:
+def _check_alpha(alpha: float, name: str = "alpha") -> None:
     if not 0 <= alpha <= 1:
-        raise SpeculationError(f"alpha is an acceptance rate and must lie in [0, 1], got {alpha}")
+        raise SpeculationError(f"{name} is an acceptance rate and must lie in [0, 1], got {alpha}")
 
 
 def _check_at_least_zero(name: str, value: float) -> None:

@@ -36,6 +36,8 @@ class Told:
 def test_with_a_constant_verification_time_it_is_theorem_3_8s(alpha: float, c: float) -> None:
     told = Told(alpha, lambda width: 1.0, c)
     assert told.window.alpha == pytest.approx(alpha, abs=0.08)
+    assert told.window.first == pytest.approx(alpha, abs=0.08)
+    assert told.window.behind == pytest.approx(alpha, abs=0.08)
     best = theory.best_window(told.window.behind, lambda width: 1.0, c, LARGEST, first=told.window.first)
     chosen = [told.choose() for _ in range(31)]
     assert max(chosen) == best or (best == 0 and set(chosen) <= {0, 1})
@@ -54,12 +56,17 @@ def test_tokens_behind_an_accepted_one_have_a_chance_of_their_own(first: float, 
     assert abs(best - theory.optimal_gamma(first, c, LARGEST)) > 1
 
 
-def test_what_was_never_tested_is_not_forgotten() -> None:
-    """A draft that is never right tests no second token, for as long as one likes."""
-    window = Window(memory=0.5)
-    for _ in range(3000):
-        window.observe([4], [0])
-    assert window.first == window.behind == pytest.approx(0.0)
+def test_drafts_of_one_token_do_not_keep_it_from_longer_ones() -> None:
+    """What was behind accepted tokens long ago is forgotten, where nothing behind them is drafted any more, too."""
+    told = Told(0.5, lambda width: 1.0, 0.3)
+    told.window = Window()
+    for _ in range(200):
+        told.window.observe([8], [1])
+    assert told.window.behind < 0.1
+    for _ in range(40_000):
+        told.window.observe([1], [1])
+    assert (told.window.first, told.window.behind) == pytest.approx((1.0, 1.0))
+    assert told.choose() > 1
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1, 0.5, 2.0])

@@ -21,6 +21,7 @@ from hf_specdec import Drafter
 from hf_specdec.budget import Band, Survival
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.drafters.disco.classifier import EXTRA
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import load_prompts
 from hf_specdec.training.disco.extraction import Regime, extract, load
@@ -75,14 +76,14 @@ def nats(estimate: Estimate | None, records: Sequence[Record]) -> float:
     """Mean −log of the chance that was given to what happened; each token is judged before it is learned from.
 
     Args:
-        estimate: None for the share that was right so far.
+        estimate: None for the share that was right of late.
     """
     survival, lost, tokens = Survival(), 0.0, 0
     for record in records:
-        said = [0.5] * len(record) if estimate is None else estimate(record.features).tolist()
+        said = [None] * len(record) if estimate is None else estimate(record.features).tolist()
         for chance, right in zip(said, record.accepted.tolist(), strict=True):
-            band = Band.of("drafted", chance)
-            expected = survival.calibrated(band)
+            band = None if chance is None else Band.of("drafted", chance)
+            expected = survival.chance(band, 0.5) if band is None else survival.calibrated(band)
             lost -= math.log(expected if right else 1 - expected)
             survival.observe(band, right)
             tokens += 1
@@ -95,7 +96,7 @@ def main(settings: FeatureSettings) -> None:
     assert pair.draft is not None
     folder = Path(settings.trained) / "extraction"
     training, validation = (list(load(folder / f"greedy-{split}")) for split in ("training", "validation"))
-    k = training[0].features.shape[1] - 4
+    k = training[0].features.shape[1] - EXTRA
     estimates: dict[str, Estimate | None] = {
         "share that was right": None,
         "the draft's own chance": lambda features: features[:, 0],
@@ -106,7 +107,7 @@ def main(settings: FeatureSettings) -> None:
     if settings.saved is not None:
         drafter: Any = Drafter.from_pretrained(settings.saved)
         assert isinstance(drafter, DiscoDrafter)
-        estimates["saved"] = of_classifier(drafter.classifier, range(k + 4))
+        estimates["saved"] = of_classifier(drafter.classifier, range(k + EXTRA))
     regime = Regime(False, settings.max_new_tokens, k, 0, 0)
     table = Table("nats per token", *(Path(path).stem for path in settings.prompts))
     seen = []

@@ -43,7 +43,7 @@ class Window:
 
     @property
     def behind(self) -> float:
-        """How often one behind an accepted one was."""
+        """How often one behind an accepted one was; as often as any, where none was drafted of late."""
         return (self._behind[0] + PRIOR * self.alpha) / (self._behind[1] + PRIOR)
 
     @property
@@ -56,16 +56,14 @@ class Window:
         rows = [(k, n) for k, n in zip(drafted, accepted, strict=True) if k]
         self.accepted = self.memory * self.accepted + sum(accepted)
         self.tested = self.memory * self.tested + sum(n + (n < k) for k, n in rows)
-        self._first = self._seen(self._first, sum(n > 0 for _, n in rows), len(rows))
-        self._behind = self._seen(
-            self._behind, sum(max(n - 1, 0) for _, n in rows), sum(min(n, k - 1) for k, n in rows)
-        )
+        behind = [(max(n - 1, 0), min(n, k - 1)) for k, n in rows]
+        self._first = self._seen(self._first, [(n > 0, 1) for _, n in rows])
+        self._behind = self._seen(self._behind, behind)
 
-    def _seen(self, before: tuple[float, float], accepted: int, tested: int) -> tuple[float, float]:
-        """What was seen before counts less; where nothing was tested, it stays."""
-        if not tested:
-            return before
-        return self.memory * before[0] + accepted, self.memory * before[1] + tested
+    def _seen(self, before: tuple[float, float], now: list[tuple[int, int]]) -> tuple[float, float]:
+        """What was seen before counts less."""
+        accepted, tested = before
+        return self.memory * accepted + sum(n for n, _ in now), self.memory * tested + sum(n for _, n in now)
 
     def observe_candidates(self, rescued: list[bool]) -> None:
         """Per drafted token that was wrong, whether another candidate was right."""
@@ -79,9 +77,11 @@ class Window:
         if cost.tried(rows) == 0:
             return 0
         rescue = self.rescue if candidates > 1 else 0.0
-        alpha, times, more = self.behind, (cost.round(rows), draft_cost.step), (candidates, rescue, self.first)
-        best = best_window(alpha, *times, LARGEST, *more)
-        here, there = (tokens_per_second(alpha, gamma, *times, *more) for gamma in (self.gamma, best))
+        alpha, first, seconds, step = self.behind, self.first, cost.round(rows), draft_cost.step
+        best = best_window(alpha, seconds, step, LARGEST, candidates, rescue, first)
+        here, there = (
+            tokens_per_second(alpha, gamma, seconds, step, candidates, rescue, first) for gamma in (self.gamma, best)
+        )
         if there > WORTH_IT * here:
             self.gamma = best
         return max(self.gamma, 1) if draft_cost.asked(self.gamma > 0, cost, rows) else 0

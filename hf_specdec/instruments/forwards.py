@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..target.inputs import CACHE
+from ..target.inputs import CACHE, cached_columns
 
 
 class WrappedForward:
@@ -44,7 +44,7 @@ def wrapped_forward(model: nn.Module, around: Callable[..., Any]) -> Iterator[No
 def cached_tokens(kwargs: dict[str, Any]) -> int:
     """Tokens that the cache held when a forward was called with these arguments."""
     cache = kwargs.get(CACHE)
-    return int(cache.get_seq_length()) if cache is not None else 0
+    return 0 if cache is None else cached_columns(cache)
 
 
 def input_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:

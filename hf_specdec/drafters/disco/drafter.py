@@ -56,8 +56,8 @@ class DiscoDrafter(ModelDrafter):
             tau: τ in greedy decoding, a chance, from 0 to 1.
             tau_sampled: τ in sampling, a chance, from 0 to 1.
             max_draft_tokens: SLmax, from 1 to 512.
-            num_candidates: tokens tried at each position of a greedy draft, from 1 to 16, as in `DraftModelDrafter`;
-                rules with a τ draft chains.
+            num_candidates: tokens tried at each position of a greedy draft on the CPU, from 1 to 16; rules with a τ
+                draft chains, as do draft models on an accelerator.
             lookup: whether the classifier sees if copying from earlier text proposes the draft's best token; set by
                 training.
             k: how many of the draft's top probabilities the classifier sees, from 1 to 1024; written by training.
@@ -83,7 +83,7 @@ class DiscoDrafter(ModelDrafter):
             hidden=hidden,
             draft_fingerprint=draft_fingerprint,
         )
-        self.proposes_trees = num_candidates > 1 and rule == "budget"
+        self.proposes_trees = num_candidates > 1 and rule == "budget" and not waits(draft_model.device)
         wanted, got = self.config.draft_fingerprint, fingerprint(draft_model)
         if wanted is not None and wanted != got:
             raise SpeculationError(

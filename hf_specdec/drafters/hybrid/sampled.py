@@ -99,7 +99,7 @@ class SampledHybridSession(TreeSession):
         """A row's draws as a tree, with what followed earlier behind each of them, and what could be copied without."""
         tree, node = Tree(), -1
         for token in chain:
-            node = tree.add(node, token, self.draws.alpha)
+            node = tree.add(node, token, self.draws.first if node < 0 else self.draws.behind)
             if token not in self.context.eos_token_ids:
                 self.sources.join_behind(tree, node, row, room)
         tree.merge(copied)
@@ -114,9 +114,10 @@ class SampledHybridSession(TreeSession):
             return 0
         active = [b for b, room in enumerate(budget) if room > 0]
         rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
-        alpha, together = (self.draws.alpha**rows, 1) if lockstep else (self.draws.alpha, rows)
-        gamma = best_window(alpha, seconds, step, LARGEST) if fixed == "auto" else int(fixed)
-        drawing = together * tokens_per_second(alpha, gamma, seconds, step)
+        together, power = (1, rows) if lockstep else (rows, 1)
+        alpha, first = self.draws.behind**power, self.draws.first**power
+        gamma = best_window(alpha, seconds, step, LARGEST, first=first) if fixed == "auto" else int(fixed)
+        drawing = together * tokens_per_second(alpha, gamma, seconds, step, first=first)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         copying = most_per_second(chances, seconds, lockstep=lockstep)[1]
         return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, cost, len(budget)) else 0
