@@ -54,11 +54,9 @@ class Window:
     def observe(self, drafted: list[int], accepted: list[int]) -> None:
         """Per row, of so many drafted tokens so many leading ones were accepted."""
         rows = [(k, n) for k, n in zip(drafted, accepted, strict=True) if k]
-        self.accepted = self.memory * self.accepted + sum(accepted)
-        self.tested = self.memory * self.tested + sum(n + (n < k) for k, n in rows)
-        behind = [(max(n - 1, 0), min(n, k - 1)) for k, n in rows]
+        self.accepted, self.tested = self._seen((self.accepted, self.tested), [(n, n + (n < k)) for k, n in rows])
         self._first = self._seen(self._first, [(n > 0, 1) for _, n in rows])
-        self._behind = self._seen(self._behind, behind)
+        self._behind = self._seen(self._behind, [(max(n - 1, 0), min(n, k - 1)) for k, n in rows])
 
     def _seen(self, before: tuple[float, float], now: list[tuple[int, int]]) -> tuple[float, float]:
         """What was seen before counts less."""
@@ -67,8 +65,7 @@ class Window:
 
     def observe_candidates(self, rescued: list[bool]) -> None:
         """Per drafted token that was wrong, whether another candidate was right."""
-        self.rescued = self.memory * self.rescued + sum(rescued)
-        self.missed = self.memory * self.missed + len(rescued)
+        self.rescued, self.missed = self._seen((self.rescued, self.missed), [(right, 1) for right in rescued])
 
     def choose(self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1) -> int:
         """γ for the next round; 0 where drafting does not pay."""
