@@ -167,6 +167,7 @@ def test_sampled_tokens_have_the_targets_distribution() -> None:
     assert stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-4
 
 
+@pytest.mark.usefixtures("width_costs_nothing")
 def test_what_the_encoder_read_is_copied() -> None:
     """A target that repeats its source: an oracle's text is in the source, and lookup finds it there."""
     model = build("T5")

@@ -281,6 +281,7 @@ def test_sources_may_change_at_every_round(lengths, monkeypatch):
     assert stats.accepted_tokens >= 2 * asked
 
 
+@pytest.mark.usefixtures("width_costs_nothing")
 @pytest.mark.parametrize("positions", [8, 24], ids=["shorter than the prompts", "ends in the text"])
 @pytest.mark.parametrize("lengths", [[12], [12, 12], [9, 12, 3]], ids=["one row", "equal rows", "uneven rows"])
 def test_past_the_draft_models_context_the_lookup_goes_on_alone(lengths, positions, recwarn):

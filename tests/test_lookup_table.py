@@ -56,9 +56,9 @@ def looping():
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_all_methods_are_counted_alike(rounds, monkeypatch):
+@pytest.mark.usefixtures("width_costs_nothing")
+def test_all_methods_are_counted_alike(rounds):
     """Every draft of ten is right; that of transformers' first call, its prefill, is left out."""
-    monkeypatch.setattr("hf_specdec.decoding.guard.GuardedSession._paying", lambda self, draft, *_: draft)
     target, prompt = looping()
     ours = {"max_draft_tokens": 10, "tokens_per_match": 10}
     for options, prefill in (

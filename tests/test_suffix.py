@@ -222,6 +222,7 @@ def test_a_tree_keeps_its_bounds(nodes, branches):
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("eos", [None, 4])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+@pytest.mark.usefixtures("width_costs_nothing")
 def test_greedy_text_is_plain_decodings_and_is_remembered(lengths, eos, branches):
     drafter = SuffixDrafter(num_branches=branches, memory_mb=1)
     again = same_greedy_text(drafter, lengths, eos, vocab=40)
