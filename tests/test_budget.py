@@ -2,12 +2,14 @@
 
 import itertools
 import random
+from collections.abc import Hashable, Sequence
 from math import prod
 
 import pytest
 
 from hf_specdec.budget import Band, Cost, Survival, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.cost import AGAIN, TRIED, UNKNOWN
+from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
 
@@ -77,8 +79,10 @@ def test_times_lie_on_a_line_through_what_was_measured() -> None:
     for _ in range(3):
         for width in (2, 9, 17):
             cost.observe_forward(1, width, 1 + 0.1 * width)
-    cost.observe_between(0.5)
+    cost.observe_between(5, 0.5)
     assert [cost.round(1)(width) for width in (1, 5, 33)] == pytest.approx([1.6, 2.0, 4.8])
+    cost.observe_between(1, 0.1)
+    assert [cost.round(1)(width) for width in (1, 5, 33)] == pytest.approx([1.2, 2.0, 4.8])
 
 
 def test_batches_have_lines_of_their_own_once_they_are_known() -> None:
@@ -158,7 +162,14 @@ def test_several_widths_are_tried_first() -> None:
         tried.append(count)
         cost.observe_forward(1, 1 + count, 1.0)
     assert tuple(tried) == TRIED and len(cost._times) == len(set(tried)) > 2
-    assert Cost().tried(100) == 1
+
+
+def test_where_rows_are_many_nothing_wide_is_tried() -> None:
+    cost, tried = Cost(), []
+    while (count := cost.tried(100)) is not None:
+        tried.append(count)
+        cost.observe_forward(100, 1 + count, 1.0)
+    assert max(tried) == 1 and set(cost._times) == {(100, 1), (100, 2)} and len(tried) < 12
 
 
 # ---------------------------------------------------------------------- trees
@@ -214,6 +225,32 @@ def test_a_copy_is_judged_by_the_match_that_it_makes_longer() -> None:
     assert tree.parents == [-1, 0, 1, 2, 1] and tree.kinds[1] == (("copied", 3, 0), ("copied", 1, 1))
 
 
+def test_who_speaks_alone_is_judged_by_where_he_spoke_alone() -> None:
+    """Two sources that are right together nine times in ten, and alone once in five."""
+    rng, survival, sources = random.Random(0), Survival(), [("copied", 1, 0), ("recycled", 0)]
+
+    def drafted(speakers: Sequence[tuple[Hashable, ...]]) -> Tree:
+        tree = Tree()
+        for kind in speakers:
+            survival.add(tree, -1, 7, kind, 0.5)
+        return tree
+
+    for _ in range(3000):
+        speakers = rng.choice([sources[:1], sources[1:], sources])
+        right = rng.random() < (0.9 if len(speakers) == 2 else 0.2)
+        survival.observe_trees([drafted(speakers)], [[7 if right else 8]])
+    for speakers, share in ((sources[:1], 0.2), (sources[1:], 0.2), (sources, 0.9)):
+        (chance,) = drafted(speakers).chances
+        assert chance == pytest.approx(share, abs=0.13)  # three deviations of the hundred that count
+
+
+def test_a_source_that_says_a_token_twice_is_counted_once() -> None:
+    survival, tree = Survival(), Tree()
+    survival.add(tree, -1, 7, ("copied", 3, 0), 0.6)
+    survival.add(tree, -1, 7, ("copied", 1, 1), 0.3)
+    assert tree.chances == [0.6] and tree.kinds == [(("copied", 3, 0), ("copied", 1, 1))]
+
+
 # ---------------------------------------------------------------------- the decision
 
 
@@ -236,7 +273,8 @@ def test_no_other_count_gives_more_per_second(rows: int, lockstep: bool, slope: 
             return kept / (seconds(n + 1) + 0.5)
 
         n, found = most_per_second(chances, seconds, 0.5, lockstep)
-        assert found * (rows if lockstep and rows > 1 else 1) == pytest.approx(max(map(speed, range(10))))
+        fastest, together = max(map(speed, range(10))), rows if lockstep and rows > 1 else 1
+        assert found * together == pytest.approx(fastest if fastest > WORTH_IT * speed(0) else speed(0))
         assert 0 <= n <= max(map(len, chances)) and (slope < 10 or n == 0)
         assert most_per_second(chances, seconds, 0.5, lockstep, most=2)[0] <= 2
 
@@ -247,6 +285,19 @@ def test_steps_are_made_while_they_pay(alpha: float, step: float) -> None:
     """Behind nothing: as Theorem 3.8 has it, for a target whose forward takes a second."""
     steps = steps_that_pay([[]], [1.0], [alpha], lambda width: 1.0, step)
     assert (steps > 0) is (alpha > step)
+
+
+@pytest.mark.parametrize("worth", [1.0, 0.5, 0.0])
+def test_tokens_that_count_for_less_are_fewer(worth: float) -> None:
+    chances, step = [[0.8 * 0.8**n for n in range(20)]] * 4, 0.0
+
+    def seconds(width: int) -> float:
+        return 1 + 0.1 * (width - 1)
+
+    counts = [most_per_second(chances, seconds, worth=w)[0] for w in (worth, 1.0)]
+    assert (counts[0] < counts[1]) is (worth < 1) and (counts[0] == 0) is (worth == 0)
+    steps = [steps_that_pay([[]] * 4, [1.0] * 4, [0.8], seconds, step, worth=w) for w in (worth, 1.0)]
+    assert steps[0] <= steps[1] and (steps[0] == 0) is (worth == 0)
 
 
 def test_what_a_copy_says_need_not_be_drafted() -> None:

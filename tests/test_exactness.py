@@ -60,6 +60,7 @@ def test_a_draw_that_is_left_out_for_what_it_is_is_caught() -> None:
 
 
 @pytest.mark.parametrize("by_token", [False, True], ids=["at random", "by the token"])
+@pytest.mark.usefixtures("width_costs_nothing")
 def test_point_masses_may_be_left_out_for_any_reason(by_token: bool, monkeypatch: Any) -> None:
     dice, join = random.Random(0), Copies.join
 

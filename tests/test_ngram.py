@@ -228,6 +228,7 @@ def test_nothing_forbidden_is_proposed(lengths, settings, sampled, window):
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.usefixtures("width_costs_nothing")
 def test_sampled_text_has_the_targets_distribution(settings):
     drafter = NGramDrafter(train_ngram(documents(SMALL), SMALL, 3))
     assert sampling_p_value(drafter, settings) > 1e-3

@@ -220,6 +220,7 @@ def test_nothing_forbidden_is_proposed(lengths, settings, branches):
 @pytest.mark.grid
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.usefixtures("width_costs_nothing")
 def test_sampled_text_has_the_targets_distribution(settings, branches):
     assert sampling_p_value(PromptLookupDrafter(num_branches=branches), settings) > 1e-3
 

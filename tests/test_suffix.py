@@ -245,6 +245,7 @@ def test_nothing_forbidden_is_proposed(lengths, settings, branches):
 @pytest.mark.grid
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.usefixtures("width_costs_nothing")
 def test_sampled_text_has_the_targets_distribution(settings, branches):
     drafter = SuffixDrafter(num_branches=branches, memory_mb=1)
     dice = np.random.default_rng(0)

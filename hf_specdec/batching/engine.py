@@ -247,7 +247,7 @@ class Engine:
         stats.plain_steps = round(stats.verify_widths.total() * stats.mean_acceptance_length)
         self._leave([b for b, ends in enumerate(ended) if ends])
         now = time.perf_counter()
-        self.cost.observe_between(now - verifying - seconds)
+        self.cost.observe_between(width, now - verifying - seconds)
         self.round_seconds = now - began
 
     def _parts(self) -> list[Part]:

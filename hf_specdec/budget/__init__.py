@@ -1,7 +1,7 @@
 """How much to draft: every drafted token has a chance to be kept, every width of a forward has its time, and the nodes
 that give most tokens per second are verified."""
 
-from .cost import Cost, DraftCost
+from .cost import LOOK_STEPS, Cost, DraftCost
 from .decision import MOST_NODES, most_per_second, steps_that_pay
 from .learned import Learned
 from .stepwise import Stepwise
@@ -10,6 +10,7 @@ from .tree import Tree, are_chains
 from .window import Window, why_rested
 
 __all__ = [
+    "LOOK_STEPS",
     "MOST_NODES",
     "Band",
     "Cost",

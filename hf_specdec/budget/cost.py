@@ -9,7 +9,8 @@ FADES = 0.99
 FAINT = 0.3
 """weight below which a width is forgotten"""
 TRIED = (8, 8, 24, 24, 3, 3)
-"""nodes of the first rounds, to learn what width costs: each twice, as a first forward does not count"""
+"""nodes of the first rounds, all rows' together, to learn what width costs: each twice, as a first forward does not
+count. Where rows are many that makes plain rounds, and narrow ones: a wide forward of theirs takes long"""
 AGAIN = 32
 """forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
 FOLLOWS, DISTURBED, OUTLIER = 0.15, 0.05, 1.3
@@ -22,6 +23,10 @@ LINE = 4.0
 LOOK_AGAIN, LOOKS = 12, 0.02
 """rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
 may take"""
+LOOK_STEPS = 2
+"""steps of the draft model, where it is asked again"""
+LONGEST_LOOK = 4
+"""times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
 UNKNOWN = 8
 """nodes while too little is known of widths"""
 
@@ -33,7 +38,7 @@ class Cost:
     def __init__(self) -> None:
         self.beside = 0
         """rows in the same forwards that draft for themselves: whoever asks does not count them"""
-        self._between: float | None = None
+        self._between: dict[bool, float] = {}  # without nodes, and with some → seconds
         self._times: dict[tuple[int, int], tuple[float, float]] = {}  # rows, tokens per row → seconds, weight
         self._met: set[tuple[int, int]] = set()
         self._rounds = self._narrow = 0
@@ -42,7 +47,7 @@ class Cost:
         """For those who may write into it, beside so many other rows."""
         copied = Cost()
         copied.beside = self.beside + beside
-        copied._between, copied._times = self._between, dict(self._times)
+        copied._between, copied._times = dict(self._between), dict(self._times)
         copied._met, copied._rounds, copied._narrow = set(self._met), self._rounds, self._narrow
         return copied
 
@@ -57,9 +62,10 @@ class Cost:
         before, weight = faded.get(shape, (None, 0.0))
         self._times = faded | {shape: (running_mean(before, seconds), weight + 1)}
 
-    def observe_between(self, seconds: float) -> None:
-        """So much of a round was neither drafting nor the forward."""
-        self._between = running_mean(self._between, max(seconds, 0.0))
+    def observe_between(self, width: int, seconds: float) -> None:
+        """So much of a round with a forward of this width was neither drafting nor the forward."""
+        drafted = width > 1
+        self._between = self._between | {drafted: running_mean(self._between.get(drafted), max(seconds, 0.0))}
 
     @property
     def known(self) -> bool:
@@ -69,14 +75,14 @@ class Cost:
     def tried(self, rows: int) -> int | None:
         """Nodes per row to try next: while widths are still to be learned, where none was verified for long, and 0
         where something was in all rounds for long; else None."""
-        rounds, rows = self._rounds, rows + self.beside  # read once: threads share it
+        rounds, times, rows = self._rounds, self._times, rows + self.beside  # read once: threads share it
         if rounds < len(TRIED):
-            return max(1, TRIED[rounds] // rows)
-        if len(self._times) < 2:
-            return max(1, UNKNOWN // rows)
+            return TRIED[rounds] // rows
+        if len(times) < 2:
+            return UNKNOWN // rows or int((rows, 1) in times)
         if self._narrow >= AGAIN:
             return 1
-        return 0 if rounds % LOOK == 0 and self._times.get((rows, 1), (0.0, 0.0))[1] < PLAIN else None
+        return 0 if rounds % LOOK == 0 and times.get((rows, 1), (0.0, 0.0))[1] < PLAIN else None
 
     def round(self, rows: int) -> Callable[[int], float]:
         """Seconds of a round of so many rows by the width of its forward, without drafting.
@@ -85,11 +91,12 @@ class Cost:
         a single token has its own alone, once it was met (the second may cost more than all that follow). Where two
         widths have not been met yet, the line by the tokens of all rows together.
         """
-        times, between, rows = self._times, self._between or 0.0, rows + self.beside
+        times, rows = self._times, rows + self.beside
+        plain, drafted = (self._between.get(kind, self._between.get(not kind, 0.0)) for kind in (False, True))
         mine = {width: known for (count, width), known in times.items() if count == rows}
         if len(mine) < 2:
             line = _line({count * width: known for (count, width), known in times.items()})
-            return lambda width: between + line(rows * width)
+            return lambda width: (drafted if width > 1 else plain) + line(rows * width)
         wide = {width: known for width, known in mine.items() if width > 1}
         line = _line(wide if len(wide) > 1 else mine)
 
@@ -99,7 +106,7 @@ class Cost:
                 return own
             return (weight * own + LINE * line(width)) / (weight + LINE)
 
-        return lambda width: between + seconds(width)
+        return lambda width: (drafted if width > 1 else plain) + seconds(width)
 
 
 class DraftCost:
@@ -112,6 +119,8 @@ class DraftCost:
         """seconds that a round with any takes beside them: what was accepted meanwhile is read, a tree is grown"""
         self.unasked = 0
         """rounds since it was asked last"""
+        self.looks = 0
+        """how often in a row it was asked though that did not pay"""
         self._met = False
 
     def observe(self, seconds: float) -> None:
@@ -134,15 +143,19 @@ class DraftCost:
         Args:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
         """
-        self.unasked = 0 if pays or self.unasked + 1 >= self._look_again(cost, rows) else self.unasked + 1
+        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows)
+        self.looks = 0 if pays else self.looks + looks
+        self.unasked = 0 if pays or looks else self.unasked + 1
         return self.unasked == 0
 
     def _look_again(self, cost: Cost | None, rows: int) -> float:
         """Rounds from one look to the next."""
+        longer = min(2**self.looks, LONGEST_LOOK)
         if cost is None or not cost.known or self.step is None:
-            return LOOK_AGAIN
+            return longer * LOOK_AGAIN
         seconds = cost.round(rows)
-        return max(LOOK_AGAIN, ((seconds(2) + self.step) / seconds(1) - 1) / LOOKS)
+        taken = (seconds(2) + self.opening + LOOK_STEPS * self.step) / seconds(1) - 1
+        return max(longer * LOOK_AGAIN, taken / LOOKS)
 
 
 def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:

@@ -7,6 +7,8 @@ FORESIGHT = (1, 2, 4, 8)
 """further steps that are thought of before each"""
 MOST_NODES = 64
 """nodes of a row that are verified at most"""
+WORTH_IT = 1.03
+"""times plain decoding's speed that drafting must promise: what is chosen for looking best is not quite as good"""
 
 
 def most_per_second(
@@ -15,8 +17,9 @@ def most_per_second(
     spent: float = 0.0,
     lockstep: bool = False,
     most: int = MOST_NODES,
+    worth: float = 1.0,
 ) -> tuple[int, float]:
-    """The count n with the highest (Σ over rows of 1 + the chances of its n likeliest nodes) / (T(1 + n) + spent).
+    """The count n with the highest (Σ over rows of 1 + w · the chances of its n likeliest nodes) / (T(1 + n) + spent).
 
     All rows of a batch are as wide as the widest, so they are cut at the same count.
 
@@ -26,19 +29,21 @@ def most_per_second(
         spent: seconds that the draft has taken or is going to take.
         lockstep: rows advance together: a node counts where it is kept in all of them.
         most: the largest count.
+        worth: w, of a token beyond the first of its row.
 
     Returns:
-        n, which may be 0, and its tokens per second.
+        n, which is 0 where none is worth it, and its tokens per second.
     """
     if lockstep and len(rows) > 1:
         rows = [[prod(chances) for chances in zip(*rows, strict=False)]]
-    tokens, best, speed = float(len(rows)), 0, len(rows) / (seconds(1) + spent)
+    plain = len(rows) / (seconds(1) + spent)
+    tokens, best, speed = float(len(rows)), 0, WORTH_IT * plain
     longest = max(map(len, rows), default=0)
     for n in range(1, min(most, longest) + 1):
-        tokens += sum(chances[n - 1] for chances in rows if len(chances) >= n)
+        tokens += worth * sum(chances[n - 1] for chances in rows if len(chances) >= n)
         if tokens / (seconds(n + 1) + spent) > speed:
             best, speed = n, tokens / (seconds(n + 1) + spent)
-    return best, speed
+    return best, speed if best else plain
 
 
 def steps_that_pay(
@@ -50,6 +55,7 @@ def steps_that_pay(
     spent: float = 0.0,
     lockstep: bool = False,
     opening: float = 0.0,
+    worth: float = 1.0,
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays.
 
@@ -63,8 +69,10 @@ def steps_that_pay(
         spent: seconds that drafting has taken already.
         lockstep: as in `most_per_second`.
         opening: seconds that the first of them takes beside its own.
+        worth: as in `most_per_second`.
     """
-    best, speed = 0, most_per_second(rows, seconds, spent, lockstep)[1]
+    there, speed = most_per_second(rows, seconds, spent, lockstep, worth=worth)
+    best, speed = 0, speed if there or spent else WORTH_IT * speed
     for more in FORESIGHT:
         foreseen = [
             sorted(
@@ -73,7 +81,7 @@ def steps_that_pay(
             )
             for row, chance in zip(rows, onward, strict=True)
         ]
-        found = most_per_second(foreseen, seconds, spent + opening + more * step, lockstep)[1]
+        found = most_per_second(foreseen, seconds, spent + opening + more * step, lockstep, worth=worth)[1]
         if found > speed:
             best, speed = more, found
     return best

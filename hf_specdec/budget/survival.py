@@ -44,6 +44,20 @@ class Survival:
         right, tested = self._counted(kind, guess)
         return right / tested
 
+    def add(self, tree: Tree, parent: int, token: int, kind: tuple[Hashable, ...], guess: float) -> int:
+        """The node of a token for which a source speaks; where another one speaks for it already, both together are a
+        kind, and of tokens for which one speaks alone nobody is told how often it is right in company.
+
+        Args:
+            kind: its first part names the source.
+        """
+        node, chance = tree.at(parent, token), self.chance(kind, guess)
+        if node is None or len(tree.kinds[node]) != 1 or kind[0] == tree.kinds[node][0][0]:  # type: ignore[index]
+            return tree.add(parent, token, chance, kind)
+        both = (*tree.kinds[node], kind)
+        tree.kinds[node], tree.chances[node] = (both,), self.chance(both, max(chance, tree.chances[node]))
+        return node
+
     def calibrated(self, band: Band) -> float:
         """The chance of tokens with such an estimate. A higher estimate of its family never has a lower one."""
         chances = self._rising.get(band.family)

@@ -34,6 +34,10 @@ class Tree:
         self._below.setdefault(parent, []).append(node)
         return node
 
+    def at(self, parent: int, token: int) -> int | None:
+        """The node of a token behind `parent`."""
+        return self._at.get((parent, token))
+
     def merge(self, other: "Tree") -> None:
         """Add all that another tree says."""
         place = {-1: -1}

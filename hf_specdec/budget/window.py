@@ -2,14 +2,13 @@
 
 from ..theory import best_window, tokens_per_second
 from .cost import Cost, DraftCost
+from .decision import WORTH_IT
 
 FIRST = 5
 """γ before anything was measured"""
 LARGEST = 16
 PRIOR = 4.0
 """tokens that a guess counts as"""
-WORTH_IT = 1.03
-"""times the speed that another window must promise: widths that change from round to round cost a few percent"""
 
 
 class Window:
@@ -67,19 +66,23 @@ class Window:
         """Per drafted token that was wrong, whether another candidate was right."""
         self.rescued, self.missed = self._seen((self.rescued, self.missed), [(right, 1) for right in rescued])
 
-    def choose(self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1) -> int:
-        """γ for the next round; 0 where drafting does not pay."""
+    def choose(self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1, worth: float = 1.0) -> int:
+        """γ for the next round; 0 where drafting does not pay.
+
+        Args:
+            worth: as in `most_per_second`.
+        """
         if draft_cost.step is None or not cost.known:
             return FIRST
         if cost.tried(rows) == 0:
             return 0
         rescue = self.rescue if candidates > 1 else 0.0
-        alpha, first, seconds, step = self.behind, self.first, cost.round(rows), draft_cost.step
+        alpha, first, seconds, step = self.behind, worth * self.first, cost.round(rows), draft_cost.step
         best = best_window(alpha, seconds, step, LARGEST, candidates, rescue, first)
         here, there = (
             tokens_per_second(alpha, gamma, seconds, step, candidates, rescue, first) for gamma in (self.gamma, best)
         )
-        if there > WORTH_IT * here:
+        if there > WORTH_IT * here:  # widths that change from round to round cost a little, too
             self.gamma = best
         return max(self.gamma, 1) if draft_cost.asked(self.gamma > 0, cost, rows) else 0
 

@@ -216,7 +216,7 @@ class Decoding:
             self.paying.observe(sum(map(len, verdict.tokens)))
         self.session.ask(lambda session: session.observe(verdict))  # which may spoil it
         if self.serial:
-            self.cost.observe_between(time.perf_counter() - tested)
+            self.cost.observe_between(fed.tokens.shape[1] + 1, time.perf_counter() - tested)
         settling = time.perf_counter()
         self.schedule.settle(verdict)
         self.waited = time.perf_counter() - settling

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Band, DraftCost, Survival, Tree, most_per_second, steps_that_pay, why_rested
+from ...budget import (
+    LOOK_STEPS,
+    MOST_NODES,
+    Band,
+    DraftCost,
+    Survival,
+    Tree,
+    most_per_second,
+    steps_that_pay,
+    why_rested,
+)
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -26,8 +36,6 @@ LONGEST = 16
 """steps of the draft model in one round"""
 UNMEASURED = 4
 """steps in a round before anything was measured"""
-LOOK = 2
-"""steps of the draft model where it is asked again"""
 
 
 class GrowingSession(TreeSession):
@@ -99,7 +107,7 @@ class GrowingSession(TreeSession):
         planned = self._steps_that_pay(tips)
         if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget)):
             return True
-        least = min(most, most if self.fixed else 1 if planned else LOOK)
+        least = min(most, most if self.fixed else 1 if planned else LOOK_STEPS)
         planned = min(most, max(planned, least))
         opened = self._chain is None  # and reads the prompt in this round
         if self._chain is None:
@@ -197,7 +205,7 @@ class GrowingSession(TreeSession):
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening
         seconds, lockstep = cost.round(len(self.trees)), self.context.lockstep
-        return steps_that_pay(chances, onward, likely, seconds, step, spent, lockstep, opening)
+        return steps_that_pay(chances, onward, likely, seconds, step, spent, lockstep, opening, self.context.worth)
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""

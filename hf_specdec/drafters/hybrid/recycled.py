@@ -60,8 +60,7 @@ class Recycled:
         if room < 1:
             return
         for rank, token in enumerate(successors):
-            kind = RECYCLED, rank
-            right = self.survival.chance(kind, FIRST / (1 + rank))
-            child = tree.add(node, token, right, kind)
+            child = self.survival.add(tree, node, token, (RECYCLED, rank), FIRST / (1 + rank))
+            right = tree.chances[child]
             if chance * right >= LEAST and self.context.forbids is None:
                 self._grow(tree, child, self._behind(row, token), row, room - 1, chance * right)

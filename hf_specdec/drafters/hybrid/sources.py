@@ -1,8 +1,9 @@
 """`Sources`: what joins a draft model's tokens in one tree without a step of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from ...budget import Tree
+from ...budget import Band, Tree
 from ...protocol import Sequences, Verdict
 from ..draft_model.drafter import DraftModelConfig
 from ..prompt_lookup import Copies, PromptLookupConfig
@@ -20,8 +21,18 @@ def named(trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
     names = []
     for tree, mine in zip(trees, nodes, strict=True):
         kinds = (kind for node in mine for kind in tree.kinds[node] if isinstance(kind, tuple))
-        names.append("+".join(sorted({NAMES.get(kind[0], DRAWN) for kind in kinds})) or "none")
+        names.append("+".join(sorted({name for kind in kinds for name in _speakers(kind)})) or "none")
     return names
+
+
+def _speakers(kind: tuple[Any, ...]) -> Iterator[str]:
+    """Who speaks for tokens of a kind: one source, or several together."""
+    if isinstance(kind, Band) or not isinstance(kind[0], tuple):
+        yield NAMES.get(kind[0], DRAWN)
+        return
+    for part in kind:
+        if isinstance(part, tuple):
+            yield from _speakers(part)
 
 
 class Sources:

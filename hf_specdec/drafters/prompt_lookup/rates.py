@@ -22,7 +22,7 @@ def add_copy(
     node = behind
     for i, token in enumerate(copied):
         kind = (source, min(match + i, max_match), min(branch, 1))
-        node = tree.add(node, token, survival.chance(kind, guess(match + i, branch)), kind)
+        node = survival.add(tree, node, token, kind, guess(match + i, branch))
 
 
 def guess(match: int, branch: int = 0) -> float:
