@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 T = TypeVar("T")
-WAITED_FOR = 0.5
-"""of what the rows of a batch gain beyond a token per round, about so much does its slowest row gain, too"""
 
 
 @dataclass
@@ -207,12 +205,6 @@ class DraftContext:
     def rows(self) -> int:
         """How many are decoded together at most."""
         return self.most_rows or len(self.prompt_ids)
-
-    @property
-    def worth(self) -> float:
-        """What a token is worth that a row gets beyond one per round: less where the call ends with its slowest row."""
-        waited_for = len(self.prompt_ids) > 1 and not self.lockstep and not self.most_rows
-        return WAITED_FOR if waited_for else 1.0
 
 
 class Runner(Protocol):

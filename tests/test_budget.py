@@ -287,19 +287,6 @@ def test_steps_are_made_while_they_pay(alpha: float, step: float) -> None:
     assert (steps > 0) is (alpha > step)
 
 
-@pytest.mark.parametrize("worth", [1.0, 0.5, 0.0])
-def test_tokens_that_count_for_less_are_fewer(worth: float) -> None:
-    chances, step = [[0.8 * 0.8**n for n in range(20)]] * 4, 0.0
-
-    def seconds(width: int) -> float:
-        return 1 + 0.1 * (width - 1)
-
-    counts = [most_per_second(chances, seconds, worth=w)[0] for w in (worth, 1.0)]
-    assert (counts[0] < counts[1]) is (worth < 1) and (counts[0] == 0) is (worth == 0)
-    steps = [steps_that_pay([[]] * 4, [1.0] * 4, [0.8], seconds, step, worth=w) for w in (worth, 1.0)]
-    assert steps[0] <= steps[1] and (steps[0] == 0) is (worth == 0)
-
-
 def test_what_a_copy_says_need_not_be_drafted() -> None:
     sure = [0.99**n for n in range(1, 9)]
     assert steps_that_pay([sure], [0.01], [0.6], lambda width: 1 + 0.01 * width, 0.1) == 0

@@ -17,9 +17,8 @@ def most_per_second(
     spent: float = 0.0,
     lockstep: bool = False,
     most: int = MOST_NODES,
-    worth: float = 1.0,
 ) -> tuple[int, float]:
-    """The count n with the highest (Σ over rows of 1 + w · the chances of its n likeliest nodes) / (T(1 + n) + spent).
+    """The count n with the highest (Σ over rows of 1 + the chances of its n likeliest nodes) / (T(1 + n) + spent).
 
     All rows of a batch are as wide as the widest, so they are cut at the same count.
 
@@ -29,7 +28,6 @@ def most_per_second(
         spent: seconds that the draft has taken or is going to take.
         lockstep: rows advance together: a node counts where it is kept in all of them.
         most: the largest count.
-        worth: w, of a token beyond the first of its row.
 
     Returns:
         n, which is 0 where none is worth it, and its tokens per second.
@@ -40,7 +38,7 @@ def most_per_second(
     tokens, best, speed = float(len(rows)), 0, WORTH_IT * plain
     longest = max(map(len, rows), default=0)
     for n in range(1, min(most, longest) + 1):
-        tokens += worth * sum(chances[n - 1] for chances in rows if len(chances) >= n)
+        tokens += sum(chances[n - 1] for chances in rows if len(chances) >= n)
         if tokens / (seconds(n + 1) + spent) > speed:
             best, speed = n, tokens / (seconds(n + 1) + spent)
     return best, speed if best else plain
@@ -55,7 +53,6 @@ def steps_that_pay(
     spent: float = 0.0,
     lockstep: bool = False,
     opening: float = 0.0,
-    worth: float = 1.0,
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays.
 
@@ -69,9 +66,8 @@ def steps_that_pay(
         spent: seconds that drafting has taken already.
         lockstep: as in `most_per_second`.
         opening: seconds that the first of them takes beside its own.
-        worth: as in `most_per_second`.
     """
-    there, speed = most_per_second(rows, seconds, spent, lockstep, worth=worth)
+    there, speed = most_per_second(rows, seconds, spent, lockstep)
     best, speed = 0, speed if there or spent else WORTH_IT * speed
     for more in FORESIGHT:
         foreseen = [
@@ -81,7 +77,7 @@ def steps_that_pay(
             )
             for row, chance in zip(rows, onward, strict=True)
         ]
-        found = most_per_second(foreseen, seconds, spent + opening + more * step, lockstep, worth=worth)[1]
+        found = most_per_second(foreseen, seconds, spent + opening + more * step, lockstep)[1]
         if found > speed:
             best, speed = more, found
     return best

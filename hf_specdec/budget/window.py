@@ -66,18 +66,14 @@ class Window:
         """Per drafted token that was wrong, whether another candidate was right."""
         self.rescued, self.missed = self._seen((self.rescued, self.missed), [(right, 1) for right in rescued])
 
-    def choose(self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1, worth: float = 1.0) -> int:
-        """γ for the next round; 0 where drafting does not pay.
-
-        Args:
-            worth: as in `most_per_second`.
-        """
+    def choose(self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1) -> int:
+        """γ for the next round; 0 where drafting does not pay."""
         if draft_cost.step is None or not cost.known:
             return FIRST
         if cost.tried(rows) == 0:
             return 0
         rescue = self.rescue if candidates > 1 else 0.0
-        alpha, first, seconds, step = self.behind, worth * self.first, cost.round(rows), draft_cost.step
+        alpha, first, seconds, step = self.behind, self.first, cost.round(rows), draft_cost.step
         best = best_window(alpha, seconds, step, LARGEST, candidates, rescue, first)
         here, there = (
             tokens_per_second(alpha, gamma, seconds, step, candidates, rescue, first) for gamma in (self.gamma, best)

@@ -23,8 +23,6 @@ class Traced:
     rows: list[Sequence[float]]
     """chances of the nodes that were offered to each row with room for them, the likeliest first"""
     lockstep: bool
-    worth: float
-    """of a token beyond the first of its row"""
     spent: float
     """seconds of drafting"""
     began: float
@@ -42,7 +40,7 @@ class Traced:
     def replayed(self) -> tuple[int, float, float]:
         """Nodes of a row that the budget verifies, the tokens that it expects, and the seconds."""
         seconds, most = self.cost.round(self.batch), max(map(len, self.rows), default=0)
-        count, _ = most_per_second(self.rows, seconds, self.spent, self.lockstep, most, self.worth)
+        count, _ = most_per_second(self.rows, seconds, self.spent, self.lockstep, most)
         return count, sum(1 + sum(row[:count]) for row in self.rows), seconds(1 + count) + self.spent
 
 
@@ -85,8 +83,7 @@ class _Listener:
         if draft.survival is not None and context.cost.tried(batch) is None:
             rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
             spent = time.perf_counter() - self.began
-            how = context.lockstep, context.worth
-            self.offered = draft, Traced(context.cost, batch, rows, *how, spent, self.began)
+            self.offered = draft, Traced(context.cost, batch, rows, context.lockstep, spent, self.began)
         return draft
 
     def observe(self, verdict: Verdict) -> None:

@@ -70,8 +70,8 @@ class GrowingSession(TreeSession):
         self.candidates = candidates_of(context, candidates)
         self.draft_cost = cost
         self._model = model
-        self._chain = chain or (None if others is not None else Chain(context, model, self.candidates))
-        """with others it reads the prompt when it is asked first"""
+        self._chain = chain
+        """one that is not given is made, and reads the prompt, when it is asked first"""
         self.longest = longest
         self._limit = position_limit(model)  # columns; what fills them is left to the others
         self.drafted: list[list[int]] = []
@@ -205,7 +205,7 @@ class GrowingSession(TreeSession):
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening
         seconds, lockstep = cost.round(len(self.trees)), self.context.lockstep
-        return steps_that_pay(chances, onward, likely, seconds, step, spent, lockstep, opening, self.context.worth)
+        return steps_that_pay(chances, onward, likely, seconds, step, spent, lockstep, opening)
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""

@@ -51,8 +51,7 @@ class DraftModelSession(DraftSession):
         """γ of the next round."""
         if self.by_itself is None or self.fixed_window != "auto":
             return int(self.fixed_window)
-        rows, worth = len(self.rows), self.context.worth
-        return self.by_itself.choose(self.context.cost, self.draft_cost, rows, self.candidates, worth)
+        return self.by_itself.choose(self.context.cost, self.draft_cost, len(self.rows), self.candidates)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]

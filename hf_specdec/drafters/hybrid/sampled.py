@@ -79,9 +79,8 @@ class SampledHybridSession(TreeSession):
         ranked = [_draws_first(tree, chain) for tree, chain in zip(self.trees, chains, strict=True)]
         most = max(drawn.lengths) + MOST_COPIES
         offered = [[chance for _, chance in row[:most]] for row in ranked]
-        cost, lockstep, worth = self.context.cost, self.context.lockstep, self.context.worth
-        seconds = cost.round(len(budget))
-        count = most_per_second(offered, seconds, lockstep=lockstep, worth=worth)[0] if cost.known else 0
+        cost, lockstep = self.context.cost, self.context.lockstep
+        count = most_per_second(offered, cost.round(len(budget)), lockstep=lockstep)[0] if cost.known else 0
         nodes = [[node for node, _ in row[: max(count, n)]] for row, n in zip(ranked, drawn.lengths, strict=True)]
         if all(len(mine) == n for mine, n in zip(nodes, drawn.lengths, strict=True)):
             return drawn
@@ -116,11 +115,11 @@ class SampledHybridSession(TreeSession):
         active = [b for b, room in enumerate(budget) if room > 0]
         rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
         together, power = (1, rows) if lockstep else (rows, 1)
-        alpha, first = self.draws.behind**power, self.context.worth * self.draws.first**power
+        alpha, first = self.draws.behind**power, self.draws.first**power
         gamma = best_window(alpha, seconds, step, LARGEST, first=first) if fixed == "auto" else int(fixed)
         drawing = together * tokens_per_second(alpha, gamma, seconds, step, first=first)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
-        copying = most_per_second(chances, seconds, lockstep=lockstep, worth=self.context.worth)[1]
+        copying = most_per_second(chances, seconds, lockstep=lockstep)[1]
         return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, cost, len(budget)) else 0
 
     def estimates(self, row: int) -> Sequence[float | None]:

@@ -107,7 +107,7 @@ class StreamingSession(DraftSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         if self._runner is not None:
             self._runner.rides = True
-        nodes = self.tuner.tree(self.context.trees, self.context.cost, len(budget), self.context.worth)
+        nodes = self.tuner.tree(self.context.trees, self.context.cost, len(budget))
         copies = self._copies(sequences, budget)
         free = self.by_value and not waits(self.context.device)  # to look at what streams say
         # Where nothing has paid, to ask the head would cost, too.

@@ -32,12 +32,8 @@ class TreeTuner:
         self._likeliest: list[tuple[float, Node]] = []
         self._nodes: list[Node] = []
 
-    def tree(self, trees: bool, cost: Cost, rows: int, worth: float = 1.0) -> list[Node]:
-        """The next tree's nodes for so many rows, in order of depth; a chain where `trees` are not welcome.
-
-        Args:
-            worth: as in `most_per_second`.
-        """
+    def tree(self, trees: bool, cost: Cost, rows: int) -> list[Node]:
+        """The next tree's nodes for so many rows, in order of depth; a chain where `trees` are not welcome."""
         config = self.config
         if not trees:
             chain = product_tree(config.num_streams, 1)
@@ -47,17 +43,17 @@ class TreeTuner:
             return self._nodes
         if not self._nodes or self.rounds % EVERY == 0 or cost.tried(rows) is not None:
             self._likeliest = likeliest_nodes(self.chances, MOST_NODES)
-            count = self._count_that_pays(cost, rows, worth)
+            count = self._count_that_pays(cost, rows)
             self._nodes = level_by_level([node for _, node in self._likeliest[:count]])
         self.rounds += 1
         return self._nodes
 
-    def _count_that_pays(self, cost: Cost, rows: int, worth: float) -> int:
+    def _count_that_pays(self, cost: Cost, rows: int) -> int:
         if self.config.num_nodes != "auto":
             return int(self.config.num_nodes)
         if (tried := cost.tried(rows)) is not None:
             return tried
-        count, _ = most_per_second([[chance for chance, _ in self._likeliest]], cost.round(rows), worth=worth)
+        count, _ = most_per_second([[chance for chance, _ in self._likeliest]], cost.round(rows))
         return count or (TRIED_LATER if self.rounds % LOOK_AGAIN == 0 else 0)
 
     def observe(
