@@ -244,6 +244,16 @@ def test_who_speaks_alone_is_judged_by_where_he_spoke_alone() -> None:
         assert chance == pytest.approx(share, abs=0.13)  # three deviations of the hundred that count
 
 
+def test_however_often_sources_speak_kinds_are_few() -> None:
+    survival, tree, band = Survival(), Tree(), Band("drafted", 3)
+    for kind in [("copied", 3, 0), ("recycled", 0), ("remembered", 2)] * 3 + [("copied", 1, 1)]:
+        survival.add(tree, -1, 7, kind, 0.5)
+    assert tree.kinds == [((("copied", 3, 0), ("recycled", 0), ("remembered", 2)),)]
+    tree.add(-1, 8, 0.5, band)
+    survival.add(tree, -1, 8, ("copied", 3, 0), 0.5)
+    assert tree.kinds[1] == (band, ("copied", 3, 0)), "estimates are calibrated as they are"
+
+
 def test_a_source_that_says_a_token_twice_is_counted_once() -> None:
     survival, tree = Survival(), Tree()
     survival.add(tree, -1, 7, ("copied", 3, 0), 0.6)

@@ -5,7 +5,7 @@ from .cost import LOOK_STEPS, Cost, DraftCost
 from .decision import MOST_NODES, most_per_second, steps_that_pay
 from .learned import Learned
 from .stepwise import Stepwise
-from .survival import Band, Survival
+from .survival import Band, Survival, speakers
 from .tree import Tree, are_chains
 from .window import Window, why_rested
 
@@ -22,6 +22,7 @@ __all__ = [
     "Window",
     "are_chains",
     "most_per_second",
+    "speakers",
     "steps_that_pay",
     "why_rested",
 ]

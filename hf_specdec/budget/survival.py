@@ -28,6 +28,14 @@ class Band(NamedTuple):
         return cls(family, bisect(EDGES, estimate))
 
 
+def speakers(kinds: Sequence[Hashable]) -> list[Hashable]:
+    """The sources of a node's only kind, of which it may have several; none where it is counted otherwise."""
+    if len(kinds) != 1 or isinstance(kinds[0], Band) or not isinstance(kinds[0], tuple):
+        return []
+    parts = kinds[0] if isinstance(kinds[0][0], tuple) else kinds
+    return [part[0] for part in parts if isinstance(part, tuple)]
+
+
 class Survival:
     """By kind of token, the share that was right where all tokens before it were. Kinds are few: it does not grow with
     the text."""
@@ -52,10 +60,13 @@ class Survival:
             kind: its first part names the source.
         """
         node, chance = tree.at(parent, token), self.chance(kind, guess)
-        if node is None or len(tree.kinds[node]) != 1 or kind[0] == tree.kinds[node][0][0]:  # type: ignore[index]
+        said = [] if node is None else speakers(tree.kinds[node])
+        if node is None or not said or said == [kind[0]]:
             return tree.add(parent, token, chance, kind)
-        both = (*tree.kinds[node], kind)
-        tree.kinds[node], tree.chances[node] = (both,), self.chance(both, max(chance, tree.chances[node]))
+        if kind[0] not in said:
+            (known,) = tree.kinds[node]
+            together = (*(known if len(said) > 1 else (known,)), kind)  # type: ignore[misc]
+            tree.kinds[node], tree.chances[node] = (together,), self.chance(together, max(chance, tree.chances[node]))
         return node
 
     def calibrated(self, band: Band) -> float:

@@ -1,9 +1,8 @@
 """`Sources`: what joins a draft model's tokens in one tree without a step of it."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
-from ...budget import Band, Tree
+from ...budget import Tree, speakers
 from ...protocol import Sequences, Verdict
 from ..draft_model.drafter import DraftModelConfig
 from ..prompt_lookup import Copies, PromptLookupConfig
@@ -11,7 +10,11 @@ from ..suffix import SuffixConfig
 from ..suffix.memory import PAST, Memory
 from .recycled import RECYCLED, Recycled
 
-NAMES = {"copied": PromptLookupConfig.drafter_type, PAST: SuffixConfig.drafter_type, RECYCLED: RECYCLED}
+NAMES: dict[Hashable, str] = {
+    "copied": PromptLookupConfig.drafter_type,
+    PAST: SuffixConfig.drafter_type,
+    RECYCLED: RECYCLED,
+}
 """in the statistics"""
 DRAWN = DraftModelConfig.drafter_type
 
@@ -21,18 +24,9 @@ def named(trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
     names = []
     for tree, mine in zip(trees, nodes, strict=True):
         kinds = (kind for node in mine for kind in tree.kinds[node] if isinstance(kind, tuple))
-        names.append("+".join(sorted({name for kind in kinds for name in _speakers(kind)})) or "none")
+        mentioned = {NAMES.get(source, DRAWN) for kind in kinds for source in speakers([kind]) or [DRAWN]}
+        names.append("+".join(sorted(mentioned)) or "none")
     return names
-
-
-def _speakers(kind: tuple[Any, ...]) -> Iterator[str]:
-    """Who speaks for tokens of a kind: one source, or several together."""
-    if isinstance(kind, Band) or not isinstance(kind[0], tuple):
-        yield NAMES.get(kind[0], DRAWN)
-        return
-    for part in kind:
-        if isinstance(part, tuple):
-            yield from _speakers(part)
 
 
 class Sources:
