@@ -189,7 +189,7 @@ class Decoding:
         fed = self.schedule.feed(Round(text.view(), self._room(), passive, not self.ragged))
         fed = fed if self.mode.trees else as_chain(fed)
         fed = fed if self.ragged or fed.parents is not None else in_step(fed, passive, call.pad_token_id)
-        verifying = time.perf_counter()
+        verifying, width = time.perf_counter(), fed.tokens.shape[1] + 1
         starts = list(self.runner.lengths)
         if not self.session.alive:
             self.runner.features, self.judge.likeliest = (), 0
@@ -204,19 +204,19 @@ class Decoding:
         verdict.seconds, verdict.width = launched - verifying, forward.logits.shape[1]
         verdict.draft_seconds = self.waited + verifying - began + tested - launched
         self._keep(starts, fed, verdict)
-        self._count(draft, verdict, active, width=fed.tokens.shape[1] + 1)
+        self._count(draft, verdict, active, width=width)
         self._drop_finished()
         if not sound:
             self.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
         self.stats.draft_seconds += verdict.draft_seconds
         if self.serial:  # beside a worker in the background a forward takes longer
             again = max(starts) - min(starts) if self.mode.staggered else 0
-            self.cost.observe_forward(len(verdict.rows), again + fed.tokens.shape[1] + 1, verdict.seconds)
+            self.cost.observe_forward(len(verdict.rows), again + width, verdict.seconds)
         if self.paying is not None:
             self.paying.observe(sum(map(len, verdict.tokens)))
         self.session.ask(lambda session: session.observe(verdict))  # which may spoil it
         if self.serial:
-            self.cost.observe_between(fed.tokens.shape[1] + 1, time.perf_counter() - tested)
+            self.cost.observe_between(width, time.perf_counter() - tested)
         settling = time.perf_counter()
         self.schedule.settle(verdict)
         self.waited = time.perf_counter() - settling

@@ -23,6 +23,7 @@ from ...target.inputs import position_limit
 from ...transfer import to_host, waits
 from ..merged import Joining, TreeSession
 from .chain import Chain
+from .model import check_room
 from .session import candidates_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class GrowingSession(TreeSession):
         """one that is not given is made, and reads the prompt, when it is asked first"""
         self.longest = longest
         self._limit = position_limit(model)  # columns; what fills them is left to the others
+        if others is None and not context.most_rows:
+            check_room(context.prompt_mask, self._limit)
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
         self.steps = 0

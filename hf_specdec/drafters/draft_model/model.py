@@ -77,8 +77,7 @@ class ModelOverCache(OverCache):
         if most_rows:
             self.runner = JoiningRunner(model, most_rows, most_tokens)
             return
-        if (longest := int(prompt_mask.sum(-1).max())) >= self.context_limit:
-            raise ValueError(f"the prompt has {longest} tokens, the draft's context {self.context_limit}")
+        check_room(prompt_mask, self.context_limit)
         ids, mask = self._known(prompt_ids), prompt_mask.to(self.device)
         if source is not None and crosses(model):
             with torch.no_grad():
@@ -194,6 +193,16 @@ class ModelOverCache(OverCache):
     def _known(self, ids: Tensor) -> Tensor:
         """Ids for the model's embedding; ones it does not have cost acceptance, not the run."""
         return moved(ids, self.device).clamp(0, self.vocab - 1)
+
+
+def check_room(prompt_mask: Tensor, limit: int) -> None:
+    """Refuse prompts [B, P] that fill a context of `limit` tokens.
+
+    Raises:
+        ValueError: one does.
+    """
+    if (longest := int(prompt_mask.sum(-1).max())) >= limit:
+        raise ValueError(f"the prompt has {longest} tokens, the draft's context {limit}")
 
 
 def _windowed(model: "PreTrainedModel") -> bool:
