@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.generation import CandidateGenerator
 
 from .asking import Forbids, Picker
-from .budget import Cost, are_chains
+from .budget import Advance, Cost, are_chains
 from .stats import SpeculationStats
 from .transfer import to_device
 
@@ -200,6 +200,11 @@ class DraftContext:
             return []
         mask = self.source.get("attention_mask")
         return (ids[row] if mask is None else ids[row][mask[row].bool()]).tolist()
+
+    @property
+    def advance(self) -> Advance:
+        """How the rows do."""
+        return Advance.TOGETHER if self.lockstep else Advance.JOINING if self.most_rows else Advance.APART
 
     @property
     def rows(self) -> int:

@@ -4,10 +4,11 @@ import itertools
 import random
 from collections.abc import Hashable, Sequence
 from math import prod
+from statistics import harmonic_mean
 
 import pytest
 
-from hf_specdec.budget import Band, Cost, Survival, Tree, most_per_second, steps_that_pay
+from hf_specdec.budget import Advance, Band, Cost, Survival, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.cost import AGAIN, TRIED, UNKNOWN
 from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.budget.survival import CENTRES, EDGES
@@ -265,10 +266,10 @@ def test_a_source_that_says_a_token_twice_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.02, 0.3, 10.0])
-@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("advance", Advance)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_no_other_count_gives_more_per_second(rows: int, lockstep: bool, slope: float) -> None:
-    rng = random.Random(0)
+def test_no_other_count_gives_more_per_second(rows: int, advance: Advance, slope: float) -> None:
+    rng, together = random.Random(0), advance is Advance.TOGETHER and rows > 1
     for _ in range(20):
         chances = [sorted((rng.random() for _ in range(rng.randrange(9))), reverse=True) for _ in range(rows)]
 
@@ -276,17 +277,29 @@ def test_no_other_count_gives_more_per_second(rows: int, lockstep: bool, slope: 
             return 1 + slope * (width - 1)
 
         def speed(n: int, chances: list[list[float]] = chances) -> float:
-            if lockstep and rows > 1:
+            if together:
                 kept = rows * (1 + sum(prod(row[i] for row in chances) for i in range(min(n, *map(len, chances)))))
             else:
-                kept = sum(1 + sum(row[:n]) for row in chances)
+                gained = [1 + sum(row[:n]) for row in chances]
+                kept = sum(gained) if advance is Advance.JOINING else rows * harmonic_mean(gained)
             return kept / (seconds(n + 1) + 0.5)
 
-        n, found = most_per_second(chances, seconds, 0.5, lockstep)
-        fastest, together = max(map(speed, range(10))), rows if lockstep and rows > 1 else 1
-        assert found * together == pytest.approx(fastest if fastest > WORTH_IT * speed(0) else speed(0))
+        n, found = most_per_second(chances, seconds, 0.5, advance)
+        fastest, plain = max(map(speed, range(10))), speed(0)
+        assert found * (rows if together else 1) == pytest.approx(fastest if fastest > WORTH_IT * plain else plain)
         assert 0 <= n <= max(map(len, chances)) and (slope < 10 or n == 0)
-        assert most_per_second(chances, seconds, 0.5, lockstep, most=2)[0] <= 2
+        assert most_per_second(chances, seconds, 0.5, advance, most=2)[0] <= 2
+
+
+def test_rows_that_wait_for_the_slowest_are_not_held_up_for_what_one_of_them_gains() -> None:
+    """Of a batch that ends with its last row; where others take an ended row's place, it is worth it."""
+    rows: list[list[float]] = [[0.9, 0.9, 0.9], [], [], []]
+
+    def seconds(width: int) -> float:
+        return 1 + 0.15 * (width - 1)
+
+    assert most_per_second(rows, seconds, advance=Advance.JOINING)[0] == 3
+    assert most_per_second(rows, seconds, advance=Advance.APART)[0] == 0
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.95])

@@ -12,7 +12,7 @@ from test_stats import Clock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.budget import Stepwise, Survival
+from hf_specdec.budget import Advance, Stepwise, Survival
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
     DiscoSession,
@@ -282,7 +282,9 @@ def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
     assert not budget.pays([[0.95, 0.1]], [True], seconds, 0.1)
     assert not budget.pays([[0.95]], [False], seconds, 0.1), "nobody drafts on"
     assert budget.pays([[]], [True], seconds, 0.1) and not budget.pays([[]], [True], seconds, 2.0)
-    assert budget.pays([[0.95], [0.1]], [True, False], seconds, 0.1), "one row is enough"
+    rows = [[0.95], [0.1]], [True, False]
+    assert budget.pays(*rows, seconds, 0.1, Advance.JOINING), "one row is enough"
+    assert not budget.pays(*rows, seconds, 0.1, Advance.APART), "the other one ends the call"
     for _ in range(400):
         budget.observe([0.95], 0)  # who says so is believed no more
     assert not budget.pays([[0.95]], [True], seconds, 0.1)

@@ -1,6 +1,7 @@
 """The decision: how many of the likeliest nodes, and how many more draft steps, give most tokens per second."""
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from math import prod
 
 FORESIGHT = (1, 2, 4, 8)
@@ -11,14 +12,32 @@ WORTH_IT = 1.03
 """times plain decoding's speed that drafting must promise: what is chosen for looking best is not quite as good"""
 
 
+class Advance(Enum):
+    """How the rows of a batch advance, and so what their tokens are worth."""
+
+    TOGETHER = "in lockstep: a node counts where it is kept in all of them"
+    APART = "each at its own pace, and the last one ends the call"
+    JOINING = "each at its own pace, and where one ends another takes its place"
+
+    def tokens(self, gained: Sequence[float]) -> float:
+        """What all rows gain in a round, from what each does; B where each gains one token.
+
+        Where another row takes an ended one's place all tokens are worth the same. Where the others wait, a row that
+        gains g tokens a round has 1 / g rounds to go for each: what counts is the mean of those (g's harmonic mean).
+        """
+        if self is Advance.JOINING:
+            return sum(gained)
+        return len(gained) ** 2 / sum(1 / g for g in gained)
+
+
 def most_per_second(
     rows: Sequence[Sequence[float]],
     seconds: Callable[[int], float],
     spent: float = 0.0,
-    lockstep: bool = False,
+    advance: Advance = Advance.APART,
     most: int = MOST_NODES,
 ) -> tuple[int, float]:
-    """The count n with the highest (Σ over rows of 1 + the chances of its n likeliest nodes) / (T(1 + n) + spent).
+    """The count n with the most tokens, 1 + the chances of a row's n likeliest nodes, per second, T(1 + n) + spent.
 
     All rows of a batch are as wide as the widest, so they are cut at the same count.
 
@@ -26,21 +45,22 @@ def most_per_second(
         rows: [B][any] chances of a row's nodes to be kept, the likeliest first.
         seconds: T, duration of a round by the width of its forward.
         spent: seconds that the draft has taken or is going to take.
-        lockstep: rows advance together: a node counts where it is kept in all of them.
+        advance: what the tokens of several rows are worth together.
         most: the largest count.
 
     Returns:
         n, which is 0 where none is worth it, and its tokens per second.
     """
-    if lockstep and len(rows) > 1:
+    if advance is Advance.TOGETHER and len(rows) > 1:
         rows = [[prod(chances) for chances in zip(*rows, strict=False)]]
     plain = len(rows) / (seconds(1) + spent)
-    tokens, best, speed = float(len(rows)), 0, WORTH_IT * plain
+    gained, best, speed = [1.0] * len(rows), 0, WORTH_IT * plain
     longest = max(map(len, rows), default=0)
     for n in range(1, min(most, longest) + 1):
-        tokens += sum(chances[n - 1] for chances in rows if len(chances) >= n)
-        if tokens / (seconds(n + 1) + spent) > speed:
-            best, speed = n, tokens / (seconds(n + 1) + spent)
+        gained = [g + chances[n - 1] if len(chances) >= n else g for g, chances in zip(gained, rows, strict=True)]
+        found = advance.tokens(gained) / (seconds(n + 1) + spent)
+        if found > speed:
+            best, speed = n, found
     return best, speed if best else plain
 
 
@@ -51,7 +71,7 @@ def steps_that_pay(
     seconds: Callable[[int], float],
     step: float,
     spent: float = 0.0,
-    lockstep: bool = False,
+    advance: Advance = Advance.APART,
     opening: float = 0.0,
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays.
@@ -64,10 +84,10 @@ def steps_that_pay(
         seconds: T, duration of a round by the width of its forward.
         step: seconds of a draft step.
         spent: seconds that drafting has taken already.
-        lockstep: as in `most_per_second`.
+        advance: as in `most_per_second`.
         opening: seconds that the first of them takes beside its own.
     """
-    there, speed = most_per_second(rows, seconds, spent, lockstep)
+    there, speed = most_per_second(rows, seconds, spent, advance)
     best, speed = 0, speed if there or spent else WORTH_IT * speed
     for more in FORESIGHT:
         foreseen = [
@@ -77,7 +97,7 @@ def steps_that_pay(
             )
             for row, chance in zip(rows, onward, strict=True)
         ]
-        found = most_per_second(foreseen, seconds, spent + opening + more * step, lockstep)[1]
+        found = most_per_second(foreseen, seconds, spent + opening + more * step, advance)[1]
         if found > speed:
             best, speed = more, found
     return best

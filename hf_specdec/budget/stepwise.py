@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 
-from .decision import steps_that_pay
+from .decision import Advance, steps_that_pay
 from .survival import Band, Survival
 
 DRAFTED, SAID = "drafted", "said"
@@ -33,7 +33,7 @@ class Stepwise:
         open: Sequence[bool],
         seconds: Callable[[int], float],
         step: float,
-        lockstep: bool = False,
+        advance: Advance = Advance.APART,
     ) -> bool:
         """
         Args:
@@ -41,12 +41,13 @@ class Stepwise:
             open: [B] whether a row drafts on.
             seconds: duration of a round by the width of its forward.
             step: seconds of a draft step.
+            advance: as in `most_per_second`.
         """
         rows = [self._survivals(said) for said in seen]
         steps = max(map(len, rows), default=0)
         kept = [row[-1] if row else 1.0 for row in rows]
         onward = [chance * goes_on for chance, goes_on in zip(kept, open, strict=True)]
-        return steps_that_pay(rows, onward, [self.alpha], seconds, step, steps * step, lockstep) > 0
+        return steps_that_pay(rows, onward, [self.alpha], seconds, step, steps * step, advance) > 0
 
     def _survivals(self, said: Sequence[float]) -> list[float]:
         """The chance of each token of a row, that it and all before it are kept."""

@@ -63,7 +63,7 @@ class GuardedSession:
             cost: the engine's own; the session is given copies.
         """
         self.drafter, self.device, self.vocab = drafter, context.device, context.vocab_size
-        self.cost, self.lockstep = cost, context.lockstep
+        self.cost, self.advance = cost, context.advance
         self.session = drafter.start(context)
         self.was_cut = False
         self.rounds = self.unpaid = 0
@@ -109,7 +109,7 @@ class GuardedSession:
         count = self.cost.tried(len(budget))
         if count is None:
             rows = [row for row, room in zip(draft.survival, budget, strict=True) if room]
-            count, _ = most_per_second(rows, self.cost.round(len(budget)), spent, self.lockstep, max(draft.lengths))
+            count, _ = most_per_second(rows, self.cost.round(len(budget)), spent, self.advance, max(draft.lengths))
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0)
         return cut(draft, [min(length, count) for length in draft.lengths])
 

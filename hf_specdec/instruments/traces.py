@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..budget import Cost, most_per_second
+from ..budget import Advance, Cost, most_per_second
 from ..drafters.base import Drafter
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from .recording import Listening
@@ -22,7 +22,7 @@ class Traced:
     """rows of the forward"""
     rows: list[Sequence[float]]
     """chances of the nodes that were offered to each row with room for them, the likeliest first"""
-    lockstep: bool
+    advance: Advance
     spent: float
     """seconds of drafting"""
     began: float
@@ -40,7 +40,7 @@ class Traced:
     def replayed(self) -> tuple[int, float, float]:
         """Nodes of a row that the budget verifies, the tokens that it expects, and the seconds."""
         seconds, most = self.cost.round(self.batch), max(map(len, self.rows), default=0)
-        count, _ = most_per_second(self.rows, seconds, self.spent, self.lockstep, most)
+        count, _ = most_per_second(self.rows, seconds, self.spent, self.advance, most)
         return count, sum(1 + sum(row[:count]) for row in self.rows), seconds(1 + count) + self.spent
 
 
@@ -83,7 +83,7 @@ class _Listener:
         if draft.survival is not None and context.cost.tried(batch) is None:
             rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
             spent = time.perf_counter() - self.began
-            self.offered = draft, Traced(context.cost, batch, rows, context.lockstep, spent, self.began)
+            self.offered = draft, Traced(context.cost, batch, rows, context.advance, spent, self.began)
         return draft
 
     def observe(self, verdict: Verdict) -> None:

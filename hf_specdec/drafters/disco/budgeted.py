@@ -55,7 +55,7 @@ class BudgetedSession(DiscoSession):
         cost, step = self.context.cost, self.draft_cost.step
         if step is None or not cost.known:
             return max(map(len, seen)) < UNMEASURED
-        return self.stepwise.pays(seen, open, cost.round(len(seen)), step, self.context.lockstep)
+        return self.stepwise.pays(seen, open, cost.round(len(seen)), step, self.context.advance)
 
     def observe(self, verdict: Verdict) -> None:
         for seen, drafted, accepted in zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen)):

@@ -207,8 +207,8 @@ class GrowingSession(TreeSession):
         likely = [self._alpha(rank) for rank in range(self.candidates)]
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening
-        seconds, lockstep = cost.round(len(self.trees)), self.context.lockstep
-        return steps_that_pay(chances, onward, likely, seconds, step, spent, lockstep, opening)
+        seconds, advance = cost.round(len(self.trees)), self.context.advance
+        return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening)
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""

@@ -79,8 +79,8 @@ class SampledHybridSession(TreeSession):
         ranked = [_draws_first(tree, chain) for tree, chain in zip(self.trees, chains, strict=True)]
         most = max(drawn.lengths) + MOST_COPIES
         offered = [[chance for _, chance in row[:most]] for row in ranked]
-        cost, lockstep = self.context.cost, self.context.lockstep
-        count = most_per_second(offered, cost.round(len(budget)), lockstep=lockstep)[0] if cost.known else 0
+        cost, advance = self.context.cost, self.context.advance
+        count = most_per_second(offered, cost.round(len(budget)), advance=advance)[0] if cost.known else 0
         nodes = [[node for node, _ in row[: max(count, n)]] for row, n in zip(ranked, drawn.lengths, strict=True)]
         if all(len(mine) == n for mine, n in zip(nodes, drawn.lengths, strict=True)):
             return drawn
@@ -113,13 +113,13 @@ class SampledHybridSession(TreeSession):
         if fixed == "auto" and cost.tried(len(budget)) == 0:
             return 0
         active = [b for b, room in enumerate(budget) if room > 0]
-        rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
-        together, power = (1, rows) if lockstep else (rows, 1)
+        rows, advance, seconds = len(active), self.context.advance, cost.round(len(budget))
+        together, power = (1, rows) if self.context.lockstep else (rows, 1)
         alpha, first = self.draws.behind**power, self.draws.first**power
         gamma = best_window(alpha, seconds, step, LARGEST, first=first) if fixed == "auto" else int(fixed)
         drawing = together * tokens_per_second(alpha, gamma, seconds, step, first=first)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
-        copying = most_per_second(chances, seconds, lockstep=lockstep)[1]
+        copying = most_per_second(chances, seconds, advance=advance)[1]
         return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, cost, len(budget)) else 0
 
     def estimates(self, row: int) -> Sequence[float | None]:

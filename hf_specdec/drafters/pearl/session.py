@@ -275,7 +275,7 @@ class PearlSession(DraftSession):
         if plan.post_verify:
             return self.copying.copy(chains, sequences, room, as_likely_as(self.planner.history.acceptance))
         verify_time, _ = self.planner.one_after_the_other(len(chains))
-        faster = faster_than(plan.speed, verify_time, self.context.lockstep)
+        faster = faster_than(plan.speed, verify_time, self.context.advance)
         return self.copying.copy(chains, sequences, room, faster)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
