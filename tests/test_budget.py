@@ -9,7 +9,7 @@ from statistics import harmonic_mean
 import pytest
 
 from hf_specdec.budget import Advance, Band, Cost, Survival, Tree, most_per_second, steps_that_pay
-from hf_specdec.budget.cost import AGAIN, TRIED, UNKNOWN
+from hf_specdec.budget.cost import AGAIN, BEYOND, TRIED, UNKNOWN
 from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
@@ -111,7 +111,19 @@ def test_a_time_that_was_disturbed_is_measured_again() -> None:
         count = cost.tried(1) or 0
         tries += count > 0
         cost.observe_forward(1, 1 + count, 1.0)
-    assert 7 <= tries <= 300 // AGAIN and cost.round(1)(9) < 1.01
+    assert 7 <= tries <= 300 // AGAIN and cost.round(1)(4) < 1.01
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+def test_nothing_is_believed_of_much_wider_forwards_than_those_that_were_met(rows: int) -> None:
+    """One and two tokens of sixteen rows took equally long: sixty are not for that as good as free."""
+    cost, sure = Cost(), [[0.9**n for n in range(1, 60)]] * rows
+    for widest in (2, 4, 8, 16):
+        for _ in range(3):
+            cost.observe_forward(16, widest // 2, 1.0)
+            cost.observe_forward(16, widest, 1.0)
+        count, _ = most_per_second(sure, cost.round(rows))
+        assert count + 1 == min(60, BEYOND * widest * 16 // rows)
 
 
 @pytest.mark.parametrize("second", [1.2, 1.4])

@@ -1,6 +1,7 @@
 """`Cost`: what the parts of a round take, measured in the rounds that happen."""
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 from ..theory import line_through
 
@@ -20,6 +21,8 @@ PLAIN, LOOK = 0.7, 8
 counted from it"""
 LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
+BEYOND = 2
+"""times as wide as the widest that was met, what a forward may be: nothing is known of wider ones"""
 LOOK_AGAIN, LOOKS = 12, 0.02
 """rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
 may take"""
@@ -89,18 +92,22 @@ class Cost:
 
         The line through what was measured of as many rows, drawn to the width's own figure the more often it was met;
         a single token has its own alone, once it was met (the second may cost more than all that follow). Where two
-        widths have not been met yet, the line by the tokens of all rows together.
+        widths have not been met yet, the line by the tokens of all rows together. Infinite, where it is much wider
+        than all that were met: two that are close say little of it.
         """
         times, rows = self._times, rows + self.beside
         plain, drafted = (self._between.get(kind, self._between.get(not kind, 0.0)) for kind in (False, True))
         mine = {width: known for (count, width), known in times.items() if count == rows}
         if len(mine) < 2:
-            line = _line({count * width: known for (count, width), known in times.items()})
-            return lambda width: (drafted if width > 1 else plain) + line(rows * width)
+            tokens = {count * width: known for (count, width), known in times.items()}
+            line, widest = _line(tokens), max(BEYOND * max(tokens, default=0) // rows, 1)
+            return lambda width: (drafted if width > 1 else plain) + (inf if width > widest else line(rows * width))
         wide = {width: known for width, known in mine.items() if width > 1}
-        line = _line(wide if len(wide) > 1 else mine)
+        line, widest = _line(wide if len(wide) > 1 else mine), BEYOND * max(mine)
 
         def seconds(width: int) -> float:
+            if width > widest:
+                return inf
             own, weight = mine.get(width, (0.0, 0.0))
             if width == 1 and weight:
                 return own
