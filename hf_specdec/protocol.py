@@ -204,7 +204,8 @@ class DraftContext:
     @property
     def advance(self) -> Advance:
         """How the rows do."""
-        return Advance.TOGETHER if self.lockstep else Advance.JOINING if self.most_rows else Advance.APART
+        longest = self.max_length - self.prompt_ids.shape[1]
+        return Advance(self.lockstep, 0 if self.most_rows else max(longest, 1))
 
     @property
     def rows(self) -> int:

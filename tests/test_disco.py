@@ -283,8 +283,8 @@ def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
     assert not budget.pays([[0.95]], [False], seconds, 0.1), "nobody drafts on"
     assert budget.pays([[]], [True], seconds, 0.1) and not budget.pays([[]], [True], seconds, 2.0)
     rows = [[0.95], [0.1]], [True, False]
-    assert budget.pays(*rows, seconds, 0.1, Advance.JOINING), "one row is enough"
-    assert not budget.pays(*rows, seconds, 0.1, Advance.APART), "the other one ends the call"
+    assert budget.pays(*rows, seconds, 0.1), "one row is enough"
+    assert not budget.pays(*rows, seconds, 0.1, Advance(length=64)), "the other one ends the call"
     for _ in range(400):
         budget.observe([0.95], 0)  # who says so is believed no more
     assert not budget.pays([[0.95]], [True], seconds, 0.1)

@@ -2,7 +2,7 @@
 that give most tokens per second are verified."""
 
 from .cost import LOOK_STEPS, Cost, DraftCost
-from .decision import MOST_NODES, Advance, most_per_second, steps_that_pay
+from .decision import MOST_NODES, SUMMED, Advance, most_per_second, steps_that_pay
 from .learned import Learned
 from .stepwise import Stepwise
 from .survival import Band, Survival, speakers
@@ -12,6 +12,7 @@ from .window import Window, why_rested
 __all__ = [
     "LOOK_STEPS",
     "MOST_NODES",
+    "SUMMED",
     "Advance",
     "Band",
     "Cost",

@@ -1,7 +1,6 @@
 """`Cost`: what the parts of a round take, measured in the rounds that happen."""
 
 from collections.abc import Callable, Mapping
-from math import inf
 
 from ..theory import line_through
 
@@ -22,7 +21,7 @@ counted from it"""
 LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
 BEYOND = 2
-"""times as wide as the widest that was met, what a forward may be: nothing is known of wider ones"""
+"""times as wide as the widest that was met, what a forward may be"""
 LOOK_AGAIN, LOOKS = 12, 0.02
 """rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
 may take"""
@@ -87,27 +86,30 @@ class Cost:
             return 1
         return 0 if rounds % LOOK == 0 and times.get((rows, 1), (0.0, 0.0))[1] < PLAIN else None
 
+    def most(self, rows: int) -> int:
+        """Nodes of a row that may be verified: two widths that are close say little of a much wider one."""
+        times, rows = self._times, rows + self.beside
+        mine = [width for count, width in times if count == rows]
+        widest = max(mine) if len(mine) > 1 else max((n * width for n, width in times), default=0) // rows
+        return max(BEYOND * widest - 1, 0)
+
     def round(self, rows: int) -> Callable[[int], float]:
         """Seconds of a round of so many rows by the width of its forward, without drafting.
 
         The line through what was measured of as many rows, drawn to the width's own figure the more often it was met;
         a single token has its own alone, once it was met (the second may cost more than all that follow). Where two
-        widths have not been met yet, the line by the tokens of all rows together. Infinite, where it is much wider
-        than all that were met: two that are close say little of it.
+        widths have not been met yet, the line by the tokens of all rows together.
         """
         times, rows = self._times, rows + self.beside
         plain, drafted = (self._between.get(kind, self._between.get(not kind, 0.0)) for kind in (False, True))
         mine = {width: known for (count, width), known in times.items() if count == rows}
         if len(mine) < 2:
-            tokens = {count * width: known for (count, width), known in times.items()}
-            line, widest = _line(tokens), max(BEYOND * max(tokens, default=0) // rows, 1)
-            return lambda width: (drafted if width > 1 else plain) + (inf if width > widest else line(rows * width))
+            line = _line({count * width: known for (count, width), known in times.items()})
+            return lambda width: (drafted if width > 1 else plain) + line(rows * width)
         wide = {width: known for width, known in mine.items() if width > 1}
-        line, widest = _line(wide if len(wide) > 1 else mine), BEYOND * max(mine)
+        line = _line(wide if len(wide) > 1 else mine)
 
         def seconds(width: int) -> float:
-            if width > widest:
-                return inf
             own, weight = mine.get(width, (0.0, 0.0))
             if width == 1 and weight:
                 return own
@@ -124,6 +126,8 @@ class DraftCost:
         """seconds"""
         self.opening = 0.0
         """seconds that a round with any takes beside them: what was accepted meanwhile is read, a tree is grown"""
+        self.reading = 0.0
+        """seconds per token of a prompt, which it reads when a call asks it first"""
         self.unasked = 0
         """rounds since it was asked last"""
         self.looks = 0
@@ -144,24 +148,29 @@ class DraftCost:
         """A round with steps took so much beside them."""
         self.opening = running_mean(self.opening or None, max(seconds, 0.0))
 
-    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1) -> bool:
+    def observe_reading(self, seconds: float, tokens: int) -> None:
+        """A prompt of so many tokens was read in this time."""
+        self.reading = running_mean(self.reading or None, seconds / max(tokens, 1))
+
+    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
 
         Args:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
+            unread: seconds that the prompt takes, where it was not read yet.
         """
-        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows)
+        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows, unread)
         self.looks = 0 if pays else self.looks + looks
         self.unasked = 0 if pays or looks else self.unasked + 1
         return self.unasked == 0
 
-    def _look_again(self, cost: Cost | None, rows: int) -> float:
+    def _look_again(self, cost: Cost | None, rows: int, unread: float) -> float:
         """Rounds from one look to the next."""
         longer = min(2**self.looks, LONGEST_LOOK)
         if cost is None or not cost.known or self.step is None:
             return longer * LOOK_AGAIN
         seconds = cost.round(rows)
-        taken = (seconds(2) + self.opening + LOOK_STEPS * self.step) / seconds(1) - 1
+        taken = (seconds(2) + self.opening + unread + LOOK_STEPS * self.step) / seconds(1) - 1
         return max(longer * LOOK_AGAIN, taken / LOOKS)
 
 

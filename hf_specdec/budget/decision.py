@@ -1,8 +1,10 @@
 """The decision: how many of the likeliest nodes, and how many more draft steps, give most tokens per second."""
 
 from collections.abc import Callable, Sequence
-from enum import Enum
-from math import prod
+from dataclasses import dataclass
+from functools import cache
+from math import prod, sqrt
+from statistics import NormalDist
 
 FORESIGHT = (1, 2, 4, 8)
 """further steps that are thought of before each"""
@@ -12,29 +14,44 @@ WORTH_IT = 1.03
 """times plain decoding's speed that drafting must promise: what is chosen for looking best is not quite as good"""
 
 
-class Advance(Enum):
+@dataclass(frozen=True)
+class Advance:
     """How the rows of a batch advance, and so what their tokens are worth."""
 
-    TOGETHER = "in lockstep: a node counts where it is kept in all of them"
-    APART = "each at its own pace, and the last one ends the call"
-    JOINING = "each at its own pace, and where one ends another takes its place"
+    lockstep: bool = False
+    """all together: a node counts where it is kept in all of them"""
+    length: int = 0
+    """tokens per row of a call that ends with its slowest row; 0 where another row takes the place of one that ends"""
 
     def tokens(self, gained: Sequence[float]) -> float:
         """What all rows gain in a round, from what each does; B where each gains one token.
 
-        Where another row takes an ended one's place all tokens are worth the same. Where the others wait, a row that
-        gains g tokens a round has 1 / g rounds to go for each: what counts is the mean of those (g's harmonic mean).
+        Where nobody waits all tokens are worth the same. Else a row that gains g tokens a round has 1 / g rounds to go
+        for each: what counts is the mean of those (g's harmonic mean). And of B rows that gain as much the luckless
+        one is behind: what it gains in length / g rounds, counts of mean and variance g - 1 each, is as many standard
+        deviations short as the least of B normal numbers.
         """
-        if self is Advance.JOINING:
+        rows = len(gained)
+        if not self.length:
             return sum(gained)
-        return len(gained) ** 2 / sum(1 / g for g in gained)
+        g = rows / sum(1 / each for each in gained)
+        return rows * (g - _behind(rows) * sqrt((g - 1) * g / self.length))
+
+
+SUMMED = Advance()
+
+
+@cache
+def _behind(rows: int) -> float:
+    """Standard deviations by which the least of so many normal numbers is expected below the mean (Blom 1958)."""
+    return NormalDist().inv_cdf((rows - 3 / 8) / (rows + 1 / 4))
 
 
 def most_per_second(
     rows: Sequence[Sequence[float]],
     seconds: Callable[[int], float],
     spent: float = 0.0,
-    advance: Advance = Advance.APART,
+    advance: Advance = SUMMED,
     most: int = MOST_NODES,
 ) -> tuple[int, float]:
     """The count n with the most tokens, 1 + the chances of a row's n likeliest nodes, per second, T(1 + n) + spent.
@@ -51,7 +68,7 @@ def most_per_second(
     Returns:
         n, which is 0 where none is worth it, and its tokens per second.
     """
-    if advance is Advance.TOGETHER and len(rows) > 1:
+    if advance.lockstep and len(rows) > 1:
         rows = [[prod(chances) for chances in zip(*rows, strict=False)]]
     plain = len(rows) / (seconds(1) + spent)
     gained, best, speed = [1.0] * len(rows), 0, WORTH_IT * plain
@@ -71,7 +88,7 @@ def steps_that_pay(
     seconds: Callable[[int], float],
     step: float,
     spent: float = 0.0,
-    advance: Advance = Advance.APART,
+    advance: Advance = SUMMED,
     opening: float = 0.0,
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays.

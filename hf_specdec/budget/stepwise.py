@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 
-from .decision import Advance, steps_that_pay
+from .decision import SUMMED, Advance, steps_that_pay
 from .survival import Band, Survival
 
 DRAFTED, SAID = "drafted", "said"
@@ -33,7 +33,7 @@ class Stepwise:
         open: Sequence[bool],
         seconds: Callable[[int], float],
         step: float,
-        advance: Advance = Advance.APART,
+        advance: Advance = SUMMED,
     ) -> bool:
         """
         Args:

@@ -151,7 +151,7 @@ class Ahead:
         survival = [list(accumulate(guess.chances, mul)) for guess in guesses]
         count = how.cost.tried(rows)
         if count is None:  # a step is known where the guesses of all rows are right
-            count, _ = most_per_second(survival, how.cost.round(rows), advance=Advance.TOGETHER)
+            count, _ = most_per_second(survival, how.cost.round(rows), advance=Advance(lockstep=True))
             count = count or int(self.smaller is not None)  # it was asked to be looked at
         self._kinds = [guess.kinds for guess in guesses]
         count = min(count, longest)
@@ -182,7 +182,7 @@ class Ahead:
         steps, cost = LONGEST // 2, how.smaller_cost
         if cost.step is not None and how.cost.known:
             steps = steps_that_pay(
-                [[]] * rows, [1.0] * rows, chances[:1], how.cost.round(rows), cost.step, advance=Advance.TOGETHER
+                [[]] * rows, [1.0] * rows, chances[:1], how.cost.round(rows), cost.step, advance=Advance(lockstep=True)
             )
         if not cost.asked(steps > 0, how.cost, rows):
             return [Guess([], [], [])] * rows

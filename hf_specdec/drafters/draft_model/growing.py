@@ -84,6 +84,7 @@ class GrowingSession(TreeSession):
         self.rounds = self.rested = 0
         """all, and those in which nothing promised to pay"""
         self._declined = False
+        self._left = 1  # tokens of the longest row to go: the prompt is read for all of them
         self._active: list[int] = []  # rows that may draft; others of a lockstep batch are finished
         self._rows: list[int] = []
 
@@ -91,7 +92,7 @@ class GrowingSession(TreeSession):
         self.begin(len(budget))
         self.rounds += 1
         self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
-        self.drafted, self.steps = [[] for _ in budget], 0
+        self.drafted, self.steps, self._left = [[] for _ in budget], 0, max(budget)
         if self.others is not None:
             self.others.join(self.trees, sequences, budget)
         self._declined = self._draft_on(sequences, budget)
@@ -108,13 +109,15 @@ class GrowingSession(TreeSession):
             return False
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         planned = self._steps_that_pay(tips)
-        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget)):
+        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread()):
             return True
         least = min(most, most if self.fixed else 1 if planned else LOOK_STEPS)
         planned = min(most, max(planned, least))
         opened = self._chain is None  # and reads the prompt in this round
         if self._chain is None:
+            began = time.perf_counter()
             self._chain = Chain(self.context, self._model, self.candidates)
+            self.draft_cost.observe_reading(time.perf_counter() - began, self.context.prompt_ids.numel())
         blind, unread = waits(self._chain.model.device), []
         began = caught_up = time.perf_counter()
         opened |= self._chain.begin(sequences, most)
@@ -206,9 +209,13 @@ class GrowingSession(TreeSession):
         onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
         likely = [self._alpha(rank) for rank in range(self.candidates)]
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
-        spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening
+        spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening + self._unread() / self._left
         seconds, advance = cost.round(len(self.trees)), self.context.advance
         return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening)
+
+    def _unread(self) -> float:
+        """Seconds that the draft model takes to read the prompt; 0 once it has."""
+        return self.draft_cost.reading * self.context.prompt_ids.numel() if self._chain is None else 0.0
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""

@@ -30,7 +30,7 @@ def faster_than(speed: float, seconds: Callable[[int], float], advance: Advance)
 
     def worth(rows: list[list[float]]) -> list[int]:
         n, promised = most_per_second(rows, seconds, advance=advance)
-        pays = promised > speed * (1 if advance is Advance.TOGETHER else len(rows))
+        pays = promised > speed * (1 if advance.lockstep else len(rows))
         return [min(n, len(row)) if pays else 0 for row in rows]
 
     return worth
