@@ -46,8 +46,13 @@ def no_decoder_is_left():
 
 @pytest.fixture
 def width_costs_nothing(monkeypatch):
-    """Whatever was drafted is verified: for tests that count calls, which must not depend on what forwards took."""
-    from hf_specdec.budget import Cost
+    """Whatever was drafted is verified: for tests that count calls, which must not depend on what forwards took, and
+    for those whose thousands of rows no draft would pay for."""
+    from hf_specdec.budget import Advance, Cost
+    from hf_specdec.drafters import merged
 
+    monkeypatch.setattr(merged, "MANY", 1 << 20)
     monkeypatch.setattr(Cost, "tried", lambda *_: None)
+    monkeypatch.setattr(Cost, "most", lambda *_: 1 << 20)
     monkeypatch.setattr(Cost, "round", lambda *_: lambda width: 1.0)
+    monkeypatch.setattr(Advance, "tokens", lambda _, gained: sum(gained))

@@ -13,6 +13,7 @@ from test_stats import Clock
 from hf_specdec import DraftModelDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
 from hf_specdec.decoding.paying import FIRST_TRIAL, LATER_TRIAL, TOO_MUCH, Paying, Record
+from hf_specdec.drafters.merged import MANY
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
 from hf_specdec.target.ragged import RaggedRunner
@@ -248,6 +249,17 @@ def test_many_rows_that_gain_nothing_show_it_in_a_round(rows: int) -> None:
     trials = "".join("x" if drafted else "." for drafted in slow.drafted).strip(".").split(".")
     assert max(map(len, trials)) <= 2 and len([trial for trial in trials if trial]) > 2
     assert slow.now < 300 * 1.02
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 16])
+def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) -> None:
+    """Of a drafter that weighs its drafts by itself, too; but not where rows come and go, or a window was set."""
+    prompt = torch.full((rows, 5), 3)
+    made = dict(prompt_ids=prompt, prompt_mask=torch.ones_like(prompt), vocab_size=64, trees=True)
+    assert PromptLookupDrafter().start(drafters.context(**made)).weighs is (rows < MANY)
+    assert DraftModelDrafter(models.llama()).start(drafters.context(**made)).weighs is (rows < MANY)
+    assert PromptLookupDrafter().start(drafters.context(**made, most_rows=rows)).weighs
+    assert DraftModelDrafter(models.llama(), num_draft_tokens=3).start(drafters.context(**made)).weighs
 
 
 @pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])

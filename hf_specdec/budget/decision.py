@@ -35,7 +35,7 @@ class Advance:
         if not self.length:
             return sum(gained)
         g = rows / sum(1 / each for each in gained)
-        return rows * (g - _behind(rows) * sqrt((g - 1) * g / self.length))
+        return rows * max(1.0, g - _behind(rows) * sqrt((g - 1) * g / self.length))
 
 
 SUMMED = Advance()

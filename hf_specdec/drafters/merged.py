@@ -8,6 +8,10 @@ import torch
 from ..budget import Survival, Tree
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 
+MANY = 8
+"""rows of a batch that ends as one, from which on it is asked, too, whether drafting pays at all: to think of tokens
+for all of them, and to verify none, takes a noticeable part of a round"""
+
 
 class Joining(Protocol):
     """A source of tokens that joins trees."""
@@ -34,7 +38,6 @@ class Joining(Protocol):
 class TreeSession(DraftSession):
     """Every node of a round's trees is judged by the text, whether it was verified or not."""
 
-    weighs = True
     most: int | None = None
     """nodes that a row offers at most; None for all that there are"""
 
@@ -44,6 +47,7 @@ class TreeSession(DraftSession):
             others: whose tokens stand in the same trees as the session's own.
         """
         super().__init__(context)
+        self.weighs = context.rows < MANY or context.most_rows > 0
         self.survival = survival
         """how often tokens of each kind have been right"""
         self.others = others

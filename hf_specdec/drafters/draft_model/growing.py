@@ -68,6 +68,7 @@ class GrowingSession(TreeSession):
         """
         super().__init__(context, survival, others)
         self.fixed = None if window == "auto" else int(window)
+        self.weighs |= self.fixed is not None  # what was asked for is drafted
         self.candidates = candidates_of(context, candidates)
         self.draft_cost = cost
         self._model = model

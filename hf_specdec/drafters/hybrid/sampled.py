@@ -44,6 +44,7 @@ class SampledHybridSession(TreeSession):
             sources: of what is copied.
         """
         super().__init__(context, survival, sources)
+        self.weighs = True  # what is drawn must not depend on a clock
         self.config, self.draft_cost, self.draws, self.sources = config, cost, draws, sources
         self.rounds = self.rested = 0
         """all, and those in which nothing promised to pay"""
