@@ -204,8 +204,7 @@ class DraftContext:
     @property
     def advance(self) -> Advance:
         """How the rows do."""
-        longest = self.max_length - self.prompt_ids.shape[1]
-        return Advance(self.lockstep, 0 if self.most_rows else max(longest, 1))
+        return Advance(self.lockstep, 0 if self.most_rows else max(self.max_length - self.prompt_ids.shape[1], 1))
 
     @property
     def rows(self) -> int:
