@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from hf_specdec.budget import Advance, Band, Cost, Survival, Tree, most_per_second, steps_that_pay
+from hf_specdec.budget import Advance, Band, Cost, DraftCost, Survival, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.cost import AGAIN, BEYOND, TRIED, UNKNOWN
 from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.budget.survival import CENTRES, EDGES
@@ -111,6 +111,23 @@ def test_a_time_that_was_disturbed_is_measured_again() -> None:
         tries += count > 0
         cost.observe_forward(1, 1 + count, 1.0)
     assert 7 <= tries <= 300 // AGAIN and cost.round(1)(9) < 1.01
+
+
+def test_a_prompt_that_is_still_to_be_read_makes_looks_rarer() -> None:
+    cost, draft = Cost(), DraftCost()
+    for _ in range(3):
+        cost.observe_forward(1, 1, 1.0)
+        draft.observe(0.1)
+    draft.observe_reading(5.0, 10)  # a first one, and a short one, take longer per token
+    draft.observe_reading(4.0, 1000)
+    draft.observe_reading(1.0, 0)
+    assert draft.reading == pytest.approx(0.004)
+
+    def rounds(unread: float) -> int:
+        draft.unasked = draft.looks = 0
+        return next(n for n in itertools.count(1) if draft.asked(False, cost, 1, unread))
+
+    assert rounds(0.0) < rounds(4.0) == pytest.approx(4.2 / 0.02, abs=1)
 
 
 def test_nothing_much_wider_is_verified_than_what_was_met() -> None:

@@ -10,7 +10,7 @@ import torch
 from compare import PROMPTS, Sides, sequences_of
 from test_stats import Clock
 
-from hf_specdec import DraftModelDrafter, PearlDrafter, PromptLookupDrafter
+from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
 from hf_specdec.decoding.paying import FIRST_TRIAL, LATER_TRIAL, TOO_MUCH, Paying, Record
 from hf_specdec.drafters.merged import MANY
@@ -259,7 +259,8 @@ def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) ->
     assert PromptLookupDrafter().start(drafters.context(**made)).weighs is (rows < MANY)
     assert DraftModelDrafter(models.llama()).start(drafters.context(**made)).weighs is (rows < MANY)
     assert PromptLookupDrafter().start(drafters.context(**made, most_rows=rows)).weighs
-    assert DraftModelDrafter(models.llama(), num_draft_tokens=3).start(drafters.context(**made)).weighs
+    for made_by in (DraftModelDrafter, HybridDrafter):
+        assert made_by(models.llama(), num_draft_tokens=3).start(drafters.context(**made)).weighs
 
 
 @pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])

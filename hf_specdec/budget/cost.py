@@ -127,7 +127,8 @@ class DraftCost:
         self.opening = 0.0
         """seconds that a round with any takes beside them: what was accepted meanwhile is read, a tree is grown"""
         self.reading = 0.0
-        """seconds per token of a prompt, which it reads when a call asks it first"""
+        """seconds per token of a prompt, which it reads when a call asks it first; of a long one, as short ones take
+        longer per token"""
         self.unasked = 0
         """rounds since it was asked last"""
         self.looks = 0
@@ -150,7 +151,8 @@ class DraftCost:
 
     def observe_reading(self, seconds: float, tokens: int) -> None:
         """A prompt of so many tokens was read in this time."""
-        self.reading = running_mean(self.reading or None, seconds / max(tokens, 1))
+        if tokens:
+            self.reading = min(self.reading or seconds / tokens, seconds / tokens)
 
     def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.

@@ -62,6 +62,8 @@ class Record:
     """the length of the next one"""
     tried: int = 0
     """rounds with drafts since the last pause"""
+    seen: int = 0
+    """rows of those rounds, where something was verified"""
     gained: int = 0
     """tokens that they gave beyond one per row"""
     lost: float = 0.0
@@ -115,6 +117,8 @@ class Paying:
         self.resting = self.first = True
         """whether the present round has no draft, and whether it is the first such one of this call, or with one"""
         self.tokens = self.rows = 0
+        self.verified = False
+        """whether the present round's draft holds anything"""
 
     @property
     def correct(self) -> Correct | None:
@@ -139,6 +143,7 @@ class Paying:
         if not self.resting:
             draft = self.inner.feed(round)
             self.draws |= draft.token_probs is not None
+            self.verified = any(draft.lengths)
             return draft
         for known in (record,) if debt is record else (record, debt):
             known.left = max(0, known.left - 1)
@@ -159,16 +164,18 @@ class Paying:
             self._decide(record, plain)
 
     def _decide(self, record: Record, plain: float) -> None:
-        record.tried += 1
+        record.tried, record.seen = record.tried + 1, record.seen + self.rows * self.verified
         if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
             record.pause, record.lost = FIRST_PAUSE, 0.0
-            record.tried, record.gained = (record.tried, record.gained) if plain else (0, 0)
+            if not plain:
+                record.tried = record.seen = record.gained = 0
         elif record.tried >= self._trial(record) or record.lost * plain > TOO_MUCH * self.rows:
             made_up_for = record.lost * plain / self.rows / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
             self.debt.left = max(self.debt.left, record.left)
             record.pause = min(2 * record.pause, LONGEST_PAUSE)
-            record.tried, record.gained, record.lost, record.paused = 0, 0, 0.0, True
+            record.tried = record.seen = record.gained = 0
+            record.lost, record.paused = 0.0, True
             if self.keeps_state:
                 record.drafted = Pace()  # what comes is another text
 
@@ -176,8 +183,7 @@ class Paying:
         """Rounds that show whether drafts pay: each row of a batch is one."""
         if self.keeps_state:
             return TRIAL
-        seen = record.tried * self.rows
-        if seen >= FIRST_TRIAL and record.gained < HARDLY * seen:
+        if record.seen >= FIRST_TRIAL and record.gained < HARDLY * record.seen:
             return record.tried
         return max(LEAST_TRIAL, (LATER_TRIAL if record.paused else FIRST_TRIAL) // self.rows)
 

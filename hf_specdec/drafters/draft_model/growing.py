@@ -93,7 +93,8 @@ class GrowingSession(TreeSession):
         self.begin(len(budget))
         self.rounds += 1
         self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
-        self.drafted, self.steps, self._left = [[] for _ in budget], 0, max(budget)
+        self.drafted, self.steps = [[] for _ in budget], 0
+        self._left = max(self.context.max_length - max(sequences.lengths), 1)
         if self.others is not None:
             self.others.join(self.trees, sequences, budget)
         self._declined = self._draft_on(sequences, budget)
@@ -215,8 +216,9 @@ class GrowingSession(TreeSession):
         return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening)
 
     def _unread(self) -> float:
-        """Seconds that the draft model takes to read the prompt; 0 once it has."""
-        return self.draft_cost.reading * self.context.prompt_ids.numel() if self._chain is None else 0.0
+        """Seconds that the draft model takes to read the prompt; 0 once it has, or where it is asked in any case."""
+        read = self._chain is not None or self.fixed is not None
+        return 0.0 if read else self.draft_cost.reading * self.context.prompt_ids.numel()
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""

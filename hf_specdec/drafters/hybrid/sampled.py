@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...budget import DraftCost, Survival, Tree, Window, most_per_second, why_rested
+from ...budget import Advance, DraftCost, Survival, Tree, Window, most_per_second, why_rested
 from ...budget.window import FIRST, LARGEST
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
@@ -114,13 +114,13 @@ class SampledHybridSession(TreeSession):
         if fixed == "auto" and cost.tried(len(budget)) == 0:
             return 0
         active = [b for b, room in enumerate(budget) if room > 0]
-        rows, advance, seconds = len(active), self.context.advance, cost.round(len(budget))
-        together, power = (1, rows) if self.context.lockstep else (rows, 1)
+        rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
+        together, power = (1, rows) if lockstep else (rows, 1)
         alpha, first = self.draws.behind**power, self.draws.first**power
         gamma = best_window(alpha, seconds, step, LARGEST, first=first) if fixed == "auto" else int(fixed)
         drawing = together * tokens_per_second(alpha, gamma, seconds, step, first=first)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
-        copying = most_per_second(chances, seconds, advance=advance)[1]
+        copying = most_per_second(chances, seconds, advance=Advance(lockstep))[1]
         return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, cost, len(budget)) else 0
 
     def estimates(self, row: int) -> Sequence[float | None]:
