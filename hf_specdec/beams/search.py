@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 NO_INPUTS = {"next_sequence_length", "tokenizer", "assistant_tokenizer", "assistant_model", "streamer", "synced_gpus"}
 """what transformers' search hands on that is not the model's"""
-STEPS, WIDER = 4, 4
-"""γ, where the drafter's window is not a number; u as a multiple of w"""
+STEPS = 4
+"""γ, where the drafter's window is not a number"""
+WIDEST, WIDER = 16, 4
+"""u as a multiple of w, at the first step, and at least: each is half as wide as the one before. All w texts have to be
+foretold at the first, or nothing behind it is of use"""
 
 
 def why_not(target: "PreTrainedModel", draft: Any) -> str:
@@ -168,7 +171,8 @@ class Lookahead:
                 self.stats.draft_calls += 1
                 for b, paths in enumerate(filled):
                     said[b] |= {path: logits[b, i] for i, path in enumerate(paths)}
-            beams = [self._best(beam, said[b]) for b, beam in enumerate(beams)]
+            width = max(WIDEST >> step, WIDER) * self.beams
+            beams = [self._best(beam, said[b], width) for b, beam in enumerate(beams)]
             for b, beam in enumerate(beams):
                 found[b] += list(beam)
         return found
@@ -177,13 +181,13 @@ class Lookahead:
         """Any node below what is settled, where a row has nothing to read."""
         return next(iter(self.worth[b]))
 
-    def _best(self, beam: dict[Path, float], said: dict[Path, Tensor]) -> dict[Path, float]:
-        """The u likeliest texts one token on, none of which has ended."""
+    def _best(self, beam: dict[Path, float], said: dict[Path, Tensor], width: int) -> dict[Path, float]:
+        """The u = `width` likeliest texts one token on, none of which has ended."""
         paths = [path for path in beam if path in said]
         scores = torch.stack([said[path].float() for path in paths])[:, : self.reader.vocab].log_softmax(-1)
         scores += torch.tensor([beam[path] for path in paths], device=scores.device)[:, None]
         scores[:, [end for end in self.ends if end < scores.shape[1]]] = -torch.inf
-        values, places = scores.flatten().topk(min(WIDER * self.beams, scores.numel()))
+        values, places = scores.flatten().topk(min(width, scores.numel()))
         vocab = scores.shape[1]
         return {
             (*paths[place // vocab], place % vocab): value
