@@ -10,7 +10,7 @@ from continuations import SMALL, sampling_p_value
 from models import llama, prompts
 
 from hf_specdec import Drafter, PearlDrafter
-from hf_specdec.budget import Advance, Survival
+from hf_specdec.budget import Survival
 from hf_specdec.drafters.pearl import session
 from hf_specdec.drafters.pearl.copying import Copying, as_likely_as, faster_than
 from hf_specdec.drafters.pearl.history import History
@@ -104,9 +104,9 @@ def test_how_much_of_a_copy_is_worth_carrying() -> None:
         return 1.0 + 0.2 * (width - 1)
 
     promised = (3 + 0.9 + 0.5 + 0.8) / seconds(3) / 3
-    assert faster_than(promised - 0.01, seconds, advance=Advance())(rows) == [2, 1, 0]
-    assert faster_than(promised + 0.01, seconds, advance=Advance())(rows) == [0, 0, 0]
-    assert faster_than(0.9, seconds, advance=Advance(lockstep=True))(rows) == [0, 0, 0], "one row has nothing to copy"
+    assert faster_than(promised - 0.01, seconds, lockstep=False)(rows) == [2, 1, 0]
+    assert faster_than(promised + 0.01, seconds, lockstep=False)(rows) == [0, 0, 0]
+    assert faster_than(0.9, seconds, lockstep=True)(rows) == [0, 0, 0], "one row has nothing to copy"
 
 
 def test_a_finished_row_does_not_keep_the_others_from_copying() -> None:
@@ -116,7 +116,7 @@ def test_a_finished_row_does_not_keep_the_others_from_copying() -> None:
     context = drafters.context(prompt_ids=prompt, prompt_mask=mask, vocab_size=97, lockstep=True, trees=True)
     copying: Any = Copying(context, Survival())
     text = Sequences(prompt, [7, 7], [0, 1], prompt.tolist())
-    cheap = faster_than(0.1, lambda width: 1.0 + 0.01 * width, advance=Advance(lockstep=True))
+    cheap = faster_than(0.1, lambda width: 1.0 + 0.01 * width, lockstep=True)
     found = copying.copy([[], []], text, [5, 0], cheap)
     assert found[0] and found[0][0] == (6, 1.0) and not found[1]
 

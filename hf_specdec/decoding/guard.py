@@ -109,8 +109,8 @@ class GuardedSession:
         count = self.cost.tried(len(budget))
         if count is None:
             rows = [row for row, room in zip(draft.survival, budget, strict=True) if room]
-            most = min(max(draft.lengths), self.cost.most(len(budget)))
-            count, _ = most_per_second(rows, self.cost.round(len(budget)), spent, self.advance, most)
+            seconds, most = self.cost.round(len(budget)), self.cost.most(len(budget))
+            count, _ = most_per_second(rows, seconds, spent, self.advance, most)
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0)
         return cut(draft, [min(length, count) for length in draft.lengths])
 

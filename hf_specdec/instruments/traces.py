@@ -39,8 +39,7 @@ class Traced:
 
     def replayed(self) -> tuple[int, float, float]:
         """Nodes of a row that the budget verifies, the tokens that it expects, and the seconds."""
-        seconds = self.cost.round(self.batch)
-        most = min(max(map(len, self.rows), default=0), self.cost.most(self.batch))
+        seconds, most = self.cost.round(self.batch), self.cost.most(self.batch)
         count, _ = most_per_second(self.rows, seconds, self.spent, self.advance, most)
         return count, sum(1 + sum(row[:count]) for row in self.rows), seconds(1 + count) + self.spent
 

@@ -19,18 +19,18 @@ def as_likely_as(least: float) -> Worth:
     return lambda rows: [sum(chance >= least for chance in row) for row in rows]
 
 
-def faster_than(speed: float, seconds: Callable[[int], float], advance: Advance) -> Worth:
+def faster_than(speed: float, seconds: Callable[[int], float], lockstep: bool) -> Worth:
     """What promises most tokens per second for all these rows, if that is more than the draft does.
 
     Args:
         speed: tokens per second that a row is promised by the draft.
         seconds: duration of a round by the width of its forward.
-        advance: how the rows do.
+        lockstep: rows advance together.
     """
 
     def worth(rows: list[list[float]]) -> list[int]:
-        n, promised = most_per_second(rows, seconds, advance=advance)
-        pays = promised > speed * (1 if advance.lockstep else len(rows))
+        n, promised = most_per_second(rows, seconds, advance=Advance(lockstep))
+        pays = promised > speed * (1 if lockstep else len(rows))
         return [min(n, len(row)) if pays else 0 for row in rows]
 
     return worth

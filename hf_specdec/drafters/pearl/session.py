@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...budget import Advance
 from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
@@ -276,7 +275,7 @@ class PearlSession(DraftSession):
         if plan.post_verify:
             return self.copying.copy(chains, sequences, room, as_likely_as(self.planner.history.acceptance))
         verify_time, _ = self.planner.one_after_the_other(len(chains))
-        faster = faster_than(plan.speed, verify_time, Advance(self.context.lockstep))
+        faster = faster_than(plan.speed, verify_time, self.context.lockstep)
         return self.copying.copy(chains, sequences, room, faster)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
