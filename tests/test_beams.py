@@ -8,6 +8,9 @@ import torch
 from test_pearl import close_to
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec.beams import recalled
+from hf_specdec.beams import search as beam_search
+from hf_specdec.beams.recalled import SHARES, Recalled
 from hf_specdec.beams.tree import TreeModel
 
 MODEL = models.llama(seed=1)
@@ -169,3 +172,51 @@ def test_positions_that_depend_on_the_length_are_refused() -> None:
         search(DraftModelDrafter(DRAFT), model=model)
     with pytest.raises(SpeculationError, match="position_ids"):
         search(DraftModelDrafter(DRAFT), position_ids=torch.arange(9)[None])
+
+
+def test_what_the_target_said_behind_the_longest_known_ending_is_mixed_in() -> None:
+    torch.manual_seed(0)
+    said, drafted = torch.randn(2, 12), torch.randn(4, 12).log_softmax(-1)
+    known = Recalled()
+    known.remember([(1, 2, 3), (5, 3)], said)
+    mixed = known.mixed([(4,), (9, 9, 3), (2, 3), (1, 2, 3)], drafted)
+    target = said.softmax(-1)
+    assert torch.equal(mixed[0], drafted[0])
+    for row, (share, heard) in enumerate([(SHARES[0], 1), (SHARES[1], 0), (SHARES[2], 0)], start=1):
+        wanted = share * target[heard] + (1 - share) * drafted[row].exp()
+        torch.testing.assert_close(mixed[row].exp(), wanted)
+
+
+def test_a_draft_of_fewer_tokens_hears_of_no_others() -> None:
+    known = Recalled()
+    known.remember([(3,)], torch.zeros(1, 12))
+    drafted = torch.zeros(1, 8).log_softmax(-1)
+    torch.testing.assert_close(
+        known.mixed([(3,)], drafted).exp(), torch.full((1, 8), SHARES[0] / 12 + (1 - SHARES[0]) / 8)
+    )
+
+
+def test_endings_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalled, "MOST", 5)
+    known, drafted = Recalled(), torch.zeros(1, 4)
+    for token in range(9):
+        known.remember([(token,)], torch.zeros(1, 4))
+        known.remember([(0,)], torch.zeros(1, 4))  # said again and again
+    heard = [not torch.equal(known.mixed([(token,)], drafted), drafted) for token in range(9)]
+    assert heard == [True, False, False, False, False, True, True, True, True]
+
+
+def test_a_draft_that_is_never_right_is_helped_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of eight words repeat themselves: what was said behind two of them is said again."""
+    target, draft = models.llama(vocab=8), models.llama(vocab=8, seed=1)
+    options = {"max_new_tokens": 40, "num_beams": 2, "do_sample": False, "pad_token_id": 0}
+    inputs, calls = models.prompts([5, 3], 8), []
+    for name in ("WIDEST", "WIDER"):
+        monkeypatch.setattr(beam_search, name, 1)  # else everything is foretold of so few tokens
+    plain = target.generate(**inputs, **options)
+    for mixed in (Recalled.mixed, lambda self, paths, drafted: drafted):
+        monkeypatch.setattr(Recalled, "mixed", mixed)
+        drafter = DraftModelDrafter(draft, num_draft_tokens=4)
+        assert torch.equal(target.generate(**inputs, **options, assistant_model=drafter), plain)
+        calls.append(drafter.last_stats.target_calls)
+    assert calls[0] < calls[1]

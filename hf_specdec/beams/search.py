@@ -2,8 +2,9 @@
 
 Beam search asks for the logits behind its w beams, chooses w beams, and asks again. Whoever guesses which ones it will
 choose can have the target read them in advance: a draft model goes on with its own beams of width u ≥ w for γ steps,
-and one forward reads what it found. As long as all w beams are among them, the next questions are answered from that
-forward. What is chosen, and when it ends, is transformers' code alone: sequences and scores are its own.
+helped by what the target said behind the same words before, and one forward reads what was found. As long as all w
+beams are among them, the next questions are answered from that forward. What is chosen, and when it ends, is
+transformers' code alone: sequences and scores are its own.
 """
 
 import copy
@@ -20,6 +21,7 @@ from ..probe import Support, support
 from ..stats import SpeculationStats
 from ..target.inputs import CACHE, position_limit, ropes, takes_ragged_inputs
 from ..target.masks import attention_windows
+from .recalled import Recalled
 from .tree import Path, TreeModel
 
 if TYPE_CHECKING:
@@ -29,9 +31,9 @@ NO_INPUTS = {"next_sequence_length", "tokenizer", "assistant_tokenizer", "assist
 """what transformers' search hands on that is not the model's"""
 STEPS = 4
 """γ, where the drafter's window is not a number"""
-WIDEST, WIDER = 16, 4
-"""u as a multiple of w, at the first step, and at least: each is half as wide as the one before. All w texts have to be
-foretold at the first, or nothing behind it is of use"""
+WIDEST, WIDER = 8, 4
+"""u as a multiple of w, at the first step, and at those behind it. All w texts have to be foretold at the first, or
+nothing behind it is of use"""
 
 
 def why_not(target: "PreTrainedModel", draft: Any) -> str:
@@ -87,6 +89,7 @@ class Lookahead:
         self.known: list[dict[Path, Tensor]] = [{(): row} for row in first]
         self.worth: list[dict[Path, float]] = [{(): 0.0} for _ in first]
         """log-probabilities of the texts asked for, as the target sees them"""
+        self.recalled = Recalled()
         self.run = 0
         """questions that the last forward has answered"""
         self.stats.target_calls, self.stats.prefill_seconds = 1, time.perf_counter() - began
@@ -126,6 +129,7 @@ class Lookahead:
         for b, paths in enumerate(asked):
             held = {path: self.known[b][path] for path in paths if path in self.known[b]}
             self.known[b] = held | {path: logits[b, i] for i, path in enumerate(wanted[b])}
+            self.recalled.remember(wanted[b], logits[b, : len(wanted[b])])
         self.stats.target_calls += 1
         self.stats.verify_widths[logits.shape[1]] += 1
         self.stats.draft_seconds += drafted - began
@@ -171,7 +175,7 @@ class Lookahead:
                 self.stats.draft_calls += 1
                 for b, paths in enumerate(filled):
                     said[b] |= {path: logits[b, i] for i, path in enumerate(paths)}
-            width = max(WIDEST >> step, WIDER) * self.beams
+            width = (WIDER if step else WIDEST) * self.beams
             beams = [self._best(beam, said[b], width) for b, beam in enumerate(beams)]
             for b, beam in enumerate(beams):
                 found[b] += list(beam)
@@ -184,7 +188,8 @@ class Lookahead:
     def _best(self, beam: dict[Path, float], said: dict[Path, Tensor], width: int) -> dict[Path, float]:
         """The u = `width` likeliest texts one token on, none of which has ended."""
         paths = [path for path in beam if path in said]
-        scores = torch.stack([said[path].float() for path in paths])[:, : self.reader.vocab].log_softmax(-1)
+        drafted = torch.stack([said[path].float() for path in paths])[:, : self.reader.vocab].log_softmax(-1)
+        scores = self.recalled.mixed(paths, drafted)
         scores += torch.tensor([beam[path] for path in paths], device=scores.device)[:, None]
         scores[:, [end for end in self.ends if end < scores.shape[1]]] = -torch.inf
         values, places = scores.flatten().topk(min(width, scores.numel()))
