@@ -43,7 +43,8 @@ class Slots:
 
     def reserve(self, width: int) -> None:
         """The next forward has `width` tokens per row."""
-        self.places, self.end = self.after(width), max(self.lengths) + width
+        self.end = max(self.lengths) + width
+        self.places = None if len(set(self.lengths)) == 1 else self.after(width)
 
     def advance(self, width: int) -> None:
         """Every row has `width` more; the device need not be told by the host."""
@@ -78,11 +79,16 @@ class RaggedLayer(CacheLayerMixin):
             more = -(-(end - self.keys.shape[2]) // BLOCK) * BLOCK
             self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
             self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
-        rows, slots = (moved(index, key_states.device) for index in self.slots.places)
-        self.keys[rows, :, slots] = key_states.transpose(1, 2).to(self.keys.dtype)
-        self.values[rows, :, slots] = value_states.transpose(1, 2).to(self.values.dtype)
         alive = len(self.slots.lengths)
-        return self.keys[:alive, :, :end], self.values[:alive, :, :end]
+        keys, values = self.keys[:alive, :, :end], self.values[:alive, :, :end]
+        if self.slots.places is None:  # rows of one length: a block is written faster than single places
+            start = self.slots.lengths[0]
+            keys[:, :, start:], values[:, :, start:] = key_states, value_states
+        else:
+            rows, slots = (moved(index, key_states.device) for index in self.slots.places)
+            keys[rows, :, slots] = key_states.transpose(1, 2).to(keys.dtype)
+            values[rows, :, slots] = value_states.transpose(1, 2).to(values.dtype)
+        return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
