@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod, sqrt
+from math import prod
 from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 FORESIGHT = (1, 2, 4, 8)
 """further steps that are thought of before each"""
@@ -23,19 +26,20 @@ class Advance:
     length: int = 0
     """tokens per row of a call that ends with its slowest row; 0 where another row takes the place of one that ends"""
 
-    def tokens(self, gained: Sequence[float]) -> float:
-        """What all rows gain in a round, from what each does; B where each gains one token.
+    def tokens(self, gained: ArrayLike) -> np.ndarray:
+        """What all rows gain in a round, from what each does [B, ...]; B where each gains one token.
 
         Where nobody waits all tokens are worth the same. Else a row that gains g tokens a round has 1 / g rounds to go
         for each: what counts is the mean of those (g's harmonic mean). And of B rows that gain as much the luckless
         one is behind: what it gains in length / g rounds, counts of mean and variance g - 1 each, is as many standard
         deviations short as the least of B normal numbers.
         """
-        rows = len(gained)
-        if not self.length:
-            return sum(gained)
-        g = rows / sum(1 / each for each in gained)
-        return rows * max(1.0, g - _behind(rows) * sqrt((g - 1) * g / self.length))
+        each = np.asarray(gained)
+        rows = len(each)
+        if not self.length or rows == 1:
+            return each.sum(0)
+        g = rows / (1 / each).sum(0)
+        return rows * np.maximum(1.0, g - _behind(rows) * np.sqrt((g - 1) * g / self.length))
 
 
 SUMMED = Advance()
@@ -70,15 +74,15 @@ def most_per_second(
     """
     if advance.lockstep and len(rows) > 1:
         rows = [[prod(chances) for chances in zip(*rows, strict=False)]]
-    plain = len(rows) / (seconds(1) + spent)
-    gained, best, speed = [1.0] * len(rows), 0, WORTH_IT * plain
-    longest = max(map(len, rows), default=0)
-    for n in range(1, min(most, longest) + 1):
-        gained = [g + chances[n - 1] if len(chances) >= n else g for g, chances in zip(gained, rows, strict=True)]
-        found = advance.tokens(gained) / (seconds(n + 1) + spent)
-        if found > speed:
-            best, speed = n, found
-    return best, speed if best else plain
+    count = min(most, max(map(len, rows), default=0))
+    gained = np.zeros((len(rows), 1 + count))
+    for row, chances in zip(gained, rows, strict=True):
+        row[: 1 + len(chances)] = 1.0, *chances[:count]
+    times = np.array([seconds(width) for width in range(1, 2 + count)]) + spent
+    speeds = advance.tokens(gained.cumsum(axis=1)) / times
+    best = int(speeds[1:].argmax()) + 1 if count else 0
+    best = best if speeds[best] > WORTH_IT * speeds[0] else 0
+    return best, float(speeds[best])
 
 
 def steps_that_pay(
@@ -104,6 +108,7 @@ def steps_that_pay(
         advance: as in `most_per_second`.
         opening: seconds that the first of them takes beside its own.
     """
+    seconds = cache(seconds)  # of the same widths for every count of steps
     there, speed = most_per_second(rows, seconds, spent, advance)
     best, speed = 0, speed if there or spent else WORTH_IT * speed
     for more in FORESIGHT:
