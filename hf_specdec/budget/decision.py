@@ -36,7 +36,7 @@ class Advance:
         """
         each = np.asarray(gained)
         rows = len(each)
-        if not self.length or rows == 1:
+        if not self.length or rows <= 1:
             return each.sum(0)
         g = rows / (1 / each).sum(0)
         return rows * np.maximum(1.0, g - _behind(rows) * np.sqrt((g - 1) * g / self.length))
