@@ -36,22 +36,22 @@ class Recalled:
     def mixed(self, paths: Sequence[Path], drafted: Tensor) -> Tensor:
         """What the draft says behind texts [T, V], in logarithms, and what is remembered behind the longest ending of
         each that is known."""
-        known = [(i, next((e for e in _endings(path) if e in self._said), ())) for i, path in enumerate(paths)]
-        rows = [i for i, ending in known if ending]
-        if not rows:
+        endings = {
+            i: ending
+            for i, path in enumerate(paths)
+            if (ending := next(filter(self._said.__contains__, _endings(path)), ()))
+        }
+        if not endings:
             return drafted
-        endings = [ending for _, ending in known if ending]
-        share = to_device([SHARES[len(ending) - 1] for ending in endings], drafted.device, torch.float)[:, None]
-        tokens, chances = (
-            moved(torch.stack(said), drafted.device)
-            for said in zip(*[self._said[ending] for ending in endings], strict=True)
-        )
-        tokens, chances = tokens.clamp(max=drafted.shape[1]), chances + share.log()
-        mixed = torch.nn.functional.pad(
-            drafted[rows] + (1 - share).log(), (0, 1)
-        )  # one for what the draft does not have
-        mixed.scatter_(1, tokens, torch.logaddexp(mixed.gather(1, tokens), chances))
-        return drafted.index_copy(0, to_device(rows, drafted.device), mixed[:, :-1])
+        rows, device = to_device(list(endings), drafted.device), drafted.device
+        share = to_device([SHARES[len(ending) - 1] for ending in endings.values()], device, torch.float)[:, None]
+        said = zip(*(self._said[ending] for ending in endings.values()), strict=True)
+        tokens, chances = (moved(torch.stack(each), device) for each in said)
+        # One column more, for tokens that the draft does not have.
+        mixed = torch.nn.functional.pad(drafted[rows] + (1 - share).log(), (0, 1))
+        tokens = tokens.clamp(max=drafted.shape[1])
+        mixed.scatter_(1, tokens, torch.logaddexp(mixed.gather(1, tokens), chances + share.log()))
+        return drafted.index_copy(0, rows, mixed[:, :-1])
 
 
 def _endings(path: Path) -> list[Path]:

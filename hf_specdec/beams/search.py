@@ -129,7 +129,8 @@ class Lookahead:
         for b, paths in enumerate(asked):
             held = {path: self.known[b][path] for path in paths if path in self.known[b]}
             self.known[b] = held | {path: logits[b, i] for i, path in enumerate(wanted[b])}
-            self.recalled.remember(wanted[b], logits[b, : len(wanted[b])])
+            if self.guesser is not None:
+                self.recalled.remember(wanted[b], logits[b, : len(wanted[b])])
         self.stats.target_calls += 1
         self.stats.verify_widths[logits.shape[1]] += 1
         self.stats.draft_seconds += drafted - began

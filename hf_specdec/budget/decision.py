@@ -80,7 +80,7 @@ def most_per_second(
         row[: 1 + len(chances)] = 1.0, *chances[:count]
     times = np.array([seconds(width) for width in range(1, 2 + count)]) + spent
     speeds = advance.tokens(gained.cumsum(axis=1)) / times
-    best = int(speeds[1:].argmax()) + 1 if count else 0
+    best = int(speeds.argmax())
     best = best if speeds[best] > WORTH_IT * speeds[0] else 0
     return best, float(speeds[best])
 

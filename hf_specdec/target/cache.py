@@ -42,7 +42,8 @@ class Slots:
         self.row_index = torch.arange(len(lengths), device=self.device)[:, None]
 
     def reserve(self, width: int) -> None:
-        """The next forward has `width` tokens per row."""
+        """The next forward has `width` tokens per row. Where all rows have one length its places are a block, and
+        `places` is None."""
         self.end = max(self.lengths) + width
         self.places = None if len(set(self.lengths)) == 1 else self.after(width)
 
@@ -81,7 +82,7 @@ class RaggedLayer(CacheLayerMixin):
             self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
         alive = len(self.slots.lengths)
         keys, values = self.keys[:alive, :, :end], self.values[:alive, :, :end]
-        if self.slots.places is None:  # rows of one length: a block is written faster than single places
+        if self.slots.places is None:  # a block is written faster than single places
             start = self.slots.lengths[0]
             keys[:, :, start:], values[:, :, start:] = key_states, value_states
         else:
