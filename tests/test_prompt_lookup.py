@@ -59,6 +59,27 @@ def test_the_index_finds_what_a_full_search_finds(vocab, max_match):
             assert [index.tokens[i] for i in both.positions] == nexts[:2]
 
 
+@pytest.mark.parametrize("drafted", [0, 3])
+@pytest.mark.parametrize("max_match", [1, 3, 8])
+def test_a_long_match_is_as_long_as_the_texts_agree(max_match, drafted):
+    """Behind drafted tokens too; never longer than was asked for, nor than the text before the place."""
+    for seed in range(20):
+        dice = random.Random(seed)
+        text = [dice.randrange(3) for _ in range(30)]
+        text += [*text[-12:], *text[5:17]]  # long repeats
+        index = LookupIndex(max_match)
+        index.extend(text[: len(text) - drafted])
+        behind = text[len(text) - drafted :]
+        match = index.longest_match(drafted=behind)
+        place = match.positions[0]
+        for most in (max_match, 9, 64):
+            agreed = match.length
+            if agreed == max_match:
+                longest = range(agreed, max(agreed, min(most, place)) + 1)
+                agreed = max(n for n in longest if text[place - n : place] == text[len(text) - n :])
+            assert index.agreed(match, most, behind) == agreed
+
+
 def test_more_branches_come_from_shorter_suffixes():
     index = LookupIndex(8)
     index.extend([1, 2, 3, 9, 2, 3, 8, 3, 7, 1, 2, 3])

@@ -37,7 +37,7 @@ class HybridDrafter(Drafter):
         *,
         num_draft_tokens: int | Literal["auto"] = "auto",
         num_candidates: int = 4,
-        max_draft_tokens: int = 16,
+        max_draft_tokens: int = 32,
         tokens_per_match: int = 4,
         min_match: int = 1,
         max_match: int = 8,
@@ -56,7 +56,7 @@ class HybridDrafter(Drafter):
             tokens_per_match: copied tokens per matched token, from 1 to 512: a short match copies little, a long one
                 much.
             min_match: shorter matches copy nothing; from 1 to 256.
-            max_match: longer matches count as this long; from 1 to 256, and at least `min_match`.
+            max_match: places are looked for by as many last tokens as this; from 1 to 256, and at least `min_match`.
             num_branches: competing copies that join the tree, from 1 to 64; those that pay are verified.
             num_recycled: of the tokens that the target found likely behind each token of a call, how many are thought
                 of when it comes again, from 0 to 16.

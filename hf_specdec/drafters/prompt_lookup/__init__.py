@@ -27,7 +27,7 @@ class PromptLookupConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "prompt_lookup"
 
-    max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
+    max_draft_tokens: int = ranged(32, 1, LONGEST_DRAFT)
     tokens_per_match: int = ranged(4, 1, LONGEST_DRAFT)
     min_match: int = ranged(1, 1, 256)
     max_match: int = ranged(8, 1, 256)
@@ -60,7 +60,7 @@ class PromptLookupDrafter(Drafter):
     def __init__(
         self,
         *,
-        max_draft_tokens: int = 16,
+        max_draft_tokens: int = 32,
         tokens_per_match: int = 4,
         min_match: int = 1,
         max_match: int = 8,
@@ -72,7 +72,7 @@ class PromptLookupDrafter(Drafter):
             tokens_per_match: draft tokens per matched token, from 1 to 512: a short match drafts little, a long one
                 much.
             min_match: shorter matches draft nothing; from 1 to 256.
-            max_match: longer matches count as this long; from 1 to 256, and at least `min_match`.
+            max_match: places are looked for by as many last tokens as this; from 1 to 256, and at least `min_match`.
             num_branches: competing continuations drafted at once as a tree, from 1 to 64; 1 drafts a chain.
 
         Raises:

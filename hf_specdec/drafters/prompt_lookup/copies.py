@@ -7,7 +7,7 @@ from ...budget import Survival, Tree
 from ...protocol import DraftContext, Sequences
 from .branches import Branches, cut, cut_at_end
 from .index import LookupIndex
-from .rates import add_copy
+from .rates import LONGEST, add_copy
 
 
 class Options(Protocol):
@@ -48,7 +48,7 @@ class Copies:
             add_copy(tree, copied, match, self.config.max_match, self.survival, behind=node)
 
     def found(self, sequences: Sequences, budget: list[int]) -> tuple[list[int], list[Branches]]:
-        """Per row: the length of its longest match, and what to draft after it, the likeliest continuation first."""
+        """Per row: how many tokens of its end were met before, and what to draft behind it, the likeliest first."""
         wanted = self.config.num_branches if self.context.trees else 1
         self.indexes = sequences.here(self.indexes)
         matches, branches = [], []
@@ -72,7 +72,8 @@ class Copies:
         self, index: LookupIndex, room: int, wanted: int, drafted: Sequence[int] = ()
     ) -> tuple[int, list[list[int]]]:
         match = index.longest_match(self.config.min_match, wanted, drafted)
-        length = min(self.config.max_draft_tokens, self.config.tokens_per_match * match.length, room)
+        met = index.agreed(match, LONGEST, drafted)
+        length = min(self.config.max_draft_tokens, self.config.tokens_per_match * met, room)
         # The likeliest at full length, the i-th at 1/i of it.
         places = enumerate(match.positions)
-        return match.length, [index.copy_from(place, length // (i + 1), drafted) for i, place in places]
+        return met, [index.copy_from(place, length // (i + 1), drafted) for i, place in places]

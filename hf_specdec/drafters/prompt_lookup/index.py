@@ -115,6 +115,17 @@ class LookupIndex:
                 break
         return Match(length, list(positions.values()))
 
+    def agreed(self, match: Match, most: int, drafted: Sequence[int] = ()) -> int:
+        """How many tokens before the first of a match's places agree with the suffix, at most `most`: more than
+        `max_match` where a long text comes again."""
+        if match.length < self.max_match:
+            return match.length
+        suffix, place = [*self.tokens[-most:], *drafted] if drafted else self.tokens, match.positions[0]
+        length, most = match.length, min(most, len(suffix), place)
+        while length < most and self.tokens[place - length - 1] == suffix[-length - 1]:
+            length += 1
+        return length
+
     def copy_from(self, position: int, length: int, drafted: Sequence[int] = ()) -> list[int]:
         """`length` tokens from `position` on, `drafted` ones behind the accepted; a copy that reaches their end goes on
         with its own tokens (a loop)."""

@@ -1,8 +1,13 @@
 """How often copies are right, by the length of the match that they follow."""
 
+from bisect import bisect
 from collections.abc import Sequence
 
 from ...budget import Survival, Tree
+
+LONGER = (12, 16, 24, 32, 48, 64)
+"""tokens of a match, from which on it is of another kind: what was copied for long is seldom about to end"""
+LONGEST = LONGER[-1]
 
 
 def add_copy(
@@ -21,8 +26,9 @@ def add_copy(
     """
     node = behind
     for i, token in enumerate(copied):
-        kind = (source, min(match + i, max_match), min(branch, 1))
-        node = survival.add(tree, node, token, kind, guess(match + i, branch))
+        met = match + i
+        kind = (source, met if met < max_match else max_match + bisect(LONGER, met), min(branch, 1))
+        node = survival.add(tree, node, token, kind, guess(met, branch))
 
 
 def guess(match: int, branch: int = 0) -> float:

@@ -18,7 +18,7 @@ from ..base import Drafter
 from ..merged import TreeSession
 from ..prompt_lookup.branches import Branches, cut
 from ..prompt_lookup.index import LookupIndex
-from ..prompt_lookup.rates import add_copy
+from ..prompt_lookup.rates import LONGEST, add_copy
 from .likely import likely_branches
 from .memory import PAST, Remembering
 from .store import SuffixStore
@@ -36,7 +36,7 @@ class SuffixConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "suffix"
 
-    max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
+    max_draft_tokens: int = ranged(32, 1, LONGEST_DRAFT)
     tokens_per_match: int = ranged(2, 1, LONGEST_DRAFT)
     max_match: int = ranged(32, 2, 256)
     min_probability: float = ranged(0.2, 0, 1)
@@ -84,7 +84,7 @@ class SuffixSession(TreeSession):
         if past.length > own.length:
             source, length, texts, least = PAST, past.length, past.tokens, config.min_probability
         else:  # one text per continuation, however often it was seen: their number is no vote
-            source, length, least = OWN, own.length, 0.0
+            source, length, least = OWN, index.agreed(own, LONGEST), 0.0
             texts = [index.copy_from(place, most) for place in own.positions]
         depth = min(most, config.tokens_per_match * length)
         nodes = sum(
@@ -111,7 +111,7 @@ class SuffixDrafter(Drafter):
         self,
         store: SuffixStore | None = None,
         *,
-        max_draft_tokens: int = 16,
+        max_draft_tokens: int = 32,
         tokens_per_match: int = 2,
         max_match: int = 32,
         min_probability: float = 0.2,
@@ -124,7 +124,7 @@ class SuffixDrafter(Drafter):
             max_draft_tokens: the longest draft, or branch of a tree, from 1 to 512.
             tokens_per_match: draft tokens per matched token, from 1 to 512: a short match drafts little, a long one
                 much.
-            max_match: longer matches count as this long; from 2 to 256.
+            max_match: places are looked for by as many last tokens as this; from 2 to 256.
             min_probability: tokens that a smaller share of the matched occurrences in past outputs went through are not
                 drafted; from 0 to 1.
             num_branches: competing continuations of a token drafted at once as a tree of 1 + 1/2 + ... times a chain's
