@@ -55,7 +55,7 @@ def test_any_sequence_of_operations(seed: int) -> None:
     for _ in range(40):
         lengths, width = list(cache.lengths), dice.randint(1, 7)
         feed(cache, lists, width, generator)
-        operation = dice.choice(["truncate", "path", "leave"])
+        operation = dice.choice(["truncate", "level", "path", "leave"])
         if operation == "path":
             paths = [sorted(dice.sample(range(width), dice.randint(0, width))) for _ in lengths]
             cache.set_lengths(lengths)
@@ -66,8 +66,12 @@ def test_any_sequence_of_operations(seed: int) -> None:
                     rows[b] = rows[b][: lengths[b]] + [rows[b][lengths[b] + i] for i in path]
         else:
             kept = [n + dice.randint(0, width) for n in lengths]
+            if operation == "level":  # what comes next is written as a block
+                kept = [min(lengths) + width] * len(lengths)
             cache.set_lengths(kept)
             lists.keys = [[row[:n] for row, n in zip(rows, kept, strict=True)] for rows in lists.keys]
+        if operation == "level":
+            cache.lay_out(len(lengths) + 2, max(kept) + 8)
         if operation == "leave" and len(lengths) > 2:
             stay = sorted(dice.sample(range(len(lengths)), len(lengths) - 1))
             cache.select(stay)
