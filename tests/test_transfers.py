@@ -121,7 +121,9 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     monkeypatch.setattr(ModelOverCache, "__init__", opening)
     monkeypatch.setattr(Decoding, "_play_round", counting)
     monkeypatch.setattr("hf_specdec.decoding.loop._costs", Learned(Cost))  # of another drafter's rounds, in a test
-    monkeypatch.setattr("hf_specdec.decoding.paying.LEAST_TRIAL", NEW)  # no drafts are left out by the clock
+    # No drafts are left out by the clock.
+    monkeypatch.setattr("hf_specdec.decoding.paying.LEAST_TRIAL", NEW)
+    monkeypatch.setattr(Cost, "round", lambda *_: lambda width: 1.0)
     drafter = DRAFTERS[kind](target)
     options = {"max_new_tokens": NEW, "do_sample": do_sample, "top_k": 0, "pad_token_id": 0, "eos_token_id": None}
     torch.manual_seed(0)
