@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-GRID = 4
+GRID = 5
 """of the cells of a test marked `grid` one in so many runs by default, always the same ones; all with `-m grid`"""
 
 
