@@ -28,6 +28,13 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ..."
 
 
+def expect_model(name: str, value: Any) -> None:
+    """Refuse what is no transformers model."""
+    if not hasattr(value, "forward") or not hasattr(value, "config"):
+        fix = "; pass its draft_model" if hasattr(value, "draft_model") else ""
+        raise SpeculationError(f"{name} must be a transformers model, got {shown(value)}{fix}")
+
+
 def warn(message: str) -> None:
     """Tell the user once per call that speculation was narrowed or given up."""
     warnings.warn(message, SpeculationWarning, stacklevel=2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_pearl import close_to
 
-from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SpeculationError, read_ahead
 from hf_specdec.beams import recalled
 from hf_specdec.beams import search as beam_search
 from hf_specdec.beams.recalled import SHARES, Recalled
@@ -52,6 +52,28 @@ def test_sequences_and_scores_are_transformers(draft: Any, lengths: list[int], b
         drafter = DraftModelDrafter(draft, num_draft_tokens=3)
         same(search(drafter, lengths, num_beams=beams, **options), plain)
         assert drafter.last_stats.mode == "beams"
+
+
+def test_what_is_counted() -> None:
+    """Tokens of all rows without what stands behind their ends; verifications, and the steps that they saved."""
+    ends = search(None, [9, 5], seed=3).sequences[0, -9:-7].tolist()
+    drafter = DraftModelDrafter(close_to(MODEL, 0.005), num_draft_tokens=3)
+    output = search(drafter, [9, 5], seed=3, eos_token_id=ends, num_return_sequences=2)
+    texts = [text[9:] for text in output.sequences.tolist()]
+    whole = [next((i for i, token in enumerate(text, 1) if token in ends), len(text)) for text in texts]
+    stats = drafter.last_stats
+    assert stats is not None and len(set(whole)) > 1
+    assert stats.emitted_tokens == sum(whole)
+    assert stats.row_steps == stats.target_calls - 1
+    assert stats.plain_steps == stats.row_steps + stats.accepted_tokens
+
+
+def test_reading_ahead_is_not_done_and_says_so() -> None:
+    draft = close_to(MODEL, 0.005)
+    read_ahead(draft)
+    drafter = DraftModelDrafter(draft)
+    same(search(drafter), search())
+    assert drafter.last_stats is not None and "did not read ahead" in drafter.last_stats.notes[0]
 
 
 def test_two_hundred_prompts_take_fewer_calls() -> None:

@@ -247,4 +247,8 @@ def test_bad_wishes() -> None:
     read_ahead(below, draft)
     with pytest.raises(SpeculationError, match="cannot read ahead by itself"):
         read_ahead(draft, below)
+    with pytest.raises(SpeculationError, match=r"draft_model must be .*DraftModelDrafter.*; pass its draft_model"):
+        read_ahead(DraftModelDrafter(draft))  # type: ignore[arg-type]
+    with pytest.raises(SpeculationError, match="smaller must be a transformers model, got 'folder'"):
+        read_ahead(draft, "folder")  # type: ignore[arg-type]
     assert "read_ahead" in dir(hf_specdec)

@@ -199,3 +199,5 @@ def test_vocabularies_with_nothing_in_common() -> None:
     mine, theirs = letters(list(range(10))), letters(list(range(20, 30)))
     with pytest.raises(SpeculationError, match="have 0 tokens in common, of 10 and 10"):
         translated(models.llama(vocab=10), mine, theirs)
+    with pytest.raises(SpeculationError, match="; pass its draft_model"):
+        translated(DraftModelDrafter(models.llama(vocab=10)), mine, mine)

@@ -48,11 +48,10 @@ class AuditSettings(PairSettings):
             raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
         if self.max_new_tokens < 8:
             raise SpeculationError(f"max_new_tokens must be 8 or more, got {self.max_new_tokens}: texts need a middle")
-        if self.temperature == 0 or self.samples < LEAST_SAMPLES:
-            raise SpeculationError(
-                f"temperature must be above 0 and samples {LEAST_SAMPLES} or more, got {self.temperature} and "
-                f"{self.samples}"
-            )
+        if self.temperature == 0:
+            raise SpeculationError("temperature must be above 0, as samples are drawn, got 0")
+        if self.samples < LEAST_SAMPLES:
+            raise SpeculationError(f"samples must be {LEAST_SAMPLES} or more, got {self.samples}")
 
 
 @dataclass

@@ -38,10 +38,10 @@ nothing behind it is of use"""
 
 def why_not(target: "PreTrainedModel", draft: Any) -> str:
     """Why a call with beams cannot be sped up; empty where it can."""
-    if draft is None:
-        return "beams are drafted by a draft model (DraftModelDrafter), and here is none"
     if target.config.is_encoder_decoder:
         return "beams of an encoder-decoder are not drafted"
+    if draft is None:
+        return "beams are drafted by a draft model (DraftModelDrafter), and here is none"
     for model in (target, draft):
         if support(model) is not Support.RAGGED or any(attention_windows(model).values()) or _turns(model):
             return f"{type(model).__name__} does not take a tree of texts"
@@ -101,7 +101,6 @@ class Lookahead:
         asked = [list(dict.fromkeys(texts[i : i + self.beams])) for i in range(0, len(texts), self.beams)]
         self._weigh(asked)
         self.stats.plain_steps += 1
-        self.stats.row_steps += 1
         if any(path not in known for known, paths in zip(self.known, asked, strict=True) for path in paths):
             self._note()
             self._look_ahead(asked)
@@ -132,6 +131,7 @@ class Lookahead:
             if self.guesser is not None:
                 self.recalled.remember(wanted[b], logits[b, : len(wanted[b])])
         self.stats.target_calls += 1
+        self.stats.row_steps += 1
         self.stats.verify_widths[logits.shape[1]] += 1
         self.stats.draft_seconds += drafted - began
         self.stats.verify_seconds += time.perf_counter() - drafted
@@ -230,9 +230,15 @@ class _Answering:
         return ModelOutput(logits=logits[:, None])
 
 
+def _length(text: list[int], ends: set[int], padding: int | None) -> int:
+    """Tokens up to the first that ends a text, with it."""
+    over = (i + (token in ends) for i, token in enumerate(text) if token in ends or token == padding)
+    return next(over, len(text))
+
+
 def search_beams(
     generate: Callable[..., Any], target: "PreTrainedModel", draft: "PreTrainedModel", window: Any, beams: int,
-    ends: set[int], most: int, arguments: dict[str, Any],
+    ends: set[int], padding: int | None, most: int, arguments: dict[str, Any],
 ) -> tuple[Any, SpeculationStats]:  # fmt: skip
     """What `generate(target, **arguments)` gives with beams, in fewer calls of the target.
 
@@ -241,6 +247,7 @@ def search_beams(
         window: γ; another value than a number is `STEPS`.
         beams: w.
         ends: tokens that end a text.
+        padding: what stands behind a text that has ended.
         most: new tokens.
 
     Returns:
@@ -256,7 +263,9 @@ def search_beams(
         output = generate(standing, **arguments)
     ahead._note()
     stats = ahead.stats
-    stats.total_seconds, stats.emitted_tokens = time.perf_counter() - began, 1 + stats.plain_steps
+    stats.total_seconds = time.perf_counter() - began
+    texts = output.sequences if isinstance(output, ModelOutput) else output
+    stats.emitted_tokens = sum(_length(text, ends, padding) for text in texts[:, ahead.columns :].tolist())
     stats.notes += filter(None, [ahead.dropped])
     if isinstance(output, ModelOutput):
         output[CACHE] = None  # the tree is no cache that anybody could go on from

@@ -150,7 +150,9 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     name = type(call.target).__name__
     if call.config.use_cache is False or not isinstance(cache, DynamicCache):
         kind = "no cache" if cache is None else type(cache).__name__
-        raise PlainDecodingNeeded(call, f"speculation needs a dynamic cache, this call uses {kind}")
+        raise PlainDecodingNeeded(
+            call, f"speculation needs a dynamic cache, or a static one that holds the text; this call uses {kind}"
+        )
     if isinstance(both, EncoderDecoderCache) != (call.source is not None):
         raise PlainDecodingNeeded(call, f"{name} was given a {type(both).__name__}")
     if call.config.prefill_chunk_size is not None:

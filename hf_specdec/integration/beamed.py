@@ -7,6 +7,7 @@ import torch
 
 from ..beams import search_beams, why_not
 from ..decoding.guard import GuardedDrafter
+from ..drafters.draft_model.ahead import reading_ahead
 from ..drafters.draft_model.translating import translation
 from ..errors import SpeculationError
 from ..judge.rules import Rules
@@ -33,7 +34,10 @@ def with_beams(
     ends = ends.flatten().tolist() if isinstance(ends, torch.Tensor) else ends
     ends = {ends} - {None} if not isinstance(ends, (list, tuple)) else set(ends)
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
-    output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, _most(model, named), named)
+    padding, most = setting(model, named, "pad_token_id"), _most(model, named)
+    output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, padding, most, named)
+    if draft is not None and reading_ahead(draft) is not None:
+        stats.notes.append("the draft model did not read ahead: beams are drafted several texts at a time")
     GuardedDrafter(drafter).report(stats)
     if not isinstance(output, torch.Tensor):
         output.speculation = stats

@@ -69,11 +69,15 @@ class Rules:
         """For the statistics: what of the target's text is given up; empty where nothing is."""
         if self.lenience != EXACT:
             return (
-                f"lenience={self.lenience:g}: the text is not the target's own; sampled, no token is more than "
-                f"{1 / self.lenience:.3g} times as likely as the target finds it"
+                f"lenience={self.lenience:g}: the text is not the target's own. Sampled, no token is more than "
+                f"{1 / self.lenience:.3g} times as likely as the target finds it; greedy, a drafted one stands that is at "
+                f"least {self.lenience:g} times as likely as the likeliest. Drafts are judged token by token"
             )
         if self.typical_acceptance:
-            return f"typical_acceptance={self.typical_acceptance:g}: the text has not the target's distribution"
+            return (
+                f"typical_acceptance={self.typical_acceptance:g}: the text has not the target's distribution. Drafts "
+                "are judged token by token"
+            )
         return ""
 
 

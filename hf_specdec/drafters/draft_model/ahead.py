@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...budget import Advance, Cost, DraftCost, Survival, most_per_second, steps_that_pay
-from ...errors import SpeculationError
+from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import sizes_apart
 from ...probe import Support, support
 from ...transfer import to_device, to_host
@@ -62,8 +62,12 @@ def read_ahead(draft_model: "PreTrainedModel", smaller: "PreTrainedModel | None"
             the same words before.
 
     Raises:
-        SpeculationError: a smaller model of another vocabulary, or one that reads ahead by this draft model.
+        SpeculationError: no model (a drafter has its own as `drafter.draft_model`), a smaller one of another
+            vocabulary, or one that reads ahead by this draft model.
     """
+    expect_model("draft_model", draft_model)
+    if smaller is not None:
+        expect_model("smaller", smaller)
     below = smaller
     while below is not None:
         if below is draft_model:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SpeculationError
+from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
 from ...target.encoder_decoder import crosses
@@ -29,8 +29,7 @@ class ModelDrafter(Drafter):
             SpeculationError: a bad option, or a model that cannot draft.
         """
         super().__init__(**options)
-        if not hasattr(draft_model, "forward") or not hasattr(draft_model, "config"):
-            raise SpeculationError(f"draft_model must be a transformers model, got {type(draft_model).__name__}")
+        expect_model("draft_model", draft_model)
         if getattr(draft_model.config.get_text_config(decoder=True), "vocab_size", None) is None:
             raise SpeculationError(
                 f"draft_model {type(draft_model).__name__} has no vocabulary, so it is no language model; a "

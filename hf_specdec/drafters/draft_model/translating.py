@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
 
-from ...errors import SpeculationError
+from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
 from ...transfer import to_device, to_host
@@ -103,8 +103,10 @@ def translated(
         the draft model itself.
 
     Raises:
-        SpeculationError: hardly a token is in both vocabularies.
+        SpeculationError: no model (a drafter has its own as `drafter.draft_model`), or hardly a token is in both
+            vocabularies.
     """
+    expect_model("draft_model", draft_model)
     size = max(tokenizer.get_vocab().values()) + 1
     known = AssistantVocabTranslatorCache.get_translator(tokenizer, draft_tokenizer, size)
     same = dict(known.target_to_assistant_input_ids)
