@@ -70,8 +70,8 @@ class Rules:
         if self.lenience != EXACT:
             return (
                 f"lenience={self.lenience:g}: the text is not the target's own. Sampled, no token is more than "
-                f"{1 / self.lenience:.3g} times as likely as the target finds it; greedy, a drafted one stands that is at "
-                f"least {self.lenience:g} times as likely as the likeliest. Drafts are judged token by token"
+                f"{1 / self.lenience:.3g} times as likely as the target finds it; greedy, a drafted one stands that is "
+                f"at least {self.lenience:g} times as likely as the likeliest. Drafts are judged token by token"
             )
         if self.typical_acceptance:
             return (
