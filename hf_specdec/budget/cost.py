@@ -1,6 +1,7 @@
 """`Cost`: what the parts of a round take, measured in the rounds that happen."""
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 from ..theory import line_through
 
@@ -15,13 +16,16 @@ AGAIN = 32
 """forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
 FOLLOWS, DISTURBED, OUTLIER = 0.15, 0.05, 1.3
 """weights of a new time in a running figure, and of one that is so many times as long"""
-PLAIN, LOOK = 0.7, 8
-"""weight of what a plain round takes, below which one is played again, at every so many rounds: all that drafts gain is
-counted from it"""
+PLAIN = 48
+"""forwards of several tokens in a row, behind which a plain round is played: all that drafts gain is counted from it"""
+DOUBTED = 3.0
+"""weight up to which that of one token is doubted where several have taken less time, or were disturbed less"""
 LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
 BEYOND = 2
 """times as wide as the widest that was met, what a forward may be"""
+LOOK = 8
+"""the same, where it is not known, or doubted, what one takes"""
 LOOK_AGAIN, LOOKS = 12, 0.02
 """rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
 may take"""
@@ -43,26 +47,29 @@ class Cost:
         self._between: dict[bool, float] = {}  # without nodes, and with some → seconds
         self._times: dict[tuple[int, int], tuple[float, float]] = {}  # rows, tokens per row → seconds, weight
         self._met: set[tuple[int, int]] = set()
-        self._rounds = self._narrow = 0
+        self._rounds = self._narrow = 0  # forwards, and those of one token in a row
+        self._wide: dict[int, int] = {}  # rows → forwards of several tokens in a row
 
     def copy(self, beside: int = 0) -> "Cost":
         """For those who may write into it, beside so many other rows."""
         copied = Cost()
         copied.beside = self.beside + beside
         copied._between, copied._times = dict(self._between), dict(self._times)
-        copied._met, copied._rounds, copied._narrow = set(self._met), self._rounds, self._narrow
+        copied._met, copied._wide = set(self._met), dict(self._wide)
+        copied._rounds, copied._narrow = self._rounds, self._narrow
         return copied
 
     def observe_forward(self, rows: int, width: int, seconds: float) -> None:
         """A first forward of its shape takes longer than those that follow: it does not count."""
         self._rounds, self._narrow = self._rounds + 1, self._narrow + 1 if width == 1 else 0
+        self._wide = self._wide | {rows: self._wide.get(rows, 0) + 1 if width > 1 else 0}
         shape = rows, width
         if shape not in self._met:
             self._met.add(shape)
             return
         faded = {known: (t, FADES * weight) for known, (t, weight) in self._times.items() if weight > FAINT}
         before, weight = faded.get(shape, (None, 0.0))
-        self._times = faded | {shape: (running_mean(before, seconds), weight + 1)}
+        self._times = faded | {shape: (running_mean(before, seconds, weight), weight + 1)}
 
     def observe_between(self, width: int, seconds: float) -> None:
         """So much of a round with a forward of this width was neither drafting nor the forward."""
@@ -84,7 +91,7 @@ class Cost:
             return UNKNOWN // rows or int((rows, 1) in times)
         if self._narrow >= AGAIN:
             return 1
-        return 0 if rounds % LOOK == 0 and times.get((rows, 1), (0.0, 0.0))[1] < PLAIN else None
+        return 0 if self._wide.get(rows, 0) >= (LOOK if _doubted(times, rows) else PLAIN) else None
 
     def most(self, rows: int) -> int:
         """Nodes of a row that may be verified: two widths that are close say little of a much wider one."""
@@ -176,14 +183,25 @@ class DraftCost:
         return max(longer * LOOK_AGAIN, taken / LOOKS)
 
 
+def _doubted(times: Mapping[tuple[int, int], tuple[float, float]], rows: int) -> bool:
+    """Whether it is not known what a forward of one token takes: not met, or seldom of late, and faster if wider."""
+    seconds, weight = times.get((rows, 1), (inf, 0.0))
+    return weight < DOUBTED and any(t < seconds for (count, width), (t, _) in times.items() if count == rows)
+
+
 def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:
     """Through times with their weights."""
     return line_through({n: t for n, (t, _) in known.items()}, {n: weight for n, (_, weight) in known.items()})
 
 
-def running_mean(old: float | None, new: float) -> float:
+def running_mean(old: float | None, new: float, weight: float = inf) -> float:
     """A running figure that a disturbance moves little, and not for long: it only ever makes a forward slower. It leans
-    to no side, so that widths that are met often and seldom compare."""
+    to no side, so that widths that are met often and seldom compare.
+
+    Args:
+        weight: of the old figure; where that is little, because few times or old ones are in it, the new time has more.
+    """
     if old is None or new * OUTLIER < old:
         return new
-    return old + (FOLLOWS if new < OUTLIER * old else DISTURBED) * (new - old)
+    follows = FOLLOWS if new < OUTLIER * old else DISTURBED
+    return old + max(follows, follows / FOLLOWS / (1 + weight)) * (new - old)
