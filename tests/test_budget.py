@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from hf_specdec.budget import Advance, Band, Cost, DraftCost, Survival, Tree, most_per_second, steps_that_pay
-from hf_specdec.budget.cost import AGAIN, BEYOND, TRIED, UNKNOWN
+from hf_specdec.budget.cost import AGAIN, BEYOND, LOOK, PLAIN, TRIED, UNKNOWN, running_mean
 from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
@@ -164,6 +164,29 @@ def test_what_a_plain_round_takes_is_looked_at_where_all_are_wide() -> None:
         cost.observe_forward(1, width, 3.0 if width > 1 else 1.0)
     assert cost.round(1)(1) == 1.0 and cost.round(1)(2) > 2.9
     assert 3 <= plain <= 9
+
+
+@pytest.mark.parametrize(("said", "times", "first"), [(0.8, 30, PLAIN), (1.25, 30, PLAIN), (1.25, 3, LOOK), (3.0, 3, LOOK)])
+def test_a_plain_rounds_old_time_gives_way(said: float, times: int, first: int) -> None:
+    """Taken when something ran beside it, or when the text was short; plain forwards of fewer rows say nothing of it."""
+    cost, looks = Cost(), []
+    for _ in TRIED:
+        cost.observe_forward(4, 3, 1.15)
+    for _ in range(times):
+        cost.observe_forward(4, 1, said)
+    for i in range(300):
+        looks += [i] if (look := cost.tried(4) == 0) else []
+        cost.observe_forward(4, 1 if look else 3, 1.0 if look else 1.15)
+        cost.observe_forward(3, 1, 0.9)
+    assert cost.round(4)(1) == pytest.approx(1.0, rel=0.06)
+    assert looks[0] == first and 5 <= len(looks) <= 20
+
+
+def test_a_figure_of_few_or_old_times_follows_a_new_one_more() -> None:
+    assert running_mean(1.0, 1.2, weight=1.0) == pytest.approx(1.1)
+    assert running_mean(1.0, 1.2, weight=0.5) > running_mean(1.0, 1.2, weight=5.0)
+    assert running_mean(1.0, 1.2, weight=50.0) == running_mean(1.0, 1.2)
+    assert running_mean(1.0, 9.0, weight=1.0) < 2.5, "a disturbed one less"
 
 
 def test_the_first_forward_of_a_width_does_not_count() -> None:
