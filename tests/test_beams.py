@@ -68,6 +68,12 @@ def test_what_is_counted() -> None:
     assert stats.plain_steps == stats.row_steps + stats.accepted_tokens
 
 
+def test_the_length_of_a_text() -> None:
+    for text, length in (([5, 0, 7, 0, 0], 3), ([5, 2, 0, 0], 2), ([5, 0, 2, 0], 3), ([0, 0], 0), ([5, 6], 2)):
+        assert beam_search._length(text, {2}, 0) == length
+    assert beam_search._length([5, 0], set(), None) == 2 and beam_search._length([5, 2, 2], {2}, 2) == 2
+
+
 def test_reading_ahead_is_not_done_and_says_so() -> None:
     draft = close_to(MODEL, 0.005)
     read_ahead(draft)

@@ -166,9 +166,11 @@ def test_what_a_plain_round_takes_is_looked_at_where_all_are_wide() -> None:
     assert 3 <= plain <= 9
 
 
-@pytest.mark.parametrize(("said", "times", "first"), [(0.8, 30, PLAIN), (1.25, 30, PLAIN), (1.25, 3, LOOK), (3.0, 3, LOOK)])
+@pytest.mark.parametrize(
+    ("said", "times", "first"), [(0.8, 30, PLAIN), (1.25, 30, PLAIN), (1.25, 3, LOOK), (3.0, 3, LOOK)]
+)
 def test_a_plain_rounds_old_time_gives_way(said: float, times: int, first: int) -> None:
-    """Taken when something ran beside it, or when the text was short; plain forwards of fewer rows say nothing of it."""
+    """Taken beside something else, or of a short text; plain forwards of fewer rows say nothing of it."""
     cost, looks = Cost(), []
     for _ in TRIED:
         cost.observe_forward(4, 3, 1.15)
@@ -180,6 +182,18 @@ def test_a_plain_rounds_old_time_gives_way(said: float, times: int, first: int) 
         cost.observe_forward(3, 1, 0.9)
     assert cost.round(4)(1) == pytest.approx(1.0, rel=0.06)
     assert looks[0] == first and 5 <= len(looks) <= 20
+
+
+@pytest.mark.parametrize("plain", [0, 20])
+def test_a_look_that_cannot_be_plain_costs_one_round(plain: int) -> None:
+    """Rows of different lengths, which are fed what lies between them."""
+    cost, looks = Cost(), 0
+    for _ in range(plain):
+        cost.observe_forward(4, 1, 1.0)
+    for _ in range(400):
+        looks += (look := cost.tried(4) == 0)
+        cost.observe_forward(4, 4 if look else 7, 1.2)
+    assert 4 <= looks <= 400 // LOOK + len(TRIED)
 
 
 def test_a_figure_of_few_or_old_times_follows_a_new_one_more() -> None:

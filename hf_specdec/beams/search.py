@@ -231,9 +231,10 @@ class _Answering:
 
 
 def _length(text: list[int], ends: set[int], padding: int | None) -> int:
-    """Tokens up to the first that ends a text, with it."""
-    over = (i + (token in ends) for i, token in enumerate(text) if token in ends or token == padding)
-    return next(over, len(text))
+    """Tokens up to the first that ends a text, with it; of one that nothing ends those before the padding."""
+    if end := next((i for i, token in enumerate(text, 1) if token in ends), 0):
+        return end
+    return max((i for i, token in enumerate(text, 1) if token != padding), default=0)
 
 
 def search_beams(

@@ -16,16 +16,15 @@ AGAIN = 32
 """forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
 FOLLOWS, DISTURBED, OUTLIER = 0.15, 0.05, 1.3
 """weights of a new time in a running figure, and of one that is so many times as long"""
-PLAIN = 48
-"""forwards of several tokens in a row, behind which a plain round is played: all that drafts gain is counted from it"""
+PLAIN, LOOK = 48, 8
+"""forwards of several tokens one after another, of as many rows, behind which a plain round is played, as all that
+drafts gain is counted from it; and where its time is not known, or doubted"""
 DOUBTED = 3.0
-"""weight up to which that of one token is doubted where several have taken less time, or were disturbed less"""
+"""weight below which a plain round's time is doubted if a wider one is said to take less"""
 LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
 BEYOND = 2
 """times as wide as the widest that was met, what a forward may be"""
-LOOK = 8
-"""the same, where it is not known, or doubted, what one takes"""
 LOOK_AGAIN, LOOKS = 12, 0.02
 """rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
 may take"""
@@ -91,7 +90,8 @@ class Cost:
             return UNKNOWN // rows or int((rows, 1) in times)
         if self._narrow >= AGAIN:
             return 1
-        return 0 if self._wide.get(rows, 0) >= (LOOK if _doubted(times, rows) else PLAIN) else None
+        wide = self._wide.get(rows, 0)  # asked once each: where rows are staggered a plain round is no narrow forward
+        return 0 if wide and wide % (LOOK if _doubted(times, rows) else PLAIN) == 0 else None
 
     def most(self, rows: int) -> int:
         """Nodes of a row that may be verified: two widths that are close say little of a much wider one."""
@@ -186,7 +186,8 @@ class DraftCost:
 def _doubted(times: Mapping[tuple[int, int], tuple[float, float]], rows: int) -> bool:
     """Whether it is not known what a forward of one token takes: not met, or seldom of late, and faster if wider."""
     seconds, weight = times.get((rows, 1), (inf, 0.0))
-    return weight < DOUBTED and any(t < seconds for (count, width), (t, _) in times.items() if count == rows)
+    faster = any(t < seconds for (count, _), (t, _) in times.items() if count == rows)
+    return weight == 0 or (weight < DOUBTED and faster)
 
 
 def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:

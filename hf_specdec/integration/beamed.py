@@ -36,7 +36,7 @@ def with_beams(
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
     padding, most = setting(model, named, "pad_token_id"), _most(model, named)
     output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, padding, most, named)
-    if draft is not None and reading_ahead(draft) is not None:
+    if reading_ahead(cast(Any, draft)) is not None:
         stats.notes.append("the draft model did not read ahead: beams are drafted several texts at a time")
     GuardedDrafter(drafter).report(stats)
     if not isinstance(output, torch.Tensor):

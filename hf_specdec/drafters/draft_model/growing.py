@@ -245,7 +245,7 @@ class GrowingSession(TreeSession):
         if self.fixed is None or not (chain := self.trees[row].along(self.drafted[row])):
             return likeliest
         cost, rows = self.context.cost, len(self.trees)
-        if (count := cost.tried(rows)) is None:
+        if (count := cost.tried(rows)) is None or (not count and cost.known):  # behind a chain no round is plain
             count, _ = most_per_second([[chance for _, chance in likeliest]], cost.round(rows))
         paying = likeliest[:count] if self.context.trees else []
         return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]

@@ -56,7 +56,7 @@ class HybridDrafter(Drafter):
             tokens_per_match: copied tokens per matched token, from 1 to 512: a short match copies little, a long one
                 much.
             min_match: shorter matches copy nothing; from 1 to 256.
-            max_match: places are looked for by as many last tokens as this; from 1 to 256, and at least `min_match`.
+            max_match: places are found by so many last tokens at most; from 1 to 256, and at least `min_match`.
             num_branches: competing copies that join the tree, from 1 to 64; those that pay are verified.
             num_recycled: of the tokens that the target found likely behind each token of a call, how many are thought
                 of when it comes again, from 0 to 16.

@@ -72,7 +72,7 @@ class PromptLookupDrafter(Drafter):
             tokens_per_match: draft tokens per matched token, from 1 to 512: a short match drafts little, a long one
                 much.
             min_match: shorter matches draft nothing; from 1 to 256.
-            max_match: places are looked for by as many last tokens as this; from 1 to 256, and at least `min_match`.
+            max_match: places are found by so many last tokens at most; from 1 to 256, and at least `min_match`.
             num_branches: competing continuations drafted at once as a tree, from 1 to 64; 1 drafts a chain.
 
         Raises:

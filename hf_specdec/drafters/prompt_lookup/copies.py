@@ -7,7 +7,7 @@ from ...budget import Survival, Tree
 from ...protocol import DraftContext, Sequences
 from .branches import Branches, cut, cut_at_end
 from .index import LookupIndex
-from .rates import LONGEST, add_copy
+from .rates import LONGEST_MATCH, add_copy
 
 
 class Options(Protocol):
@@ -72,7 +72,7 @@ class Copies:
         self, index: LookupIndex, room: int, wanted: int, drafted: Sequence[int] = ()
     ) -> tuple[int, list[list[int]]]:
         match = index.longest_match(self.config.min_match, wanted, drafted)
-        met = index.agreed(match, LONGEST, drafted)
+        met = index.agreed(match, LONGEST_MATCH, drafted)
         length = min(self.config.max_draft_tokens, self.config.tokens_per_match * met, room)
         # The likeliest at full length, the i-th at 1/i of it.
         places = enumerate(match.positions)

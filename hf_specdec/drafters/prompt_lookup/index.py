@@ -116,8 +116,8 @@ class LookupIndex:
         return Match(length, list(positions.values()))
 
     def agreed(self, match: Match, most: int, drafted: Sequence[int] = ()) -> int:
-        """How many tokens before the first of a match's places agree with the suffix, at most `most`: more than
-        `max_match` where a long text comes again."""
+        """How many tokens before the first of a match's places agree with the suffix, up to `most` (or `max_match`, if
+        that is more): many where a long text comes again."""
         if match.length < self.max_match:
             return match.length
         suffix, place = [*self.tokens[-most:], *drafted] if drafted else self.tokens, match.positions[0]

@@ -7,7 +7,7 @@ from ...budget import Survival, Tree
 
 LONGER = (12, 16, 24, 32, 48, 64)
 """tokens of a match, from which on it is of another kind: what was copied for long is seldom about to end"""
-LONGEST = LONGER[-1]
+LONGEST_MATCH = LONGER[-1]
 
 
 def add_copy(

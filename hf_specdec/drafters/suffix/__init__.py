@@ -18,7 +18,7 @@ from ..base import Drafter
 from ..merged import TreeSession
 from ..prompt_lookup.branches import Branches, cut
 from ..prompt_lookup.index import LookupIndex
-from ..prompt_lookup.rates import LONGEST, add_copy
+from ..prompt_lookup.rates import LONGEST_MATCH, add_copy
 from .likely import likely_branches
 from .memory import PAST, Remembering
 from .store import SuffixStore
@@ -84,7 +84,7 @@ class SuffixSession(TreeSession):
         if past.length > own.length:
             source, length, texts, least = PAST, past.length, past.tokens, config.min_probability
         else:  # one text per continuation, however often it was seen: their number is no vote
-            source, length, least = OWN, index.agreed(own, LONGEST), 0.0
+            source, length, least = OWN, index.agreed(own, LONGEST_MATCH), 0.0
             texts = [index.copy_from(place, most) for place in own.positions]
         depth = min(most, config.tokens_per_match * length)
         nodes = sum(
@@ -124,7 +124,7 @@ class SuffixDrafter(Drafter):
             max_draft_tokens: the longest draft, or branch of a tree, from 1 to 512.
             tokens_per_match: draft tokens per matched token, from 1 to 512: a short match drafts little, a long one
                 much.
-            max_match: places are looked for by as many last tokens as this; from 2 to 256.
+            max_match: places are found by so many last tokens at most; from 2 to 256.
             min_probability: tokens that a smaller share of the matched occurrences in past outputs went through are not
                 drafted; from 0 to 1.
             num_branches: competing continuations of a token drafted at once as a tree of 1 + 1/2 + ... times a chain's
