@@ -1,7 +1,7 @@
 """`SpeculationStats`: what a run accepted, what it cost, and what it gained."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -263,3 +263,10 @@ class SpeculationStats:
 def _once(words: list[str]) -> list[str]:
     """Each word that is not empty, where it came first."""
     return list(dict.fromkeys(filter(None, words)))
+
+
+def text_length(text: Sequence[int], ends: Container[int], padding: int | None = None) -> int:
+    """Tokens up to the first that ends a text, with it; of one that nothing ends those before the padding."""
+    if end := next((i for i, token in enumerate(text, 1) if token in ends), 0):
+        return end
+    return max((i for i, token in enumerate(text, 1) if token != padding), default=0)

@@ -12,6 +12,7 @@ from hf_specdec.beams import recalled
 from hf_specdec.beams import search as beam_search
 from hf_specdec.beams.recalled import SHARES, Recalled
 from hf_specdec.beams.tree import TreeModel
+from hf_specdec.stats import text_length
 
 MODEL = models.llama(seed=1)
 DRAFT = close_to(MODEL, 0.02)
@@ -70,8 +71,8 @@ def test_what_is_counted() -> None:
 
 def test_the_length_of_a_text() -> None:
     for text, length in (([5, 0, 7, 0, 0], 3), ([5, 2, 0, 0], 2), ([5, 0, 2, 0], 3), ([0, 0], 0), ([5, 6], 2)):
-        assert beam_search._length(text, {2}, 0) == length
-    assert beam_search._length([5, 0], set(), None) == 2 and beam_search._length([5, 2, 2], {2}, 2) == 2
+        assert text_length(text, {2}, 0) == length
+    assert text_length([5, 0], set(), None) == 2 and text_length([5, 2, 2], {2}, 2) == 2
 
 
 def test_reading_ahead_is_not_done_and_says_so() -> None:

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 
 from ..errors import SpeculationError, shown, warn
 from ..probe import Support, support
-from ..stats import SpeculationStats
+from ..stats import SpeculationStats, text_length
 from ..target.inputs import CACHE, position_limit, ropes, takes_ragged_inputs
 from ..target.masks import attention_windows
 from .recalled import Recalled
@@ -230,13 +230,6 @@ class _Answering:
         return ModelOutput(logits=logits[:, None])
 
 
-def _length(text: list[int], ends: set[int], padding: int | None) -> int:
-    """Tokens up to the first that ends a text, with it; of one that nothing ends those before the padding."""
-    if end := next((i for i, token in enumerate(text, 1) if token in ends), 0):
-        return end
-    return max((i for i, token in enumerate(text, 1) if token != padding), default=0)
-
-
 def search_beams(
     generate: Callable[..., Any], target: "PreTrainedModel", draft: "PreTrainedModel", window: Any, beams: int,
     ends: set[int], padding: int | None, most: int, arguments: dict[str, Any],
@@ -266,7 +259,7 @@ def search_beams(
     stats = ahead.stats
     stats.total_seconds = time.perf_counter() - began
     texts = output.sequences if isinstance(output, ModelOutput) else output
-    stats.emitted_tokens = sum(_length(text, ends, padding) for text in texts[:, ahead.columns :].tolist())
+    stats.emitted_tokens = sum(text_length(text, ends, padding) for text in texts[:, ahead.columns :].tolist())
     stats.notes += filter(None, [ahead.dropped])
     if isinstance(output, ModelOutput):
         output[CACHE] = None  # the tree is no cache that anybody could go on from

@@ -15,7 +15,7 @@ from ..judge.processing import Processing
 from ..judge.randomness import Randomness
 from ..judge.rules import Rules
 from ..probe import Support, support
-from ..stats import SpeculationStats
+from ..stats import SpeculationStats, text_length
 from ..target.cache import is_adoptable
 from ..target.encoder_decoder import EncoderDecoderRunner
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
@@ -114,8 +114,8 @@ def plain_stats(call: Call, output: Any, seconds: float, reason: str) -> Specula
     ids = output if isinstance(output, Tensor) else output.sequences
     steps = ids.shape[1] - call.input_ids.shape[1]
     stats = SpeculationStats(mode="plain", target_calls=steps, plain_steps=steps, total_seconds=seconds, notes=[reason])
-    for row in ids[:, call.input_ids.shape[1] :].tolist():
-        stats.emitted_tokens += next((i + 1 for i, token in enumerate(row) if token in call.stopping.eos), len(row))
+    texts = ids[:, call.input_ids.shape[1] :].tolist()
+    stats.emitted_tokens = sum(text_length(text, call.stopping.eos) for text in texts)
     stats.row_steps = stats.emitted_tokens
     if not isinstance(output, Tensor):
         output.speculation = stats

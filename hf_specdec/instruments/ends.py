@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
+from ..stats import text_length
+
 
 def end_tokens(model: PreTrainedModel) -> set[int]:
     """The tokens that end its texts."""
@@ -13,6 +15,4 @@ def end_tokens(model: PreTrainedModel) -> set[int]:
 
 def until_end(model: PreTrainedModel, tokens: Sequence[int]) -> list[int]:
     """New tokens of a row of `generate`, up to and with the first that ends a text."""
-    ends = end_tokens(model)
-    last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
-    return list(tokens[: last + 1])
+    return list(tokens[: text_length(tokens, end_tokens(model))])

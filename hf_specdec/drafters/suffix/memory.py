@@ -16,7 +16,7 @@ MAX_MATCH = 32
 PER_MATCH = 4
 """tokens per matched token"""
 LONGEST = 16
-"""tokens"""
+"""tokens that a remembered text is gone on with"""
 MIN_PROBABILITY = 0.2
 """of the matched occurrences, below which a token is not thought of"""
 
