@@ -113,7 +113,7 @@ def test_a_time_that_was_disturbed_is_measured_again() -> None:
     assert 7 <= tries <= 300 // AGAIN and cost.round(1)(9) < 1.01
 
 
-def test_a_prompt_that_is_still_to_be_read_makes_looks_rarer() -> None:
+def test_looks_are_rarer_where_they_take_long() -> None:
     cost, draft = Cost(), DraftCost()
     for _ in range(3):
         cost.observe_forward(1, 1, 1.0)
@@ -128,6 +128,9 @@ def test_a_prompt_that_is_still_to_be_read_makes_looks_rarer() -> None:
         return next(n for n in itertools.count(1) if draft.asked(False, cost, 1, unread))
 
     assert rounds(0.0) < rounds(4.0) == pytest.approx(4.2 / 0.02, abs=1)
+    draft.observe_look(2.0)  # what was accepted since the last one had to be read, too
+    assert rounds(0.0) == pytest.approx(2.0 / 0.02, abs=1)
+    assert rounds(4.0) == pytest.approx(6.0 / 0.02, abs=1)
 
 
 def test_nothing_much_wider_is_verified_than_what_was_met() -> None:

@@ -136,6 +136,8 @@ class DraftCost:
         self.reading = 0.0
         """seconds per token of a prompt, which it reads when a call asks it first; of a long one, as short ones take
         longer per token"""
+        self.look = 0.0
+        """seconds that drafting takes where it is asked again: what the text grew by meanwhile is read, too"""
         self.unasked = 0
         """rounds since it was asked last"""
         self.looks = 0
@@ -155,6 +157,10 @@ class DraftCost:
     def observe_opening(self, seconds: float) -> None:
         """A round with steps took so much beside them."""
         self.opening = running_mean(self.opening or None, max(seconds, 0.0))
+
+    def observe_look(self, seconds: float) -> None:
+        """It was asked again, and took so long beside reading the prompt."""
+        self.look = running_mean(self.look or None, seconds)
 
     def observe_reading(self, seconds: float, tokens: int) -> None:
         """A prompt of so many tokens was read in this time."""
@@ -179,7 +185,8 @@ class DraftCost:
         if cost is None or not cost.known or self.step is None:
             return longer * LOOK_AGAIN
         seconds = cost.round(rows)
-        taken = (seconds(2) + self.opening + unread + LOOK_STEPS * self.step) / seconds(1) - 1
+        look = self.look or self.opening + LOOK_STEPS * self.step
+        taken = (seconds(2) + unread + look) / seconds(1) - 1
         return max(longer * LOOK_AGAIN, taken / LOOKS)
 
 

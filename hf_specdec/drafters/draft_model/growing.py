@@ -111,7 +111,8 @@ class GrowingSession(TreeSession):
             return False
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         planned = self._steps_that_pay(tips)
-        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread()):
+        looks = not planned
+        if not self.draft_cost.asked(not looks, self.context.cost, len(budget), self._unread()):
             return True
         least = min(most, most if self.fixed else 1 if planned else LOOK_STEPS)
         planned = min(most, max(planned, least))
@@ -145,6 +146,8 @@ class GrowingSession(TreeSession):
             cost.observe((ended - began) / self.steps)
         if usual and not blind and cost.step is not None:
             cost.observe_opening(ended - began - self.steps * cost.step)
+        if looks:
+            cost.observe_look(ended - began)
         return False
 
     def _grow_at_once(
