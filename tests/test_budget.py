@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from hf_specdec.budget import Advance, Band, Cost, DraftCost, Survival, Tree, most_per_second, steps_that_pay
-from hf_specdec.budget.cost import AGAIN, BEYOND, LOOK, PLAIN, TRIED, UNKNOWN, running_mean
+from hf_specdec.budget.cost import AGAIN, BEYOND, LOOK, LOOK_AGAIN, PAUSED, PLAIN, TRIED, UNKNOWN, running_mean
 from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
@@ -131,6 +131,18 @@ def test_looks_are_rarer_where_they_take_long() -> None:
     draft.observe_look(2.0)  # what was accepted since the last one had to be read, too
     assert rounds(0.0) == pytest.approx(2.0 / 0.02, abs=1)
     assert rounds(4.0) == pytest.approx(6.0 / 0.02, abs=1)
+
+
+def test_in_a_pause_nothing_is_decided_for_some_rounds_and_looks_come_all_the_same() -> None:
+    draft, decided = DraftCost(), []
+    for n in range(60):
+        if not draft.pauses():
+            decided.append(n)
+            if draft.asked(False):
+                break
+    assert len(decided) <= 2 + n / PAUSED and LOOK_AGAIN <= n + 1 < LOOK_AGAIN + PAUSED
+    draft.asked(True)
+    assert not draft.pauses() and not draft.pauses()
 
 
 def test_nothing_much_wider_is_verified_than_what_was_met() -> None:

@@ -30,6 +30,8 @@ LOOK_AGAIN, LOOKS = 12, 0.02
 may take"""
 LOOK_STEPS = 2
 """steps of the draft model, where it is asked again"""
+PAUSED = 4
+"""rounds in which nothing is decided anew where nothing paid: to decide takes time, too"""
 LONGEST_LOOK = 4
 """times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
 UNKNOWN = 8
@@ -178,6 +180,12 @@ class DraftCost:
         self.looks = 0 if pays else self.looks + looks
         self.unasked = 0 if pays or looks else self.unasked + 1
         return self.unasked == 0
+
+    def pauses(self) -> bool:
+        """Whether it is not even thought of in this round."""
+        paused = self.unasked % PAUSED > 0
+        self.unasked += paused
+        return paused
 
     def _look_again(self, cost: Cost | None, rows: int, unread: float) -> float:
         """Rounds from one look to the next."""

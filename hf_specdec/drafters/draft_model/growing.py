@@ -109,6 +109,8 @@ class GrowingSession(TreeSession):
         most = min(self.fixed or self.longest, max(budget), limit - max(sequences.lengths))
         if most < 1:
             return False
+        if self.others is None and self.draft_cost.pauses():
+            return True
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         planned = self._steps_that_pay(tips)
         looks = not planned
