@@ -133,6 +133,18 @@ def test_looks_are_rarer_where_they_take_long() -> None:
     assert rounds(4.0) == pytest.approx(6.0 / 0.02, abs=1)
 
 
+def test_what_opens_a_draft_is_no_step_of_it() -> None:
+    """A first step reads what was accepted meanwhile: a longer window does not pay for that again."""
+    draft = DraftCost()
+    for steps in (3, 3, 1, 4, 1):
+        draft.observe_draft(steps, 1.5, 1.5 + steps - 1)
+    assert (draft.step, draft.opening) == pytest.approx((1.0, 0.5))
+    draft.observe_draft(2, 40.0, 41.0, usual=False)  # and read much behind a pause
+    assert (draft.step, draft.opening) == pytest.approx((1.0, 0.5))
+    draft.observe_draft(1, 0.5, 0.5)  # a step that was measured as too long comes down where one is drafted alone, too
+    assert draft.step == pytest.approx(0.5)
+
+
 def test_in_a_pause_nothing_is_decided_for_some_rounds_and_looks_come_all_the_same() -> None:
     draft, decided = DraftCost(), []
     for n in range(60):

@@ -156,6 +156,20 @@ class DraftCost:
         """A step over a step of the target; None where one of them is not known yet."""
         return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None
 
+    def observe_draft(self, steps: int, first: float, seconds: float, usual: bool = True) -> None:
+        """A round drafted so many steps in `seconds`; the first one, which reads what was accepted meanwhile, was there
+        after `first`.
+
+        Args:
+            usual: whether what it read is no more than usual.
+        """
+        if steps > 1:
+            self.observe((seconds - first) / (steps - 1))
+        elif usual and (self.step is None or seconds < self.step):
+            self.observe(seconds)
+        if usual and self.step is not None:
+            self.observe_opening(seconds - steps * self.step)
+
     def observe_opening(self, seconds: float) -> None:
         """A round with steps took so much beside them."""
         self.opening = running_mean(self.opening or None, max(seconds, 0.0))

@@ -34,6 +34,7 @@ class Stepwise:
         seconds: Callable[[int], float],
         step: float,
         advance: Advance = SUMMED,
+        opening: float = 0.0,
     ) -> bool:
         """
         Args:
@@ -42,12 +43,14 @@ class Stepwise:
             seconds: duration of a round by the width of its forward.
             step: seconds of a draft step.
             advance: as in `most_per_second`.
+            opening: seconds that a round's first step takes beside its own.
         """
         rows = [self._survivals(said) for said in seen]
         steps = max(map(len, rows), default=0)
         kept = [row[-1] if row else 1.0 for row in rows]
         onward = [chance * goes_on for chance, goes_on in zip(kept, open, strict=True)]
-        return steps_that_pay(rows, onward, [self.alpha], seconds, step, steps * step, advance) > 0
+        spent, opening = (steps * step + opening, 0.0) if steps else (0.0, opening)
+        return steps_that_pay(rows, onward, [self.alpha], seconds, step, spent, advance, opening) > 0
 
     def _survivals(self, said: Sequence[float]) -> list[float]:
         """The chance of each token of a row, that it and all before it are kept."""

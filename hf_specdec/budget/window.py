@@ -1,8 +1,7 @@
 """γ by itself: the window that yields most tokens per second, from what was measured in this run."""
 
-from ..theory import best_window, tokens_per_second
-from .cost import Cost, DraftCost
-from .decision import WORTH_IT
+from ..theory import best_window
+from .cost import LOOK_STEPS, Cost, DraftCost
 
 FIRST = 5
 """γ before anything was measured"""
@@ -12,7 +11,7 @@ PRIOR = 4.0
 
 
 class Window:
-    """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft), or what `theory.tokens_per_second` makes of candidates.
+    """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft + T_opening); of candidates see `theory.tokens_per_second`.
 
     For drafts that nobody looks at before they are whole: of steps that are decided one by one see `budget`. Accepted
     tokens come in runs, so the first one has an α of its own. Both are running means that forget, so γ follows the
@@ -73,14 +72,10 @@ class Window:
         if cost.tried(rows) == 0:
             return 0
         rescue = self.rescue if candidates > 1 else 0.0
-        alpha, first, seconds, step = self.behind, self.first, cost.round(rows), draft_cost.step
-        best = best_window(alpha, seconds, step, LARGEST, candidates, rescue, first)
-        here, there = (
-            tokens_per_second(alpha, gamma, seconds, step, candidates, rescue, first) for gamma in (self.gamma, best)
-        )
-        if there > WORTH_IT * here:  # widths that change from round to round cost a little, too
-            self.gamma = best
-        return max(self.gamma, 1) if draft_cost.asked(self.gamma > 0, cost, rows) else 0
+        alpha, first, seconds = self.behind, self.first, cost.round(rows)
+        step, opening = draft_cost.step, draft_cost.opening
+        self.gamma = best_window(alpha, seconds, step, LARGEST, candidates, rescue, first, opening)
+        return self.gamma or LOOK_STEPS if draft_cost.asked(self.gamma > 0, cost, rows) else 0
 
 
 def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:

@@ -52,10 +52,10 @@ class BudgetedSession(DiscoSession):
 
     def _pays(self, seen: list[list[float]], open: list[bool]) -> bool:
         """Whether another step does."""
-        cost, step = self.context.cost, self.draft_cost.step
+        cost, step, opening = self.context.cost, self.draft_cost.step, self.draft_cost.opening
         if step is None or not cost.known:
             return max(map(len, seen)) < UNMEASURED
-        return self.stepwise.pays(seen, open, cost.round(len(seen)), step, self.context.advance)
+        return self.stepwise.pays(seen, open, cost.round(len(seen)), step, self.context.advance, opening)
 
     def observe(self, verdict: Verdict) -> None:
         for seen, drafted, accepted in zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen)):

@@ -141,15 +141,13 @@ class GrowingSession(TreeSession):
                 break
         if unread:
             self._grow_at_once(tips, unread, budget)
-        ended, cost, usual = time.perf_counter(), self.draft_cost, not opened and not before
-        if not blind and self.steps > 1:  # the first step reads what was accepted meanwhile, too
-            cost.observe((ended - caught_up) / (self.steps - 1))
-        elif usual and (blind or cost.step is None):
-            cost.observe((ended - began) / self.steps)
-        if usual and not blind and cost.step is not None:
-            cost.observe_opening(ended - began - self.steps * cost.step)
+        seconds, usual = time.perf_counter() - began, not opened and not before
+        if not blind:
+            self.draft_cost.observe_draft(self.steps, caught_up - began, seconds, usual)
+        elif usual:
+            self.draft_cost.observe(seconds / self.steps)
         if looks:
-            cost.observe_look(ended - began)
+            self.draft_cost.observe_look(seconds)
         return False
 
     def _grow_at_once(

@@ -69,7 +69,7 @@ class DraftModelSession(DraftSession):
         return [min(most, step + 1) if token in eos else most for token, most in zip(tokens, lengths, strict=True)]
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.seconds = 0.0
+        usual, self.seconds = self.seconds > 0, 0.0
         # Rows that stopped leave this cache too; drafts that were never judged are forgotten.
         self.model.follow(self.rows, sequences)
         self.rows = list(sequences.rows)
@@ -79,7 +79,7 @@ class DraftModelSession(DraftSession):
         width = min(gamma, max(budget), room)
         if width < 1:
             return Draft.from_lists([[]] * len(self.rows), self.context.device)
-        began = time.perf_counter()
+        began, first = time.perf_counter(), 0.0
         lengths = [min(width, most) for most in budget]
         # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
         longest = min if self.context.lockstep else max
@@ -98,6 +98,7 @@ class DraftModelSession(DraftSession):
             else:
                 tokens, q = self.context.pick(ids, columns, sequences.rows, logits)
             drafted.append(tokens)
+            first = first or time.perf_counter() - began
             if q is not None:
                 drawn_from.append(q)
             if i + 1 < width:
@@ -107,7 +108,7 @@ class DraftModelSession(DraftSession):
             write_tokens(ids, tokens, columns)
             logits = self.model.feed(ids, [n + 1 for n in columns], tokens)
         self.seconds = time.perf_counter() - began
-        self.draft_cost.observe(self.seconds / len(drafted))
+        self.draft_cost.observe_draft(len(drafted), first, self.seconds, usual)
         lengths = [min(k, len(drafted)) for k in lengths]
         if beside:
             return with_candidates(torch.stack(drafted, 1), torch.stack(beside, 1), lengths)

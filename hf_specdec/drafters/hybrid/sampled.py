@@ -113,12 +113,15 @@ class SampledHybridSession(TreeSession):
             return FIRST if fixed == "auto" else int(fixed)
         if fixed == "auto" and cost.tried(len(budget)) == 0:
             return 0
+        opening = self.draft_cost.opening
         active = [b for b, room in enumerate(budget) if room > 0]
         rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
         together, power = (1, rows) if lockstep else (rows, 1)
         alpha, first = self.draws.behind**power, self.draws.first**power
-        gamma = best_window(alpha, seconds, step, LARGEST, first=first) if fixed == "auto" else int(fixed)
-        drawing = together * tokens_per_second(alpha, gamma, seconds, step, first=first)
+        gamma = (
+            best_window(alpha, seconds, step, LARGEST, first=first, opening=opening) if fixed == "auto" else int(fixed)
+        )
+        drawing = together * tokens_per_second(alpha, gamma, seconds, step, first=first, opening=opening)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         copying = most_per_second(chances, seconds, advance=Advance(lockstep))[1]
         return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, cost, len(budget)) else 0
