@@ -157,6 +157,17 @@ def test_in_a_pause_nothing_is_decided_for_some_rounds_and_looks_come_all_the_sa
     assert not draft.pauses() and not draft.pauses()
 
 
+def test_another_text_is_looked_at_as_often_as_the_first() -> None:
+    """A draft model that was no good for one kind of text would stay unasked through many short ones of another."""
+    draft = DraftCost()
+
+    def rounds() -> int:
+        return next(n for n in itertools.count(1) if draft.asked(False))
+
+    assert [rounds() for _ in range(4)] == [LOOK_AGAIN, 2 * LOOK_AGAIN, 4 * LOOK_AGAIN, 4 * LOOK_AGAIN]
+    assert draft.begin() is draft and rounds() == LOOK_AGAIN
+
+
 def test_nothing_much_wider_is_verified_than_what_was_met() -> None:
     """One and two tokens of sixteen rows took equally long: sixty are not for that as good as free. What fewer rows
     take is told by their tokens."""

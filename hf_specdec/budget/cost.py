@@ -146,6 +146,11 @@ class DraftCost:
         """how often in a row it was asked though that did not pay"""
         self._met = False
 
+    def begin(self) -> "DraftCost":
+        """For another text: there the draft model may be right, so looks are as frequent as at first."""
+        self.looks = 0
+        return self
+
     def observe(self, seconds: float) -> None:
         """One draft step took this long. The first one takes longer than those that follow: it does not count."""
         if self._met:

@@ -122,7 +122,7 @@ class DiscoDrafter(ModelDrafter):
         if self.config.rule != "budget":
             return DiscoSession(*mine)
         survival = self._survival.of(context.target, context.do_sample)
-        cost = self._costs.of(context.target, context.rows)
+        cost = self._costs.of(context.target, context.rows).begin()
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
         if context.do_sample or waits(self.draft_model.device):
             return BudgetedSession(*mine, survival, cost)

@@ -68,7 +68,7 @@ class DraftModelDrafter(ModelDrafter):
         if window != "auto":
             context.stats.window = int(window)
             return DraftModelSession(context, self.draft_model, window, candidates=candidates)
-        cost = self._costs.of(context.target, rows)
+        cost = self._costs.of(context.target, rows).begin()
         # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for; and
         # draws say little of the next one, while widths that change from round to round cost a few percent.
         if context.do_sample or waits(self.draft_model.device):

@@ -116,5 +116,5 @@ class NGramDrafter(Drafter):
         # Whatever is forbidden, and coupled draws, are known to the picker alone.
         if context.do_sample or context.coupled or context.forbids is not None:
             window = self._windows.of(context.target, (context.rows, context.do_sample))
-            return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows))
+            return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows).begin())
         return NGramTrees(context, self.model, self._survival.of(context.target))
