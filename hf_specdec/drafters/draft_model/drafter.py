@@ -70,7 +70,7 @@ class DraftModelDrafter(ModelDrafter):
             return DraftModelSession(context, self.draft_model, window, candidates=candidates)
         cost = self._costs.of(context.target, rows).begin()
         # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for; and
-        # draws say little of the next one, while widths that change from round to round cost a few percent.
+        # draws say little of the next one.
         if context.do_sample or waits(self.draft_model.device):
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
