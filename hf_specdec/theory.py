@@ -114,9 +114,8 @@ def tokens_per_second(
     candidates: int = 1,
     rescue: float = 0.0,
     first: float | None = None,
-    opening: float = 0.0,
 ) -> float:
-    """Speed of window gamma from measured times, E(γ) / (T(γ + 1) + γ · T_draft + T_opening).
+    """Speed of window gamma from measured times, E(γ) / (T(γ + 1) + γ · T_draft).
 
     With k candidates per position the verification is of kγ + 1 tokens.
 
@@ -125,11 +124,10 @@ def tokens_per_second(
         draft_seconds: duration of one draft step.
         candidates: k, tokens tried at each position, the drafted one included.
         rescue, first: as in `expected_tokens`.
-        opening: seconds that any draft takes beside its steps; none where gamma is 0.
     """
     _check_at_least_zero("draft_seconds", draft_seconds)
     width = candidates * gamma + 1
-    seconds = target_seconds(width) + gamma * draft_seconds + (opening if gamma else 0.0)
+    seconds = target_seconds(width) + gamma * draft_seconds
     if not seconds > 0:
         raise SpeculationError(f"target_seconds({width}) must be above 0 seconds, got {seconds}; measure it first")
     return expected_tokens(alpha, gamma, rescue, first) / seconds
@@ -143,7 +141,6 @@ def best_window(
     candidates: int = 1,
     rescue: float = 0.0,
     first: float | None = None,
-    opening: float = 0.0,
 ) -> int:
     """The fastest window in 0…max_window by measured times; 0 means that drafting does not pay.
 
@@ -153,7 +150,7 @@ def best_window(
     _check_at_least_zero("max_window", max_window)
 
     def speed(gamma: int) -> float:
-        return tokens_per_second(alpha, gamma, target_seconds, draft_seconds, candidates, rescue, first, opening)
+        return tokens_per_second(alpha, gamma, target_seconds, draft_seconds, candidates, rescue, first)
 
     return max(range(max_window + 1), key=speed)
 

@@ -9,8 +9,8 @@ import torch
 from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, theory
-from hf_specdec.budget import LOOK_STEPS, Cost, DraftCost
-from hf_specdec.budget.window import FIRST, LARGEST, Window
+from hf_specdec.budget import LOOK_STEPS, Advance, Cost, DraftCost
+from hf_specdec.budget.window import FIRST, LARGEST, Window, fastest
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 
 
@@ -73,6 +73,16 @@ def test_drafts_of_one_token_do_not_keep_it_from_longer_ones() -> None:
 def test_a_verification_that_grows_with_its_width_makes_for_shorter_windows(slope: float) -> None:
     windows = [Told(0.8, lambda width, s=s: 1.0 + s * width, 0.05).choose() for s in (slope, slope + 0.5)]
     assert windows[0] >= windows[1]
+
+
+def test_a_batch_that_waits_for_its_slowest_row_drafts_less() -> None:
+    """What a row gains is lost in part where another is luckless, and nearly all of it where rows advance in step."""
+    told = Told(0.3, lambda width: 1.0 + 0.05 * width, 0.1)
+    best = [
+        fastest(told.window.speed(told.cost.round(1), told.draft_cost, rows=4, advance=advance))
+        for advance in (Advance(), Advance(length=32), Advance(lockstep=True))
+    ]
+    assert best[0] > 0 and best == sorted(best, reverse=True) and best[2] == 0
 
 
 def test_it_looks_again_after_giving_up() -> None:

@@ -1,7 +1,10 @@
 """γ by itself: the window that yields most tokens per second, from what was measured in this run."""
 
-from ..theory import best_window
+from collections.abc import Callable
+
+from ..theory import expected_tokens
 from .cost import LOOK_STEPS, Cost, DraftCost
+from .decision import SUMMED, WORTH_IT, Advance
 
 FIRST = 5
 """γ before anything was measured"""
@@ -11,7 +14,7 @@ PRIOR = 4.0
 
 
 class Window:
-    """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft + T_opening); of candidates see `theory.tokens_per_second`.
+    """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft + T_opening).
 
     For drafts that nobody looks at before they are whole: of steps that are decided one by one see `budget`. Accepted
     tokens come in runs, so the first one has an α of its own. Both are running means that forget, so γ follows the
@@ -20,8 +23,6 @@ class Window:
 
     def __init__(self, memory: float = 0.98) -> None:
         self.memory = memory
-        self.gamma = 0
-        """the last that was chosen; none at first"""
         # A prior of a few tokens keeps the first rounds from jumping to conclusions.
         self.accepted, self.tested = 3.0, 4.0
         self._first = self._behind = (0.0, 0.0)
@@ -65,17 +66,50 @@ class Window:
         """Per drafted token that was wrong, whether another candidate was right."""
         self.rescued, self.missed = self._seen((self.rescued, self.missed), [(right, 1) for right in rescued])
 
-    def choose(self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1) -> int:
+    def speed(
+        self,
+        seconds: Callable[[int], float],
+        draft_cost: DraftCost,
+        rows: int = 1,
+        advance: Advance = SUMMED,
+        candidates: int = 1,
+    ) -> Callable[[int], float]:
+        """Tokens per second of all rows by γ, as far as times are known.
+
+        Args:
+            seconds: T, duration of a round by the width of its forward.
+            rows: those that draft.
+            advance: what the tokens of several rows are worth together.
+            candidates: k, tokens tried at each position: a verification is of kγ + 1 tokens.
+        """
+        step, opening = draft_cost.step or 0.0, draft_cost.opening
+        rescue = self.rescue if candidates > 1 else 0.0
+        counted, power = (1, rows) if advance.lockstep else (rows, 1)  # in step a token is kept where all keep theirs
+        behind, first = self.behind**power, self.first**power
+
+        def of(gamma: int) -> float:
+            gained = expected_tokens(behind, gamma, rescue, first)
+            taken = seconds(candidates * gamma + 1) + gamma * step + (opening if gamma else 0.0)
+            return float(advance.tokens([gained] * counted)) / taken
+
+        return of
+
+    def choose(
+        self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1, advance: Advance = SUMMED
+    ) -> int:
         """γ for the next round; 0 where drafting does not pay."""
         if draft_cost.step is None or not cost.known:
             return FIRST
         if cost.tried(rows) == 0:
             return 0
-        rescue = self.rescue if candidates > 1 else 0.0
-        alpha, first, seconds = self.behind, self.first, cost.round(rows)
-        step, opening = draft_cost.step, draft_cost.opening
-        self.gamma = best_window(alpha, seconds, step, LARGEST, candidates, rescue, first, opening)
-        return self.gamma or LOOK_STEPS if draft_cost.asked(self.gamma > 0, cost, rows) else 0
+        gamma = fastest(self.speed(cost.round(rows), draft_cost, rows, advance, candidates))
+        return gamma or LOOK_STEPS if draft_cost.asked(gamma > 0, cost, rows) else 0
+
+
+def fastest(speed: Callable[[int], float]) -> int:
+    """The γ of the highest speed; 0 where none promises enough more than plain decoding."""
+    gamma = max(range(LARGEST + 1), key=speed)
+    return gamma if speed(gamma) > WORTH_IT * speed(0) else 0
 
 
 def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:

@@ -114,9 +114,9 @@ class GrowingSession(TreeSession):
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         planned = self._steps_that_pay(tips)
         looks = not planned
-        if not self.draft_cost.asked(not looks, self.context.cost, len(budget), self._unread()):
+        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread()):
             return True
-        least = min(most, most if self.fixed else 1 if planned else LOOK_STEPS)
+        least = min(most, most if self.fixed else LOOK_STEPS if looks else 1)
         planned = min(most, max(planned, least))
         opened = self._chain is None  # and reads the prompt in this round
         if self._chain is None:

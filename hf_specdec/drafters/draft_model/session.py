@@ -51,7 +51,8 @@ class DraftModelSession(DraftSession):
         """γ of the next round."""
         if self.by_itself is None or self.fixed_window != "auto":
             return int(self.fixed_window)
-        return self.by_itself.choose(self.context.cost, self.draft_cost, len(self.rows), self.candidates)
+        cost, advance = self.context.cost, self.context.advance
+        return self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...budget import Advance, DraftCost, Survival, Tree, Window, most_per_second, why_rested
-from ...budget.window import FIRST, LARGEST
+from ...budget import LOOK_STEPS, DraftCost, Survival, Tree, Window, most_per_second, why_rested
+from ...budget.window import FIRST, fastest
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
-from ...theory import best_window, tokens_per_second
 from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
 from ..merged import TreeSession
@@ -113,18 +112,14 @@ class SampledHybridSession(TreeSession):
             return FIRST if fixed == "auto" else int(fixed)
         if fixed == "auto" and cost.tried(len(budget)) == 0:
             return 0
-        opening = self.draft_cost.opening
         active = [b for b, room in enumerate(budget) if room > 0]
-        rows, lockstep, seconds = len(active), self.context.lockstep, cost.round(len(budget))
-        together, power = (1, rows) if lockstep else (rows, 1)
-        alpha, first = self.draws.behind**power, self.draws.first**power
-        gamma = (
-            best_window(alpha, seconds, step, LARGEST, first=first, opening=opening) if fixed == "auto" else int(fixed)
-        )
-        drawing = together * tokens_per_second(alpha, gamma, seconds, step, first=first, opening=opening)
+        seconds, advance = cost.round(len(budget)), self.context.advance
+        speed = self.draws.speed(seconds, self.draft_cost, len(active), advance)
+        gamma = fastest(speed) if fixed == "auto" else int(fixed)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
-        copying = most_per_second(chances, seconds, advance=Advance(lockstep))[1]
-        return max(gamma, 1) if self.draft_cost.asked(gamma > 0 and drawing > copying, cost, len(budget)) else 0
+        copying = most_per_second(chances, seconds, advance=advance)[1]
+        pays = gamma > 0 and speed(gamma) > copying
+        return gamma or LOOK_STEPS if self.draft_cost.asked(pays, cost, len(budget)) else 0
 
     def estimates(self, row: int) -> Sequence[float | None]:
         return [] if self._drawn else super().estimates(row)

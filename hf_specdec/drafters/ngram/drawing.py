@@ -78,7 +78,7 @@ class DrawingSession(NGramSession):
         self.window, self.draft_cost = window, cost
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.gamma = self.window.choose(self.context.cost, self.draft_cost, len(budget))
+        self.gamma = self.window.choose(self.context.cost, self.draft_cost, len(budget), advance=self.context.advance)
         began = time.perf_counter()
         draft = super().propose(sequences, budget)
         if steps := draft.tokens.shape[1]:
