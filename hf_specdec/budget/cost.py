@@ -173,11 +173,7 @@ class DraftCost:
         elif usual and (self.step is None or seconds < self.step):
             self.observe(seconds)
         if usual and self.step is not None:
-            self.observe_opening(seconds - steps * self.step)
-
-    def observe_opening(self, seconds: float) -> None:
-        """A round with steps took so much beside them."""
-        self.opening = running_mean(self.opening or None, max(seconds, 0.0))
+            self.opening = running_mean(self.opening or None, max(seconds - steps * self.step, 0.0))
 
     def observe_look(self, seconds: float) -> None:
         """It was asked again, and took so long beside reading the prompt."""
