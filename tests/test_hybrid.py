@@ -95,6 +95,15 @@ def test_a_draft_model_is_asked_where_it_pays(right, asked):
     assert (session.steps > 0) is asked and (max(draft.lengths) > 0) is asked
 
 
+def test_a_draft_model_is_not_asked_in_a_round_that_is_to_be_plain(monkeypatch):
+    """What it drafted would not be verified."""
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 0.2, 0.9)
+    monkeypatch.setattr(Cost, "tried", lambda *_: 0)
+    session, draft = proposed(drafter, target, [[5, 6, 7, 8]])
+    assert session.steps == 0 and session.rested == 0 and not any(draft.lengths)
+
+
 def test_a_copy_that_is_always_right_leaves_the_draft_model_nothing_to_do():
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     knowing(drafter, target, 0.2, 0.6, [(("copied", n, 0), 1.0) for n in range(1, 9)])

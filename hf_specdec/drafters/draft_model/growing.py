@@ -36,7 +36,7 @@ GUESS = 0.6
 LONGEST = 16
 """steps of the draft model in one round"""
 UNMEASURED = 4
-"""steps in a round before anything was measured"""
+"""steps in a round before anything was measured, where so much is verified"""
 
 
 class GrowingSession(TreeSession):
@@ -107,8 +107,8 @@ class GrowingSession(TreeSession):
         before = self.draft_cost.unasked
         limit = self._limit if self._chain is None else min(self._limit, self._chain.model.context_limit)
         most = min(self.fixed or self.longest, max(budget), limit - max(sequences.lengths))
-        if most < 1:
-            return False
+        if most < 1 or (self.fixed is None and self.context.cost.tried(len(budget)) == 0):
+            return False  # nothing will be verified
         if self.others is None and self.draft_cost.pauses():
             return True
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
@@ -210,7 +210,8 @@ class GrowingSession(TreeSession):
         """
         cost, step = self.context.cost, self.draft_cost.step
         if step is None or not cost.known:
-            return max(0, UNMEASURED - self.steps)
+            wide = cost.tried(len(self.trees)) or UNMEASURED
+            return max(0, min(UNMEASURED, max(LOOK_STEPS, wide)) - self.steps)
         onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
         likely = [self._alpha(rank) for rank in range(self.candidates)]
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
