@@ -111,26 +111,20 @@ def tokens_per_second(
     gamma: int,
     target_seconds: Callable[[int], float],
     draft_seconds: float,
-    candidates: int = 1,
-    rescue: float = 0.0,
     first: float | None = None,
 ) -> float:
     """Speed of window gamma from measured times, E(γ) / (T(γ + 1) + γ · T_draft).
 
-    With k candidates per position the verification is of kγ + 1 tokens.
-
     Args:
         target_seconds: duration of a target forward by its width in tokens.
         draft_seconds: duration of one draft step.
-        candidates: k, tokens tried at each position, the drafted one included.
-        rescue, first: as in `expected_tokens`.
+        first: as in `expected_tokens`.
     """
     _check_at_least_zero("draft_seconds", draft_seconds)
-    width = candidates * gamma + 1
-    seconds = target_seconds(width) + gamma * draft_seconds
+    seconds = target_seconds(gamma + 1) + gamma * draft_seconds
     if not seconds > 0:
-        raise SpeculationError(f"target_seconds({width}) must be above 0 seconds, got {seconds}; measure it first")
-    return expected_tokens(alpha, gamma, rescue, first) / seconds
+        raise SpeculationError(f"target_seconds({gamma + 1}) must be above 0 seconds, got {seconds}; measure it first")
+    return expected_tokens(alpha, gamma, first=first) / seconds
 
 
 def best_window(
@@ -138,8 +132,6 @@ def best_window(
     target_seconds: Callable[[int], float],
     draft_seconds: float,
     max_window: int,
-    candidates: int = 1,
-    rescue: float = 0.0,
     first: float | None = None,
 ) -> int:
     """The fastest window in 0…max_window by measured times; 0 means that drafting does not pay.
@@ -150,7 +142,7 @@ def best_window(
     _check_at_least_zero("max_window", max_window)
 
     def speed(gamma: int) -> float:
-        return tokens_per_second(alpha, gamma, target_seconds, draft_seconds, candidates, rescue, first)
+        return tokens_per_second(alpha, gamma, target_seconds, draft_seconds, first)
 
     return max(range(max_window + 1), key=speed)
 
