@@ -205,7 +205,7 @@ def test_what_a_plain_round_takes_is_looked_at_where_all_are_wide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "times", "first"), [(0.8, 30, PLAIN), (1.25, 30, PLAIN), (1.25, 3, LOOK), (3.0, 3, LOOK)]
+    ("said", "times", "first"), [(0.8, 30, PLAIN), (1.25, 30, PLAIN), (1.2, 3, PLAIN), (1.25, 3, LOOK), (3.0, 3, LOOK)]
 )
 def test_a_plain_rounds_old_time_gives_way(said: float, times: int, first: int) -> None:
     """Taken beside something else, or of a short text; plain forwards of fewer rows say nothing of it."""

@@ -19,8 +19,8 @@ FOLLOWS, DISTURBED, OUTLIER = 0.15, 0.05, 1.3
 PLAIN, LOOK = 48, 8
 """forwards of several tokens one after another, of as many rows, behind which a plain round is played, as all that
 drafts gain is counted from it; and where its time is not known, or doubted"""
-DOUBTED = 3.0
-"""weight below which a plain round's time is doubted if a wider one is said to take less"""
+DOUBTED, FASTER = 3.0, 0.95
+"""weight below which a plain round's time is doubted if a wider one is said to take less than this share of it"""
 LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
 BEYOND = 2
@@ -216,7 +216,7 @@ class DraftCost:
 def _doubted(times: Mapping[tuple[int, int], tuple[float, float]], rows: int) -> bool:
     """Whether it is not known what a forward of one token takes: not met, or seldom of late, and faster if wider."""
     seconds, weight = times.get((rows, 1), (inf, 0.0))
-    faster = any(t < seconds for (count, _), (t, _) in times.items() if count == rows)
+    faster = any(t < FASTER * seconds for (count, _), (t, _) in times.items() if count == rows)
     return weight == 0 or (weight < DOUBTED and faster)
 
 
