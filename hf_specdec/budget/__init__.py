@@ -5,6 +5,7 @@ from .cost import LOOK_STEPS, Cost, DraftCost
 from .decision import MOST_NODES, SUMMED, Advance, most_per_second, steps_that_pay
 from .learned import Learned
 from .stepwise import Stepwise
+from .streaks import Streaks
 from .survival import Band, Survival, speakers
 from .tree import Tree, are_chains
 from .window import Window, why_rested
@@ -19,6 +20,7 @@ __all__ = [
     "DraftCost",
     "Learned",
     "Stepwise",
+    "Streaks",
     "Survival",
     "Tree",
     "Window",

@@ -88,7 +88,7 @@ def most_per_second(
 def steps_that_pay(
     rows: Sequence[Sequence[float]],
     onward: Sequence[float],
-    likely: Sequence[float],
+    likely: Sequence[Sequence[float]],
     seconds: Callable[[int], float],
     step: float,
     spent: float = 0.0,
@@ -100,8 +100,8 @@ def steps_that_pay(
     Args:
         rows: [B][any] chances of the nodes that are there, the likeliest first.
         onward: [B] the chance that all before the next step's tokens is kept; 0 for a row that drafts no more.
-        likely: of each of a step's candidates, the chance to be right where all before it is. A row goes on from the
-            first.
+        likely: [B][k] of each of a step's candidates, the chance to be right where all before it is. A row goes on
+            from the first.
         seconds: T, duration of a round by the width of its forward.
         step: seconds of a draft step.
         spent: seconds that drafting has taken already.
@@ -114,10 +114,10 @@ def steps_that_pay(
     for more in FORESIGHT:
         foreseen = [
             sorted(
-                [*row, *(chance * likely[0] ** i * each for i in range(more if chance else 0) for each in likely)],
+                [*row, *(chance * mine[0] ** i * each for i in range(more if chance else 0) for each in mine)],
                 reverse=True,
             )
-            for row, chance in zip(rows, onward, strict=True)
+            for row, chance, mine in zip(rows, onward, likely, strict=True)
         ]
         found = most_per_second(foreseen, seconds, spent + opening + more * step, advance)[1]
         if found > speed:

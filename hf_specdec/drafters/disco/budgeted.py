@@ -40,6 +40,7 @@ class BudgetedSession(DiscoSession):
 
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
+        self.stepwise.begin(self.rows)
         cost, rows = self.context.cost, len(self.rows)
         if cost.tried(rows) == 0:
             return 0
@@ -58,8 +59,9 @@ class BudgetedSession(DiscoSession):
         return self.stepwise.pays(seen, open, cost.round(len(seen)), step, self.context.advance, opening)
 
     def observe(self, verdict: Verdict) -> None:
-        for seen, drafted, accepted in zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen)):
-            self.stepwise.observe(seen[:drafted], accepted)
+        told = zip(verdict.rows, self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen))
+        for row, seen, drafted, accepted in told:
+            self.stepwise.observe(row, seen[:drafted], accepted)
         self.seen = []
         super().observe(verdict)
 

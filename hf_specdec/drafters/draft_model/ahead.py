@@ -186,7 +186,12 @@ class Ahead:
         steps, cost = LONGEST // 2, how.smaller_cost
         if cost.step is not None and how.cost.known:
             steps = steps_that_pay(
-                [[]] * rows, [1.0] * rows, chances[:1], how.cost.round(rows), cost.step, advance=Advance(lockstep=True)
+                [[]] * rows,
+                [1.0] * rows,
+                [chances[:1]] * rows,
+                how.cost.round(rows),
+                cost.step,
+                advance=Advance(lockstep=True),
             )
         if not cost.asked(steps > 0, how.cost, rows):
             return [Guess([], [], [])] * rows

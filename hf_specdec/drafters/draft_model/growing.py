@@ -12,6 +12,7 @@ from ...budget import (
     MOST_NODES,
     Band,
     DraftCost,
+    Streaks,
     Survival,
     Tree,
     most_per_second,
@@ -78,8 +79,12 @@ class GrowingSession(TreeSession):
         self._limit = position_limit(model)  # columns; what fills them is left to the others
         if others is None and not context.most_rows:
             check_room(context.prompt_mask, self._limit)
+        self.streaks = Streaks()
+        """of the draft model's tokens"""
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
+        self._expected: list[list[float]] = []
+        """[B] how often such tokens are right"""
         self.steps = 0
         """of it, in this round"""
         self.rounds = self.rested = 0
@@ -93,7 +98,8 @@ class GrowingSession(TreeSession):
         self.begin(len(budget))
         self.rounds += 1
         self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
-        self.drafted, self.steps = [[] for _ in budget], 0
+        self.streaks.begin(self._rows)
+        self.drafted, self._expected, self.steps = [[] for _ in budget], [[] for _ in budget], 0
         self._left = max(self.context.max_length - max(sequences.lengths), 1)
         if self.others is not None:
             self.others.join(self.trees, sequences, budget)
@@ -187,7 +193,11 @@ class GrowingSession(TreeSession):
 
     def _add(self, b: int, tip: int, token: int, chance: float, rank: int, said: str) -> int:
         band = Band.of(("beside" if rank else "drafted", said), chance)
-        return self.trees[b].add(tip, token, self.survival.calibrated(band), RANKS(rank), band)
+        chance = self.survival.calibrated(band)
+        if rank == 0:
+            self._expected[b].append(chance)
+            chance = self.streaks.chance(self._rows[b], chance)
+        return self.trees[b].add(tip, token, chance, RANKS(rank), band)
 
     def _told(self, tree: Tree, tip: int, token: int) -> str:
         """What others say here is judged by what the draft model says of it."""
@@ -213,7 +223,8 @@ class GrowingSession(TreeSession):
             wide = cost.tried(len(self.trees)) or UNMEASURED
             return max(0, min(UNMEASURED, max(LOOK_STEPS, wide)) - self.steps)
         onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
-        likely = [self._alpha(rank) for rank in range(self.candidates)]
+        first, *others = (self._alpha(rank) for rank in range(self.candidates))
+        likely = [[self.streaks.chance(self._rows[b], first), *others] for b in self._active]
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening + self._unread() / self._left
         seconds, advance = cost.round(len(self.trees)), self.context.advance
@@ -257,9 +268,17 @@ class GrowingSession(TreeSession):
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:
             self._chain.observe(verdict, self.drafted)
+            self._observe_streaks(verdict.tokens)
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False
+
+    def _observe_streaks(self, texts: Sequence[Sequence[int]]) -> None:
+        for row, drafted, expected, text in zip(self._rows, self.drafted, self._expected, texts, strict=True):
+            for token, chance, found in zip(drafted, expected, text, strict=False):
+                self.streaks.observe(row, chance, token == found)
+                if token != found:
+                    break
 
     def close(self) -> None:
         super().close()
