@@ -118,7 +118,9 @@ def test_looks_are_rarer_where_they_take_long() -> None:
     for _ in range(3):
         cost.observe_forward(1, 1, 1.0)
         draft.observe(0.1)
-    draft.observe_reading(5.0, 10)  # a first one, and a short one, take longer per token
+    draft.observe_reading(900.0, 10)  # a first one does not count
+    assert draft.reading == 0.0
+    draft.observe_reading(5.0, 10)  # a short one takes longer per token
     draft.observe_reading(4.0, 1000)
     draft.observe_reading(1.0, 0)
     assert draft.reading == pytest.approx(0.004)

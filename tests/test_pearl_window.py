@@ -10,7 +10,7 @@ import torch
 from compare import Sides
 
 from hf_specdec import PearlDrafter
-from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speed, serial_speeds
+from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speeds, serial_speeds
 from hf_specdec.drafters.pearl.session import PearlSession
 from hf_specdec.drafters.pearl.window import Planner
 from hf_specdec.drafters.pearl.workers import threads_beside
@@ -60,7 +60,7 @@ def test_the_formula_is_the_chains_long_run():
 def test_independent_acceptances_give_the_formulas_speeds(gamma, alpha):
     runs = np.random.default_rng(0).geometric(1 - alpha, 20000) - 1
     for foreseen in (0.0, 0.5):
-        speed = overlapped_speed(runs, gamma, 3.0, 1.0, foreseen)
+        (speed,) = overlapped_speeds(runs, [gamma], lambda width: 3.0, 1.0, foreseen)
         assert speed == pytest.approx(pearl_tokens_per_second(alpha, gamma, 3.0, 1.0, foreseen), rel=0.02)
     (speed,) = serial_speeds(runs, [gamma], lambda width: 2.0 + width, 1.0)
     assert speed == pytest.approx(tokens_per_second(alpha, gamma, lambda width: 2.0 + width, 1.0), rel=0.02)

@@ -144,7 +144,7 @@ class DraftCost:
         """rounds since it was asked last"""
         self.looks = 0
         """how often in a row it was asked though that did not pay"""
-        self._met = False
+        self._met = self._read = False
 
     def begin(self) -> "DraftCost":
         """For another text: there the draft model may be right, so looks are as frequent as at first."""
@@ -180,9 +180,11 @@ class DraftCost:
         self.look = running_mean(self.look or None, seconds)
 
     def observe_reading(self, seconds: float, tokens: int) -> None:
-        """A prompt of so many tokens was read in this time."""
-        if tokens:
+        """A prompt of so many tokens was read in this time. The first one takes longer than those that follow: it does
+        not count, and until there is another one reading takes nothing."""
+        if tokens and self._read:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
+        self._read |= tokens > 0
 
     def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.

@@ -84,17 +84,28 @@ def serial_speeds(
     return [tokens / (n * each) for n, each in zip(rounds, seconds, strict=True)]
 
 
-def overlapped_speed(
-    runs: Runs, gamma: int, target_seconds: float, draft_seconds: float, foreseen: float = 0.0
-) -> float:
-    """Tokens per second of Figure 3's schedule: a round that accepts all waits for γ draft steps, one that rejects does
-    not, unless its correction was foreseen. After a correction x1 is tested alone, unless that was foreseen.
+def overlapped_speeds(
+    runs: Runs,
+    windows: Sequence[int],
+    target_seconds: Callable[[int], float],
+    draft_seconds: float,
+    foreseen: float = 0.0,
+) -> list[float]:
+    """Tokens per second of Figure 3's schedule at each window: a round that accepts all waits for γ draft steps, one
+    that rejects does not, unless its correction was foreseen. After a correction x1 is tested alone, unless that was
+    foreseen.
 
     Args:
+        target_seconds, draft_seconds: as in `serial_speeds`; a forward is γ tokens wide.
         foreseen: share of corrections that were drafted for.
     """
-    whole, short = max(target_seconds, gamma * draft_seconds), max(target_seconds, draft_seconds)
-    anew, on = -(-runs // gamma), runs // gamma
-    passed = (1 - foreseen) * anew.sum() + foreseen * on.sum()
-    rejected = foreseen * whole + (1 - foreseen) * short
-    return float((runs + 1).sum() / (passed * whole + len(runs) * rejected))
+    tokens, gammas = float((runs + 1).sum()), np.array(windows)
+    anew, on = (-(-runs[:, None] // gammas)).sum(0), (runs[:, None] // gammas).sum(0)
+    passes = ((1 - foreseen) * anew + foreseen * on).tolist()
+    speeds = []
+    for gamma, passed in zip(windows, passes, strict=True):
+        verify = target_seconds(gamma)
+        whole, short = max(verify, gamma * draft_seconds), max(verify, draft_seconds)
+        rejected = foreseen * whole + (1 - foreseen) * short
+        speeds.append(tokens / (passed * whole + len(runs) * rejected))
+    return speeds

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from ...budget import Cost
 from ...budget.cost import running_mean
 from ...budget.window import FIRST
-from .history import History, Runs, overlapped_speed, serial_speeds
+from .history import History, Runs, overlapped_speeds, serial_speeds
 
 LOOK_AGAIN, SELDOM = 32, 256
 """rounds after which what seems slower is tried once more; as many as have passed until then, up to so many"""
@@ -52,8 +53,9 @@ class Times:
 
 
 class Planner:
-    """Chooses what is measured to be fastest for each batch size, following it as it drifts: γ = T_target / T_draft
-    (Theorem 1), whether corrections are drafted for, and the serial schedule at its best window."""
+    """Chooses what is measured to be fastest for each batch size, following it as it drifts: γ (T_target / T_draft by
+    Theorem 1, where neither takes longer than it should), whether corrections are drafted for, and the serial schedule
+    at its best window."""
 
     def __init__(
         self,
@@ -101,9 +103,7 @@ class Planner:
         if look_again := self.rounds >= self.look_at:
             self.look_at += min(self.rounds, SELDOM)
         if self.window == "auto" and self.pre_verify and self.post_verify and best.speed:
-            windows = range(1, self.largest + 1)  # whether to draft at all is not asked here
-            speeds = serial_speeds(runs, windows, *self.one_after_the_other(rows))
-            speed, serial = max(zip(speeds, windows, strict=True))
+            speed, serial = self._fastest(serial_speeds, runs, *self.one_after_the_other(rows))
             if speed > best.speed:
                 return best if look_again else Plan(serial, False, False, corrections=0, speed=speed)
         return others[0] if others and look_again else best
@@ -115,13 +115,15 @@ class Planner:
         draft = times.step(rows, corrections > 0)
         window, speed = FIRST if self.window == "auto" else self.window, 0.0
         if draft and times.target.known:
-            verify_time = times.target.round(rows)
-            if self.window == "auto":
-                window = min(self.largest, max(1, round(verify_time(1) / draft)))
-                window = min(self.largest, max(1, round(verify_time(window) / draft)))
             share = self.history.foreseen if corrections else 0.0
-            if overlapped:
-                speed = overlapped_speed(runs, window, verify_time(window), draft, share)
-            else:
-                (speed,) = serial_speeds(runs, [window], verify_time, draft)
+            speeds = partial(overlapped_speeds, foreseen=share) if overlapped else serial_speeds
+            speed, window = self._fastest(speeds, runs, times.target.round(rows), draft)
         return Plan(window, self.pre_verify, self.post_verify, corrections, speed)
+
+    def _fastest(
+        self, speeds: Callable[..., list[float]], runs: Runs, verify: Callable[[int], float], draft: float
+    ) -> tuple[float, int]:
+        """The highest speed and its window, of those that may be chosen; whether to draft at all is not asked here."""
+        windows = range(1, self.largest + 1) if self.window == "auto" else [self.window]
+        speed, window = max(zip(speeds(runs, windows, verify, draft), (-gamma for gamma in windows), strict=True))
+        return speed, -window
