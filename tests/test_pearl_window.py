@@ -157,6 +157,17 @@ def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio, 
     assert play(Planner("auto", True, True, "auto"), text, ratio, slowed) < min(serial, overlapped) / 0.96
 
 
+@pytest.mark.parametrize("ratio", [1.5, 2.5, 3.5])
+@pytest.mark.parametrize("kind", ["seldom", "often", "nearly always", "in bursts"])
+def test_between_two_windows_the_faster_one_is_taken(kind: str, ratio: float) -> None:
+    """To round the ratio would not do: a target that waits a little may gain more than it loses."""
+    text = texts(kind)
+    accepted = [[float(passed) for passed, _ in text]]
+    serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
+    overlapped = min(play(Planner(window, True, True), text, ratio) for window in range(1, 7))
+    assert play(Planner("auto", True, True), text, ratio) < min(serial, overlapped) / 0.97
+
+
 def test_a_worker_reads_no_prompt_while_drafting_does_not_pay(monkeypatch: Any) -> None:
     """Nor does it matter to the text when it does: a draw's number does not tell of it."""
     opened: list[int] = []
