@@ -110,7 +110,7 @@ def steps_that_pay(
     """
     seconds = cache(seconds)  # of the same widths for every count of steps
     there, speed = most_per_second(rows, seconds, spent, advance)
-    best, speed = 0, speed if there or spent else WORTH_IT * speed
+    best, before, speed = 0, 0.0, speed if there or spent else WORTH_IT * speed
     for more in FORESIGHT:
         foreseen = [
             sorted(
@@ -122,4 +122,7 @@ def steps_that_pay(
         found = most_per_second(foreseen, seconds, spent + opening + more * step, advance)[1]
         if found > speed:
             best, speed = more, found
+        if found < before:  # each further step adds less: past the summit
+            break
+        before = found
     return best

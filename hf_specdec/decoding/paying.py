@@ -20,6 +20,9 @@ LEAST_TRIAL = 3
 """rounds, however many rows there are"""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
+GIVEN, CREDIT = 3, 6
+"""plain rounds that drafting may lose before it pauses: eight rounds show little of a drafter that gains a fifth, and a
+pause costs that; and how much of what it has gained counts against later losses"""
 TOO_MUCH = 6
 """plain rounds; a trial that has lost more ends at once"""
 HARDLY = 0.05
@@ -67,7 +70,7 @@ class Record:
     gained: int = 0
     """tokens that they gave beyond one per row"""
     lost: float = 0.0
-    """seconds by which they took longer than plain decoding would have taken for their tokens"""
+    """seconds by which they took longer than plain decoding would have taken for their tokens; below 0 where less"""
     paused: bool = False
     """whether there ever was one"""
 
@@ -159,17 +162,20 @@ class Paying:
             return
         record.gained += self.tokens - self.rows
         if plain:
-            record.lost += min(seconds - self.tokens / plain, SHOCK * self.rows / plain)
+            plain_round = self.rows / plain
+            record.lost = max(
+                record.lost + min(seconds - self.tokens / plain, SHOCK * plain_round), -CREDIT * plain_round
+            )
         if not self.first:
             self._decide(record, plain)
 
     def _decide(self, record: Record, plain: float) -> None:
         record.tried, record.seen = record.tried + 1, record.seen + self.rows * self.verified
         if record.drafted.rate() > plain if plain else self.tokens >= LITTLE * self.rows:
-            record.pause, record.lost = FIRST_PAUSE, 0.0
+            record.pause = FIRST_PAUSE
             if not plain:
                 record.tried = record.seen = record.gained = 0
-        elif record.tried >= self._trial(record) or record.lost * plain > TOO_MUCH * self.rows:
+        elif self._has_failed(record, record.lost * plain / self.rows):
             made_up_for = record.lost * plain / self.rows / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
             self.debt.left = max(self.debt.left, record.left)
@@ -179,13 +185,16 @@ class Paying:
             if self.keeps_state:
                 record.drafted = Pace()  # what comes is another text
 
-    def _trial(self, record: Record) -> int:
-        """Rounds that show whether drafts pay: each row of a batch is one."""
+    def _has_failed(self, record: Record, lost: float) -> bool:
+        """Whether drafting, which gives less than plain decoding of late, has lost so many plain rounds that it pauses.
+        Each row of a batch is a round of a trial."""
+        hardly = record.gained < HARDLY * record.seen
+        if lost > TOO_MUCH or (hardly and record.seen >= FIRST_TRIAL):
+            return True
         if self.keeps_state:
-            return TRIAL
-        if record.seen >= FIRST_TRIAL and record.gained < HARDLY * record.seen:
-            return record.tried
-        return max(LEAST_TRIAL, (LATER_TRIAL if record.paused else FIRST_TRIAL) // self.rows)
+            return record.tried >= TRIAL
+        trial = max(LEAST_TRIAL, (LATER_TRIAL if record.paused else FIRST_TRIAL) // self.rows)
+        return record.tried >= trial and (hardly or lost > GIVEN or not record.plain.seconds)
 
     def note(self) -> str:
         """Why drafts were left out, if they were."""
