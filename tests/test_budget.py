@@ -432,6 +432,11 @@ def test_steps_are_made_while_they_pay(alpha: float, step: float) -> None:
     assert (steps > 0) is (alpha > step)
 
 
+def test_steps_are_counted_beyond_a_second_token_that_takes_long() -> None:
+    """One and two of them do not pay, four do."""
+    assert steps_that_pay([[]], [1.0], [[0.9]], lambda width: 1.0 if width == 1 else 2.8, 0.05) >= 4
+
+
 def test_what_a_copy_says_need_not_be_drafted() -> None:
     sure = [0.99**n for n in range(1, 9)]
     assert steps_that_pay([sure], [0.01], [[0.6]], lambda width: 1 + 0.01 * width, 0.1) == 0

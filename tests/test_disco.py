@@ -290,6 +290,8 @@ def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
     budget.begin([0])
     for _ in range(400):
         budget.observe(0, [0.95], 0)  # who says so is believed no more
+    for _ in range(30):
+        budget.begin([0])  # and not for what has just been
     assert not budget.pays([[0.95]], [True], seconds, 0.1)
 
 

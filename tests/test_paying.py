@@ -13,7 +13,7 @@ from test_stats import Clock
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
-from hf_specdec.decoding.paying import FIRST_TRIAL, LATER_TRIAL, TOO_MUCH, Paying, Record
+from hf_specdec.decoding.paying import CREDIT, FIRST_TRIAL, GIVEN, LATER_TRIAL, PLAIN_FIRST, TOO_MUCH, Paying, Record
 from hf_specdec.drafters.merged import MANY
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
@@ -240,11 +240,12 @@ class Slow:
         record = self.records.setdefault
         return Paying(inner, lambda rows: record(rows, Record()), False, own_order=True, clock=lambda: self.now)
 
-    def play(self, call: Paying, rows: int, rounds: int) -> None:
+    def play(self, call: Paying, rows: int, rounds: int, gained: int = 0) -> None:
+        """Rounds with drafts give so many tokens more."""
         sequences: Any = None
         for _ in range(rounds):
             call.feed(Round(sequences, [9] * rows, [False] * rows, lockstep=False))
-            call.observe(rows)
+            call.observe(rows + gained * self.drafted[-1])
             self.now += self.takes if self.drafted[-1] else 1.0
 
 
@@ -260,6 +261,20 @@ def test_what_a_batch_has_lost_is_made_up_for_when_rows_leave_it() -> None:
     slow.takes = 1.0
     slow.play(slow.call(), 1, 9)  # one row has no share in that
     assert slow.drafted[-1]
+
+
+@pytest.mark.parametrize("before", [0, 40])
+def test_what_was_gained_before_may_be_lost_and_no_more(before: int) -> None:
+    """Rounds of two tokens that take 1.3 plain ones, and later 2.3."""
+    slow = Slow(1.3)
+    call = slow.call()
+    slow.play(call, 1, before, gained=1)
+    assert sum(slow.drafted) >= before - PLAIN_FIRST
+    slow.takes, rounds = 2.3, len(slow.drafted)
+    slow.play(call, 1, 200, gained=1)
+    paused = slow.drafted.index(False, rounds + PLAIN_FIRST) - rounds
+    assert GIVEN < 0.3 * paused <= (GIVEN + CREDIT if before else FIRST_TRIAL) + 5
+    assert 0.3 * sum(slow.drafted[rounds:]) < CREDIT + GIVEN + 9
 
 
 @pytest.mark.parametrize("rows", [8, 16])

@@ -23,7 +23,7 @@ def test_chances_are_seen_in_the_light_of_what_a_row_has_just_had(estimate: floa
     assert set(streaks._of) == {1}, "rows that have ended are forgotten"
 
 
-@pytest.mark.parametrize(("times", "gains"), [((0.85, 0.35), (0.04, 0.2)), ((0.6, 0.6), (-0.03, 0.0))])
+@pytest.mark.parametrize(("times", "gains"), [((0.85, 0.35), (0.04, 0.138)), ((0.6, 0.6), (-0.03, 0.0))])
 def test_streaks_foretell_runs_and_cost_little_where_there_are_none(
     times: tuple[float, float], gains: tuple[float, float]
 ) -> None:

@@ -119,10 +119,10 @@ def steps_that_pay(
             )
             for row, chance, mine in zip(rows, onward, likely, strict=True)
         ]
-        found = most_per_second(foreseen, seconds, spent + opening + more * step, advance)[1]
+        count, found = most_per_second(foreseen, seconds, spent + opening + more * step, advance)
         if found > speed:
             best, speed = more, found
-        if found < before:  # each further step adds less: past the summit
+        if count and found < before:  # each further step adds less: past the summit
             break
-        before = found
+        before = found if count else 0.0
     return best

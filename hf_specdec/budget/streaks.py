@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 FADES = 0.6
-"""weight of the past at each round of a row, whether it drafted or not"""
+"""weight of the past at each round in which a row might draft, whether it does or not"""
 AS_EXPECTED = 2.0
 """tokens that are taken to have been right as often as expected, and as many to have been wrong"""
 

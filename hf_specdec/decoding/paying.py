@@ -21,8 +21,8 @@ LEAST_TRIAL = 3
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
 GIVEN, CREDIT = 3, 6
-"""plain rounds that drafting may lose before it pauses: eight rounds show little of a drafter that gains a fifth, and a
-pause costs that; and how much of what it has gained counts against later losses"""
+"""plain rounds that drafting may lose, those that it gained before taken off, until it pauses: eight rounds show little
+of a drafter that gains a fifth, and a pause costs that; and how many gained ones count. Not for targets with a state"""
 TOO_MUCH = 6
 """plain rounds; a trial that has lost more ends at once"""
 HARDLY = 0.05
@@ -188,11 +188,11 @@ class Paying:
     def _has_failed(self, record: Record, lost: float) -> bool:
         """Whether drafting, which gives less than plain decoding of late, has lost so many plain rounds that it pauses.
         Each row of a batch is a round of a trial."""
+        if self.keeps_state:
+            return record.tried >= TRIAL or lost > TOO_MUCH
         hardly = record.gained < HARDLY * record.seen
         if lost > TOO_MUCH or (hardly and record.seen >= FIRST_TRIAL):
             return True
-        if self.keeps_state:
-            return record.tried >= TRIAL
         trial = max(LEAST_TRIAL, (LATER_TRIAL if record.paused else FIRST_TRIAL) // self.rows)
         return record.tried >= trial and (hardly or lost > GIVEN or not record.plain.seconds)
 

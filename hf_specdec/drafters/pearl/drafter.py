@@ -72,8 +72,8 @@ class PearlDrafter(ModelDrafter):
         """
         Args:
             draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
-            window: γ, tokens drafted per target forward, from 1 to 512; "auto" follows the measured speed ratio
-                (Theorem 1).
+            window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the one that would have been
+                fastest on the last runs of accepted tokens, by measured times (mostly the speed ratio, Theorem 1).
             worker: where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch;
                 "auto" is the thread for drafts on a GPU, the process for others.
             pre_verify: verify the first draft token while drafting goes on (§3.2).

@@ -109,7 +109,7 @@ class Planner:
         return others[0] if others and look_again else best
 
     def _asked_for(self, rows: int, corrections: int, runs: Runs) -> Plan:
-        """The schedule that was asked for."""
+        """The schedule that was asked for; one without pre-verify or post-verify has the other's window, too."""
         overlapped = self.pre_verify or self.post_verify
         times = self.beside if overlapped else self.alone
         draft = times.step(rows, corrections > 0)
