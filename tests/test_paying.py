@@ -13,18 +13,7 @@ from test_stats import Clock
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
-from hf_specdec.decoding.paying import (
-    BEGINNING,
-    CREDIT,
-    FIRST_TRIAL,
-    GIVEN,
-    LATER_TRIAL,
-    PLAIN_FIRST,
-    SHOCK,
-    TOO_MUCH,
-    Paying,
-    Record,
-)
+from hf_specdec.decoding.paying import CREDIT, FIRST_TRIAL, GIVEN, LATER_TRIAL, PLAIN_FIRST, TOO_MUCH, Paying, Record
 from hf_specdec.drafters.merged import MANY
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
@@ -313,8 +302,8 @@ def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) ->
 
 @pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])
 def test_a_trial_that_has_lost_much_ends_at_once(takes: float) -> None:
-    """A round of drafts takes several plain ones, and gives no more tokens. Of a first one little counts."""
+    """A round of drafts takes several plain ones, and gives no more tokens."""
     slow = Slow(takes)
     slow.play(slow.call(), 1, 40)
     lost = sum(slow.drafted) * (takes - 1)
-    assert TOO_MUCH < lost <= TOO_MUCH + 4 + SHOCK - BEGINNING and sum(slow.drafted) < FIRST_TRIAL
+    assert TOO_MUCH < lost <= TOO_MUCH + 4 and sum(slow.drafted) < FIRST_TRIAL

@@ -34,9 +34,8 @@ MEMORY = 0.9
 """weight of the past at each round"""
 PLAIN_FIRST = 2
 """rounds without a draft before the first drafts, where it is to be known from the start what these take"""
-SHOCK, BEGINNING = 4, 1
-"""plain rounds that a single round may be held to have lost: what disturbs a machine once is not the draft's fault; and
-a first one of a call, which may start a worker"""
+SHOCK = 4
+"""plain rounds that a single round may be held to have lost: what disturbs a machine once is not the draft's fault"""
 LITTLE = 1.5
 """tokens per row and round, below which it is found out what a plain round takes"""
 
@@ -164,9 +163,8 @@ class Paying:
         record.gained += self.tokens - self.rows
         if plain:
             plain_round = self.rows / plain
-            most = BEGINNING if self.first else SHOCK
             record.lost = max(
-                record.lost + min(seconds - self.tokens / plain, most * plain_round), -CREDIT * plain_round
+                record.lost + min(seconds - self.tokens / plain, SHOCK * plain_round), -CREDIT * plain_round
             )
         if not self.first:
             self._decide(record, plain)
