@@ -176,12 +176,13 @@ class Paying:
             if not plain:
                 record.tried = record.seen = record.gained = 0
         elif self._has_failed(record, record.lost * plain / self.rows):
-            made_up_for = record.lost * plain / self.rows / COSTS
+            learning = 0 if self.debt.paused else GIVEN  # so much it may cost to get to know a drafter, once
+            made_up_for = (record.lost * plain / self.rows - learning) / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
             self.debt.left = max(self.debt.left, record.left)
             record.pause = min(2 * record.pause, LONGEST_PAUSE)
             record.tried = record.seen = record.gained = 0
-            record.lost, record.paused = 0.0, True
+            record.lost, record.paused, self.debt.paused = 0.0, True, True
             if self.keeps_state:
                 record.drafted = Pace()  # what comes is another text
 

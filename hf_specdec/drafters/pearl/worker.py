@@ -95,6 +95,7 @@ def _draft(link: Link, model: "PreTrainedModel", desk: Desk, orders: "queue.Simp
                     setup = decode_object(body)
                     with setup.cast(model.device.type):
                         desk.session = BackgroundDraft(setup, model, link, desk)
+                    link.send(Kind.READY)
                 elif kind is Kind.CLOSE:
                     desk.session = None
                 elif desk.session is not None:
