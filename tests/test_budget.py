@@ -8,8 +8,9 @@ from math import prod
 import pytest
 
 from hf_specdec.budget import Advance, Band, Cost, DraftCost, Survival, Tree, most_per_second, steps_that_pay
-from hf_specdec.budget.cost import AGAIN, BEYOND, LOOK, LOOK_AGAIN, PAUSED, PLAIN, TRIED, UNKNOWN, running_mean
+from hf_specdec.budget.cost import AGAIN, BEYOND, LOOK, PLAIN, TRIED, UNKNOWN, running_mean
 from hf_specdec.budget.decision import WORTH_IT
+from hf_specdec.budget.draft_cost import LOOK_AGAIN, PAUSED
 from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
 
@@ -147,6 +148,20 @@ def test_what_opens_a_draft_is_no_step_of_it() -> None:
     assert draft.step == pytest.approx(0.5)
 
 
+def test_what_opens_a_draft_is_found_out_anew_where_it_was_disturbed() -> None:
+    """Else it would never pay again: what is asked again behind a pause reads more than usual, and did not count."""
+    draft = DraftCost()
+    for _ in range(4):
+        draft.observe_draft(3, 1.5, 3.5)
+    draft.observe_draft(3, 600.0, 602.0)
+    assert draft.opening < 0.6  # a single one hardly counts, however long it took
+    for _ in range(40):
+        draft.observe_draft(3, 600.0, 602.0)
+    assert draft.opening > 1.0
+    draft.observe_draft(2, 1.6, 2.6, usual=False)
+    assert draft.opening == pytest.approx(0.6)
+
+
 def test_in_a_pause_nothing_is_decided_for_some_rounds_and_looks_come_all_the_same() -> None:
     draft, decided = DraftCost(), []
     for n in range(60):
@@ -234,6 +249,11 @@ def test_a_look_that_cannot_be_plain_costs_one_round(plain: int) -> None:
         looks += (look := cost.tried(4) == 0)
         cost.observe_forward(4, 4 if look else 7, 1.2)
     assert 4 <= looks <= 400 // LOOK + len(TRIED)
+
+
+@pytest.mark.parametrize("longer", [2.0, 10.0, 1e6])
+def test_what_disturbs_a_machine_once_moves_a_figure_little(longer: float) -> None:
+    assert 1.0 < running_mean(1.0, longer) == pytest.approx(1.05)
 
 
 def test_a_figure_of_few_or_old_times_follows_a_new_one_more() -> None:

@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import Band, Cost, Survival, Tree
-from hf_specdec.budget.cost import LONGEST_LOOK, LOOK_AGAIN, LOOKS
+from hf_specdec.budget.draft_cost import LONGEST_LOOK, LOOK_AGAIN, LOOKS
 from hf_specdec.drafters.draft_model.growing import RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
 from hf_specdec.drafters.suffix import SuffixStore

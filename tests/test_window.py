@@ -9,8 +9,8 @@ import torch
 from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, theory
-from hf_specdec.budget import LOOK_STEPS, Advance, Cost, DraftCost
-from hf_specdec.budget.window import FIRST, LARGEST, Window, fastest
+from hf_specdec.budget import LOOK_STEPS, Advance, Cost, DraftCost, fastest
+from hf_specdec.budget.window import FIRST, LARGEST, WINDOWS, Window
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 
 
@@ -78,10 +78,11 @@ def test_a_verification_that_grows_with_its_width_makes_for_shorter_windows(slop
 def test_a_batch_that_waits_for_its_slowest_row_drafts_less() -> None:
     """What a row gains is lost in part where another is luckless, and nearly all of it where rows advance in step."""
     told = Told(0.3, lambda width: 1.0 + 0.05 * width, 0.1)
-    best = [
-        fastest(told.window.speed(told.cost.round(1), told.draft_cost, rows=4, advance=advance))
+    speeds = [
+        told.window.speed(told.cost.round(1), told.draft_cost, rows=4, advance=advance)
         for advance in (Advance(), Advance(length=32), Advance(lockstep=True))
     ]
+    best = [fastest([speed(gamma) for gamma in WINDOWS]) for speed in speeds]
     assert best[0] > 0 and best == sorted(best, reverse=True) and best[2] == 0
 
 

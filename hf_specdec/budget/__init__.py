@@ -1,8 +1,9 @@
 """How much to draft: every drafted token has a chance to be kept, every width of a forward has its time, and the nodes
 that give most tokens per second are verified."""
 
-from .cost import LOOK_STEPS, Cost, DraftCost
-from .decision import MOST_NODES, SUMMED, Advance, most_per_second, steps_that_pay
+from .cost import Cost
+from .decision import MOST_NODES, SUMMED, Advance, fastest, most_per_second, steps_that_pay
+from .draft_cost import LOOK_STEPS, DraftCost
 from .learned import Learned
 from .stepwise import Stepwise
 from .streaks import Streaks
@@ -25,6 +26,7 @@ __all__ = [
     "Tree",
     "Window",
     "are_chains",
+    "fastest",
     "most_per_second",
     "speakers",
     "steps_that_pay",

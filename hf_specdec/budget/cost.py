@@ -14,8 +14,9 @@ TRIED = (8, 8, 24, 24, 3, 3)
 count. Where rows are many that makes plain rounds, and narrow ones: a wide forward of theirs takes long"""
 AGAIN = 32
 """forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
-FOLLOWS, DISTURBED, OUTLIER = 0.15, 0.05, 1.3
-"""weights of a new time in a running figure, and of one that is so many times as long"""
+FOLLOWS, DISTURBED, OUTLIER, AT_MOST = 0.15, 0.05, 1.3, 2.0
+"""weights of a new time in a running figure, and of one that is so many times as long, which counts as so many times at
+most"""
 PLAIN, LOOK = 48, 8
 """forwards of several tokens one after another, of as many rows, behind which a plain round is played, as all that
 drafts gain is counted from it; and where its time is not known, or doubted"""
@@ -25,15 +26,6 @@ LINE = 4.0
 """forwards that the line through all widths counts as, beside those of a width itself"""
 BEYOND = 2
 """times as wide as the widest that was met, what a forward may be"""
-LOOK_AGAIN, LOOKS = 12, 0.02
-"""rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
-may take"""
-LOOK_STEPS = 2
-"""steps of the draft model, where it is asked again"""
-PAUSED = 4
-"""rounds in which nothing is decided anew where nothing paid: to decide takes time, too"""
-LONGEST_LOOK = 4
-"""times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
 UNKNOWN = 8
 """nodes while too little is known of widths"""
 
@@ -127,94 +119,6 @@ class Cost:
         return lambda width: (drafted if width > 1 else plain) + seconds(width)
 
 
-class DraftCost:
-    """What a draft model's steps take, and for how long it was not asked."""
-
-    def __init__(self) -> None:
-        self.step: float | None = None
-        """seconds"""
-        self.opening = 0.0
-        """seconds that a round with any takes beside them: what was accepted meanwhile is read, a tree is grown"""
-        self.reading = 0.0
-        """seconds per token of a prompt, which it reads when a call asks it first; of a long one, as short ones take
-        longer per token"""
-        self.look = 0.0
-        """seconds that drafting takes where it is asked again: what the text grew by meanwhile is read, too"""
-        self.unasked = 0
-        """rounds since it was asked last"""
-        self.looks = 0
-        """how often in a row it was asked though that did not pay"""
-        self._met = self._read = False
-
-    def begin(self) -> "DraftCost":
-        """For another text: there the draft model may be right, so looks are as frequent as at first."""
-        self.looks = 0
-        return self
-
-    def observe(self, seconds: float) -> None:
-        """One draft step took this long. The first one takes longer than those that follow: it does not count."""
-        if self._met:
-            self.step = running_mean(self.step, seconds)
-        self._met = True
-
-    def c(self, cost: Cost, rows: int) -> float | None:
-        """A step over a step of the target; None where one of them is not known yet."""
-        return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None
-
-    def observe_draft(self, steps: int, first: float, seconds: float, usual: bool = True) -> None:
-        """A round drafted so many steps in `seconds`; the first one, which reads what was accepted meanwhile, was there
-        after `first`.
-
-        Args:
-            usual: whether what it read is no more than usual.
-        """
-        if steps > 1:
-            self.observe((seconds - first) / (steps - 1))
-        elif usual and (self.step is None or seconds < self.step):
-            self.observe(seconds)
-        if usual and self.step is not None:
-            self.opening = running_mean(self.opening or None, max(seconds - steps * self.step, 0.0))
-
-    def observe_look(self, seconds: float) -> None:
-        """It was asked again, and took so long beside reading the prompt."""
-        self.look = running_mean(self.look or None, seconds)
-
-    def observe_reading(self, seconds: float, tokens: int) -> None:
-        """A prompt of so many tokens was read in this time. The first one takes longer than those that follow: it does
-        not count, and until there is another one reading takes nothing."""
-        if tokens and self._read:
-            self.reading = min(self.reading or seconds / tokens, seconds / tokens)
-        self._read |= tokens > 0
-
-    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
-        """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
-
-        Args:
-            cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
-            unread: seconds that the prompt takes, where it was not read yet.
-        """
-        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows, unread)
-        self.looks = 0 if pays else self.looks + looks
-        self.unasked = 0 if pays or looks else self.unasked + 1
-        return self.unasked == 0
-
-    def pauses(self) -> bool:
-        """Whether it is not even thought of in this round."""
-        paused = self.unasked % PAUSED > 0
-        self.unasked += paused
-        return paused
-
-    def _look_again(self, cost: Cost | None, rows: int, unread: float) -> float:
-        """Rounds from one look to the next."""
-        longer = min(2**self.looks, LONGEST_LOOK)
-        if cost is None or not cost.known or self.step is None:
-            return longer * LOOK_AGAIN
-        seconds = cost.round(rows)
-        look = self.look or self.opening + LOOK_STEPS * self.step
-        taken = (seconds(2) + unread + look) / seconds(1) - 1
-        return max(longer * LOOK_AGAIN, taken / LOOKS)
-
-
 def _doubted(times: Mapping[tuple[int, int], tuple[float, float]], rows: int) -> bool:
     """Whether it is not known what a forward of one token takes: not met, or seldom of late, and faster if wider."""
     seconds, weight = times.get((rows, 1), (inf, 0.0))
@@ -237,4 +141,4 @@ def running_mean(old: float | None, new: float, weight: float = inf) -> float:
     if old is None or new * OUTLIER < old:
         return new
     follows = FOLLOWS if new < OUTLIER * old else DISTURBED
-    return old + max(follows, follows / FOLLOWS / (1 + weight)) * (new - old)
+    return old + max(follows, follows / FOLLOWS / (1 + weight)) * (min(new, AT_MOST * old) - old)

@@ -80,9 +80,16 @@ def most_per_second(
         row[: 1 + len(chances)] = 1.0, *chances[:count]
     times = np.array([seconds(width) for width in range(1, 2 + count)]) + spent
     speeds = advance.tokens(gained.cumsum(axis=1)) / times
-    best = int(speeds.argmax())
-    best = best if speeds[best] > WORTH_IT * speeds[0] else 0
+    best = fastest(speeds)
     return best, float(speeds[best])
+
+
+def fastest(speeds: ArrayLike) -> int:
+    """Which of these is the highest, by the count of tokens that are drafted; 0 where none promises enough more than
+    plain decoding."""
+    speeds = np.asarray(speeds)
+    best = int(speeds.argmax())
+    return best if speeds[best] > WORTH_IT * speeds[0] else 0
 
 
 def steps_that_pay(

@@ -56,7 +56,8 @@ class Stepwise:
         chances = [self._survivals(row, said) for row, said in zip(self.rows, seen, strict=True)]
         steps = max(map(len, chances), default=0)
         kept = [mine[-1] if mine else 1.0 for mine in chances]
-        likely = [[self.streaks.chance(row, self.alpha)] for row in self.rows]
+        alpha = self.alpha
+        likely = [[self.streaks.chance(row, alpha)] for row in self.rows]
         onward = [chance * goes_on for chance, goes_on in zip(kept, open, strict=True)]
         spent, opening = (steps * step + opening, 0.0) if steps else (0.0, opening)
         return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening) > 0

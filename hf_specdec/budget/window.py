@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 from ..theory import expected_tokens
-from .cost import LOOK_STEPS, Cost, DraftCost
-from .decision import SUMMED, WORTH_IT, Advance
+from .cost import Cost
+from .decision import SUMMED, Advance, fastest
+from .draft_cost import LOOK_STEPS, DraftCost
 
 FIRST = 5
 """γ before anything was measured"""
 LARGEST = 16
+WINDOWS = range(LARGEST + 1)
 PRIOR = 4.0
 """tokens that a guess counts as"""
 
@@ -102,14 +104,9 @@ class Window:
             return FIRST
         if cost.tried(rows) == 0:
             return 0
-        gamma = fastest(self.speed(cost.round(rows), draft_cost, rows, advance, candidates))
+        speed = self.speed(cost.round(rows), draft_cost, rows, advance, candidates)
+        gamma = fastest([speed(n) for n in WINDOWS])
         return gamma or LOOK_STEPS if draft_cost.asked(gamma > 0, cost, rows) else 0
-
-
-def fastest(speed: Callable[[int], float]) -> int:
-    """The γ of the highest speed; 0 where none promises enough more than plain decoding."""
-    gamma = max(range(LARGEST + 1), key=speed)
-    return gamma if speed(gamma) > WORTH_IT * speed(0) else 0
 
 
 def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...budget import LOOK_STEPS, DraftCost, Survival, Tree, Window, most_per_second, why_rested
-from ...budget.window import FIRST, fastest
+from ...budget import LOOK_STEPS, DraftCost, Survival, Tree, Window, fastest, most_per_second, why_rested
+from ...budget.window import FIRST, WINDOWS
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -115,7 +115,7 @@ class SampledHybridSession(TreeSession):
         active = [b for b, room in enumerate(budget) if room > 0]
         seconds, advance = cost.round(len(budget)), self.context.advance
         speed = self.draws.speed(seconds, self.draft_cost, len(active), advance)
-        gamma = fastest(speed) if fixed == "auto" else int(fixed)
+        gamma = fastest([speed(n) for n in WINDOWS]) if fixed == "auto" else int(fixed)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         copying = most_per_second(chances, seconds, advance=advance)[1]
         pays = gamma > 0 and speed(gamma) > copying

@@ -1,0 +1,102 @@
+"""`DraftCost`: what a draft model's steps take, and when it is asked."""
+
+from .cost import Cost, running_mean
+
+LOOK_AGAIN, LOOKS = 12, 0.02
+"""rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
+may take"""
+LOOK_STEPS = 2
+"""steps of the draft model, where it is asked again"""
+PAUSED = 4
+"""rounds in which nothing is decided anew where nothing paid: to decide takes time, too"""
+LONGEST_LOOK = 4
+"""times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
+
+
+class DraftCost:
+    """What a draft model's steps take, and for how long it was not asked."""
+
+    def __init__(self) -> None:
+        self.step: float | None = None
+        """seconds"""
+        self.opening = 0.0
+        """seconds that a round with any takes beside them: what was accepted meanwhile is read, a tree is grown"""
+        self.reading = 0.0
+        """seconds per token of a prompt, which it reads when a call asks it first; of a long one, as short ones take
+        longer per token"""
+        self.look = 0.0
+        """seconds that drafting takes where it is asked again: what the text grew by meanwhile is read, too"""
+        self.unasked = 0
+        """rounds since it was asked last"""
+        self.looks = 0
+        """how often in a row it was asked though that did not pay"""
+        self._met = self._read = False
+
+    def begin(self) -> "DraftCost":
+        """For another text: there the draft model may be right, so looks are as frequent as at first."""
+        self.looks = 0
+        return self
+
+    def observe(self, seconds: float) -> None:
+        """One draft step took this long. The first one takes longer than those that follow: it does not count."""
+        if self._met:
+            self.step = running_mean(self.step, seconds)
+        self._met = True
+
+    def c(self, cost: Cost, rows: int) -> float | None:
+        """A step over a step of the target; None where one of them is not known yet."""
+        return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None
+
+    def observe_draft(self, steps: int, first: float, seconds: float, usual: bool = True) -> None:
+        """A round drafted so many steps in `seconds`; the first one, which reads what was accepted meanwhile, was there
+        after `first`.
+
+        Args:
+            usual: whether what it read is no more than usual.
+        """
+        if steps > 1:
+            self.observe((seconds - first) / (steps - 1))
+        elif usual and (self.step is None or seconds < self.step):
+            self.observe(seconds)
+        opening = max(seconds - steps * (self.step or 0.0), 0.0)
+        if self.step is not None and (usual or opening < self.opening):  # what reads more takes no less
+            self.opening = running_mean(self.opening or None, opening)
+
+    def observe_look(self, seconds: float) -> None:
+        """It was asked again, and took so long beside reading the prompt."""
+        self.look = running_mean(self.look or None, seconds)
+
+    def observe_reading(self, seconds: float, tokens: int) -> None:
+        """A prompt of so many tokens was read in this time. The first one takes longer than those that follow: it does
+        not count, and until there is another one reading takes nothing."""
+        if tokens and self._read:
+            self.reading = min(self.reading or seconds / tokens, seconds / tokens)
+        self._read |= tokens > 0
+
+    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
+        """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
+
+        Args:
+            cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
+            unread: seconds that the prompt takes, where it was not read yet.
+        """
+        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows, unread)
+        self.looks = 0 if pays else self.looks + looks
+        self.unasked = 0 if pays or looks else self.unasked + 1
+        return self.unasked == 0
+
+    def pauses(self) -> bool:
+        """Whether it is not even thought of in this round."""
+        paused = self.unasked % PAUSED > 0
+        self.unasked += paused
+        return paused
+
+    def _look_again(self, cost: Cost | None, rows: int, unread: float) -> float:
+        """Rounds from one look to the next."""
+        longer = min(2**self.looks, LONGEST_LOOK)
+        if cost is None or not cost.known or self.step is None:
+            return longer * LOOK_AGAIN
+        seconds = cost.round(rows)
+        look = self.look or self.opening + LOOK_STEPS * self.step
+        taken = (seconds(2) + unread + look) / seconds(1) - 1
+        return max(longer * LOOK_AGAIN, taken / LOOKS)
