@@ -75,14 +75,9 @@ def epoch(body):
 
 
 def a_step(tokens, q=None):
-    """A worker that reads the prompt, and answers every order with one step."""
-
-    def make(kind, body):
-        if kind is Kind.OPEN:
-            return [frame(Kind.READY, b"")]
-        return [frame(Kind.STEP, Step(epoch(body), 1, 0.0, 0.0, tokens, q).encode())] if kind is Kind.DRAFT else []
-
-    return make
+    return lambda kind, body: (
+        [frame(Kind.STEP, Step(epoch(body), 1, 0.0, 0.0, tokens, q).encode())] if kind is Kind.DRAFT else []
+    )
 
 
 def quits_after(messages):

@@ -91,15 +91,15 @@ class Table:
     new_tokens: int
 
     def run(
-        self, name: str, prompts: list[Prompt], ratio: float, temperature: float, windows: list[int], only: str
+        self, name: str, prompts: list[Prompt], ratio: float, temperature: float, windows: list[int], only: list[str]
     ) -> Iterator[Row]:
-        """The methods whose name contains `only`, on one file."""
+        """The methods whose name contains one of `only`, or all, on one file."""
         inputs = [batch([prompt_ids(self.tokenizer, prompt)], self.tokenizer.pad_token_id) for prompt in prompts]
         plain = [self._generate(None, x, temperature, i) for i, x in enumerate(inputs)]
         bounds = self._serial_bounds(plain, inputs, [[]] * len(inputs), ratio, temperature)
         best = min(bounds, key=bounds.__getitem__)
         for method, (kind, options) in methods(max(1, round(ratio)), best, windows).items():
-            if only in method:
+            if not only or any(part in method for part in only):
                 row = Row(name, temperature, ratio, method, 0, 0.0, None, None, None, None)
                 made, played, bound = self._decode(row, kind, options, inputs)
                 row.same_text = None if temperature else all(map(torch.equal, made, plain))
@@ -241,7 +241,9 @@ class Settings:
     window: Annotated[list[int], typer.Option(help="Compare these windows of PEARL instead of the methods.")] = field(
         default_factory=list
     )
-    only: Annotated[str, typer.Option(help="Run the methods whose name contains this.")] = ""
+    only: Annotated[list[str], typer.Option(help="Run the methods whose name contains this; repeat for several.")] = (
+        field(default_factory=list)
+    )
     limit: Annotated[int, typer.Option(help="Prompts per file.")] = 2
     max_new_tokens: int = 64
     draft_milliseconds: Annotated[float, typer.Option(help="Pace of a draft step.")] = 30.0

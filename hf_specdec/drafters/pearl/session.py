@@ -89,13 +89,6 @@ class PearlSession(DraftSession):
             self.worker.link.send(Kind.OPEN, self._setup)
             self._setup = None
 
-    def observe_prompt(self, verdict: Verdict) -> None:
-        """The worker has read the prompt, too. What it takes to begin, of a new process a fifth of a second, is no
-        round's: `Paying` would hold it against drafting."""
-        if self._setup is None:
-            with self._listening():
-                self._hear_until(Kind.READY)
-
     # ------------------------------------------------------------------ orders
 
     def start_draft(
@@ -203,7 +196,7 @@ class PearlSession(DraftSession):
         wanted = [] if tokens is None else tokens.tolist()
         with self._listening():
             self.worker.link.send(Kind.ASK, encode_numbers(self.next_lines[row], column, *wanted))
-            q = np.frombuffer(self._hear_until(Kind.ANSWER), "<f4")
+            q = np.frombuffer(self._hear_answer(), "<f4")
             if len(q) != (len(wanted) or self.context.vocab_size) or not ((q >= 0) & (q <= 1.0001)).all():
                 raise ConnectionError(f"the draft worker answered garbage: {len(q)} probabilities from {q.min()} on")
         return torch.from_numpy(q.copy()).to(self.context.device)
@@ -221,9 +214,9 @@ class PearlSession(DraftSession):
         while self.total is None and len(self.steps) == before:
             self._hear(deadline)
 
-    def _hear_until(self, wanted: Kind) -> bytes:
+    def _hear_answer(self) -> bytes:
         deadline = time.perf_counter() + self.patience
-        while (message := self._hear(deadline))[0] is not wanted:
+        while (message := self._hear(deadline))[0] is not Kind.ANSWER:
             pass
         return message[1]
 

@@ -3,6 +3,7 @@
 It runs in a thread of the target's process (`serve`) or in a process of its own (`main`); the line is the same.
 """
 
+import gc
 import importlib
 import os
 import queue
@@ -95,7 +96,6 @@ def _draft(link: Link, model: "PreTrainedModel", desk: Desk, orders: "queue.Simp
                     setup = decode_object(body)
                     with setup.cast(model.device.type):
                         desk.session = BackgroundDraft(setup, model, link, desk)
-                    link.send(Kind.READY)
                 elif kind is Kind.CLOSE:
                     desk.session = None
                 elif desk.session is not None:
@@ -120,5 +120,6 @@ def _tell(link: Link, error: Exception) -> None:
 def main(fileno: int) -> None:
     """A process of its own: ended by its owner, or by the end of the line when the owner dies."""
     importlib.import_module("transformers.modeling_utils")  # most of what a model needs, before it is sent
+    gc.freeze()  # to look for garbage among all that was imported takes a fifth of a second, in the midst of a draft
     serve(Link(socket.socket(fileno=fileno)))
     os._exit(0)
