@@ -10,7 +10,7 @@ import pytest
 from hf_specdec.budget import Advance, Band, Cost, DraftCost, Survival, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.cost import AGAIN, BEYOND, LOOK, PLAIN, TRIED, UNKNOWN, running_mean
 from hf_specdec.budget.decision import WORTH_IT
-from hf_specdec.budget.draft_cost import LOOK_AGAIN, PAUSED
+from hf_specdec.budget.draft_cost import LOOK_AGAIN, LOOK_STEPS, PAUSED, RAREST
 from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
 
@@ -160,6 +160,27 @@ def test_what_opens_a_draft_is_found_out_anew_where_it_was_disturbed() -> None:
     assert draft.opening > 1.0
     draft.observe_draft(2, 1.6, 2.6, usual=False)
     assert draft.opening == pytest.approx(0.6)
+    draft.observe_draft(3, 1.0, 3.0)  # nothing had to be read
+    draft.observe_draft(3, 600.0, 602.0)
+    assert draft.opening < 2 * draft.step
+
+
+@pytest.mark.parametrize("steps", [1, LOOK_STEPS])
+def test_a_step_that_was_disturbed_is_found_out_anew_by_looks(steps: int) -> None:
+    """Whose first step reads what was accepted since the last one."""
+    draft, cost = DraftCost(), Cost()
+    for width in (1, 2):
+        for _ in range(3):
+            cost.observe_forward(1, width, 1.0)
+    for _ in range(2):
+        draft.observe_draft(3, 900.0, 2700.0)
+    assert draft.step is not None and draft.step > 100
+    rounds = next(n for n in itertools.count(1) if draft.asked(False, cost))
+    assert rounds <= RAREST
+    draft.observe_draft(steps, 0.4, 0.4 + 0.1 * (steps - 1), usual=False)
+    draft.observe_look(0.4)
+    assert draft.step <= 0.4
+    assert next(n for n in itertools.count(1) if draft.asked(False, cost)) < 100
 
 
 def test_in_a_pause_nothing_is_decided_for_some_rounds_and_looks_come_all_the_same() -> None:
@@ -260,7 +281,7 @@ def test_a_figure_of_few_or_old_times_follows_a_new_one_more() -> None:
     assert running_mean(1.0, 1.2, weight=1.0) == pytest.approx(1.1)
     assert running_mean(1.0, 1.2, weight=0.5) > running_mean(1.0, 1.2, weight=5.0)
     assert running_mean(1.0, 1.2, weight=50.0) == running_mean(1.0, 1.2)
-    assert running_mean(1.0, 9.0, weight=1.0) < 2.5, "a disturbed one less"
+    assert running_mean(1.0, 9.0, weight=1.0) == pytest.approx(1 + 1 / 6), "a disturbed one less"
 
 
 def test_the_first_forward_of_a_width_does_not_count() -> None:

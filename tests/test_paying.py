@@ -13,7 +13,18 @@ from test_stats import Clock
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
-from hf_specdec.decoding.paying import CREDIT, FIRST_TRIAL, GIVEN, LATER_TRIAL, PLAIN_FIRST, TOO_MUCH, Paying, Record
+from hf_specdec.decoding.paying import (
+    COSTS,
+    CREDIT,
+    FIRST_PAUSE,
+    FIRST_TRIAL,
+    GIVEN,
+    LATER_TRIAL,
+    PLAIN_FIRST,
+    TOO_MUCH,
+    Paying,
+    Record,
+)
 from hf_specdec.drafters.merged import MANY
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
@@ -298,6 +309,16 @@ def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) ->
     assert PromptLookupDrafter().start(drafters.context(**made, most_rows=rows)).weighs
     for made_by in (DraftModelDrafter, HybridDrafter):
         assert made_by(models.llama(), num_draft_tokens=3).start(drafters.context(**made)).weighs
+
+
+def test_the_first_trial_may_cost_a_little_and_later_ones_are_made_up_for() -> None:
+    """A drafter of which little is known may yet be right: three plain rounds are no reason to leave it for 150."""
+    slow = Slow(1.2)
+    slow.play(slow.call(), 1, 200)
+    drafts = "".join("x" if drafted else "." for drafted in slow.drafted).lstrip(".")
+    first, second = (len(pause) for pause in drafts.replace("x", " ").split()[:2])
+    assert first == FIRST_PAUSE
+    assert second == pytest.approx(LATER_TRIAL * 0.2 / COSTS, abs=2)
 
 
 @pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])

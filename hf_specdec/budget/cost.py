@@ -132,13 +132,12 @@ def _line(known: Mapping[int, tuple[float, float]]) -> Callable[[int], float]:
 
 
 def running_mean(old: float | None, new: float, weight: float = inf) -> float:
-    """A running figure that a disturbance moves little, and not for long: it only ever makes a forward slower. It leans
-    to no side, so that widths that are met often and seldom compare.
+    """A running figure that a disturbance moves little, and not for long: it only ever makes a forward slower.
 
     Args:
         weight: of the old figure; where that is little, because few times or old ones are in it, the new time has more.
     """
-    if old is None or new * OUTLIER < old:
+    if not old or new * OUTLIER < old:
         return new
     follows = FOLLOWS if new < OUTLIER * old else DISTURBED
     return old + max(follows, follows / FOLLOWS / (1 + weight)) * (min(new, AT_MOST * old) - old)

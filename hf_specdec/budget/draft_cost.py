@@ -11,6 +11,8 @@ PAUSED = 4
 """rounds in which nothing is decided anew where nothing paid: to decide takes time, too"""
 LONGEST_LOOK = 4
 """times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
+RAREST = 1024
+"""rounds after which it is asked again in any case: what a look seemed to take may have been disturbed"""
 
 
 class DraftCost:
@@ -56,11 +58,11 @@ class DraftCost:
         """
         if steps > 1:
             self.observe((seconds - first) / (steps - 1))
-        elif usual and (self.step is None or seconds < self.step):
+        elif seconds < self.step if self.step is not None else usual:
             self.observe(seconds)
         opening = max(seconds - steps * (self.step or 0.0), 0.0)
         if self.step is not None and (usual or opening < self.opening):  # what reads more takes no less
-            self.opening = running_mean(self.opening or None, opening)
+            self.opening = running_mean(self.opening or self.step, opening)
 
     def observe_look(self, seconds: float) -> None:
         """It was asked again, and took so long beside reading the prompt."""
@@ -99,4 +101,4 @@ class DraftCost:
         seconds = cost.round(rows)
         look = self.look or self.opening + LOOK_STEPS * self.step
         taken = (seconds(2) + unread + look) / seconds(1) - 1
-        return max(longer * LOOK_AGAIN, taken / LOOKS)
+        return min(max(longer * LOOK_AGAIN, taken / LOOKS), RAREST)

@@ -22,7 +22,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 8, 128
 """rounds"""
 GIVEN, CREDIT = 3, 6
 """plain rounds that drafting may lose, those that it gained before taken off, until it pauses: eight rounds show little
-of a drafter that gains a fifth, and a pause costs that; and how many gained ones count. Not for targets with a state"""
+of a drafter that gains a fifth, and a pause costs that (the first ones are not made up for either, once for each number
+of rows that calls begin with); and how many gained ones count. Not for targets with a state"""
 TOO_MUCH = 6
 """plain rounds; a trial that has lost more ends at once"""
 HARDLY = 0.05
@@ -176,7 +177,7 @@ class Paying:
             if not plain:
                 record.tried = record.seen = record.gained = 0
         elif self._has_failed(record, record.lost * plain / self.rows):
-            learning = 0 if self.debt.paused else GIVEN  # so much it may cost to get to know a drafter, once
+            learning = 0 if self.debt.paused or self.keeps_state else GIVEN  # what getting to know a drafter may cost
             made_up_for = (record.lost * plain / self.rows - learning) / COSTS
             record.left = min(max(record.pause, round(made_up_for)), LONGEST_MADE_UP)
             self.debt.left = max(self.debt.left, record.left)

@@ -150,7 +150,7 @@ class GrowingSession(TreeSession):
         seconds, usual = time.perf_counter() - began, not opened and not before
         if not blind:
             self.draft_cost.observe_draft(self.steps, caught_up - began, seconds, usual)
-        elif usual:
+        elif usual or seconds / self.steps < (self.draft_cost.step or 0.0):
             self.draft_cost.observe(seconds / self.steps)
         if looks:
             self.draft_cost.observe_look(seconds)

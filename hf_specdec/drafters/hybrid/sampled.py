@@ -59,6 +59,8 @@ class SampledHybridSession(TreeSession):
         limit = self._limit if self._drawing is None else min(self._limit, self._drawing.model.context_limit)
         gamma = self._window(budget) if max(sequences.lengths) < limit else 0
         if gamma == 0:
+            if self._drawing is not None:
+                self._drawing.seconds = 0.0  # what it is to read next is more than usual
             draft = self.draft()
             draft.sources = named(self.trees, self.ordered)
             return draft

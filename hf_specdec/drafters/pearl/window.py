@@ -86,13 +86,13 @@ class Planner:
 
     def one_after_the_other(self, rows: int) -> tuple[Callable[[int], float], float]:
         """Seconds of a target forward by its width, and of a draft step, with nothing beside them; once a plan has a
-        speed. What was not seen alone is as it was side by side; a step, as much faster as the target is."""
-        alone, beside = self.alone, self.beside
-        verify, step = (alone if alone.target.known else beside).target.round(rows), alone.step(rows)
-        if step is None:
-            step = beside.step(rows) or 0.0
-            step *= min(1.0, verify(1) / beside.target.round(rows)(1))
-        return verify, step
+        speed. What was not seen alone is as it was side by side; a step, as much faster as the target is. No step takes
+        longer alone."""
+        alone, beside = self.alone.step(rows), self.beside.step(rows)
+        verify = (self.alone if self.alone.target.known else self.beside).target.round(rows)
+        if alone is None:
+            return verify, (beside or 0.0) * min(1.0, verify(1) / self.beside.target.round(rows)(1))
+        return verify, alone if beside is None else min(alone, beside)
 
     def plan(self, rows: int) -> Plan:
         """The fastest way to run the next round."""
