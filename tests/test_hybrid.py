@@ -270,7 +270,7 @@ def now_and_then(monkeypatch):
     """Has the draft model asked in every third round."""
     turn = iter(range(10**6))
     monkeypatch.setattr(
-        HybridSession, "_steps_that_pay", lambda self, tips: 3 if self.steps or next(turn) % 3 == 0 else 0
+        HybridSession, "_steps_that_pay", lambda self, tips, enough: 3 if self.steps or next(turn) % 3 == 0 else 0
     )
 
 

@@ -14,7 +14,7 @@ TRIED = (8, 8, 24, 24, 3, 3)
 count. Where rows are many that makes plain rounds, and narrow ones: a wide forward of theirs takes long"""
 AGAIN = 32
 """forwards of a single token in a row, behind which two are tried: what wider ones took may have been disturbed"""
-FOLLOWS, DISTURBED, OUTLIER, AT_MOST = 0.15, 0.05, 1.3, 2.0
+FOLLOWS, DISTURBED, OUTLIER, AT_MOST = 0.15, 0.05, 1.3, 4.0
 """weights of a new time in a running figure, and of one that is so many times as long, which counts as so many times at
 most"""
 PLAIN, LOOK = 48, 8

@@ -101,6 +101,7 @@ def steps_that_pay(
     spent: float = 0.0,
     advance: Advance = SUMMED,
     opening: float = 0.0,
+    enough: int = FORESIGHT[-1],
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays.
 
@@ -114,6 +115,7 @@ def steps_that_pay(
         spent: seconds that drafting has taken already.
         advance: as in `most_per_second`.
         opening: seconds that the first of them takes beside its own.
+        enough: no more are counted; 1 where it is asked whether to make another at all.
     """
     seconds = cache(seconds)  # of the same widths for every count of steps
     there, speed = most_per_second(rows, seconds, spent, advance)
@@ -129,7 +131,7 @@ def steps_that_pay(
         count, found = most_per_second(foreseen, seconds, spent + opening + more * step, advance)
         if found > speed:
             best, speed = more, found
-        if count and found < before:  # each further step adds less: past the summit
+        if best >= enough or (count and found < before):  # each further step adds less: past the summit
             break
         before = found if count else 0.0
     return best

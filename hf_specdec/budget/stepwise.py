@@ -60,7 +60,7 @@ class Stepwise:
         likely = [[self.streaks.chance(row, alpha)] for row in self.rows]
         onward = [chance * goes_on for chance, goes_on in zip(kept, open, strict=True)]
         spent, opening = (steps * step + opening, 0.0) if steps else (0.0, opening)
-        return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening) > 0
+        return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening, enough=1) > 0
 
     def _survivals(self, row: int, said: Sequence[float]) -> list[float]:
         """The chance of each token of a row, that it and all before it are kept."""

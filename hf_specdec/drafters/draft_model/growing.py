@@ -118,7 +118,8 @@ class GrowingSession(TreeSession):
         if self.others is None and self.draft_cost.pauses():
             return True
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
-        planned = self._steps_that_pay(tips)
+        blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
+        planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
         if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread()):
             return True
@@ -129,13 +130,13 @@ class GrowingSession(TreeSession):
             began = time.perf_counter()
             self._chain = Chain(self.context, self._model, self.candidates)
             self.draft_cost.observe_reading(time.perf_counter() - began, self.context.prompt_ids.numel())
-        blind, unread = waits(self._chain.model.device), []
+        unread = []
         began = caught_up = time.perf_counter()
         opened |= self._chain.begin(sequences, most)
         for step in range(1, most + 1):
             found = self._chain.step()
             self.steps = step
-            if blind:  # to look at every token would cost more than to draft too many
+            if blind:
                 unread.append(found)
                 if step == planned:
                     break
@@ -143,7 +144,7 @@ class GrowingSession(TreeSession):
             tips = self._grow(tips, to_host(found[0]), to_host(found[1]), budget)
             if step == 1:
                 caught_up = time.perf_counter()
-            if all(tip is None for tip in tips) or (step >= least and not self._steps_that_pay(tips)):
+            if all(tip is None for tip in tips) or (step >= least and not self._steps_that_pay(tips, enough=1)):
                 break
         if unread:
             self._grow_at_once(tips, unread, budget)
@@ -212,11 +213,12 @@ class GrowingSession(TreeSession):
 
     # ------------------------------------------------------------------ the decision
 
-    def _steps_that_pay(self, tips: Sequence[int | None]) -> int:
+    def _steps_that_pay(self, tips: Sequence[int | None], enough: int) -> int:
         """How many more steps of the draft model promise most tokens per second; 0 where none pays.
 
         Args:
             tips: [B] where rows would go on; None for those that do not.
+            enough: no more are counted.
         """
         cost, step = self.context.cost, self.draft_cost.step
         if step is None or not cost.known:
@@ -228,7 +230,7 @@ class GrowingSession(TreeSession):
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening + self._unread() / self._left
         seconds, advance = cost.round(len(self.trees)), self.context.advance
-        return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening)
+        return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening, enough)
 
     def _unread(self) -> float:
         """Seconds that the draft model takes to read the prompt; 0 once it has, or where it is asked in any case."""
