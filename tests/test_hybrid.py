@@ -18,7 +18,7 @@ from models import llama, prompts
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.budget import Band, Cost, Survival, Tree
+from hf_specdec.budget import Band, Cost, DraftCost, Survival, Tree
 from hf_specdec.budget.draft_cost import LONGEST_LOOK, LOOK_AGAIN, LOOKS
 from hf_specdec.drafters.draft_model.growing import RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
@@ -32,6 +32,7 @@ def knowing(drafter, target, draft_step, right, kinds=()):
     survival = drafter._survival.of(target, False)
     known = drafter._draft_costs.of(target, 1)
     known.step, known.observe = draft_step, lambda seconds: None  # whatever the draft model of the test takes
+    known.given = 0
     for _ in range(300):
         for i in range(10):
             for rank in range(3):
@@ -267,8 +268,9 @@ def test_greedy_text_is_plain_decodings(lengths, eos, options):
 
 
 def now_and_then(monkeypatch):
-    """Has the draft model asked in every third round."""
+    """Has the draft model asked in every third round, whether it was right in the last one or not."""
     turn = iter(range(10**6))
+    monkeypatch.setattr(DraftCost, "observe_kept", lambda self, tokens, rows: None)
     monkeypatch.setattr(
         HybridSession, "_steps_that_pay", lambda self, tips, enough: 3 if self.steps or next(turn) % 3 == 0 else 0
     )

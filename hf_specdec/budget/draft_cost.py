@@ -11,6 +11,8 @@ PAUSED = 4
 """rounds in which nothing is decided anew where nothing paid: to decide takes time, too"""
 LONGEST_LOOK = 4
 """times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
+GIVEN = 4
+"""looks that are not as rare as they take long: what it may cost to get to know a draft model"""
 RAREST = 1024
 """rounds after which it is asked again in any case: what a look seemed to take may have been disturbed"""
 
@@ -32,7 +34,9 @@ class DraftCost:
         """rounds since it was asked last"""
         self.looks = 0
         """how often in a row it was asked though that did not pay"""
-        self._met = self._read = False
+        self.given = GIVEN
+        """looks of this kind that are left"""
+        self._right = self._met = self._read = False
 
     def begin(self) -> "DraftCost":
         """For another text: there the draft model may be right, so looks are as frequent as at first."""
@@ -68,6 +72,11 @@ class DraftCost:
         """It was asked again, and took so long beside reading the prompt."""
         self.look = running_mean(self.look or None, seconds)
 
+    def observe_kept(self, tokens: int, rows: int) -> None:
+        """Of what it drafted for so many rows so many tokens were kept. Where that is one for each, another look may
+        follow at once: it had about as much to gain as it took, and the text may be one on which the draft is right."""
+        self._right = tokens >= rows > 0
+
     def observe_reading(self, seconds: float, tokens: int) -> None:
         """A prompt of so many tokens was read in this time. The first one takes longer than those that follow: it does
         not count, and until there is another one reading takes nothing."""
@@ -82,9 +91,10 @@ class DraftCost:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
             unread: seconds that the prompt takes, where it was not read yet.
         """
-        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows, unread)
-        self.looks = 0 if pays else self.looks + looks
-        self.unasked = 0 if pays or looks else self.unasked + 1
+        right, self._right = self._right, False
+        looks = not (pays or right) and self.unasked + 1 >= self._look_again(cost, rows, unread)
+        self.looks, self.given = 0 if pays or right else self.looks + looks, max(self.given - looks, 0)
+        self.unasked = 0 if pays or right or looks else self.unasked + 1
         return self.unasked == 0
 
     def pauses(self) -> bool:
@@ -96,7 +106,7 @@ class DraftCost:
     def _look_again(self, cost: Cost | None, rows: int, unread: float) -> float:
         """Rounds from one look to the next."""
         longer = min(2**self.looks, LONGEST_LOOK)
-        if cost is None or not cost.known or self.step is None:
+        if cost is None or not cost.known or self.step is None or self.given:
             return longer * LOOK_AGAIN
         seconds = cost.round(rows)
         look = self.look or self.opening + LOOK_STEPS * self.step

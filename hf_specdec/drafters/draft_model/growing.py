@@ -270,17 +270,21 @@ class GrowingSession(TreeSession):
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:
             self._chain.observe(verdict, self.drafted)
-            self._observe_streaks(verdict.tokens)
+            self.draft_cost.observe_kept(self._observe_streaks(verdict.tokens), sum(map(bool, self.drafted)))
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False
 
-    def _observe_streaks(self, texts: Sequence[Sequence[int]]) -> None:
+    def _observe_streaks(self, texts: Sequence[Sequence[int]]) -> int:
+        """How many of the drafted tokens were right, with all before them."""
+        kept = 0
         for row, drafted, expected, text in zip(self._rows, self.drafted, self._expected, texts, strict=True):
             for token, chance, found in zip(drafted, expected, text, strict=False):
                 self.streaks.observe(row, chance, token == found)
+                kept += token == found
                 if token != found:
                     break
+        return kept
 
     def close(self) -> None:
         super().close()

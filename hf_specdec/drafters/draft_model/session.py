@@ -119,7 +119,9 @@ class DraftModelSession(DraftSession):
         if self.by_itself is not None:
             self.tell(self.by_itself, verdict)
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
-            self.model.accept(self._drafted_on(verdict), verdict.stopped)
+            accepted = self._drafted_on(verdict)
+            self.draft_cost.observe_kept(sum(accepted), sum(map(bool, verdict.drafted)))
+            self.model.accept(accepted, verdict.stopped)
 
     def tell(self, window: Window, verdict: Verdict) -> None:
         """What the verdict says of this draft's acceptance."""
