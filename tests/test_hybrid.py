@@ -18,7 +18,7 @@ from models import llama, prompts
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.budget import Band, Cost, DraftCost, Survival, Tree
+from hf_specdec.budget import Band, Cost, Survival, Tree
 from hf_specdec.budget.draft_cost import LONGEST_LOOK, LOOK_AGAIN, LOOKS
 from hf_specdec.drafters.draft_model.growing import RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
@@ -96,6 +96,19 @@ def test_a_draft_model_is_asked_where_it_pays(right, asked):
     assert (session.steps > 0) is asked and (max(draft.lengths) > 0) is asked
 
 
+@pytest.mark.parametrize(("said", "kept", "right"), [("alone", 1, True), ("agreed", 1, False), ("denied", 0, False)])
+def test_it_was_right_where_a_token_was_kept_that_no_copy_proposed(said, kept, right, monkeypatch):
+    monkeypatch.setattr(HybridSession, "_told", lambda *_: said)
+    target, drafter = llama(), HybridDrafter(llama(seed=1))
+    knowing(drafter, target, 0.1, 0.9)
+    session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
+    verdict = Verdict([0], [1], [kept], [[session.drafted[0][0], 96][1 - kept :]], [False], 2, 1.0, paths=[[0][:kept]])
+    session.observe(verdict)
+    assert session._right is right
+    session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
+    assert not session._right, "the round before drafted nothing"
+
+
 def test_a_draft_model_is_not_asked_in_a_round_that_is_to_be_plain(monkeypatch):
     """What it drafted would not be verified."""
     target, drafter = llama(), HybridDrafter(llama(seed=1))
@@ -121,7 +134,7 @@ def test_a_row_that_was_right_is_believed_more_than_one_that_was_wrong():
         row[: len(tokens)] = torch.tensor(tokens)
     session.propose(Sequences(ids, lengths, [0, 1], texts), [9, 9])
     for b, tree in enumerate(session.trees):
-        node, expected = tree.at(-1, session.drafted[b][0]), session._expected[b][0]
+        node, (expected, _) = tree.at(-1, session.drafted[b][0]), session._expected[b][0]
         assert tree.chances[node] == session.streaks.chance(b, expected) != expected
 
 
@@ -270,7 +283,7 @@ def test_greedy_text_is_plain_decodings(lengths, eos, options):
 def now_and_then(monkeypatch):
     """Has the draft model asked in every third round, whether it was right in the last one or not."""
     turn = iter(range(10**6))
-    monkeypatch.setattr(DraftCost, "observe_kept", lambda self, tokens, rows: None)
+    monkeypatch.setattr(HybridSession, "_observe_streaks", lambda self, verdict: 0)
     monkeypatch.setattr(
         HybridSession, "_steps_that_pay", lambda self, tips, enough: 3 if self.steps or next(turn) % 3 == 0 else 0
     )

@@ -1,5 +1,7 @@
 """`DraftCost`: what a draft model's steps take, and when it is asked."""
 
+from math import inf
+
 from .cost import Cost, running_mean
 
 LOOK_AGAIN, LOOKS = 12, 0.02
@@ -11,8 +13,9 @@ PAUSED = 4
 """rounds in which nothing is decided anew where nothing paid: to decide takes time, too"""
 LONGEST_LOOK = 4
 """times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
-GIVEN = 4
-"""looks that are not as rare as they take long: what it may cost to get to know a draft model"""
+GIVEN, CHEAP = 4, 1.5
+"""looks that are not as rare as they take long: what it may cost to get to know a draft model; and rounds that each of
+them may take, and one that follows a round of which tokens were kept"""
 RAREST = 1024
 """rounds after which it is asked again in any case: what a look seemed to take may have been disturbed"""
 
@@ -36,7 +39,7 @@ class DraftCost:
         """how often in a row it was asked though that did not pay"""
         self.given = GIVEN
         """looks of this kind that are left"""
-        self._right = self._met = self._read = False
+        self._met = self._read = False
 
     def begin(self) -> "DraftCost":
         """For another text: there the draft model may be right, so looks are as frequent as at first."""
@@ -72,11 +75,6 @@ class DraftCost:
         """It was asked again, and took so long beside reading the prompt."""
         self.look = running_mean(self.look or None, seconds)
 
-    def observe_kept(self, tokens: int, rows: int) -> None:
-        """Of what it drafted for so many rows so many tokens were kept. Where that is one for each, another look may
-        follow at once: it had about as much to gain as it took, and the text may be one on which the draft is right."""
-        self._right = tokens >= rows > 0
-
     def observe_reading(self, seconds: float, tokens: int) -> None:
         """A prompt of so many tokens was read in this time. The first one takes longer than those that follow: it does
         not count, and until there is another one reading takes nothing."""
@@ -84,17 +82,21 @@ class DraftCost:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
         self._read |= tokens > 0
 
-    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
+    def asked(
+        self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0, right: bool = False
+    ) -> bool:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
 
         Args:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
             unread: seconds that the prompt takes, where it was not read yet.
+            right: whether as many of its tokens as there are rows were kept in the round before. Then it may have
+                gained about what it took, and the text may be one on which it is right: it is asked once more.
         """
-        right, self._right = self._right, False
-        looks = not (pays or right) and self.unasked + 1 >= self._look_again(cost, rows, unread)
-        self.looks, self.given = 0 if pays or right else self.looks + looks, max(self.given - looks, 0)
-        self.unasked = 0 if pays or right or looks else self.unasked + 1
+        pays |= right and self._taken(cost, rows, self.opening + LOOK_STEPS * (self.step or 0.0)) <= CHEAP
+        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows, unread)
+        self.looks, self.given = 0 if pays else self.looks + looks, max(self.given - looks, 0)
+        self.unasked = 0 if pays or looks else self.unasked + 1
         return self.unasked == 0
 
     def pauses(self) -> bool:
@@ -105,10 +107,15 @@ class DraftCost:
 
     def _look_again(self, cost: Cost | None, rows: int, unread: float) -> float:
         """Rounds from one look to the next."""
-        longer = min(2**self.looks, LONGEST_LOOK)
-        if cost is None or not cost.known or self.step is None or self.given:
-            return longer * LOOK_AGAIN
+        longer = LOOK_AGAIN * min(2**self.looks, LONGEST_LOOK)
+        taken = self._taken(cost, rows, unread + (self.look or self.opening + LOOK_STEPS * (self.step or 0.0)))
+        if taken == inf or (self.given and taken <= CHEAP):
+            return longer
+        return min(max(longer, taken / LOOKS), RAREST)
+
+    def _taken(self, cost: Cost | None, rows: int, drafting: float) -> float:
+        """Rounds that a look with so many seconds of drafting takes beside its own; infinite where it is not known."""
+        if cost is None or not cost.known or self.step is None:
+            return inf
         seconds = cost.round(rows)
-        look = self.look or self.opening + LOOK_STEPS * self.step
-        taken = (seconds(2) + unread + look) / seconds(1) - 1
-        return min(max(longer * LOOK_AGAIN, taken / LOOKS), RAREST)
+        return (seconds(2) + drafting) / seconds(1) - 1

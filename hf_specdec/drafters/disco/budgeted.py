@@ -45,7 +45,7 @@ class BudgetedSession(DiscoSession):
         if cost.tried(rows) == 0:
             return 0
         pays = self._pays([[]] * rows, [True] * rows)
-        return super().window() if self.draft_cost.asked(pays, cost, rows) else 0
+        return super().window() if self.draft_cost.asked(pays, cost, rows, right=self.right) else 0
 
     def stopped(self, step: int, lengths: list[int]) -> list[int]:
         goes_on = self._pays(self.seen, [n > step + 1 for n in lengths])

@@ -83,8 +83,10 @@ class GrowingSession(TreeSession):
         """of the draft model's tokens"""
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
-        self._expected: list[list[float]] = []
-        """[B] how often such tokens are right"""
+        self._expected: list[list[tuple[float, bool]]] = []
+        """[B] how often such tokens are right, and whether nobody else proposes them"""
+        self._right = False
+        """whether as many of those as there were rows were kept in the round before"""
         self.steps = 0
         """of it, in this round"""
         self.rounds = self.rested = 0
@@ -121,7 +123,7 @@ class GrowingSession(TreeSession):
         blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
         planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
-        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread()):
+        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread(), self._right):
             return True
         least = min(most, most if self.fixed else LOOK_STEPS if looks else 1)
         planned = min(most, max(planned, least))
@@ -153,7 +155,7 @@ class GrowingSession(TreeSession):
             self.draft_cost.observe_draft(self.steps, caught_up - began, seconds, usual)
         elif usual or seconds / self.steps < (self.draft_cost.step or 0.0):
             self.draft_cost.observe(seconds / self.steps)
-        if looks:
+        if looks and before:
             self.draft_cost.observe_look(seconds)
         return False
 
@@ -196,7 +198,7 @@ class GrowingSession(TreeSession):
         band = Band.of(("beside" if rank else "drafted", said), chance)
         chance = self.survival.calibrated(band)
         if rank == 0:
-            self._expected[b].append(chance)
+            self._expected[b].append((chance, said != "agreed"))
             chance = self.streaks.chance(self._rows[b], chance)
         return self.trees[b].add(tip, token, chance, RANKS(rank), band)
 
@@ -268,22 +270,24 @@ class GrowingSession(TreeSession):
         return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]
 
     def observe(self, verdict: Verdict) -> None:
+        self._right = False
         if self._chain is not None and self.steps:
             self._chain.observe(verdict, self.drafted)
-            self.draft_cost.observe_kept(self._observe_streaks(verdict.tokens), sum(map(bool, self.drafted)))
+            self._right = self._observe_streaks(verdict) >= sum(map(bool, self.drafted)) > 0
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False
 
-    def _observe_streaks(self, texts: Sequence[Sequence[int]]) -> int:
-        """How many of the drafted tokens were right, with all before them."""
+    def _observe_streaks(self, verdict: Verdict) -> int:
+        """How many tokens were kept that nobody else had proposed."""
         kept = 0
-        for row, drafted, expected, text in zip(self._rows, self.drafted, self._expected, texts, strict=True):
-            for token, chance, found in zip(drafted, expected, text, strict=False):
+        told = zip(self._rows, self.drafted, self._expected, verdict.tokens, verdict.accepted, strict=True)
+        for row, drafted, expected, text, accepted in told:
+            for i, (token, (chance, alone), found) in enumerate(zip(drafted, expected, text, strict=False)):
                 self.streaks.observe(row, chance, token == found)
-                kept += token == found
                 if token != found:
                     break
+                kept += alone and i < accepted
         return kept
 
     def close(self) -> None:

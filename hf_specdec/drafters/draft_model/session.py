@@ -44,6 +44,8 @@ class DraftModelSession(DraftSession):
         """all, and those in which drafting would not have paid"""
         self.seconds = 0.0
         """for which the last draft was drafted"""
+        self.right = False
+        """whether as many of its tokens as there were rows were kept"""
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = model_over_cache(context, model)
 
@@ -52,7 +54,7 @@ class DraftModelSession(DraftSession):
         if self.by_itself is None or self.fixed_window != "auto":
             return int(self.fixed_window)
         cost, advance = self.context.cost, self.context.advance
-        return self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance)
+        return self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance, self.right)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
@@ -118,9 +120,9 @@ class DraftModelSession(DraftSession):
     def observe(self, verdict: Verdict) -> None:
         if self.by_itself is not None:
             self.tell(self.by_itself, verdict)
+        accepted = self._drafted_on(verdict)
+        self.right = sum(accepted) >= sum(map(bool, verdict.drafted)) > 0
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
-            accepted = self._drafted_on(verdict)
-            self.draft_cost.observe_kept(sum(accepted), sum(map(bool, verdict.drafted)))
             self.model.accept(accepted, verdict.stopped)
 
     def tell(self, window: Window, verdict: Verdict) -> None:

@@ -60,7 +60,7 @@ class SampledHybridSession(TreeSession):
         gamma = self._window(budget) if max(sequences.lengths) < limit else 0
         if gamma == 0:
             if self._drawing is not None:
-                self._drawing.seconds = 0.0  # what it is to read next is more than usual
+                self._drawing.seconds, self._drawing.right = 0.0, False  # what it is to read next is more than usual
             draft = self.draft()
             draft.sources = named(self.trees, self.ordered)
             return draft
@@ -119,9 +119,12 @@ class SampledHybridSession(TreeSession):
         speed = self.draws.speed(seconds, self.draft_cost, len(active), advance)
         gamma = fastest([speed(n) for n in WINDOWS]) if fixed == "auto" else int(fixed)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
-        copying = most_per_second(chances, seconds, advance=advance)[1]
+        copied, copying = most_per_second(chances, seconds, advance=advance)
         pays = gamma > 0 and speed(gamma) > copying
-        return gamma or LOOK_STEPS if self.draft_cost.asked(pays, cost, len(budget)) else 0
+        right = self._drawing is not None and self._drawing.right and not copied
+        if not self.draft_cost.asked(pays, cost, len(budget), right=right):
+            return 0
+        return gamma if pays or fixed != "auto" else LOOK_STEPS
 
     def estimates(self, row: int) -> Sequence[float | None]:
         return [] if self._drawn else super().estimates(row)

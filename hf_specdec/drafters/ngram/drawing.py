@@ -76,9 +76,12 @@ class DrawingSession(NGramSession):
         """
         super().__init__(context, model, LARGEST)
         self.window, self.draft_cost = window, cost
+        self.right = False
+        """whether as many of its tokens as there were rows were kept"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.gamma = self.window.choose(self.context.cost, self.draft_cost, len(budget), advance=self.context.advance)
+        cost, advance = self.context.cost, self.context.advance
+        self.gamma = self.window.choose(cost, self.draft_cost, len(budget), advance=advance, right=self.right)
         began = time.perf_counter()
         draft = super().propose(sequences, budget)
         if steps := draft.tokens.shape[1]:
@@ -87,3 +90,4 @@ class DrawingSession(NGramSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.window.observe(verdict.drafted, verdict.accepted)
+        self.right = sum(verdict.accepted) >= sum(map(bool, verdict.drafted)) > 0
