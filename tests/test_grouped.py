@@ -1,9 +1,11 @@
 """Verification without copies of keys and values, and nothing else changed by it."""
 
+import itertools
 import threading
 from contextlib import nullcontext
 from typing import Any
 
+import drafters
 import models
 import pytest
 import torch
@@ -12,7 +14,10 @@ from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter
+from hf_specdec.protocol import Draft, DraftContext, Sequences
+from hf_specdec.target.cache import RaggedCache
 from hf_specdec.target.grouped import grouped_attention
+from hf_specdec.target.inputs import CACHE
 
 
 class Module:
@@ -158,3 +163,29 @@ def test_blocks_of_several_threads_end_in_any_order() -> None:
     leave.set()
     beside.join()
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is stock
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "plain"),
+    [("Llama", [7], True), ("Llama", [7, 7], True), ("Llama", [7, 4], False), ("Mistral", [7], False)],
+    ids=["one row", "equal rows", "padding", "window"],
+)
+def test_a_round_without_a_draft_is_a_forward_of_plain_decoding(name: str, lengths: list[int], plain: bool) -> None:
+    """Which needs no mask where every token is seen; beside a draft, behind padding and in windows there is one."""
+    model, masked = models.build(name), dict[int, set[bool]]()
+    sides = Sides(model, lengths)
+    future, rounds = drafters.Future(sides.plain), itertools.count()
+
+    def propose(context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
+        return Draft.from_lists(future(sequences, budget, 3 if next(rounds) == 2 else 0))
+
+    def saw(_: Any, args: Any, options: dict[str, Any]) -> None:
+        if isinstance(options.get(CACHE), RaggedCache):
+            masked.setdefault(options["input_ids"].shape[1], set()).add(options["attention_mask"] is not None)
+
+    hook = model.register_forward_pre_hook(saw, with_kwargs=True)
+    try:
+        assert torch.equal(sides.ours(drafters.Toy(propose, trees=True)), sides.plain)
+    finally:
+        hook.remove()
+    assert masked[1] == {not plain} and masked[4] == {True}

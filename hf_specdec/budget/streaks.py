@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 FADES = 0.8
 """weight of the past at each round in which a row might draft, whether it does or not"""
-AS_EXPECTED = 4.0
+AS_EXPECTED = 2.0
 """tokens that are taken to have been right as often as expected, and as many to have been wrong"""
 
 

@@ -97,13 +97,22 @@ class RaggedRunner:
         with grouped_attention([length + tokens.shape[1] for length in self.cache.lengths]):
             return self.model(
                 input_ids=tokens,
-                attention_mask=self.masks(seen, depth),
+                attention_mask=None if self._as_plainly(tokens.shape[1]) else self.masks(seen, depth),
                 position_ids=self.positions(depth),
                 use_cache=True,
                 return_dict=True,
                 **{CACHE: self.cache},
                 **extra,
             )
+
+    def _as_plainly(self, width: int) -> bool:
+        """Whether the next forward is one of plain decoding, which needs no mask: a token per row that sees all."""
+        everywhere = set(self.windows.values()) == {None} and len(self.cache.groups) == 1
+        if width > 1 or not everywhere or len(set(self.cache.lengths)) > 1:
+            return False
+        return self.cache.device.type == "cpu" and bool(
+            self.visible.all()
+        )  # an accelerator would have to be waited for
 
     def shape(self, parents: Sequence[Sequence[int]] | None, width: int) -> tuple[Tensor | None, Tensor]:
         """Which new tokens each new token sees (None in a chain: itself and all before), and each one's depth."""
