@@ -34,6 +34,8 @@ class RaggedRunner:
     """Rows of any lengths. The prompt is read into the call's stock cache, which `RaggedCache` then takes over."""
 
     cache: RaggedCache
+    padded = False
+    """whether there are columns that a row must not see, or may be"""
 
     def __init__(
         self, model: "PreTrainedModel", model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
@@ -71,6 +73,8 @@ class RaggedRunner:
         self.visible = (
             torch.ones(rows, self.columns, dtype=torch.bool, device=device) if mask is None else mask.bool().to(device)
         )
+        # Not asked of an accelerator, which would have to be waited for.
+        self.padded = mask is not None and (device.type != "cpu" or not bool(self.visible.all()))
         if positions is None:
             positions = self.visible.long().cumsum(-1) - 1
         self.next_position = (positions[:, -1:] + 1).expand(rows, 1).to(device)
@@ -108,11 +112,7 @@ class RaggedRunner:
     def _as_plainly(self, width: int) -> bool:
         """Whether the next forward is one of plain decoding, which needs no mask: a token per row that sees all."""
         everywhere = set(self.windows.values()) == {None} and len(self.cache.groups) == 1
-        if width > 1 or not everywhere or len(set(self.cache.lengths)) > 1:
-            return False
-        return self.cache.device.type == "cpu" and bool(
-            self.visible.all()
-        )  # an accelerator would have to be waited for
+        return width == 1 and everywhere and not self.padded and len(set(self.cache.lengths)) == 1
 
     def shape(self, parents: Sequence[Sequence[int]] | None, width: int) -> tuple[Tensor | None, Tensor]:
         """Which new tokens each new token sees (None in a chain: itself and all before), and each one's depth."""
