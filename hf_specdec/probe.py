@@ -198,7 +198,7 @@ def _lockstep(way: type[LockstepRunner], model: "PreTrainedModel", ids: Tensor, 
 
 
 def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
-    """The same with rows that advance unevenly, over slots filled with large garbage."""
+    """The same with rows that advance unevenly, over slots filled with large garbage, and with one row alone."""
     kwargs = _kwargs(model, mask[:, :3])
     runner = RaggedRunner(model, kwargs, ids[:, :3])
     prefill(model, ids[:, :3], kwargs, None)
@@ -211,7 +211,11 @@ def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
     first = runner.forward(torch.stack([ids[0, 4:7], ids[1, [5, 6, 6]]]), counts=[3, 2]).logits
     runner.truncate([4, 4])
     second = runner.forward(ids[:, 4:7]).logits
-    return torch.stack([first[0], second[1]])
+    runner.select([0])  # which has no padding: a single token of it needs no mask, and is not to see what lies behind
+    runner.padded = False
+    runner.truncate([6])
+    alone = runner.forward(ids[:1, 6:7]).logits
+    return torch.stack([torch.cat([first[0, :2], alone[0]]), second[1]])
 
 
 def agree(got: Tensor, expected: Tensor, noise: float) -> bool:

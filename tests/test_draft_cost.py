@@ -119,8 +119,9 @@ def test_a_new_draft_model_is_looked_at_before_that_is_earned() -> None:
     assert [rounds(draft.begin(), cost) for _ in range(GIVEN + 2)] == [LOOK_AGAIN] * GIVEN + [
         LOOK_STEPS * 0.5 / LOOKS
     ] * 2
-    cost, draft = known(0.5 * CHEAP + 0.1)  # but not at any price
-    assert rounds(draft, cost) > LOOK_AGAIN
+    cost, draft = known(0.5)  # but not at any price, and those are not lost where it is too high
+    assert rounds(draft, cost, unread=1.0) == 2 / LOOKS
+    assert rounds(draft.begin(), cost) == LOOK_AGAIN
 
 
 @pytest.mark.parametrize("c", [0.2, 0.5 * CHEAP, 0.5 * CHEAP + 0.1])

@@ -171,18 +171,21 @@ def test_blocks_of_several_threads_end_in_any_order() -> None:
     ids=["one row", "equal rows", "padding", "window"],
 )
 def test_a_round_without_a_draft_is_a_forward_of_plain_decoding(name: str, lengths: list[int], plain: bool) -> None:
-    """Which needs no mask where every token is seen; beside a draft, behind padding and in windows there is one."""
+    """Which needs no mask where every token is seen; with a draft, behind padding and in windows there is one. What was
+    rejected lies in the slots behind it."""
     model, masked = models.build(name), dict[int, set[bool]]()
     sides = Sides(model, lengths)
     future, rounds = drafters.Future(sides.plain), itertools.count()
 
     def propose(context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
-        return Draft.from_lists(future(sequences, budget, 3 if next(rounds) == 2 else 0))
+        right = future(sequences, budget, 3 if next(rounds) == 2 else 0)
+        return Draft.from_lists([[(token + 1) % models.VOCAB for token in row] for row in right])
 
     def saw(_: Any, args: Any, options: dict[str, Any]) -> None:
         if isinstance(options.get(CACHE), RaggedCache):
             masked.setdefault(options["input_ids"].shape[1], set()).add(options["attention_mask"] is not None)
 
+    sides.ours(drafters.adversary(future, 3, models.VOCAB))  # the probe
     hook = model.register_forward_pre_hook(saw, with_kwargs=True)
     try:
         assert torch.equal(sides.ours(drafters.Toy(propose, trees=True)), sides.plain)

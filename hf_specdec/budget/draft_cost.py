@@ -93,11 +93,16 @@ class DraftCost:
             right: whether as many of its tokens as there are rows were kept in the round before. Then it may have
                 gained about what it took, and the text may be one on which it is right: it is asked once more.
         """
-        pays |= right and self._taken(cost, rows, self.opening + LOOK_STEPS * (self.step or 0.0)) <= CHEAP
-        looks = not pays and self.unasked + 1 >= self._look_again(cost, rows, unread)
-        self.looks, self.given = 0 if pays else self.looks + looks, max(self.given - looks, 0)
-        self.unasked = 0 if pays or looks else self.unasked + 1
-        return self.unasked == 0
+        if pays or (right and self._taken(cost, rows, self._look) <= CHEAP):
+            self.looks = self.unasked = 0
+            return True
+        taken = self._taken(cost, rows, unread + (self.look or self._look))
+        given = self.given > 0 and taken <= CHEAP
+        self.unasked += 1
+        if self.unasked < self._look_again(taken, given):
+            return False
+        self.looks, self.given, self.unasked = self.looks + 1, self.given - given, 0
+        return True
 
     def pauses(self) -> bool:
         """Whether it is not even thought of in this round."""
@@ -105,13 +110,15 @@ class DraftCost:
         self.unasked += paused
         return paused
 
-    def _look_again(self, cost: Cost | None, rows: int, unread: float) -> float:
-        """Rounds from one look to the next."""
+    @property
+    def _look(self) -> float:
+        """Seconds of drafting of a look that has no pause behind it."""
+        return self.opening + LOOK_STEPS * (self.step or 0.0)
+
+    def _look_again(self, taken: float, given: bool) -> float:
+        """Rounds from one look to the next, which takes so many beside its own."""
         longer = LOOK_AGAIN * min(2**self.looks, LONGEST_LOOK)
-        taken = self._taken(cost, rows, unread + (self.look or self.opening + LOOK_STEPS * (self.step or 0.0)))
-        if taken == inf or (self.given and taken <= CHEAP):
-            return longer
-        return min(max(longer, taken / LOOKS), RAREST)
+        return longer if given or taken == inf else min(max(longer, taken / LOOKS), RAREST)
 
     def _taken(self, cost: Cost | None, rows: int, drafting: float) -> float:
         """Rounds that a look with so many seconds of drafting takes beside its own; infinite where it is not known."""

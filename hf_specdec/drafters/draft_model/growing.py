@@ -117,7 +117,7 @@ class GrowingSession(TreeSession):
         most = min(self.fixed or self.longest, max(budget), limit - max(sequences.lengths))
         if most < 1 or (self.fixed is None and self.context.cost.tried(len(budget)) == 0):
             return False  # nothing will be verified
-        if self.others is None and self.draft_cost.pauses():
+        if self.others is None and not self._right and self.draft_cost.pauses():
             return True
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
@@ -155,7 +155,7 @@ class GrowingSession(TreeSession):
             self.draft_cost.observe_draft(self.steps, caught_up - began, seconds, usual)
         elif usual or seconds / self.steps < (self.draft_cost.step or 0.0):
             self.draft_cost.observe(seconds / self.steps)
-        if looks and before:
+        if looks and not self._right:  # and read what was accepted since the last one
             self.draft_cost.observe_look(seconds)
         return False
 

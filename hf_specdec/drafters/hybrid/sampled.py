@@ -52,6 +52,8 @@ class SampledHybridSession(TreeSession):
         self._drawing: DraftModelSession | None = None
         self._drawn: list[int] = []
         """[B] draws of each row, which are the first of its nodes; empty where none were drawn"""
+        self._copied = 0
+        """nodes of a row that would have been verified in this round without draws"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.rounds += 1
@@ -60,7 +62,7 @@ class SampledHybridSession(TreeSession):
         gamma = self._window(budget) if max(sequences.lengths) < limit else 0
         if gamma == 0:
             if self._drawing is not None:
-                self._drawing.seconds, self._drawing.right = 0.0, False  # what it is to read next is more than usual
+                self._drawing.seconds = 0.0  # what it is to read next is more than usual
             draft = self.draft()
             draft.sources = named(self.trees, self.ordered)
             return draft
@@ -119,9 +121,9 @@ class SampledHybridSession(TreeSession):
         speed = self.draws.speed(seconds, self.draft_cost, len(active), advance)
         gamma = fastest([speed(n) for n in WINDOWS]) if fixed == "auto" else int(fixed)
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
-        copied, copying = most_per_second(chances, seconds, advance=advance)
+        self._copied, copying = most_per_second(chances, seconds, advance=advance)
         pays = gamma > 0 and speed(gamma) > copying
-        right = self._drawing is not None and self._drawing.right and not copied
+        right = self._drawing is not None and self._drawing.right
         if not self.draft_cost.asked(pays, cost, len(budget), right=right):
             return 0
         return gamma if pays or fixed != "auto" else LOOK_STEPS
@@ -130,8 +132,10 @@ class SampledHybridSession(TreeSession):
         return [] if self._drawn else super().estimates(row)
 
     def observe(self, verdict: Verdict) -> None:
-        if self._drawn and self._drawing is not None:
-            self._drawing.observe(self._of_draws(verdict))
+        if self._drawing is not None:
+            if self._drawn:
+                self._drawing.observe(self._of_draws(verdict))
+            self._drawing.right &= bool(self._drawn) and not self._copied
         self.rested += not self._drawn and not any(verdict.drafted)
         super().observe(verdict)
         self._drawn = []
