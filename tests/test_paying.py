@@ -85,6 +85,7 @@ def test_a_drafter_that_gains_a_fifth_is_hardly_paused(seed: int, monkeypatch: A
         wrong = dice.random() < 0.5
         return Draft.from_lists([[(x + wrong) % VOCAB for x in row] for row in future(sequences, budget, 1)])
 
+    sides.ours(drafters.oracle(future, 1))  # the probe
     drafter, clock, taken = drafters.Toy(propose), Clock(monkeypatch), []
     with clock.moved_by(model, lambda width: 1 + 0.25 * (width > 1)):
         for _ in range(4):
