@@ -165,7 +165,7 @@ def test_sessions_say_whether_their_draft_was_right(
     told: list[bool] = []
 
     def asked(self: DraftCost, pays: bool, *args: object, right: bool = False) -> bool:
-        told.append(right or (len(args) > 3 and bool(args[3])))
+        told.append(right)
         return True
 
     monkeypatch.setattr(DraftCost, "asked", asked)

@@ -16,7 +16,7 @@ def test_chances_are_seen_in_the_light_of_what_a_row_has_just_had(estimate: floa
             streaks.observe(row, estimate, right)
     assert streaks.chance(2, estimate) < streaks.chance(3, estimate) == estimate < streaks.chance(1, estimate)
     assert streaks.chance(1, 0.3) < streaks.chance(1, 0.6), "what looks better does so still"
-    for _ in range(60):
+    for _ in range(40):
         streaks.begin([1, 2])
     assert streaks.chance(1, estimate) == pytest.approx(estimate, rel=1e-3), "it fades, drafted or not"
     streaks.begin([1])

@@ -3,7 +3,7 @@ that give most tokens per second are verified."""
 
 from .cost import Cost
 from .decision import MOST_NODES, SUMMED, Advance, fastest, most_per_second, steps_that_pay
-from .draft_cost import LOOK_STEPS, DraftCost
+from .draft_cost import LOOK_STEPS, DraftCost, was_right
 from .learned import Learned
 from .stepwise import Stepwise
 from .streaks import Streaks
@@ -30,5 +30,6 @@ __all__ = [
     "most_per_second",
     "speakers",
     "steps_that_pay",
+    "was_right",
     "why_rested",
 ]

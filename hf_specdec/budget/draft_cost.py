@@ -1,5 +1,6 @@
 """`DraftCost`: what a draft model's steps take, and when it is asked."""
 
+from collections.abc import Sequence
 from math import inf
 
 from .cost import Cost, running_mean
@@ -90,13 +91,13 @@ class DraftCost:
         Args:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
             unread: seconds that the prompt takes, where it was not read yet.
-            right: whether as many of its tokens as there are rows were kept in the round before. Then it may have
-                gained about what it took, and the text may be one on which it is right: it is asked once more.
+            right: whether `was_right` in the round before. Then it may have gained about what it took, and the text
+                may be one on which it is right: it is asked once more.
         """
-        if pays or (right and self._taken(cost, rows, self._look) <= CHEAP):
+        if pays or (right and self._taken(cost, rows, self._bare_look) <= CHEAP):
             self.looks = self.unasked = 0
             return True
-        taken = self._taken(cost, rows, unread + (self.look or self._look))
+        taken = self._taken(cost, rows, unread + (self.look or self._bare_look))
         given = self.given > 0 and taken <= CHEAP
         self.unasked += 1
         if self.unasked < self._look_again(taken, given):
@@ -111,7 +112,7 @@ class DraftCost:
         return paused
 
     @property
-    def _look(self) -> float:
+    def _bare_look(self) -> float:
         """Seconds of drafting of a look that has no pause behind it."""
         return self.opening + LOOK_STEPS * (self.step or 0.0)
 
@@ -126,3 +127,12 @@ class DraftCost:
             return inf
         seconds = cost.round(rows)
         return (seconds(2) + drafting) / seconds(1) - 1
+
+
+def was_right(drafted: Sequence[object], kept: int) -> bool:
+    """Whether as many tokens were kept as rows had something drafted.
+
+    Args:
+        drafted: [B] what each row had, or how much of it.
+    """
+    return kept >= sum(map(bool, drafted)) > 0

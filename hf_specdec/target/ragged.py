@@ -111,8 +111,9 @@ class RaggedRunner:
 
     def _as_plainly(self, width: int) -> bool:
         """Whether the next forward is one of plain decoding, which needs no mask: a token per row that sees all."""
-        everywhere = set(self.windows.values()) == {None} and len(self.cache.groups) == 1
-        return width == 1 and everywhere and not self.padded and len(set(self.cache.lengths)) == 1
+        if width > 1 or self.padded or set(self.windows.values()) != {None}:
+            return False
+        return len(self.cache.groups) == 1 and len(set(self.cache.lengths)) == 1
 
     def shape(self, parents: Sequence[Sequence[int]] | None, width: int) -> tuple[Tensor | None, Tensor]:
         """Which new tokens each new token sees (None in a chain: itself and all before), and each one's depth."""

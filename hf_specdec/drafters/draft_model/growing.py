@@ -17,6 +17,7 @@ from ...budget import (
     Tree,
     most_per_second,
     steps_that_pay,
+    was_right,
     why_rested,
 )
 from ...protocol import Draft, DraftContext, Sequences, Verdict
@@ -86,7 +87,7 @@ class GrowingSession(TreeSession):
         self._expected: list[list[tuple[float, bool]]] = []
         """[B] how often such tokens are right, and whether nobody else proposes them"""
         self._right = False
-        """whether as many of those as there were rows were kept in the round before"""
+        """whether `was_right` in the round before, by what nobody else proposed"""
         self.steps = 0
         """of it, in this round"""
         self.rounds = self.rested = 0
@@ -123,7 +124,7 @@ class GrowingSession(TreeSession):
         blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
         planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
-        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread(), self._right):
+        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread(), right=self._right):
             return True
         least = min(most, most if self.fixed else LOOK_STEPS if looks else 1)
         planned = min(most, max(planned, least))
@@ -273,7 +274,7 @@ class GrowingSession(TreeSession):
         self._right = False
         if self._chain is not None and self.steps:
             self._chain.observe(verdict, self.drafted)
-            self._right = self._observe_streaks(verdict) >= sum(map(bool, self.drafted)) > 0
+            self._right = was_right(self.drafted, self._observe_streaks(verdict))
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Window, why_rested
+from ...budget import DraftCost, Window, was_right, why_rested
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .over import OverCache
@@ -45,7 +45,7 @@ class DraftModelSession(DraftSession):
         self.seconds = 0.0
         """for which the last draft was drafted"""
         self.right = False
-        """whether as many of its tokens as there were rows were kept"""
+        """whether `was_right` in the last round"""
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = model_over_cache(context, model)
 
@@ -118,16 +118,15 @@ class DraftModelSession(DraftSession):
         return Draft(torch.stack(drafted, 1), lengths, q=torch.stack(drawn_from, 1) if drawn_from else None)
 
     def observe(self, verdict: Verdict) -> None:
-        if self.by_itself is not None:
-            self.tell(self.by_itself, verdict)
         accepted = self._drafted_on(verdict)
-        self.right = sum(accepted) >= sum(map(bool, verdict.drafted)) > 0
+        if self.by_itself is not None:
+            self.tell(self.by_itself, verdict, accepted)
+        self.right = was_right(verdict.drafted, sum(accepted))
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
             self.model.accept(accepted, verdict.stopped)
 
-    def tell(self, window: Window, verdict: Verdict) -> None:
-        """What the verdict says of this draft's acceptance."""
-        accepted = self._drafted_on(verdict)
+    def tell(self, window: Window, verdict: Verdict, accepted: list[int]) -> None:
+        """What the verdict says of this draft's acceptance, and how many of each row's tokens it went on from."""
         window.observe(verdict.drafted, accepted)
         if self.candidates > 1:
             rows = zip(verdict.drafted, verdict.accepted, accepted, strict=True)

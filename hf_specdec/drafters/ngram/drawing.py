@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Window
+from ...budget import DraftCost, Window, was_right
 from ...budget.window import LARGEST
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
@@ -77,7 +77,7 @@ class DrawingSession(NGramSession):
         super().__init__(context, model, LARGEST)
         self.window, self.draft_cost = window, cost
         self.right = False
-        """whether as many of its tokens as there were rows were kept"""
+        """whether `was_right` in the last round"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         cost, advance = self.context.cost, self.context.advance
@@ -90,4 +90,4 @@ class DrawingSession(NGramSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.window.observe(verdict.drafted, verdict.accepted)
-        self.right = sum(verdict.accepted) >= sum(map(bool, verdict.drafted)) > 0
+        self.right = was_right(verdict.drafted, sum(verdict.accepted))
