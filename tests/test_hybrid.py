@@ -18,8 +18,8 @@ from models import llama, prompts
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.budget import Band, Cost, Survival, Tree
-from hf_specdec.budget.draft_cost import LONGEST_LOOK, LOOK_AGAIN, LOOKS
+from hf_specdec.budget import Allowance, Band, Cost, Survival, Tree
+from hf_specdec.budget.allowance import DEARER, SHARE
 from hf_specdec.drafters.draft_model.growing import RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
 from hf_specdec.drafters.suffix import SuffixStore
@@ -31,8 +31,9 @@ def knowing(drafter, target, draft_step, right, kinds=()):
     """Has it know a target whose forward takes a second whatever its width, and how often its draft model is right."""
     survival = drafter._survival.of(target, False)
     known = drafter._draft_costs.of(target, 1)
-    known.step, known.observe = draft_step, lambda seconds: None  # whatever the draft model of the test takes
-    known.given = 0
+    known.step = draft_step  # whatever the draft model of the test takes
+    known.observe = known.observe_look = lambda seconds: None
+    known.allowance.left = 0.0
     for _ in range(300):
         for i in range(10):
             for rank in range(3):
@@ -96,17 +97,19 @@ def test_a_draft_model_is_asked_where_it_pays(right, asked):
     assert (session.steps > 0) is asked and (max(draft.lengths) > 0) is asked
 
 
-@pytest.mark.parametrize(("said", "kept", "right"), [("alone", 1, True), ("agreed", 1, False), ("denied", 0, False)])
-def test_it_was_right_where_a_token_was_kept_that_no_copy_proposed(said, kept, right, monkeypatch):
+@pytest.mark.parametrize(("said", "kept", "gained"), [("alone", 1, 1.0), ("agreed", 1, 0.0), ("denied", 0, 0.0)])
+def test_it_gains_the_tokens_that_are_kept_and_that_no_copy_proposed(said, kept, gained, monkeypatch):
     monkeypatch.setattr(HybridSession, "_told", lambda *_: said)
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     knowing(drafter, target, 0.1, 0.9)
     session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
+    told: list[float] = []
+    monkeypatch.setattr(Allowance, "gain", lambda self, rounds: told.append(rounds))
     verdict = Verdict([0], [1], [kept], [[session.drafted[0][0], 96][1 - kept :]], [False], 2, 1.0, paths=[[0][:kept]])
     session.observe(verdict)
-    assert session._right is right
+    assert told == [gained]
     session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
-    assert not session._right, "the round before drafted nothing"
+    assert told == [gained], "the round before drafted nothing"
 
 
 def test_a_draft_model_is_not_asked_in_a_round_that_is_to_be_plain(monkeypatch):
@@ -210,7 +213,8 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     knowing(drafter, target, 0.2, 0.0)
     session = drafter.start(host(target))
     steps = []
-    for n in range((1 + 2 + 3 * LONGEST_LOOK) * LOOK_AGAIN):
+    price = 2 * 0.2  # rounds of a second: two steps of the draft model
+    for n in range(int((1 + 2 + 2 * DEARER) * price / SHARE) + 9):
         text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
         ids, lengths = torch.tensor(text), [len(text[0])]
         session.others.copies.indexes.clear()
@@ -218,16 +222,15 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
         steps.append(session.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
     asked = [n for n, step in enumerate(steps) if step]
-    paid_for = 2 * 0.2 / LOOKS  # rounds of a second, of which two steps of the draft model may take so much
-    expected = [max(k * LOOK_AGAIN, paid_for) for k in (1, 2, LONGEST_LOOK, LONGEST_LOOK)]
-    assert [b - a for a, b in itertools.pairwise([-1, *asked])] == expected
+    expected = [k * price / SHARE for k in (1, 2, DEARER, DEARER)]
+    assert [b - a for a, b in itertools.pairwise([-1, *asked])] == pytest.approx(expected, abs=2)
 
 
 def test_rounds_without_the_draft_model_are_counted_from_call_to_call():
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     knowing(drafter, target, 0.2, 0.0)
     steps = []
-    for _ in range(4 * LOOK_AGAIN):
+    for _ in range(int(3.5 * 2 * 0.2 / SHARE)):
         session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
         steps.append(session.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
@@ -239,16 +242,18 @@ def test_draws_come_back_where_they_have_not_paid(known):
     """Copies that are never right, and a draft model that is taken to be as bad: it is looked at again."""
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     drafter._draft_costs.of(target, 1).step = 0.05
+    drafter._draft_costs.of(target, 1).allowance.left = 0.0
     draws = drafter._draws.of(target, 1)
     draws.accepted, draws.tested = 100 * known, 100.0
     at = host(target, cost=times(slope=0.05))
     at.do_sample = True
     session = drafter.start(at)
     text, drew = [5, 6, 7, 8, 5, 6], []
-    for _ in range(3 * LOOK_AGAIN):
+    rounds = 26
+    for _ in range(rounds):
         session.sources.join(session.begin(1), Sequences(torch.tensor([text]), [6], [0], [text]), [9])
         drew.append(session._window([9]))
-    assert drew.count(0) == (3 * LOOK_AGAIN - 2 if known < 0.5 else 0)
+    assert drew.count(0) == (rounds - 2 if known < 0.5 else 0)
 
 
 def test_a_batch_in_step_goes_on_when_a_row_has_finished():

@@ -1,9 +1,10 @@
 """How much to draft: every drafted token has a chance to be kept, every width of a forward has its time, and the nodes
 that give most tokens per second are verified."""
 
+from .allowance import Allowance
 from .cost import Cost
 from .decision import MOST_NODES, SUMMED, Advance, fastest, most_per_second, steps_that_pay
-from .draft_cost import LOOK_STEPS, DraftCost, was_right
+from .draft_cost import LOOK_STEPS, DraftCost
 from .learned import Learned
 from .stepwise import Stepwise
 from .streaks import Streaks
@@ -16,6 +17,7 @@ __all__ = [
     "MOST_NODES",
     "SUMMED",
     "Advance",
+    "Allowance",
     "Band",
     "Cost",
     "DraftCost",
@@ -30,6 +32,5 @@ __all__ = [
     "most_per_second",
     "speakers",
     "steps_that_pay",
-    "was_right",
     "why_rested",
 ]

@@ -3,11 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import prod, sqrt
 from statistics import NormalDist
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 FORESIGHT = (1, 2, 4, 8)
 """further steps that are thought of before each"""
@@ -26,20 +23,19 @@ class Advance:
     length: int = 0
     """tokens per row of a call that ends with its slowest row; 0 where another row takes the place of one that ends"""
 
-    def tokens(self, gained: ArrayLike) -> np.ndarray:
-        """What all rows gain in a round, from what each does [B, ...]; B where each gains one token.
+    def tokens(self, gained: Sequence[float]) -> float:
+        """What all rows gain in a round, from what each does [B]; B where each gains one token.
 
         Where nobody waits all tokens are worth the same. Else a row that gains g tokens a round has 1 / g rounds to go
         for each: what counts is the mean of those (g's harmonic mean). And of B rows that gain as much the luckless
         one is behind: what it gains in length / g rounds, counts of mean and variance g - 1 each, is as many standard
         deviations short as the least of B normal numbers.
         """
-        each = np.asarray(gained)
-        rows = len(each)
+        rows = len(gained)
         if not self.length or rows <= 1:
-            return each.sum(0)
-        g = rows / (1 / each).sum(0)
-        return rows * np.maximum(1.0, g - _behind(rows) * np.sqrt((g - 1) * g / self.length))
+            return sum(gained)
+        g = max(1.0, rows / sum(1 / each for each in gained))
+        return rows * max(1.0, g - _behind(rows) * sqrt((g - 1) * g / self.length))
 
 
 SUMMED = Advance()
@@ -75,21 +71,20 @@ def most_per_second(
     if advance.lockstep and len(rows) > 1:
         rows = [[prod(chances) for chances in zip(*rows, strict=False)]]
     count = min(most, max(map(len, rows), default=0))
-    gained = np.zeros((len(rows), 1 + count))
-    for row, chances in zip(gained, rows, strict=True):
-        row[: 1 + len(chances)] = 1.0, *chances[:count]
-    times = np.array([seconds(width) for width in range(1, 2 + count)]) + spent
-    speeds = advance.tokens(gained.cumsum(axis=1)) / times
+    gained = [1.0] * len(rows)
+    speeds = [advance.tokens(gained) / (seconds(1) + spent)]
+    for n in range(count):
+        gained = [have + row[n] if n < len(row) else have for have, row in zip(gained, rows, strict=True)]
+        speeds.append(advance.tokens(gained) / (seconds(2 + n) + spent))
     best = fastest(speeds)
-    return best, float(speeds[best])
+    return best, speeds[best]
 
 
-def fastest(speeds: ArrayLike) -> int:
+def fastest(speeds: Sequence[float]) -> int:
     """Which of these is the highest, by the count of tokens that are drafted; 0 where none promises enough more than
     plain decoding."""
-    speeds = np.asarray(speeds)
-    best = int(speeds.argmax())
-    return best if speeds[best] > WORTH_IT * speeds[0] else 0
+    best = max(speeds)
+    return speeds.index(best) if best > WORTH_IT * speeds[0] else 0
 
 
 def steps_that_pay(

@@ -1,24 +1,12 @@
 """`DraftCost`: what a draft model's steps take, and when it is asked."""
 
-from collections.abc import Sequence
-from math import inf
-
+from .allowance import Allowance
 from .cost import Cost, running_mean
 
-LOOK_AGAIN, LOOKS = 12, 0.02
-"""rounds after which a draft model is asked again where it has not paid, at least; and the share of the time that this
-may take"""
 LOOK_STEPS = 2
-"""steps of the draft model, where it is asked again"""
-PAUSED = 4
-"""rounds in which nothing is decided anew where nothing paid: to decide takes time, too"""
-LONGEST_LOOK = 4
-"""times as many rounds, where looks have not paid several times in a row: each doubles what follows"""
-GIVEN, CHEAP = 4, 1.5
-"""looks that are not as rare as they take long: what it may cost to get to know a draft model; and rounds that each of
-them may take, and one that follows a round of which tokens were kept"""
-RAREST = 1024
-"""rounds after which it is asked again in any case: what a look seemed to take may have been disturbed"""
+"""steps of the draft model, where it is asked though that is not said to pay"""
+UNKNOWN = 1.0
+"""plain rounds that this is taken for, where nothing was measured"""
 
 
 class DraftCost:
@@ -36,15 +24,13 @@ class DraftCost:
         """seconds that drafting takes where it is asked again: what the text grew by meanwhile is read, too"""
         self.unasked = 0
         """rounds since it was asked last"""
-        self.looks = 0
-        """how often in a row it was asked though that did not pay"""
-        self.given = GIVEN
-        """looks of this kind that are left"""
+        self.allowance = Allowance()
+        """of looks: it is asked though that is not said to pay"""
         self._met = self._read = False
 
     def begin(self) -> "DraftCost":
-        """For another text: there the draft model may be right, so looks are as frequent as at first."""
-        self.looks = 0
+        """Another text."""
+        self.allowance.begin()
         return self
 
     def observe(self, seconds: float) -> None:
@@ -83,56 +69,24 @@ class DraftCost:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
         self._read |= tokens > 0
 
-    def asked(
-        self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0, right: bool = False
-    ) -> bool:
+    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
 
         Args:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
             unread: seconds that the prompt takes, where it was not read yet.
-            right: whether `was_right` in the round before. Then it may have gained about what it took, and the text
-                may be one on which it is right: it is asked once more.
         """
-        if pays or (right and self._taken(cost, rows, self._bare_look) <= CHEAP):
-            self.looks = self.unasked = 0
-            return True
-        taken = self._taken(cost, rows, unread + (self.look or self._bare_look))
-        given = self.given > 0 and taken <= CHEAP
-        self.unasked += 1
-        if self.unasked < self._look_again(taken, given):
-            return False
-        self.looks, self.given, self.unasked = self.looks + 1, self.given - given, 0
-        return True
+        asked = pays or self.allowance.try_for(self._price(cost, rows, unread))
+        self.unasked = 0 if asked else self.unasked + 1
+        return asked
 
-    def pauses(self) -> bool:
-        """Whether it is not even thought of in this round."""
-        paused = self.unasked % PAUSED > 0
-        self.unasked += paused
-        return paused
+    def kept(self, tokens: int, rows: int) -> None:
+        """So many of its tokens, that nobody else had proposed, were kept in a round of so many rows."""
+        self.allowance.gain(tokens / rows)
 
-    @property
-    def _bare_look(self) -> float:
-        """Seconds of drafting of a look that has no pause behind it."""
-        return self.opening + LOOK_STEPS * (self.step or 0.0)
-
-    def _look_again(self, taken: float, given: bool) -> float:
-        """Rounds from one look to the next, which takes so many beside its own."""
-        longer = LOOK_AGAIN * min(2**self.looks, LONGEST_LOOK)
-        return longer if given or taken == inf else min(max(longer, taken / LOOKS), RAREST)
-
-    def _taken(self, cost: Cost | None, rows: int, drafting: float) -> float:
-        """Rounds that a look with so many seconds of drafting takes beside its own; infinite where it is not known."""
+    def _price(self, cost: Cost | None, rows: int, unread: float) -> float:
+        """Plain rounds that a look takes beside its own."""
         if cost is None or not cost.known or self.step is None:
-            return inf
-        seconds = cost.round(rows)
-        return (seconds(2) + drafting) / seconds(1) - 1
-
-
-def was_right(drafted: Sequence[object], kept: int) -> bool:
-    """Whether as many tokens were kept as rows had something drafted.
-
-    Args:
-        drafted: [B] what each row had, or how much of it.
-    """
-    return kept >= sum(map(bool, drafted)) > 0
+            return UNKNOWN
+        seconds, again = cost.round(rows), self.look if self.unasked else 0.0
+        return (seconds(2) + unread + (again or self.opening + LOOK_STEPS * self.step)) / seconds(1) - 1

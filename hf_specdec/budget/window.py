@@ -92,31 +92,21 @@ class Window:
         def of(gamma: int) -> float:
             gained = expected_tokens(behind, gamma, rescue, first)
             taken = seconds(candidates * gamma + 1) + gamma * step + (opening if gamma else 0.0)
-            return float(advance.tokens([gained] * counted)) / taken
+            return advance.tokens([gained] * counted) / taken
 
         return of
 
     def choose(
-        self,
-        cost: Cost,
-        draft_cost: DraftCost,
-        rows: int,
-        candidates: int = 1,
-        advance: Advance = SUMMED,
-        right: bool = False,
+        self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1, advance: Advance = SUMMED
     ) -> int:
-        """γ for the next round; 0 where drafting does not pay.
-
-        Args:
-            right: as in `DraftCost.asked`.
-        """
+        """γ for the next round; 0 where drafting does not pay."""
         if draft_cost.step is None or not cost.known:
             return FIRST
         if cost.tried(rows) == 0:
             return 0
         speed = self.speed(cost.round(rows), draft_cost, rows, advance, candidates)
         gamma = fastest([speed(n) for n in WINDOWS])
-        return gamma or LOOK_STEPS if draft_cost.asked(gamma > 0, cost, rows, right=right) else 0
+        return gamma or LOOK_STEPS if draft_cost.asked(gamma > 0, cost, rows) else 0
 
 
 def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:

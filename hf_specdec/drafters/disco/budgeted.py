@@ -45,7 +45,7 @@ class BudgetedSession(DiscoSession):
         if cost.tried(rows) == 0:
             return 0
         pays = self._pays([[]] * rows, [True] * rows)
-        return super().window() if self.draft_cost.asked(pays, cost, rows, right=self.right) else 0
+        return super().window() if self.draft_cost.asked(pays, cost, rows) else 0
 
     def stopped(self, step: int, lengths: list[int]) -> list[int]:
         goes_on = self._pays(self.seen, [n > step + 1 for n in lengths])
@@ -63,6 +63,7 @@ class BudgetedSession(DiscoSession):
         for row, seen, drafted, accepted in told:
             self.stepwise.observe(row, seen[:drafted], accepted)
         self.seen = []
+        self.draft_cost.kept(sum(verdict.accepted), len(verdict.rows))
         super().observe(verdict)
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from ...budget import (
     Tree,
     most_per_second,
     steps_that_pay,
-    was_right,
     why_rested,
 )
 from ...protocol import Draft, DraftContext, Sequences, Verdict
@@ -86,8 +85,6 @@ class GrowingSession(TreeSession):
         """[B] the draft model's chain"""
         self._expected: list[list[tuple[float, bool]]] = []
         """[B] how often such tokens are right, and whether nobody else proposes them"""
-        self._right = False
-        """whether `was_right` in the round before, by what nobody else proposed"""
         self.steps = 0
         """of it, in this round"""
         self.rounds = self.rested = 0
@@ -118,13 +115,11 @@ class GrowingSession(TreeSession):
         most = min(self.fixed or self.longest, max(budget), limit - max(sequences.lengths))
         if most < 1 or (self.fixed is None and self.context.cost.tried(len(budget)) == 0):
             return False  # nothing will be verified
-        if self.others is None and not self._right and self.draft_cost.pauses():
-            return True
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
         planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
-        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread(), right=self._right):
+        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread()):
             return True
         least = min(most, most if self.fixed else LOOK_STEPS if looks else 1)
         planned = min(most, max(planned, least))
@@ -156,7 +151,7 @@ class GrowingSession(TreeSession):
             self.draft_cost.observe_draft(self.steps, caught_up - began, seconds, usual)
         elif usual or seconds / self.steps < (self.draft_cost.step or 0.0):
             self.draft_cost.observe(seconds / self.steps)
-        if looks and not self._right:  # and read what was accepted since the last one
+        if looks and before:  # and read what was accepted since the last one
             self.draft_cost.observe_look(seconds)
         return False
 
@@ -271,10 +266,9 @@ class GrowingSession(TreeSession):
         return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]
 
     def observe(self, verdict: Verdict) -> None:
-        self._right = False
         if self._chain is not None and self.steps:
             self._chain.observe(verdict, self.drafted)
-            self._right = was_right(self.drafted, self._observe_streaks(verdict))
+            self.draft_cost.kept(self._observe_streaks(verdict), len(verdict.rows))
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False

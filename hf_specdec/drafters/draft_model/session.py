@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Window, was_right, why_rested
+from ...budget import DraftCost, Window, why_rested
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .over import OverCache
@@ -44,8 +44,6 @@ class DraftModelSession(DraftSession):
         """all, and those in which drafting would not have paid"""
         self.seconds = 0.0
         """for which the last draft was drafted"""
-        self.right = False
-        """whether `was_right` in the last round"""
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = model_over_cache(context, model)
 
@@ -54,7 +52,7 @@ class DraftModelSession(DraftSession):
         if self.by_itself is None or self.fixed_window != "auto":
             return int(self.fixed_window)
         cost, advance = self.context.cost, self.context.advance
-        return self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance, self.right)
+        return self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance)
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
@@ -121,7 +119,8 @@ class DraftModelSession(DraftSession):
         accepted = self._drafted_on(verdict)
         if self.by_itself is not None:
             self.tell(self.by_itself, verdict, accepted)
-        self.right = was_right(verdict.drafted, sum(accepted))
+        if self.fixed_window == "auto":
+            self.draft_cost.kept(sum(accepted), len(accepted))
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
             self.model.accept(accepted, verdict.stopped)
 

@@ -123,8 +123,7 @@ class SampledHybridSession(TreeSession):
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         self._copied, copying = most_per_second(chances, seconds, advance=advance)
         pays = gamma > 0 and speed(gamma) > copying
-        right = self._drawing is not None and self._drawing.right
-        if not self.draft_cost.asked(pays, cost, len(budget), right=right):
+        if not self.draft_cost.asked(pays, cost, len(budget)):
             return 0
         return gamma if pays or fixed != "auto" else LOOK_STEPS
 
@@ -132,10 +131,11 @@ class SampledHybridSession(TreeSession):
         return [] if self._drawn else super().estimates(row)
 
     def observe(self, verdict: Verdict) -> None:
-        if self._drawing is not None:
-            if self._drawn:
-                self._drawing.observe(self._of_draws(verdict))
-            self._drawing.right &= bool(self._drawn) and not self._copied
+        if self._drawing is not None and self._drawn:
+            of_draws = self._of_draws(verdict)
+            self._drawing.observe(of_draws)
+            if not self._copied:
+                self.draft_cost.kept(sum(of_draws.accepted), len(verdict.rows))
         self.rested += not self._drawn and not any(verdict.drafted)
         super().observe(verdict)
         self._drawn = []

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Window, was_right
+from ...budget import DraftCost, Window
 from ...budget.window import LARGEST
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
@@ -76,12 +76,10 @@ class DrawingSession(NGramSession):
         """
         super().__init__(context, model, LARGEST)
         self.window, self.draft_cost = window, cost
-        self.right = False
-        """whether `was_right` in the last round"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         cost, advance = self.context.cost, self.context.advance
-        self.gamma = self.window.choose(cost, self.draft_cost, len(budget), advance=advance, right=self.right)
+        self.gamma = self.window.choose(cost, self.draft_cost, len(budget), advance=advance)
         began = time.perf_counter()
         draft = super().propose(sequences, budget)
         if steps := draft.tokens.shape[1]:
@@ -90,4 +88,4 @@ class DrawingSession(NGramSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.window.observe(verdict.drafted, verdict.accepted)
-        self.right = was_right(verdict.drafted, sum(verdict.accepted))
+        self.draft_cost.kept(sum(verdict.accepted), len(verdict.rows))
