@@ -276,23 +276,18 @@ def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
         return 1 + 0.02 * (width - 1)
 
     budget = Stepwise(Survival())
-    budget.begin([0])
     for _ in range(200):
-        budget.observe(0, [0.95, 0.95, 0.1], 2)  # who is sure is right, who is not is wrong
+        budget.observe([0.95, 0.95, 0.1], 2)  # who is sure is right, who is not is wrong
     assert budget.pays([[0.95]], [True], seconds, 0.1)
     assert not budget.pays([[0.95]], [True], seconds, 2.0)
     assert not budget.pays([[0.95, 0.1]], [True], seconds, 0.1)
     assert not budget.pays([[0.95]], [False], seconds, 0.1), "nobody drafts on"
     assert budget.pays([[]], [True], seconds, 0.1) and not budget.pays([[]], [True], seconds, 2.0)
     rows = [[0.95], [0.1]], [True, False]
-    budget.begin([0, 1])
     assert budget.pays(*rows, seconds, 0.1), "one row is enough"
     assert not budget.pays(*rows, seconds, 0.1, Advance(length=64)), "the other one ends the call"
-    budget.begin([0])
     for _ in range(400):
-        budget.observe(0, [0.95], 0)  # who says so is believed no more
-    for _ in range(30):
-        budget.begin([0])  # and not for what has just been
+        budget.observe([0.95], 0)  # who says so is believed no more
     assert not budget.pays([[0.95]], [True], seconds, 0.1)
 
 

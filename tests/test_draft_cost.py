@@ -9,7 +9,7 @@ import models
 import pytest
 
 from hf_specdec import Drafter, DraftModelDrafter, HybridDrafter
-from hf_specdec.budget import Cost, DraftCost
+from hf_specdec.budget import Advance, Cost, DraftCost
 from hf_specdec.budget.allowance import AT_HAND, OWED, SHARE
 from hf_specdec.budget.draft_cost import LOOK_STEPS
 
@@ -104,12 +104,12 @@ def test_where_it_was_right_it_is_asked_once_more() -> None:
     rounds(draft, cost)
     asked = []
     for kept in (1, 2, 1, 0, 0):
-        draft.kept(kept, rows=1)
+        draft.kept([kept], Advance())
         asked.append(draft.asked(False, cost))
     assert asked[:3] == [True] * 3
     cost, draft = known(0.2)  # of a batch the mean row counts
     rounds(draft, cost)
-    draft.kept(1, rows=4)
+    draft.kept([0, 1, 0, 0], Advance())
     assert not draft.asked(False, cost)
 
 
@@ -123,7 +123,7 @@ def test_looks_cost_a_fiftieth_of_the_time_however_often_they_are_right(c: float
     for _ in range(40_000):
         steps = LOOK_STEPS if draft.asked(False, cost) else 0
         kept = next((n for n in range(steps) if dice.random() >= alpha), steps)
-        draft.kept(kept, rows=1)
+        draft.kept([kept], Advance())
         tokens, seconds = tokens + kept + 1, seconds + 1 + steps * (c + slope)
     assert tokens / seconds >= 1 - 1.2 * SHARE
 
@@ -145,7 +145,7 @@ def test_sessions_say_what_was_kept_of_their_drafts(
     something; of the other's, few: tokens that are kept by chance."""
     told: list[bool] = []
     monkeypatch.setattr(DraftCost, "asked", lambda *_, **__: True)
-    monkeypatch.setattr(DraftCost, "kept", lambda self, tokens, rows: told.append(tokens > 0))
+    monkeypatch.setattr(DraftCost, "kept", lambda self, tokens, advance: told.append(any(tokens)))
     target, inputs = models.llama(), models.prompts([5])
     options = {"max_new_tokens": 80, "do_sample": sampled, "eos_token_id": None, "pad_token_id": 0}
     draft = target if seed == 0 else models.llama(seed=1)

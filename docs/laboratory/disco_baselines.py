@@ -146,14 +146,13 @@ class Budgeted:
         self.budget, self.costs, self.draft_cost = Stepwise(survival), costs, DraftCost()
 
     def begins(self) -> bool:
-        self.budget.begin([0])
         return self.draft_cost.asked(self._pays([]))
 
     def goes_on(self, seen: list[float]) -> bool:
         return self._pays(seen)
 
     def observe(self, seen: list[float], accepted: int) -> None:
-        self.budget.observe(0, seen, accepted)
+        self.budget.observe(seen, accepted)
 
     def _pays(self, seen: list[float]) -> bool:
         return self.budget.pays([seen], [True], self.costs.verify, self.costs.draft)

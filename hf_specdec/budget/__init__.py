@@ -7,7 +7,6 @@ from .decision import MOST_NODES, SUMMED, Advance, fastest, most_per_second, ste
 from .draft_cost import LOOK_STEPS, DraftCost
 from .learned import Learned
 from .stepwise import Stepwise
-from .streaks import Streaks
 from .survival import Band, Survival, speakers
 from .tree import Tree, are_chains
 from .window import Window, why_rested
@@ -23,7 +22,6 @@ __all__ = [
     "DraftCost",
     "Learned",
     "Stepwise",
-    "Streaks",
     "Survival",
     "Tree",
     "Window",

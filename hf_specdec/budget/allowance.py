@@ -22,8 +22,8 @@ class Allowance:
         self.left = GIVEN
         self.vain = 0
         """tries in a row that have gained less than they took"""
-        self._price = self._charged = 0.0
-        """of the last one, of which nothing has come back yet"""
+        self._tried: float | None = None
+        """the price of what is being tried"""
 
     def begin(self) -> None:
         """Another text: what was in vain may gain there."""
@@ -36,12 +36,13 @@ class Allowance:
         if self.left < min(charged, AT_HAND):
             return False
         self.left, self.vain = max(self.left - charged, -OWED), self.vain + 1
-        self._price, self._charged = price, charged
+        self._tried = price
         return True
 
     def gain(self, rounds: float) -> None:
         """What was tried has gained so many plain rounds."""
-        if self._charged and rounds >= self._price:
-            self.vain = 0
-        self.left += min(rounds, self._charged)
-        self._charged = 0.0
+        if self._tried is not None:
+            self.left = min(self.left + rounds, AT_HAND)
+            if rounds >= self._tried:
+                self.vain = 0
+        self._tried = None

@@ -1,7 +1,10 @@
 """`DraftCost`: what a draft model's steps take, and when it is asked."""
 
+from collections.abc import Sequence
+
 from .allowance import Allowance
 from .cost import Cost, running_mean
+from .decision import Advance
 
 LOOK_STEPS = 2
 """steps of the draft model, where it is asked though that is not said to pay"""
@@ -80,9 +83,9 @@ class DraftCost:
         self.unasked = 0 if asked else self.unasked + 1
         return asked
 
-    def kept(self, tokens: int, rows: int) -> None:
-        """So many of its tokens, that nobody else had proposed, were kept in a round of so many rows."""
-        self.allowance.gain(tokens / rows)
+    def kept(self, tokens: Sequence[int], advance: Advance) -> None:
+        """In a round so many [B] of its tokens, that nobody else had proposed, were kept in each row."""
+        self.allowance.gain(advance.tokens([1.0 + n for n in tokens]) / len(tokens) - 1)
 
     def _price(self, cost: Cost | None, rows: int, unread: float) -> float:
         """Plain rounds that a look takes beside its own."""

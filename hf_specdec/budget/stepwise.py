@@ -5,7 +5,6 @@ from itertools import accumulate
 from operator import mul
 
 from .decision import SUMMED, Advance, steps_that_pay
-from .streaks import Streaks
 from .survival import Band, Survival
 
 DRAFTED, SAID = "drafted", "said"
@@ -14,21 +13,14 @@ FIRST_GUESS = 0.6
 
 
 class Stepwise:
-    """Chances are what was said of tokens, as often as that came true, and as a row has fared just before.
+    """Chances are what was said of tokens, as often as that came true.
 
     What is decided after a token is about the next one, which nobody has drawn yet, and all that is drawn is verified:
     the output keeps the target's distribution.
     """
 
     def __init__(self, survival: Survival) -> None:
-        self.survival, self.streaks = survival, Streaks()
-        self.rows: Sequence[int] = []
-        """of this round"""
-
-    def begin(self, rows: Sequence[int]) -> None:
-        """A round of these rows begins."""
-        self.rows = rows
-        self.streaks.begin(rows)
+        self.survival = survival
 
     @property
     def alpha(self) -> float:
@@ -53,24 +45,20 @@ class Stepwise:
             advance: as in `most_per_second`.
             opening: seconds that a round's first step takes beside its own.
         """
-        chances = [self._survivals(row, said) for row, said in zip(self.rows, seen, strict=True)]
+        chances = [self._survivals(said) for said in seen]
         steps = max(map(len, chances), default=0)
         kept = [mine[-1] if mine else 1.0 for mine in chances]
-        alpha = self.alpha
-        likely = [[self.streaks.chance(row, alpha)] for row in self.rows]
+        likely = [[self.alpha]] * len(seen)
         onward = [chance * goes_on for chance, goes_on in zip(kept, open, strict=True)]
         spent, opening = (steps * step + opening, 0.0) if steps else (0.0, opening)
         return steps_that_pay(chances, onward, likely, seconds, step, spent, advance, opening, enough=1) > 0
 
-    def _survivals(self, row: int, said: Sequence[float]) -> list[float]:
+    def _survivals(self, said: Sequence[float]) -> list[float]:
         """The chance of each token of a row, that it and all before it are kept."""
-        estimates = (self.survival.calibrated(Band.of(SAID, chance)) for chance in said)
-        return list(accumulate((self.streaks.chance(row, estimate) for estimate in estimates), mul))
+        return list(accumulate((self.survival.calibrated(Band.of(SAID, chance)) for chance in said), mul))
 
-    def observe(self, row: int, said: Sequence[float], accepted: int) -> None:
+    def observe(self, said: Sequence[float], accepted: int) -> None:
         """Of a row's drafted tokens the first so many were accepted."""
         for i, chance in enumerate(said[: accepted + 1]):
-            band, right = Band.of(SAID, chance), i < accepted
-            self.streaks.observe(row, self.survival.calibrated(band), right)
-            self.survival.observe(DRAFTED, right)
-            self.survival.observe(band, right)
+            self.survival.observe(DRAFTED, i < accepted)
+            self.survival.observe(Band.of(SAID, chance), i < accepted)

@@ -40,7 +40,6 @@ class BudgetedSession(DiscoSession):
 
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
-        self.stepwise.begin(self.rows)
         cost, rows = self.context.cost, len(self.rows)
         if cost.tried(rows) == 0:
             return 0
@@ -59,11 +58,11 @@ class BudgetedSession(DiscoSession):
         return self.stepwise.pays(seen, open, cost.round(len(seen)), step, self.context.advance, opening)
 
     def observe(self, verdict: Verdict) -> None:
-        told = zip(verdict.rows, self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen))
-        for row, seen, drafted, accepted in told:
-            self.stepwise.observe(row, seen[:drafted], accepted)
+        told = zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen))
+        for seen, drafted, accepted in told:
+            self.stepwise.observe(seen[:drafted], accepted)
         self.seen = []
-        self.draft_cost.kept(sum(verdict.accepted), len(verdict.rows))
+        self.draft_cost.kept(verdict.accepted, self.context.advance)
         super().observe(verdict)
 
     def close(self) -> None:

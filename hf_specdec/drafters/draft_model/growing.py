@@ -12,7 +12,6 @@ from ...budget import (
     MOST_NODES,
     Band,
     DraftCost,
-    Streaks,
     Survival,
     Tree,
     most_per_second,
@@ -79,12 +78,10 @@ class GrowingSession(TreeSession):
         self._limit = position_limit(model)  # columns; what fills them is left to the others
         if others is None and not context.most_rows:
             check_room(context.prompt_mask, self._limit)
-        self.streaks = Streaks()
-        """of the draft model's tokens"""
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
-        self._expected: list[list[tuple[float, bool]]] = []
-        """[B] how often such tokens are right, and whether nobody else proposes them"""
+        self._alone: list[list[bool]] = []
+        """[B] of its tokens, whether nobody else proposes them"""
         self.steps = 0
         """of it, in this round"""
         self.rounds = self.rested = 0
@@ -98,8 +95,7 @@ class GrowingSession(TreeSession):
         self.begin(len(budget))
         self.rounds += 1
         self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
-        self.streaks.begin(self._rows)
-        self.drafted, self._expected, self.steps = [[] for _ in budget], [[] for _ in budget], 0
+        self.drafted, self._alone, self.steps = [[] for _ in budget], [[] for _ in budget], 0
         self._left = max(self.context.max_length - max(sequences.lengths), 1)
         if self.others is not None:
             self.others.join(self.trees, sequences, budget)
@@ -184,6 +180,7 @@ class GrowingSession(TreeSession):
                 if rank == 0 or chance > 0
             ]
             self.drafted[b].append(first)
+            self._alone[b].append(said != "agreed")
             ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
             on.append(None if ended else node)
             if not ended and self.others is not None:
@@ -193,9 +190,6 @@ class GrowingSession(TreeSession):
     def _add(self, b: int, tip: int, token: int, chance: float, rank: int, said: str) -> int:
         band = Band.of(("beside" if rank else "drafted", said), chance)
         chance = self.survival.calibrated(band)
-        if rank == 0:
-            self._expected[b].append((chance, said != "agreed"))
-            chance = self.streaks.chance(self._rows[b], chance)
         return self.trees[b].add(tip, token, chance, RANKS(rank), band)
 
     def _told(self, tree: Tree, tip: int, token: int) -> str:
@@ -223,8 +217,7 @@ class GrowingSession(TreeSession):
             wide = cost.tried(len(self.trees)) or UNMEASURED
             return max(0, min(UNMEASURED, max(LOOK_STEPS, wide)) - self.steps)
         onward = [self._onward(self.trees[b], tips[b]) for b in self._active]
-        first, *others = (self._alpha(rank) for rank in range(self.candidates))
-        likely = [[self.streaks.chance(self._rows[b], first), *others] for b in self._active]
+        likely = [[self._alpha(rank) for rank in range(self.candidates)]] * len(self._active)
         chances = [[chance for _, chance in self.ranked(b)] for b in self._active]
         spent, opening = self.steps * step, 0.0 if self.steps else self.draft_cost.opening + self._unread() / self._left
         seconds, advance = cost.round(len(self.trees)), self.context.advance
@@ -267,23 +260,12 @@ class GrowingSession(TreeSession):
 
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:
-            self._chain.observe(verdict, self.drafted)
-            self.draft_cost.kept(self._observe_streaks(verdict), len(verdict.rows))
+            kept = self._chain.observe(verdict, self.drafted)
+            gained = [sum(alone[:n]) for alone, n in zip(self._alone, kept, strict=True)]
+            self.draft_cost.kept(gained, self.context.advance)
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False
-
-    def _observe_streaks(self, verdict: Verdict) -> int:
-        """How many tokens were kept that nobody else had proposed."""
-        kept = 0
-        told = zip(self._rows, self.drafted, self._expected, verdict.tokens, verdict.accepted, strict=True)
-        for row, drafted, expected, text, accepted in told:
-            for i, (token, (chance, alone), found) in enumerate(zip(drafted, expected, text, strict=False)):
-                self.streaks.observe(row, chance, token == found)
-                if token != found:
-                    break
-                kept += alone and i < accepted
-        return kept
 
     def close(self) -> None:
         super().close()

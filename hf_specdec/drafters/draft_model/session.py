@@ -120,7 +120,7 @@ class DraftModelSession(DraftSession):
         if self.by_itself is not None:
             self.tell(self.by_itself, verdict, accepted)
         if self.fixed_window == "auto":
-            self.draft_cost.kept(sum(accepted), len(accepted))
+            self.draft_cost.kept(accepted, self.context.advance)
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
             self.model.accept(accepted, verdict.stopped)
 

@@ -135,7 +135,7 @@ class SampledHybridSession(TreeSession):
             of_draws = self._of_draws(verdict)
             self._drawing.observe(of_draws)
             if not self._copied:
-                self.draft_cost.kept(sum(of_draws.accepted), len(verdict.rows))
+                self.draft_cost.kept(of_draws.accepted, self.context.advance)
         self.rested += not self._drawn and not any(verdict.drafted)
         super().observe(verdict)
         self._drawn = []

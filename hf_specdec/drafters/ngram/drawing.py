@@ -88,4 +88,4 @@ class DrawingSession(NGramSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.window.observe(verdict.drafted, verdict.accepted)
-        self.draft_cost.kept(sum(verdict.accepted), len(verdict.rows))
+        self.draft_cost.kept(verdict.accepted, self.context.advance)
