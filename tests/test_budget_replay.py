@@ -35,17 +35,18 @@ def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, mon
     replayed = [play(texts[i : i + rows], pair.draft, "auto", 3, survival, times, steps) for i in calls]
 
     drafter: Any = DraftModelDrafter(pair.draft, num_candidates=3)
-    drafter._costs = SimpleNamespace(of=lambda *_: SetSteps(c))
+    known = SetSteps(c)
+    drafter._costs = SimpleNamespace(of=lambda *_: known)
     monkeypatch.setattr("hf_specdec.decoding.loop._costs", SimpleNamespace(of=lambda *_: SetTimes(SLOPE)))
-    Clock(monkeypatch)
-    taken = []
-    for i in calls:
-        inputs = batch(prompts[i : i + rows], pair.tokenizer.pad_token_id, pair.target.device)
-        pair.target.generate(**inputs, max_new_tokens=NEW, do_sample=False, assistant_model=drafter)
-        stats = drafter.last_stats
-        rounds = sum(n * (1 + SLOPE * (width - 1)) for width, n in stats.verify_widths.items())
-        taken.append(rounds + c * stats.draft_calls)
-    assert sum(replayed) == pytest.approx(sum(taken), rel=0.03)
+    clock, taken = Clock(monkeypatch), 0.0
+    with clock.moved_by(pair.target, lambda width: 1 + SLOPE * (width - 1)), clock.moved_by(pair.draft, lambda _: c):
+        for i in calls:
+            inputs = batch(prompts[i : i + rows], pair.tokenizer.pad_token_id, pair.target.device)
+            pair.target.generate(**inputs, max_new_tokens=NEW, do_sample=False, assistant_model=drafter)
+            stats = drafter.last_stats
+            rounds = sum(n * (1 + SLOPE * (width - 1)) for width, n in stats.verify_widths.items())
+            taken += rounds + c * stats.draft_calls
+    assert sum(replayed) == pytest.approx(taken, rel=0.03)
 
 
 def test_texts_are_recorded_once(pair: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:

@@ -12,6 +12,7 @@ from hf_specdec import Drafter, DraftModelDrafter, HybridDrafter
 from hf_specdec.budget import Advance, Cost, DraftCost
 from hf_specdec.budget.allowance import AT_HAND, OWED, SHARE
 from hf_specdec.budget.draft_cost import LOOK_STEPS
+from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 
 
 def known(c: float, slope: float = 0.0) -> tuple[Cost, DraftCost]:
@@ -25,9 +26,9 @@ def known(c: float, slope: float = 0.0) -> tuple[Cost, DraftCost]:
     return cost, draft
 
 
-def rounds(draft: DraftCost, cost: Cost | None = None, unread: float = 0.0) -> int:
+def rounds(draft: DraftCost, cost: Cost, unread: float = 0.0) -> int:
     """To the next look."""
-    return next(n for n in itertools.count(1) if draft.asked(False, cost, unread=unread))
+    return next(n for n in itertools.count(1) if draft.asked(False, cost, unread=unread) is not None)
 
 
 def test_looks_are_rarer_where_they_take_long() -> None:
@@ -102,15 +103,32 @@ def test_where_it_was_right_it_is_asked_once_more() -> None:
     """The text may be one on which it is right."""
     cost, draft = known(0.2)
     rounds(draft, cost)
-    asked = []
-    for kept in (1, 2, 1, 0, 0):
-        draft.kept([kept], Advance())
-        asked.append(draft.asked(False, cost))
-    assert asked[:3] == [True] * 3
-    cost, draft = known(0.2)  # of a batch the mean row counts
-    rounds(draft, cost)
-    draft.kept([0, 1, 0, 0], Advance())
-    assert not draft.asked(False, cost)
+    for kept in (1, 2, 1):
+        draft.kept([kept], 0.4, cost, Advance())
+        assert draft.asked(False, cost) == pytest.approx(0.4)
+    draft.kept([0], 0.4, cost, Advance())
+    draft.allowance.left = 0.5
+    assert draft.asked(False, cost) is None, "charged twice its price behind one in vain"
+    assert draft.asked(True, cost) == 0.0
+    draft.kept([9], 0.0, cost, Advance())
+    assert draft.allowance.left < 0.6 and draft.allowance.vain == 1, "it was no look"
+
+
+@pytest.mark.parametrize(
+    ("kept", "beside", "lockstep", "gained"),
+    [
+        ([1, 1, 0, 2], 0, False, 1.0),
+        ([1, 1, 0, 2], 4, False, 0.5),
+        ([1, 1, 1, 2], 0, True, 1.0),
+        ([1, 0, 1], 0, True, 0),
+    ],
+    ids=["mean row", "beside others", "in step", "in step, one wrong"],
+)
+def test_what_a_batch_gains(kept: list[int], beside: int, lockstep: bool, gained: float) -> None:
+    cost, draft = known(0.2)
+    cost.beside = beside
+    draft.kept(kept, 0.4, cost, Advance(lockstep))
+    assert draft.allowance.left == gained
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.4, 0.6, 0.9])
@@ -121,11 +139,12 @@ def test_looks_cost_a_fiftieth_of_the_time_however_often_they_are_right(c: float
     cost, draft = known(c, slope)
     dice, tokens, seconds = random.Random(3), 0, 0.0
     for _ in range(40_000):
-        steps = LOOK_STEPS if draft.asked(False, cost) else 0
+        price = draft.asked(False, cost)
+        steps = LOOK_STEPS if price else 0
         kept = next((n for n in range(steps) if dice.random() >= alpha), steps)
-        draft.kept([kept], Advance())
+        draft.kept([kept], price or 0.0, cost, Advance())
         tokens, seconds = tokens + kept + 1, seconds + 1 + steps * (c + slope)
-    assert tokens / seconds >= 1 - 1.2 * SHARE
+    assert tokens / seconds >= 1 - 1.05 * SHARE
 
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["oracle", "adversary"])
@@ -135,8 +154,10 @@ def test_looks_cost_a_fiftieth_of_the_time_however_often_they_are_right(c: float
         (DraftModelDrafter, False),
         (DraftModelDrafter, True),
         (partial(HybridDrafter, min_match=8, num_recycled=0), True),
+        (lambda draft: DiscoDrafter(draft, StopClassifier(10, 8)), False),
+        (lambda draft: DiscoDrafter(draft, StopClassifier(10, 8)), True),
     ],
-    ids=["step by step", "draws", "hybrid"],
+    ids=["step by step", "draws", "hybrid", "DISCO", "DISCO's draws"],
 )
 def test_sessions_say_what_was_kept_of_their_drafts(
     drafter: Callable[..., Drafter], sampled: bool, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -144,8 +165,8 @@ def test_sessions_say_what_was_kept_of_their_drafts(
     """The target as its own draft model, and one that has learned nothing. Of an oracle's rounds nearly all keep
     something; of the other's, few: tokens that are kept by chance."""
     told: list[bool] = []
-    monkeypatch.setattr(DraftCost, "asked", lambda *_, **__: True)
-    monkeypatch.setattr(DraftCost, "kept", lambda self, tokens, advance: told.append(any(tokens)))
+    monkeypatch.setattr(DraftCost, "asked", lambda *_, **__: 0.5)
+    monkeypatch.setattr(DraftCost, "kept", lambda self, tokens, price, *_: price and told.append(any(tokens)))
     target, inputs = models.llama(), models.prompts([5])
     options = {"max_new_tokens": 80, "do_sample": sampled, "eos_token_id": None, "pad_token_id": 0}
     draft = target if seed == 0 else models.llama(seed=1)

@@ -19,9 +19,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import Allowance, Band, Cost, Survival, Tree
-from hf_specdec.budget.allowance import DEARER, SHARE
+from hf_specdec.budget.allowance import SHARE
 from hf_specdec.drafters.draft_model.growing import RANKS
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
+from hf_specdec.drafters.hybrid.sources import Sources
 from hf_specdec.drafters.suffix import SuffixStore
 from hf_specdec.drafters.suffix.memory import Memory
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
@@ -97,15 +98,24 @@ def test_a_draft_model_is_asked_where_it_pays(right, asked):
     assert (session.steps > 0) is asked and (max(draft.lengths) > 0) is asked
 
 
-@pytest.mark.parametrize(("said", "kept", "gained"), [("alone", 1, 1.0), ("agreed", 1, 0.0), ("denied", 0, 0.0)])
-def test_it_gains_the_tokens_that_are_kept_and_that_no_copy_proposed(said, kept, gained, monkeypatch):
-    monkeypatch.setattr(HybridSession, "_told", lambda *_: said)
-    target, drafter = llama(), HybridDrafter(llama(seed=1))
+@pytest.mark.parametrize(("copied", "kept", "gained"), [(False, 1, 1.0), (True, 1, 0.0), (False, 0, 0.0)])
+def test_it_gains_the_tokens_that_are_kept_and_that_no_copy_proposed(copied, kept, gained, monkeypatch):
+    target, drafter, told = llama(), HybridDrafter(llama(seed=1)), []
     knowing(drafter, target, 0.1, 0.9)
     session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
-    told: list[float] = []
-    monkeypatch.setattr(Allowance, "gain", lambda self, rounds: told.append(rounds))
-    verdict = Verdict([0], [1], [kept], [[session.drafted[0][0], 96][1 - kept :]], [False], 2, 1.0, paths=[[0][:kept]])
+    token = session.drafted[0][0]
+    if copied:
+        join = Sources.join
+
+        def joined(self, trees, *known):
+            join(self, trees, *known)
+            trees[0].add(-1, token, 0.5, ("copied", 1, 0))
+
+        monkeypatch.setattr(Sources, "join", joined)
+        session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
+    session._price = 0.5
+    monkeypatch.setattr(Allowance, "gain", lambda self, rounds, price: told.append(rounds))
+    verdict = Verdict([0], [1], [kept], [[token, 96][1 - kept :]], [False], 2, 1.0, paths=[[0][:kept]])
     session.observe(verdict)
     assert told == [gained]
     session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
@@ -194,7 +204,7 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     session = drafter.start(host(target))
     steps = []
     price = 2 * 0.2  # rounds of a second: two steps of the draft model
-    for n in range(int((1 + 2 + 2 * DEARER) * price / SHARE) + 9):
+    for n in range(int((1 + 2 + 4 + 4) * price / SHARE) + 9):
         text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
         ids, lengths = torch.tensor(text), [len(text[0])]
         session.others.copies.indexes.clear()
@@ -202,7 +212,7 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
         steps.append(session.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
     asked = [n for n, step in enumerate(steps) if step]
-    expected = [k * price / SHARE for k in (1, 2, DEARER, DEARER)]
+    expected = [k * price / SHARE for k in (1, 2, 4, 4)]
     assert [b - a for a, b in itertools.pairwise([-1, *asked])] == pytest.approx(expected, abs=2)
 
 
@@ -229,7 +239,7 @@ def test_draws_come_back_where_they_have_not_paid(known):
     at.do_sample = True
     session = drafter.start(at)
     text, drew = [5, 6, 7, 8, 5, 6], []
-    rounds = 26
+    rounds = 34
     for _ in range(rounds):
         session.sources.join(session.begin(1), Sequences(torch.tensor([text]), [6], [0], [text]), [9])
         drew.append(session._window([9]))

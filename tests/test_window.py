@@ -28,7 +28,7 @@ class Told:
                 self.cost.observe_forward(1, width, verify(width))
 
     def choose(self) -> int:
-        return self.window.choose(self.cost, self.draft_cost, rows=1)
+        return self.window.choose(self.cost, self.draft_cost, rows=1)[0]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.8, 0.95])
@@ -92,7 +92,7 @@ def test_it_looks_again_after_giving_up() -> None:
 
 
 def test_before_anything_was_measured_it_starts_at_its_prior() -> None:
-    assert Window().choose(Cost(), DraftCost(), rows=1) == FIRST
+    assert Window().choose(Cost(), DraftCost(), rows=1) == (FIRST, 0.0)
 
 
 @pytest.mark.parametrize("lengths", [[7], PROMPTS])

@@ -107,7 +107,7 @@ class SetSteps(DraftCost):
         super().__init__()
         self.step, self.opening, self.always = c, OPENING * c, always
 
-    def asked(self, pays: bool, *known: Any) -> bool:
+    def asked(self, pays: bool, *known: Any) -> float | None:
         return super().asked(pays or self.always, *known)
 
     def observe_draft(self, *_: Any, **__: Any) -> None:
@@ -133,20 +133,22 @@ class Recorded:
         tokens = torch.tensor([row.tokens[place][: self.candidates] for row, place in said])
         return tokens, torch.tensor([row.chances[place][: self.candidates] for row, place in said])
 
-    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[int]]) -> list[int]:
-        return [min(n, len(mine)) for n, mine in zip(verdict.accepted, drafted, strict=True)]
+    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[int]]) -> None:
+        """It has read all of the text."""
 
 
 def main(settings: ReplaySettings) -> None:
     """Record, replay, print."""
     pair = settings.load()
-    known: dict[str, list[Recording]] = torch.load(path) if (path := Path(settings.recordings)).exists() else {}
+    known: dict[str, list[Any]] = torch.load(path) if (path := Path(settings.recordings)).exists() else {}
+    texts = {}
     for name in settings.prompts:
-        if name not in known:
+        key = f"{settings.target} {settings.draft} {settings.dtype} {name} {settings.limit} {settings.max_new_tokens}"
+        if key not in known:
             prompts = [prompt_ids(pair.tokenizer, prompt) for prompt in load_prompts(name, settings.limit)]
-            known[name] = list(record(pair, prompts, settings.max_new_tokens))
-            torch.save({k: [tuple(r) for r in v] for k, v in known.items()}, path)
-    texts = {name: [Recording(*r) for r in known[name]] for name in settings.prompts}
+            known[key] = [tuple(recording) for recording in record(pair, prompts, settings.max_new_tokens)]
+            torch.save(known, path)
+        texts[name] = [Recording(*recording) for recording in known[key]]
     for rows, slope in zip(settings.rows, settings.slope, strict=True):
         for c in settings.c:
             table = Table("", *(Path(name).stem for name in texts), "mean", title=f"rows {rows}, c = {c}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_specdec.budget import DraftCost, Stepwise, Survival
+from hf_specdec.budget import Allowance, Stepwise, Survival
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import Chance
 from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
@@ -143,16 +143,21 @@ class Budgeted:
         Args:
             survival: of the values that it reads, kept from text to text.
         """
-        self.budget, self.costs, self.draft_cost = Stepwise(survival), costs, DraftCost()
+        self.budget, self.costs, self.looks = Stepwise(survival), costs, Allowance()
+        self.price = (costs.verify(2) + costs.draft) / costs.verify(1) - 1
 
     def begins(self) -> bool:
-        return self.draft_cost.asked(self._pays([]))
+        pays = self._pays([])
+        self.looked = not pays and self.looks.try_for(self.price)
+        return pays or self.looked
 
     def goes_on(self, seen: list[float]) -> bool:
         return self._pays(seen)
 
     def observe(self, seen: list[float], accepted: int) -> None:
         self.budget.observe(seen, accepted)
+        if self.looked:
+            self.looks.gain(accepted, self.price)
 
     def _pays(self, seen: list[float]) -> bool:
         return self.budget.pays([seen], [True], self.costs.verify, self.costs.draft)

@@ -8,8 +8,8 @@ from .decision import Advance
 
 LOOK_STEPS = 2
 """steps of the draft model, where it is asked though that is not said to pay"""
-UNKNOWN = 1.0
-"""plain rounds that this is taken for, where nothing was measured"""
+LEAST = 0.1
+"""plain rounds that this is taken for at least: times are not known that well"""
 
 
 class DraftCost:
@@ -72,24 +72,39 @@ class DraftCost:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
         self._read |= tokens > 0
 
-    def asked(self, pays: bool, cost: Cost | None = None, rows: int = 1, unread: float = 0.0) -> bool:
+    def asked(
+        self, pays: bool, cost: Cost, rows: int = 1, unread: float = 0.0, steps: int = LOOK_STEPS
+    ) -> float | None:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
 
         Args:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
             unread: seconds that the prompt takes, where it was not read yet.
+            steps: of a look.
+
+        Returns:
+            None where it is not asked; else the price of this look, in plain rounds, and 0 where it pays or where
+            nothing is known yet.
         """
-        asked = pays or self.allowance.try_for(self._price(cost, rows, unread))
+        price = 0.0 if pays or not cost.known else self._price(cost, rows, unread, steps)
+        asked = not price or self.allowance.try_for(price)
         self.unasked = 0 if asked else self.unasked + 1
-        return asked
+        return price if asked else None
 
-    def kept(self, tokens: Sequence[int], advance: Advance) -> None:
-        """In a round so many [B] of its tokens, that nobody else had proposed, were kept in each row."""
-        self.allowance.gain(advance.tokens([1.0 + n for n in tokens]) / len(tokens) - 1)
+    def kept(self, tokens: Sequence[int], price: float, cost: Cost, advance: Advance) -> None:
+        """In a round so many [B] of its tokens, that nobody else had proposed, were kept in each row.
 
-    def _price(self, cost: Cost | None, rows: int, unread: float) -> float:
+        Args:
+            price: of the look that this was; 0 where it was none.
+            cost: of the target's forwards, which may have other rows in them.
+            advance: of rows that advance together those are kept that all rows keep.
+        """
+        if price:
+            gained = min(tokens) if advance.lockstep else sum(tokens) / (len(tokens) + cost.beside)
+            self.allowance.gain(gained, price)
+
+    def _price(self, cost: Cost, rows: int, unread: float, steps: int) -> float:
         """Plain rounds that a look takes beside its own."""
-        if cost is None or not cost.known or self.step is None:
-            return UNKNOWN
         seconds, again = cost.round(rows), self.look if self.unasked else 0.0
-        return (seconds(2) + unread + (again or self.opening + LOOK_STEPS * self.step)) / seconds(1) - 1
+        drafting = again or self.opening + steps * (self.step or 0.0)
+        return max((seconds(1 + steps) + unread + drafting) / seconds(1) - 1, LEAST)

@@ -98,15 +98,16 @@ class Window:
 
     def choose(
         self, cost: Cost, draft_cost: DraftCost, rows: int, candidates: int = 1, advance: Advance = SUMMED
-    ) -> int:
-        """γ for the next round; 0 where drafting does not pay."""
+    ) -> tuple[int, float]:
+        """γ for the next round, 0 where drafting does not pay; and the price of a look, as `DraftCost.asked` has it."""
         if draft_cost.step is None or not cost.known:
-            return FIRST
+            return FIRST, 0.0
         if cost.tried(rows) == 0:
-            return 0
+            return 0, 0.0
         speed = self.speed(cost.round(rows), draft_cost, rows, advance, candidates)
         gamma = fastest([speed(n) for n in WINDOWS])
-        return gamma or LOOK_STEPS if draft_cost.asked(gamma > 0, cost, rows) else 0
+        price = draft_cost.asked(gamma > 0, cost, rows)
+        return (0, 0.0) if price is None else (gamma or LOOK_STEPS, price)
 
 
 def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[str]:

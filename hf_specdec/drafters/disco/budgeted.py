@@ -44,7 +44,9 @@ class BudgetedSession(DiscoSession):
         if cost.tried(rows) == 0:
             return 0
         pays = self._pays([[]] * rows, [True] * rows)
-        return super().window() if self.draft_cost.asked(pays, cost, rows) else 0
+        price = self.draft_cost.asked(pays, cost, rows, steps=1)
+        self.price = price or 0.0
+        return 0 if price is None else super().window()
 
     def stopped(self, step: int, lengths: list[int]) -> list[int]:
         goes_on = self._pays(self.seen, [n > step + 1 for n in lengths])
@@ -62,7 +64,6 @@ class BudgetedSession(DiscoSession):
         for seen, drafted, accepted in told:
             self.stepwise.observe(seen[:drafted], accepted)
         self.seen = []
-        self.draft_cost.kept(verdict.accepted, self.context.advance)
         super().observe(verdict)
 
     def close(self) -> None:

@@ -32,6 +32,8 @@ LONGEST = 8
 """tokens guessed at once"""
 SMALLER = 0.6
 """how often the smaller model is taken to guess right before anything was measured"""
+TOGETHER = Advance(lockstep=True)
+"""a step is known where the guesses of all rows are right"""
 HOW = "how_it_reads_ahead"
 """the attribute of a draft model that says so"""
 
@@ -116,8 +118,11 @@ class Ahead:
             smaller: the smaller model over its own cache, of the same rows.
         """
         self.how, self.smaller = how, smaller
+        how.smaller_cost.begin()
         self.steps = self.known = 0
         """all, and those that needed no forward"""
+        self._price = 0.0
+        """of a look at the smaller model, as `DraftCost.asked` has it"""
         self.forget()
 
     def forget(self) -> None:
@@ -146,6 +151,7 @@ class Ahead:
 
     def guess(self, ids: Tensor, lengths: Sequence[int], room: int) -> list[list[int]]:
         """[B] what each row may go on with: as many tokens in each, as many as promise to pay."""
+        self.how.smaller_cost.kept([self._right] * len(lengths), self._price, self.how.cost, TOGETHER)
         self.forget()
         how, rows = self.how, len(lengths)
         guesses = self._copied(ids, lengths) if self.smaller is None else self._drafted(ids, lengths, room)
@@ -154,8 +160,8 @@ class Ahead:
             return [[] for _ in guesses]
         survival = [list(accumulate(guess.chances, mul)) for guess in guesses]
         count = how.cost.tried(rows)
-        if count is None:  # a step is known where the guesses of all rows are right
-            count, _ = most_per_second(survival, how.cost.round(rows), advance=Advance(lockstep=True))
+        if count is None:
+            count, _ = most_per_second(survival, how.cost.round(rows), advance=TOGETHER)
             count = count or int(self.smaller is not None)  # it was asked to be looked at
         self._kinds = [guess.kinds for guess in guesses]
         count = min(count, longest)
@@ -191,9 +197,11 @@ class Ahead:
                 [chances[:1]] * rows,
                 how.cost.round(rows),
                 cost.step,
-                advance=Advance(lockstep=True),
+                advance=TOGETHER,
             )
-        if not cost.asked(steps > 0, how.cost, rows):
+        price = cost.asked(steps > 0, how.cost, rows)
+        self._price = price or 0.0
+        if price is None:
             return [Guess([], [], [])] * rows
         steps = min(max(steps, 1), room, model.context_limit - max(lengths))
         if steps < 1:

@@ -47,19 +47,16 @@ class Chain:
         """The estimates [B, k] of the candidates [B, k], of which the draft gives these chances."""
         return chances
 
-    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[int]]) -> list[int]:
+    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[int]]) -> None:
         """Keep in the cache what was fed and is part of the text now.
 
         Args:
             drafted: [B] the tokens that each row went on from.
-
-        Returns:
-            [B] how many of them were kept.
         """
+        if verdict.rows != self.rows:
+            return
         kept = []
         for mine, text in zip(drafted, verdict.tokens, strict=True):
             same = [a == b for a, b in zip(mine, text[:-1], strict=False)]
             kept.append(same.index(False) if False in same else len(same))
-        if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
-            self.model.accept(kept, verdict.stopped)
-        return kept
+        self.model.accept(kept, verdict.stopped)

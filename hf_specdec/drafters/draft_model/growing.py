@@ -80,8 +80,10 @@ class GrowingSession(TreeSession):
             check_room(context.prompt_mask, self._limit)
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
-        self._alone: list[list[bool]] = []
-        """[B] of its tokens, whether nobody else proposes them"""
+        self._own: list[set[int]] = []
+        """[B] the nodes that nobody else had proposed"""
+        self._price = 0.0
+        """of this round's look, as `DraftCost.asked` has it"""
         self.steps = 0
         """of it, in this round"""
         self.rounds = self.rested = 0
@@ -95,7 +97,7 @@ class GrowingSession(TreeSession):
         self.begin(len(budget))
         self.rounds += 1
         self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
-        self.drafted, self._alone, self.steps = [[] for _ in budget], [[] for _ in budget], 0
+        self.drafted, self._own, self.steps = [[] for _ in budget], [set() for _ in budget], 0
         self._left = max(self.context.max_length - max(sequences.lengths), 1)
         if self.others is not None:
             self.others.join(self.trees, sequences, budget)
@@ -115,9 +117,11 @@ class GrowingSession(TreeSession):
         blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
         planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
-        if not self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread()):
+        look = most if self.fixed else min(most, LOOK_STEPS)
+        price = self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread(), look)
+        if price is None:
             return True
-        least = min(most, most if self.fixed else LOOK_STEPS if looks else 1)
+        self._price, least = price, look if looks or self.fixed else 1
         planned = min(most, max(planned, least))
         opened = self._chain is None  # and reads the prompt in this round
         if self._chain is None:
@@ -180,7 +184,6 @@ class GrowingSession(TreeSession):
                 if rank == 0 or chance > 0
             ]
             self.drafted[b].append(first)
-            self._alone[b].append(said != "agreed")
             ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
             on.append(None if ended else node)
             if not ended and self.others is not None:
@@ -189,8 +192,11 @@ class GrowingSession(TreeSession):
 
     def _add(self, b: int, tip: int, token: int, chance: float, rank: int, said: str) -> int:
         band = Band.of(("beside" if rank else "drafted", said), chance)
-        chance = self.survival.calibrated(band)
-        return self.trees[b].add(tip, token, chance, RANKS(rank), band)
+        known = self.trees[b].at(tip, token)
+        node = self.trees[b].add(tip, token, self.survival.calibrated(band), RANKS(rank), band)
+        if known is None:
+            self._own[b].add(node)
+        return node
 
     def _told(self, tree: Tree, tip: int, token: int) -> str:
         """What others say here is judged by what the draft model says of it."""
@@ -260,9 +266,10 @@ class GrowingSession(TreeSession):
 
     def observe(self, verdict: Verdict) -> None:
         if self._chain is not None and self.steps:
-            kept = self._chain.observe(verdict, self.drafted)
-            gained = [sum(alone[:n]) for alone, n in zip(self._alone, kept, strict=True)]
-            self.draft_cost.kept(gained, self.context.advance)
+            self._chain.observe(verdict, self.drafted)
+            told = zip(self.trees, self._own, verdict.tokens, verdict.accepted, strict=True)
+            gained = [len(own.intersection(tree.along(text[:n]))) for tree, own, text, n in told]
+            self.draft_cost.kept(gained, self._price, self.context.cost, self.context.advance)
         super().observe(verdict)
         self.rested += self._declined and not any(verdict.drafted)
         self.steps, self._declined = 0, False

@@ -44,6 +44,8 @@ class DraftModelSession(DraftSession):
         """all, and those in which drafting would not have paid"""
         self.seconds = 0.0
         """for which the last draft was drafted"""
+        self.price = 0.0
+        """of this round's look, as `DraftCost.asked` has it"""
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = model_over_cache(context, model)
 
@@ -52,7 +54,8 @@ class DraftModelSession(DraftSession):
         if self.by_itself is None or self.fixed_window != "auto":
             return int(self.fixed_window)
         cost, advance = self.context.cost, self.context.advance
-        return self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance)
+        gamma, self.price = self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance)
+        return gamma
 
     def shortened(
         self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
@@ -119,8 +122,7 @@ class DraftModelSession(DraftSession):
         accepted = self._drafted_on(verdict)
         if self.by_itself is not None:
             self.tell(self.by_itself, verdict, accepted)
-        if self.fixed_window == "auto":
-            self.draft_cost.kept(accepted, self.context.advance)
+        self.draft_cost.kept(verdict.accepted, self.price, self.context.cost, self.context.advance)
         if verdict.rows == self.rows:  # otherwise nothing was drafted in this round
             self.model.accept(accepted, verdict.stopped)
 

@@ -52,6 +52,8 @@ class SampledHybridSession(TreeSession):
         self._drawing: DraftModelSession | None = None
         self._drawn: list[int] = []
         """[B] draws of each row, which are the first of its nodes; empty where none were drawn"""
+        self._price = 0.0
+        """of this round's look, as `DraftCost.asked` has it"""
         self._copied = 0
         """nodes of a row that would have been verified in this round without draws"""
 
@@ -123,9 +125,10 @@ class SampledHybridSession(TreeSession):
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         self._copied, copying = most_per_second(chances, seconds, advance=advance)
         pays = gamma > 0 and speed(gamma) > copying
-        if not self.draft_cost.asked(pays, cost, len(budget)):
-            return 0
-        return gamma if pays or fixed != "auto" else LOOK_STEPS
+        look = LOOK_STEPS if fixed == "auto" else gamma
+        price = self.draft_cost.asked(pays, cost, len(budget), steps=look)
+        self._price = price or 0.0
+        return 0 if price is None else gamma if pays else look
 
     def estimates(self, row: int) -> Sequence[float | None]:
         return [] if self._drawn else super().estimates(row)
@@ -134,8 +137,8 @@ class SampledHybridSession(TreeSession):
         if self._drawing is not None and self._drawn:
             of_draws = self._of_draws(verdict)
             self._drawing.observe(of_draws)
-            if not self._copied:
-                self.draft_cost.kept(of_draws.accepted, self.context.advance)
+            gained = [0] * len(verdict.rows) if self._copied else of_draws.accepted
+            self.draft_cost.kept(gained, self._price, self.context.cost, self.context.advance)
         self.rested += not self._drawn and not any(verdict.drafted)
         super().observe(verdict)
         self._drawn = []

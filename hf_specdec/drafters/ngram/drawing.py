@@ -76,10 +76,12 @@ class DrawingSession(NGramSession):
         """
         super().__init__(context, model, LARGEST)
         self.window, self.draft_cost = window, cost
+        self.price = 0.0
+        """of this round's look, as `DraftCost.asked` has it"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         cost, advance = self.context.cost, self.context.advance
-        self.gamma = self.window.choose(cost, self.draft_cost, len(budget), advance=advance)
+        self.gamma, self.price = self.window.choose(cost, self.draft_cost, len(budget), advance=advance)
         began = time.perf_counter()
         draft = super().propose(sequences, budget)
         if steps := draft.tokens.shape[1]:
@@ -88,4 +90,4 @@ class DrawingSession(NGramSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.window.observe(verdict.drafted, verdict.accepted)
-        self.draft_cost.kept(verdict.accepted, self.context.advance)
+        self.draft_cost.kept(verdict.accepted, self.price, self.context.cost, self.context.advance)
