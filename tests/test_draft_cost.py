@@ -129,6 +129,9 @@ def test_what_a_batch_gains(kept: list[int], beside: int, lockstep: bool, gained
     cost.beside = beside
     draft.kept(kept, 0.4, cost, Advance(lockstep))
     assert draft.allowance.left == gained
+    draft.allowance.left = 0.0
+    draft.kept(kept, 0.4, cost, Advance(lockstep, length=20))
+    assert gained == draft.allowance.left == 0 or 0 < draft.allowance.left < gained, "its slowest row ends the call"
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.4, 0.6, 0.9])

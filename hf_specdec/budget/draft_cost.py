@@ -97,11 +97,12 @@ class DraftCost:
         Args:
             price: of the look that this was; 0 where it was none.
             cost: of the target's forwards, which may have other rows in them.
-            advance: of rows that advance together those are kept that all rows keep.
+            advance: what a batch's tokens are worth; of rows that advance together, what all of them keep.
         """
         if price:
-            gained = min(tokens) if advance.lockstep else sum(tokens) / (len(tokens) + cost.beside)
-            self.allowance.gain(gained, price)
+            each = min(tokens) if advance.lockstep else sum(tokens) / (len(tokens) + cost.beside)
+            worth = advance.tokens([1 + each] * len(tokens)) / len(tokens)
+            self.allowance.gain(worth - 1, price)
 
     def _price(self, cost: Cost, rows: int, unread: float, steps: int) -> float:
         """Plain rounds that a look takes beside its own."""
