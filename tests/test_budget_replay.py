@@ -8,7 +8,7 @@ from test_stats import Clock
 
 import budget_replay
 from budget_replay import SetSteps, SetTimes, main, play, record
-from hf_specdec import DraftModelDrafter
+from hf_specdec import DraftModelDrafter, SpeculationError
 from hf_specdec.budget import Survival
 from hf_specdec.loading.chat import batch
 from hf_specdec.loading.models import Pair, PairSettings
@@ -47,6 +47,13 @@ def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, mon
             rounds = sum(n * (1 + SLOPE * (width - 1)) for width, n in stats.verify_widths.items())
             taken += rounds + c * stats.draft_calls
     assert sum(replayed) == pytest.approx(taken, rel=0.03)
+
+
+@pytest.mark.parametrize("wrong", [{"slope": [0.1]}, {"candidates": 5}, {"candidates": 0}])
+def test_bad_settings_are_named(wrong: Any) -> None:
+    settings = budget_replay.ReplaySettings(target="", draft="", prompts=[], **wrong)
+    with pytest.raises(SpeculationError, match=next(iter(wrong))):
+        main(settings)
 
 
 def test_texts_are_recorded_once(pair: Any, tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:

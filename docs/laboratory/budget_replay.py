@@ -24,6 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 from typer import Option
 
+from hf_specdec import SpeculationError
 from hf_specdec.budget import MOST_NODES, Cost, DraftCost, Survival, most_per_second
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.draft_model import GrowingSession
@@ -139,6 +140,12 @@ class Recorded:
 
 def main(settings: ReplaySettings) -> None:
     """Record, replay, print."""
+    if len(settings.rows) != len(settings.slope):
+        raise SpeculationError(
+            f"each of rows {settings.rows} needs a slope, got {settings.slope}; name as many of both"
+        )
+    if not 1 <= settings.candidates <= RECORDED:
+        raise SpeculationError(f"candidates is {settings.candidates}, but what is recorded has 1 to {RECORDED}")
     pair = settings.load()
     known: dict[str, list[Any]] = torch.load(path) if (path := Path(settings.recordings)).exists() else {}
     texts = {}
