@@ -92,7 +92,6 @@ def test_a_drafter_that_gains_a_fifth_is_hardly_paused(seed: int, monkeypatch: A
             clock.now = 0.0
             assert torch.equal(sides.ours(drafter), sides.plain)
             taken.append(clock.now)
-    print("SUM", sum(taken))
     assert sum(taken) < 4 * 200 / 1.2 / 0.984
 
 
