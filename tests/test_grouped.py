@@ -29,9 +29,33 @@ class Module:
         self.num_key_value_groups = groups
 
 
-def attend(groups: int, inputs: tuple[torch.Tensor, ...], **options: Any) -> torch.Tensor:
+def attend(groups: int, inputs: tuple[torch.Tensor | None, ...], **options: Any) -> torch.Tensor:
     output: torch.Tensor = ALL_ATTENTION_FUNCTIONS["sdpa"](Module(groups), *inputs, **options)[0]
     return output
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_a_single_token_that_sees_all_reads_keys_and_values_once(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, keys, values, _ = made(2, groups, 1, 40, "bool")
+    stock, shapes = attend(groups, (query, keys, values, None), scaling=0.3), []
+
+    def seen(query: Any, *args: Any, **kwargs: Any) -> Any:
+        shapes.append(tuple(query.shape))
+        return torch.nn.functional.scaled_dot_product_attention(query, *args, **kwargs)
+
+    monkeypatch.setattr("hf_specdec.target.grouped.scaled_dot_product_attention", seen)
+    with grouped_attention():
+        torch.testing.assert_close(attend(groups, (query, keys, values, None), scaling=0.3), stock)
+        assert shapes == [(2, 2, groups, 16)]
+        query, keys, values, _ = made(2, groups, 5, 5, "bool")  # a prompt: each token sees those before it
+        assert torch.equal(attend(groups, (query, keys, values, None)), causal(query, keys, values))
+    assert len(shapes) == 1
+
+
+def causal(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[B, T, heads, size]"""
+    attended = torch.nn.functional.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+    return attended.transpose(1, 2)
 
 
 def made(rows: int, groups: int, width: int, end: int, kind: str) -> tuple[torch.Tensor, ...]:

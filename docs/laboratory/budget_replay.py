@@ -63,6 +63,7 @@ class ReplaySettings(PairSettings):
     slope: Annotated[list[float], Option(help="Further time of a forward per token of a row, for each of rows.")] = (
         field(default_factory=lambda: [0.01, 0.085])
     )
+    believed: Annotated[float, Option(help="What the slopes are held for, times themselves.")] = 1.0
     window: Annotated[list[int], Option(help="Windows set to a number.")] = field(default_factory=lambda: [1, 2, 3, 4])
     candidates: Annotated[int, Option(help="Tokens thought of at each place, up to 4.")] = 3
     limit: Annotated[int, Option(help="Prompts of each file.")] = 40
@@ -75,9 +76,17 @@ class SetTimes(Cost):
 
     known = True  # type: ignore[assignment]
 
-    def __init__(self, slope: float) -> None:
+    def __init__(self, slope: float, believed: float = 1.0) -> None:
+        """
+        Args:
+            believed: what the slope is held for, times itself.
+        """
         super().__init__()
-        self.slope = slope
+        self.slope, self.believed = slope, believed
+
+    def takes(self, width: int) -> float:
+        """What a forward does take."""
+        return 1 + self.slope * (width - 1)
 
     def copy(self, beside: int = 0) -> Cost:
         return self
@@ -89,7 +98,7 @@ class SetTimes(Cost):
         return MOST_NODES
 
     def round(self, rows: int) -> Callable[[int], float]:
-        return lambda width: 1 + self.slope * (width - 1)
+        return lambda width: 1 + self.believed * self.slope * (width - 1)
 
     def observe_forward(self, *_: Any) -> None:
         """Whatever the clock says."""
@@ -161,7 +170,7 @@ def main(settings: ReplaySettings) -> None:
             table = Table("", *(Path(name).stem for name in texts), "mean", title=f"rows {rows}, c = {c}")
             windows: list[int | str] = ["auto", *settings.window]
             for window in windows:
-                survival, times, steps = Survival(), SetTimes(slope), SetSteps(c, window != "auto")
+                survival, times, steps = Survival(), SetTimes(slope, settings.believed), SetSteps(c, window != "auto")
                 speeds = []
                 for every in texts.values():
                     calls = [every[i : i + rows] for i in range(0, len(every) - rows + 1, rows)]
@@ -213,7 +222,7 @@ def play(
         chances = draft.survival or [[1.0] * n for n in draft.lengths]
         seconds = times.round(len(alive))
         count = most_per_second(chances, seconds, spent, context.advance)[0] if draft.survival else max(draft.lengths)
-        taken += seconds(1 + count) + spent
+        taken += times.takes(1 + count) + spent
         paths = [_path(draft, b, count, rows[row].text[done[row] :]) for b, row in enumerate(alive)]
         told = [rows[row].text[done[row] : done[row] + len(path) + 1] for row, path in zip(alive, paths, strict=True)]
         for row, mine in zip(alive, told, strict=True):

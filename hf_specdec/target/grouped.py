@@ -1,9 +1,10 @@
-"""Attention of several tokens a row where query heads share keys and values.
+"""Attention where query heads share keys and values.
 
 Stock attention copies every key and value once for each query head of its group as soon as there is a mask, so that a
-forward over uneven rows moves several times what a plain step does. Here the query heads of a group stand behind each
-other as if they were further tokens of one head: what is computed is the same, and nothing is copied. On a CPU, where
-rows are of very different lengths, each looks at its own slots, rather than all at as many as the longest has.
+forward over uneven rows moves several times what a plain step does; without one it copies nothing, but each of them is
+read by every head of its group. Here the query heads of a group stand behind each other as if they were further tokens
+of one head: what is computed is the same, nothing is copied, and all is read once. On a CPU, where rows are of very
+different lengths, each looks at its own slots, rather than all at as many as the longest has.
 Only this package's own forwards go this way; any other call of the model is left as it was.
 """
 
@@ -87,12 +88,12 @@ class _Grouped:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         """[B, T, heads, size] of a query [B, heads, T, size], keys and values [B, fewer heads, S, size] and a mask
-        [B, 1, T, S]."""
+        [B, 1, T, S]; None for a single token that sees all."""
         rows, heads, width, size = query.shape
         groups = heads // key.shape[1]
         special = options.get("dropout") or any(_given(options.get(name)) for name in SPECIAL)
-        stays = not _here.depth or groups == 1 or special
-        if stays or attention_mask is None or attention_mask.shape[1] != 1:
+        groupable = width == 1 if attention_mask is None else attention_mask.shape[1] == 1
+        if not _here.depth or groups == 1 or special or not groupable:
             return self.stock(module, query, key, value, attention_mask, **options)
         query, mask = query.reshape(rows, heads // groups, groups * width, size), _for_all(attention_mask, groups)
         seen = torch.cat(
@@ -101,7 +102,7 @@ class _Grouped:
                     query[row],
                     key[row, :, :end],
                     value[row, :, :end],
-                    attn_mask=mask[row, :, :, :end],
+                    attn_mask=None if mask is None else mask[row, :, :, :end],
                     scale=options.get("scaling"),
                 )
                 for row, end in _looks(key)
@@ -123,8 +124,10 @@ def _looks(key: Tensor) -> list[tuple[slice, int]]:
     return [(slice(row, row + 1), end) for row, end in enumerate(ends)]
 
 
-def _for_all(mask: Tensor, groups: int) -> Tensor:
+def _for_all(mask: Tensor | None, groups: int) -> Tensor | None:
     """[B, 1, groups · T, S]"""
+    if mask is None:
+        return None
     if _here.masks is None or _here.masks[0] is not mask:
         _here.masks = mask, mask.expand(-1, groups, -1, -1).flatten(1, 2)[:, None]
     return _here.masks[1]
