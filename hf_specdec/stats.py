@@ -135,9 +135,10 @@ class SpeculationStats:
         """Estimated speed-up over plain decoding; None where the call's forwards do not tell (it was decoded plainly).
 
         (prefill + `plain_steps` · T(1)) over the time that the call took, with T(1) of `plain_step_seconds`. Plain
-        decoding's own work between its forwards is not counted: where forwards are short, the true gain is somewhat
-        higher. Where drafting goes on beside the target on the same cores (PEARL), forwards are slower than plain
-        decoding's: the true gain is lower. `hf-specdec bench` measures instead.
+        decoding's own work between its forwards is not counted, nor that its forwards may take longer than this
+        package's (`target/grouped.py`): where forwards are short, or texts long, the true gain is higher. Where
+        drafting goes on beside the target on the same cores (PEARL), forwards are slower than plain decoding's: the
+        true gain is lower. `hf-specdec bench` measures instead.
         """
         step = self.plain_step_seconds
         if step is None or not self.total_seconds > 0:

@@ -178,6 +178,22 @@ def test_bench_writes_measurements_and_runs(tmp_path: Path) -> None:
     assert again.exit_code == 2 and "--resume" in again.output
 
 
+def test_forwards_are_timed_alone_with_the_attention_that_they_had(tmp_path: Path, monkeypatch) -> None:
+    """A drafter's with heads grouped, all others' with transformers' own; a step is plain decoding's for all."""
+
+    def timed(models, forwards, ids, grouped: bool) -> dict[tuple[str, int, int], float]:
+        kinds = {(f.role, f.rows, f.width) for f in forwards} | {(role, len(ids), 1) for role in models}
+        return dict.fromkeys(kinds, 0.001 if grouped else 1.0)
+
+    monkeypatch.setattr("hf_specdec.bench.measure.time_bare_forwards", timed)
+    methods = {"baselines": ["plain", "hf-assisted"], "drafters": ["draft_model:num_draft_tokens=2"]}
+    bench = Bench(_settings(tmp_path, repeats=1, **methods))
+    plain, assisted, ours = bench.measure(plan(bench.settings)[0])
+    assert {m.target_step_seconds for m in (plain, assisted, ours)} == {1.0}
+    assert (plain.draft_step_seconds, assisted.draft_step_seconds, ours.draft_step_seconds) == (None, 1.0, 0.001)
+    assert plain.bare_seconds == plain.target_calls - 1 and assisted.bare_seconds > 1 > ours.bare_seconds > 0
+
+
 @pytest.mark.parametrize(
     ("typed", "script", "command"),
     [

@@ -2,7 +2,9 @@
 
 import pickle
 import time
+from typing import Any
 
+import models
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
@@ -160,6 +162,22 @@ def test_bare_forwards_cover_every_kind_that_was_made() -> None:
     expected = sum(table[f.role, f.rows, f.width] for f in meter.forwards if f.context)
     assert bare_seconds(meter.forwards, table) == expected > 0
     assert {("target", 1, 1), ("draft", 1, 1)} <= set(table)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_bare_forwards_may_have_stock_attention(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def attend(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(query.shape[1])
+        return torch.nn.functional.scaled_dot_product_attention(query, *args, **kwargs)
+
+    monkeypatch.setattr("hf_specdec.target.grouped.scaled_dot_product_attention", attend)
+    made, ids = [Forward("target", 1, width, 8, 0.0) for width in (1, 3)], torch.ones(1, 32, dtype=torch.long)
+    model = models.llama()
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    time_bare_forwards({"target": model}, made, ids, grouped)
+    assert set(seen) == ({model.config.num_key_value_heads} if grouped else set())
 
 
 def test_of_many_widths_those_made_least_often_lie_between_the_others() -> None:

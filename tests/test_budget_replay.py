@@ -49,6 +49,18 @@ def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, mon
     assert sum(replayed) == pytest.approx(taken, rel=0.03)
 
 
+def test_what_is_misjudged_takes_as_long_as_it_does(pair: Any) -> None:
+    """A window that is set to a number does not mind what is believed."""
+    texts = list(record(pair, [pair.tokenizer(TEXTS[0])["input_ids"]], NEW))
+    taken = []
+    for believed in (1.0, 5.0):
+        times = SetTimes(SLOPE, believed)
+        assert times.takes(5) == pytest.approx(1 + 4 * SLOPE)
+        assert times.round(1)(5) == pytest.approx(1 + 4 * believed * SLOPE)
+        taken.append(play(texts, pair.draft, 3, 1, Survival(), times, SetSteps(0.1, always=True)))
+    assert taken[0] == taken[1]
+
+
 @pytest.mark.parametrize("wrong", [{"slope": [0.1]}, {"candidates": 5}, {"candidates": 0}])
 def test_bad_settings_are_named(wrong: Any) -> None:
     settings = budget_replay.ReplaySettings(target="", draft="", prompts=[], **wrong)
@@ -63,7 +75,7 @@ def test_texts_are_recorded_once(pair: Any, tmp_path: Any, monkeypatch: Any, cap
     monkeypatch.setattr(settings, "load", lambda: pair)
     main(settings)
     shown = capsys.readouterr().out
-    assert "rows 3, c = 0.12" in shown and shown.count("budget") == 2
+    assert "rows 3, slope 0.085" in shown and shown.count("budget") == 2
     monkeypatch.setattr(budget_replay, "record", None)
     main(settings)
     assert capsys.readouterr().out == shown

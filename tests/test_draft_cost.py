@@ -51,6 +51,15 @@ def test_looks_are_rarer_where_they_take_long() -> None:
     assert rounds(draft.begin(), cost) == pytest.approx((2.0 + 3.0 - AT_HAND) / SHARE, abs=2)
 
 
+def test_a_look_costs_what_all_its_candidates_take_to_verify() -> None:
+    prices = []
+    for candidates in (1, 4):
+        cost, draft = known(0.1, slope=0.05)
+        draft.allowance.left = AT_HAND
+        prices.append(draft.asked(False, cost, candidates=candidates))
+    assert prices == pytest.approx([LOOK_STEPS * (0.1 + 0.05), LOOK_STEPS * (0.1 + 4 * 0.05)], abs=0.01)
+
+
 def test_what_opens_a_draft_is_no_step_of_it() -> None:
     """A first step reads what was accepted meanwhile: a longer window does not pay for that again."""
     draft = DraftCost()

@@ -35,7 +35,7 @@ def attend(groups: int, inputs: tuple[torch.Tensor | None, ...], **options: Any)
 
 
 @pytest.mark.parametrize("groups", [2, 3])
-def test_a_single_token_that_sees_all_reads_keys_and_values_once(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_of_a_single_token_that_sees_all_are_grouped(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     query, keys, values, _ = made(2, groups, 1, 40, "bool")
     stock, shapes = attend(groups, (query, keys, values, None), scaling=0.3), []
 
@@ -44,9 +44,12 @@ def test_a_single_token_that_sees_all_reads_keys_and_values_once(groups: int, mo
         return torch.nn.functional.scaled_dot_product_attention(query, *args, **kwargs)
 
     monkeypatch.setattr("hf_specdec.target.grouped.scaled_dot_product_attention", seen)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     with grouped_attention():
         torch.testing.assert_close(attend(groups, (query, keys, values, None), scaling=0.3), stock)
         assert shapes == [(2, 2, groups, 16)]
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 5)  # more than there are heads of keys
+        assert torch.equal(attend(groups, (query, keys, values, None), scaling=0.3), stock)
         query, keys, values, _ = made(2, groups, 5, 5, "bool")  # a prompt: each token sees those before it
         assert torch.equal(attend(groups, (query, keys, values, None)), causal(query, keys, values))
     assert len(shapes) == 1
@@ -194,9 +197,19 @@ def test_blocks_of_several_threads_end_in_any_order() -> None:
     [("Llama", [7], True), ("Llama", [7, 7], True), ("Llama", [7, 4], False), ("Mistral", [7], False)],
     ids=["one row", "equal rows", "padding", "window"],
 )
-def test_a_round_without_a_draft_is_a_forward_of_plain_decoding(name: str, lengths: list[int], plain: bool) -> None:
-    """Which needs no mask where every token is seen; with a draft, behind padding and in windows there is one. What was
-    rejected lies in the slots behind it."""
+def test_a_round_without_a_draft_needs_no_mask(
+    name: str, lengths: list[int], plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every token is seen, as plain decoding needs none; and its heads are grouped all the same. With a draft,
+    behind padding and in windows there is one. What was rejected lies in the slots behind it."""
+    alone = []
+
+    def seen(*args: Any, attn_mask: Any = None, **kwargs: Any) -> Any:
+        alone.append(attn_mask is None)
+        return torch.nn.functional.scaled_dot_product_attention(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr("hf_specdec.target.grouped.scaled_dot_product_attention", seen)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     model, masked = models.build(name), dict[int, set[bool]]()
     sides = Sides(model, lengths)
     future, rounds = drafters.Future(sides.plain), itertools.count()
@@ -210,9 +223,11 @@ def test_a_round_without_a_draft_is_a_forward_of_plain_decoding(name: str, lengt
             masked.setdefault(options["input_ids"].shape[1], set()).add(options["attention_mask"] is not None)
 
     sides.ours(drafters.adversary(future, 3, models.VOCAB))  # the probe
+    alone.clear()
     hook = model.register_forward_pre_hook(saw, with_kwargs=True)
     try:
         assert torch.equal(sides.ours(drafters.Toy(propose, trees=True)), sides.plain)
     finally:
         hook.remove()
     assert masked[1] == {not plain} and masked[4] == {True}
+    assert any(alone) is plain

@@ -404,14 +404,16 @@ def test_it_comes_back_from_its_folder(tmp_path):
     assert loaded.store is not None and loaded.store.num_bytes <= 2 << 20
 
 
-def test_copies_beside_a_fixed_window_are_verified_where_a_plain_round_is_wished_for(monkeypatch):
-    """Behind a chain that was asked for no round is plain."""
+@pytest.mark.parametrize("most", [0, 64])
+def test_copies_beside_a_fixed_window_are_verified_where_a_plain_round_is_wished_for(monkeypatch, most):
+    """Behind a chain that was asked for no round is plain; but none is wider than what is known of widths allows."""
     monkeypatch.setattr(Cost, "tried", lambda *_: 0)
     monkeypatch.setattr(Cost, "round", lambda *_: lambda width: 1.0)
+    monkeypatch.setattr(Cost, "most", lambda *_: most)
     target, drafter = llama(), HybridDrafter(llama(seed=1), num_draft_tokens=2)
     inputs = prompts([9]) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(target.generate(**inputs, assistant_model=drafter), target.generate(**inputs))
-    assert max(drafter.last_stats.verify_widths) > 3
+    assert (max(drafter.last_stats.verify_widths) > 3) is (most > 0)
 
 
 @pytest.mark.parametrize("options", [{"num_draft_tokens": 0}, {"max_match": 0}, {"max_draft_tokens": 0}])

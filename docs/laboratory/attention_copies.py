@@ -1,4 +1,4 @@
-"""What forwards take with stock attention, which copies or reads keys and values for each query head, and grouped.
+"""What forwards take with stock attention, which copies keys and values for each query head, and with heads grouped.
 
 Run as `python docs/laboratory/attention_copies.py --target smollm2 --pack-linear`. Both take turns over the same cache.
 """
@@ -63,9 +63,11 @@ def milliseconds(model: PreTrainedModel, rows: int, context: int, widths: list[i
     return {kind: 1000 * statistics.median(taken[WARM_UP:]) for kind, taken in seconds.items()}
 
 
-def copied(model: PreTrainedModel, rows: int, columns: int) -> float:
-    """Megabytes of keys and values that stock attention writes in a forward under a mask."""
+def copied(model: PreTrainedModel, rows: int, columns: int, width: int) -> float:
+    """Megabytes of keys and values that stock attention writes in a forward of so many tokens a row."""
     config = model.config.get_text_config(decoder=True)
+    if width == 1 or getattr(config, "num_key_value_heads", None) in (None, config.num_attention_heads):
+        return 0.0
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     states = 2 * config.num_hidden_layers * rows * config.num_attention_heads * columns * size
     return states * model.dtype.itemsize / 1e6
@@ -83,7 +85,7 @@ def main(settings: CopySettings) -> None:
                     f"{rows} x {context}",
                     str(width),
                     *(f"{found[way, width]:.1f} ms" for way in WAYS),
-                    f"{copied(model, rows, context + width):.0f} MB" if width > 1 else "nothing",
+                    f"{copied(model, rows, context + width, width):.0f} MB",
                 )
     Console().print(table)
 

@@ -63,7 +63,7 @@ class ReplaySettings(PairSettings):
     slope: Annotated[list[float], Option(help="Further time of a forward per token of a row, for each of rows.")] = (
         field(default_factory=lambda: [0.01, 0.085])
     )
-    believed: Annotated[float, Option(help="What the slopes are held for, times themselves.")] = 1.0
+    believed: Annotated[float, Option(help="Factor by which the budget misjudges the slopes.")] = 1.0
     window: Annotated[list[int], Option(help="Windows set to a number.")] = field(default_factory=lambda: [1, 2, 3, 4])
     candidates: Annotated[int, Option(help="Tokens thought of at each place, up to 4.")] = 3
     limit: Annotated[int, Option(help="Prompts of each file.")] = 40
@@ -79,14 +79,14 @@ class SetTimes(Cost):
     def __init__(self, slope: float, believed: float = 1.0) -> None:
         """
         Args:
-            believed: what the slope is held for, times itself.
+            believed: factor by which the slope is misjudged.
         """
         super().__init__()
         self.slope, self.believed = slope, believed
 
-    def takes(self, width: int) -> float:
+    def takes(self, width: int, misjudged: float = 1.0) -> float:
         """What a forward does take."""
-        return 1 + self.slope * (width - 1)
+        return 1 + misjudged * self.slope * (width - 1)
 
     def copy(self, beside: int = 0) -> Cost:
         return self
@@ -98,7 +98,7 @@ class SetTimes(Cost):
         return MOST_NODES
 
     def round(self, rows: int) -> Callable[[int], float]:
-        return lambda width: 1 + self.believed * self.slope * (width - 1)
+        return lambda width: self.takes(width, self.believed)
 
     def observe_forward(self, *_: Any) -> None:
         """Whatever the clock says."""
@@ -167,7 +167,8 @@ def main(settings: ReplaySettings) -> None:
         texts[name] = [Recording(*recording) for recording in known[key]]
     for rows, slope in zip(settings.rows, settings.slope, strict=True):
         for c in settings.c:
-            table = Table("", *(Path(name).stem for name in texts), "mean", title=f"rows {rows}, c = {c}")
+            title = f"rows {rows}, slope {slope}, c = {c}"
+            table = Table("", *(Path(name).stem for name in texts), "mean", title=title)
             windows: list[int | str] = ["auto", *settings.window]
             for window in windows:
                 survival, times, steps = Survival(), SetTimes(slope, settings.believed), SetSteps(c, window != "auto")

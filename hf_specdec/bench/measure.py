@@ -14,7 +14,7 @@ from ..hub.measured import facts
 from ..instruments.audit import Audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
 from ..instruments.ends import end_tokens, until_end
-from ..instruments.meter import Meter, metered
+from ..instruments.meter import Forward, Meter, metered
 from ..instruments.pacing import paced
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..instruments.synthetic import synthetic_acceptance
@@ -115,10 +115,11 @@ class Bench:
             ]
             generations.sort(key=lambda generation: methods.index(generation.method))
             tables = self._bare_tables(generations, inputs["input_ids"])
+            step = tables[generations[0].method.name].get(("target", len(inputs["input_ids"]), 1))
             plain = plain or generations[0].rows
             audit = Audit(self.target, inputs["input_ids"][:1], plain[0], **self.options(unit))
             measured += [
-                self._measurement(unit, inputs["input_ids"], g, tables[id(g.method.draft)], plain, audit)
+                self._measurement(unit, inputs["input_ids"], g, tables[g.method.name], step, plain, audit)
                 for g in generations
             ]
         return measured, plain
@@ -188,14 +189,17 @@ class Bench:
         ends = end_tokens(self.target)
         return self.tokenizer.decode([token for token in row if token not in ends], skip_special_tokens=True)
 
-    def _bare_tables(self, generations: list[Generation], ids: Tensor) -> dict[int, dict[Kind, float]]:
-        """Bare times of all forwards made, by the id of the draft (a method may bring its own)."""
-        made = [forward for generation in generations for forward in generation.meter.forwards]
-        table = time_bare_forwards({"target": self.target}, made, ids)
-        tables = {}
-        for draft in {id(g.method.draft): g.method.draft for g in generations}.values():
-            made = [forward for g in generations if g.method.draft is draft for forward in g.meter.forwards]
-            tables[id(draft)] = table if draft is None else table | time_bare_forwards({"draft": draft}, made, ids)
+    def _bare_tables(self, generations: list[Generation], ids: Tensor) -> dict[str, dict[Kind, float]]:
+        """Bare times of all forwards made, by method: drafters' with this package's attention, others' with
+        transformers' own. Methods share the target's, and each draft model's."""
+        tables: dict[str, dict[Kind, float]] = {}
+        for ours in (False, True):
+            mine = [g for g in generations if (g.method.drafter is not None) is ours]
+            of_target = time_bare_forwards({"target": self.target}, _forwards(mine), ids, ours)
+            for draft in {id(g.method.draft): g.method.draft for g in mine}.values():
+                users = [g for g in mine if g.method.draft is draft]
+                of_draft = {} if draft is None else time_bare_forwards({"draft": draft}, _forwards(users), ids, ours)
+                tables |= {g.method.name: of_target | of_draft for g in users}
         return tables
 
     def _measurement(
@@ -204,6 +208,7 @@ class Bench:
         ids: Tensor,
         generation: Generation,
         table: dict[Kind, float],
+        step: float | None,
         plain: list[list[int]],
         audit: Audit,
     ) -> Measurement:
@@ -222,7 +227,7 @@ class Bench:
             draft_seconds=meter.total("draft"),
             verify_seconds=meter.total("target"),
             bare_seconds=bare_seconds(meter.forwards, table),
-            target_step_seconds=table.get(("target", rows, 1)),
+            target_step_seconds=step,
             draft_step_seconds=table.get(("draft", rows, 1)) if generation.acceptance["draft_calls"] else None,
             target_calls=len(meter.of("target")),
             **generation.acceptance,
@@ -231,6 +236,11 @@ class Bench:
             peak_memory_bytes=generation.peak_memory,
             turn=unit.turn,
         )
+
+
+def _forwards(generations: Sequence[Generation]) -> list[Forward]:
+    """All that they made."""
+    return [forward for generation in generations for forward in generation.meter.forwards]
 
 
 def _difference(generation: Generation, audit: Audit) -> dict[str, Any] | None:

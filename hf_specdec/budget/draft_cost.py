@@ -73,7 +73,13 @@ class DraftCost:
         self._read |= tokens > 0
 
     def asked(
-        self, pays: bool, cost: Cost, rows: int = 1, unread: float = 0.0, steps: int = LOOK_STEPS
+        self,
+        pays: bool,
+        cost: Cost,
+        rows: int = 1,
+        unread: float = 0.0,
+        steps: int = LOOK_STEPS,
+        candidates: int = 1,
     ) -> float | None:
         """Whether to ask the draft model in this round: where that pays, and from time to time where it does not.
 
@@ -81,12 +87,13 @@ class DraftCost:
             cost: of the target's forwards over so many rows: the more a look takes, the rarer it is.
             unread: seconds that the prompt takes, where it was not read yet.
             steps: of a look.
+            candidates: tokens that each of them gives to verify.
 
         Returns:
             None where it is not asked; else the price of this look, in plain rounds, and 0 where it pays or where
             nothing is known yet.
         """
-        price = 0.0 if pays or not cost.known else self._price(cost, rows, unread, steps)
+        price = 0.0 if pays or not cost.known else self._price(cost, rows, unread, steps, candidates)
         asked = not price or self.allowance.try_for(price)
         self.unasked = 0 if asked else self.unasked + 1
         return price if asked else None
@@ -104,8 +111,8 @@ class DraftCost:
             worth = advance.tokens([1 + each] * len(tokens)) / len(tokens)
             self.allowance.gain(worth - 1, price)
 
-    def _price(self, cost: Cost, rows: int, unread: float, steps: int) -> float:
+    def _price(self, cost: Cost, rows: int, unread: float, steps: int, candidates: int) -> float:
         """Plain rounds that a look takes beside its own."""
         seconds, again = cost.round(rows), self.look if self.unasked else 0.0
         drafting = again or self.opening + steps * (self.step or 0.0)
-        return max((seconds(1 + steps) + unread + drafting) / seconds(1) - 1, LEAST)
+        return max((seconds(1 + candidates * steps) + unread + drafting) / seconds(1) - 1, LEAST)

@@ -6,14 +6,16 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
+MOST = 64
+"""keys of a target"""
 
 
 class Learned(Generic[T]):
     """One `T` per target and key (a batch size: more rows take longer). Threads may share it; it forgets a target that
-    is gone, and never grows beyond `most` keys of one."""
+    is gone, and never grows beyond `MOST` keys of one."""
 
-    def __init__(self, make: Callable[[], T], most: int = 64) -> None:
-        self._make, self._most = make, most
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
         self._of: WeakKeyDictionary[Any, dict[Hashable, T]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -25,7 +27,7 @@ class Learned(Generic[T]):
         with self._lock:
             known = self._of.setdefault(self if target is None else target, {})
             if key not in known:
-                while len(known) >= self._most:
+                while len(known) >= MOST:
                     known.pop(next(iter(known)))
                 known[key] = self._make()
             return known[key]

@@ -18,7 +18,7 @@ PRIOR = 4.0
 class Window:
     """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft + T_opening).
 
-    For drafts that nobody looks at before they are whole: of steps that are decided one by one see `budget`. Accepted
+    For drafts that nobody looks at before they are whole: steps that are decided one by one: `stepwise`. Accepted
     tokens come in runs, so the first one has an α of its own. Both are running means that forget, so γ follows the
     text. Theorem 3.8 is the special case of one α and T(γ + 1) = T(1).
     """
@@ -106,7 +106,7 @@ class Window:
             return 0, 0.0
         speed = self.speed(cost.round(rows), draft_cost, rows, advance, candidates)
         gamma = fastest([speed(n) for n in WINDOWS])
-        price = draft_cost.asked(gamma > 0, cost, rows)
+        price = draft_cost.asked(gamma > 0, cost, rows, candidates=candidates)
         return (0, 0.0) if price is None else (gamma or LOOK_STEPS, price)
 
 

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def bare_seconds(forwards: Iterable[Forward], table: Mapping[Kind, float]) -> fl
 
 @torch.inference_mode()
 def time_bare_forwards(
-    models: Mapping[Role, PreTrainedModel], forwards: Iterable[Forward], ids: Tensor
+    models: Mapping[Role, PreTrainedModel], forwards: Iterable[Forward], ids: Tensor, grouped: bool = True
 ) -> dict[Kind, float]:
     """Seconds of each kind of forward, at the mean context length of all of them.
 
@@ -46,6 +47,7 @@ def time_bare_forwards(
         models: by role; forwards of others only count for the mean.
         forwards: what was made; prefills are left out.
         ids: [B, columns] what was decoded. Its values do not matter for time.
+        grouped: whether heads that share keys stand together, as in this package's rounds; else attention is stock.
 
     Returns:
         Medians of `REPEATS` runs. The kinds take turns, so that each finds the caches as the others left them. One
@@ -60,11 +62,12 @@ def time_bare_forwards(
     counts.update({(role, ids.shape[0], 1): 0 for role in models})
     kinds: dict[Kind, list[float]] = {kind: [] for kind in _to_time(counts)}
     caches = {(role, rows): _prefilled(models[role], ids, rows, context) for role, rows, _ in kinds}
-    for repeat in range(REPEATS + 1):
-        for (role, rows, width), seconds in kinds.items():
-            elapsed = _time_one(models[role], caches[role, rows], _tile(ids, rows, width))
-            if repeat:  # the first round warms up
-                seconds.append(elapsed)
+    with grouped_attention() if grouped else nullcontext():
+        for repeat in range(REPEATS + 1):
+            for (role, rows, width), seconds in kinds.items():
+                elapsed = _time_one(models[role], caches[role, rows], _tile(ids, rows, width))
+                if repeat:  # the first round warms up
+                    seconds.append(elapsed)
     timed = {kind: statistics.median(seconds) for kind, seconds in kinds.items()}
     return {kind: _read(timed, kind) for kind in counts}
 
@@ -94,8 +97,7 @@ def _prefilled(model: PreTrainedModel, ids: Tensor, rows: int, context: int) -> 
 def _time_one(model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> float:
     _synchronize(ids)
     start = time.perf_counter()
-    with grouped_attention():  # as rounds have it
-        model(input_ids=ids, use_cache=True, **{CACHE: cache})
+    model(input_ids=ids, use_cache=True, **{CACHE: cache})
     _synchronize(ids)
     seconds = time.perf_counter() - start
     cache.crop(-ids.shape[1])

@@ -1,10 +1,10 @@
 """Attention where query heads share keys and values.
 
-Stock attention copies every key and value once for each query head of its group as soon as there is a mask, so that a
-forward over uneven rows moves several times what a plain step does; without one it copies nothing, but each of them is
-read by every head of its group. Here the query heads of a group stand behind each other as if they were further tokens
-of one head: what is computed is the same, nothing is copied, and all is read once. On a CPU, where rows are of very
-different lengths, each looks at its own slots, rather than all at as many as the longest has.
+Stock attention copies every key and value once for each query head of its group where several tokens have a mask, so
+that a forward over uneven rows moves several times what a plain step does. Here the query heads of a group stand behind
+each other as if they were further tokens of one head: what is computed is the same, and nothing is copied. On a CPU a
+single token without a mask goes this way, too, as the kernel is slow for one; and where rows are of very different
+lengths, each looks at its own slots, rather than all at as many as the longest has.
 Only this package's own forwards go this way; any other call of the model is left as it was.
 """
 
@@ -92,27 +92,32 @@ class _Grouped:
         rows, heads, width, size = query.shape
         groups = heads // key.shape[1]
         special = options.get("dropout") or any(_given(options.get(name)) for name in SPECIAL)
-        groupable = width == 1 if attention_mask is None else attention_mask.shape[1] == 1
+        groupable = attention_mask.shape[1] == 1 if attention_mask is not None else width == 1 and _is_slow_alone(key)
         if not _here.depth or groups == 1 or special or not groupable:
             return self.stock(module, query, key, value, attention_mask, **options)
-        query, mask = query.reshape(rows, heads // groups, groups * width, size), _for_all(attention_mask, groups)
-        seen = torch.cat(
-            [
+        query, scale = query.reshape(rows, heads // groups, groups * width, size), options.get("scaling")
+        if attention_mask is None:
+            seen = scaled_dot_product_attention(query, key, value, scale=scale)
+        else:
+            mask = _for_all(attention_mask, groups)
+            looks = [
                 scaled_dot_product_attention(
-                    query[row],
-                    key[row, :, :end],
-                    value[row, :, :end],
-                    attn_mask=None if mask is None else mask[row, :, :, :end],
-                    scale=options.get("scaling"),
+                    query[row], key[row, :, :end], value[row, :, :end], attn_mask=mask[row, :, :, :end], scale=scale
                 )
                 for row, end in _looks(key)
             ]
-        )
+            seen = torch.cat(looks)
         return seen.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
 
 
 def _given(option: object) -> bool:
     return option is not None and option is not False
+
+
+def _is_slow_alone(key: Tensor) -> bool:
+    """Whether a single token looks faster at keys [B, heads, slots, size] where it is not alone. Kernels of
+    accelerators line its heads up by themselves, and many cores are kept busy by all heads alone."""
+    return key.device.type == "cpu" and key.shape[0] * key.shape[1] >= torch.get_num_threads()
 
 
 def _looks(key: Tensor) -> list[tuple[slice, int]]:
@@ -124,10 +129,8 @@ def _looks(key: Tensor) -> list[tuple[slice, int]]:
     return [(slice(row, row + 1), end) for row, end in enumerate(ends)]
 
 
-def _for_all(mask: Tensor | None, groups: int) -> Tensor | None:
+def _for_all(mask: Tensor, groups: int) -> Tensor:
     """[B, 1, groups · T, S]"""
-    if mask is None:
-        return None
     if _here.masks is None or _here.masks[0] is not mask:
         _here.masks = mask, mask.expand(-1, groups, -1, -1).flatten(1, 2)[:, None]
     return _here.masks[1]

@@ -110,7 +110,7 @@ class RaggedRunner:
             )
 
     def _as_plainly(self, width: int) -> bool:
-        """Whether the next forward is one of plain decoding, which needs no mask: a token per row that sees all."""
+        """Whether the next forward needs no mask, as one of plain decoding: a token per row that sees all."""
         if width > 1 or self.padded or set(self.windows.values()) != {None}:
             return False
         return len(self.cache.groups) == 1 and len(set(self.cache.lengths)) == 1

@@ -59,7 +59,7 @@ class GrowingSession(TreeSession):
     ) -> None:
         """
         Args:
-            window: steps of every round, or "auto".
+            window: steps of every round in which it is asked, or "auto".
             candidates: tokens thought of at each position.
             cost: of this model's steps.
             others: whose tokens stand in the same trees.
@@ -260,7 +260,7 @@ class GrowingSession(TreeSession):
             return likeliest
         cost, rows = self.context.cost, len(self.trees)
         if (count := cost.tried(rows)) is None or (not count and cost.known):  # behind a chain no round is plain
-            count, _ = most_per_second([[chance for _, chance in likeliest]], cost.round(rows))
+            count, _ = most_per_second([[chance for _, chance in likeliest]], cost.round(rows), most=cost.most(rows))
         paying = likeliest[:count] if self.context.trees else []
         return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]
 
