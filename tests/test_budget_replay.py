@@ -75,7 +75,7 @@ def test_texts_are_recorded_once(pair: Any, tmp_path: Any, monkeypatch: Any, cap
     monkeypatch.setattr(settings, "load", lambda: pair)
     main(settings)
     shown = capsys.readouterr().out
-    assert "rows 3, slope 0.085" in shown and shown.count("budget") == 2
+    assert "rows 3, slope 0.085, c = 0.12" in " ".join(shown.split()) and shown.count("budget") == 2
     monkeypatch.setattr(budget_replay, "record", None)
     main(settings)
     assert capsys.readouterr().out == shown
