@@ -117,8 +117,8 @@ class SetSteps(DraftCost):
         super().__init__()
         self.step, self.opening, self.always = c, OPENING * c, always
 
-    def asked(self, pays: bool, *known: Any) -> float | None:
-        return super().asked(pays or self.always, *known)
+    def asked(self, pays: bool, *known: Any, **named: Any) -> float | None:
+        return super().asked(pays or self.always, *known, **named)
 
     def observe_draft(self, *_: Any, **__: Any) -> None:
         """Whatever the clock says."""
@@ -211,7 +211,7 @@ def play(
         cost=times,
     )
     chain: Any = Recorded(rows, candidates)
-    session = GrowingSession(context, model, window, candidates, survival, steps.begin(), chain=chain)  # type: ignore[arg-type]
+    session = GrowingSession(context, model, window, candidates, survival.begin(), steps.begin(), chain=chain)  # type: ignore[arg-type]
     done, taken, alive = [1] * len(rows), 0.0, list(range(len(rows)))
     while alive:
         text = [rows[row].text[: done[row]] for row in alive]

@@ -74,5 +74,5 @@ class DraftModelDrafter(ModelDrafter):
         if context.do_sample or waits(self.draft_model.device):
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
-        survival = self._survival.of(context.target)
+        survival = self._survival.of(context.target).begin()
         return GrowingSession(context, self.draft_model, window, candidates, survival, cost)
