@@ -4,10 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from test_stats import Clock
 
 import budget_replay
-from budget_replay import SetSteps, SetTimes, main, play, record
+from budget_replay import RIGHT, WRONG, Recording, SetSteps, SetTimes, draw, main, play, record
 from hf_specdec import DraftModelDrafter, SpeculationError
 from hf_specdec.budget import Survival
 from hf_specdec.loading.chat import batch
@@ -47,6 +48,57 @@ def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, mon
             rounds = sum(n * (1 + SLOPE * (width - 1)) for width, n in stats.verify_widths.items())
             taken += rounds + c * stats.draft_calls
     assert sum(replayed) == pytest.approx(taken, rel=0.03)
+
+
+def test_recorded_draws_are_kept_as_often_as_the_engines_own(pair: Any) -> None:
+    """About 600 tested tokens on either side: a share that is off by 0.15 is seen nearly always."""
+    prompts = [pair.tokenizer(text)["input_ids"] for text in TEXTS]
+    torch.manual_seed(0)
+    texts = [text for _ in range(3) for text in record(pair, prompts, NEW, temperature=1.0)]
+    recorded = [[tokens == [RIGHT] for tokens in text.tokens] for text in texts]
+    drafter, accepted, tested = DraftModelDrafter(pair.draft, num_draft_tokens=3), 0, 0
+    for prompt in prompts * 3:
+        inputs = batch([prompt], pair.tokenizer.pad_token_id, pair.target.device)
+        pair.target.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0, assistant_model=drafter)
+        stats = drafter.last_stats
+        assert stats is not None
+        accepted += sum(stats.accepted_per_position.values())
+        tested += sum(stats.accepted_per_position.values()) + stats.rejections
+    told, here = sum(map(len, recorded)), sum(map(sum, recorded))
+    share = (accepted + here) / (tested + told)
+    deviation = (share * (1 - share) * (1 / tested + 1 / told)) ** 0.5
+    assert min(tested, told) > 400 and abs(accepted / tested - here / told) < 4 * deviation
+
+
+def test_what_is_drawn_is_from_q_and_kept_where_the_target_draws_it() -> None:
+    """20,000 places; a chance that is off by 0.02 is caught."""
+    p, q = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.2, 0.4, 0.1, 0.3])
+    torch.manual_seed(0)
+    text = torch.multinomial(p, 20_001, replacement=True).tolist()
+    drawn = draw(text, p.expand(20_000, -1), q.expand(20_000, -1))
+    right = torch.tensor(drawn.tokens)[:, 0] == RIGHT
+    kept = [((torch.tensor(text[1:]) == token) & right).float().mean().item() for token in range(4)]
+    assert kept == pytest.approx(torch.minimum(p, q).tolist(), abs=0.02)
+    said = torch.tensor(drawn.chances)[:, 0]
+    assert [(said == chance).float().mean().item() for chance in q] == pytest.approx(q.tolist(), abs=0.02)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("window", ["auto", 1, 4])
+def test_drawn_texts_are_replayed_by_the_sessions_themselves(window: Any, rows: int) -> None:
+    """A draft that is never right costs the windows all that it takes; one that always is saves all that it can."""
+    times = SetTimes(SLOPE)
+    taken = {}
+    for token in (RIGHT, WRONG):
+        texts = [Recording([RIGHT] * 60, [[token]] * 59, [[0.5]] * 59)] * rows
+        steps = SetSteps(0.1, always=window != "auto")
+        taken[token] = play(texts, None, window, 1, Survival(), times, steps, drawn=True)
+    if window == "auto":
+        assert taken[RIGHT] < 59 / 3 and taken[WRONG] < 1.06 * 59
+    else:
+        each = 1 + SLOPE * window + (window + budget_replay.OPENING) * 0.1
+        assert taken[RIGHT] == pytest.approx(59 / (window + 1) * each, rel=0.1)
+        assert taken[WRONG] == pytest.approx(59 * each, rel=0.1)
 
 
 def test_what_is_misjudged_takes_as_long_as_it_does(pair: Any) -> None:

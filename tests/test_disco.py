@@ -21,9 +21,9 @@ from hf_specdec.drafters.disco import (
     StopRule,
     features,
 )
-from hf_specdec.drafters.disco.budgeted import BudgetedSession
 from hf_specdec.drafters.disco.classifier import _on_device, _on_host, read
 from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
+from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelDrafter, SteppedSession
 from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.stats import SpeculationStats
 
@@ -227,14 +227,16 @@ def test_rows_stop_separately_and_in_lockstep_together(draft):
 
 
 @pytest.mark.parametrize("planted", [False, True])
-@pytest.mark.parametrize("rule", ["draft", "budget"])
+@pytest.mark.parametrize("rule", ["draft", "budget", "the draft's own chances"])
 def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(rule, planted, monkeypatch):
     vocab, rows, calls = (6, 600, 8) if rule == "draft" else (6, 10, 300)  # the budget decides for the batch
     target, other = tiny(4, vocab, scale=30.0), tiny(5, vocab, scale=30.0)
-    drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
+    drafter = DraftModelDrafter(other)
+    if rule in ("draft", "budget"):
+        drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
     monkeypatch.setattr(BudgetedSession, "_pays", pays_by_what_is_seen)
     if planted:
-        honest = DiscoSession.propose
+        honest = SteppedSession.propose
 
         def propose_what_looks_good(self, sequences, budget):
             draft = honest(self, sequences, budget)
@@ -243,7 +245,7 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
                     draft.lengths[b] = k - 1
             return draft
 
-        monkeypatch.setattr(DiscoSession, "propose", propose_what_looks_good)
+        monkeypatch.setattr(SteppedSession, "propose", propose_what_looks_good)
     prompt = torch.tensor([[2, 3, 4]])
     counts, drafted = torch.zeros(vocab**2), Counter()
     torch.manual_seed(6)

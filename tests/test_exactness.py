@@ -18,14 +18,14 @@ from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
 class ByEarlierDraws(DraftModelSession):
     """Goes on by what has been drawn: the draw that is looked at stays."""
 
-    def shortened(self, step: int, logits: Any, tokens: Any, sequences: Sequences, lengths: list[int]) -> list[int]:
+    def shortened(self, step: int, logits: Any, tokens: Any, q: Any, lengths: list[int]) -> list[int]:
         return [min(n, step + 1) if token % 2 else n for n, token in zip(lengths, tokens.tolist(), strict=True)]
 
 
 class ByItsOwnDistribution(DraftModelSession):
     """Goes on where the draft was sure of the token before it was drawn."""
 
-    def shortened(self, step: int, logits: Any, tokens: Any, sequences: Sequences, lengths: list[int]) -> list[int]:
+    def shortened(self, step: int, logits: Any, tokens: Any, q: Any, lengths: list[int]) -> list[int]:
         sure = logits.softmax(-1).amax(-1).tolist()
         return [n if chance > 0.3 else min(n, step + 1) for n, chance in zip(lengths, sure, strict=True)]
 

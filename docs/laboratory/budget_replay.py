@@ -9,6 +9,10 @@ each further token of a row, and c for each draft step: nothing is disturbed, an
 is wrong it goes on with what is recorded of the next place: nothing behind it is kept in any case. What a round takes
 beside its forwards, and that times have to be learned, is left out. A window that is set to a number is drafted in
 every round; beside its tokens those of the other candidates are verified that pay.
+
+With `--temperature` the target draws its texts, and it is drawn once for each place whether a draw of the draft's is
+accepted there: of a token x that the target has drawn with min(1, q(x) / p(x)). All windows write the same texts then
+and meet the same luck, and each of them has its own distribution: sessions draw chains, one candidate per place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -27,7 +32,9 @@ from typer import Option
 from hf_specdec import SpeculationError
 from hf_specdec.budget import MOST_NODES, Cost, DraftCost, Survival, most_per_second
 from hf_specdec.commands.options import command
-from hf_specdec.drafters.draft_model import GrowingSession
+from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelSession, GrowingSession
+from hf_specdec.drafters.draft_model.growing import LONGEST
+from hf_specdec.drafters.draft_model.stepped import Own
 from hf_specdec.instruments.ends import until_end
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import Pair, PairSettings
@@ -42,13 +49,18 @@ OPENING = 0.3
 """draft steps that a round with any takes beside them"""
 
 
+RIGHT, WRONG = 0, 1
+"""what drawn texts are recorded as: all of them right tokens, and the draft's right or wrong ones"""
+
+
 class Recording(NamedTuple):
     """A text of the target's, and what the draft says of it."""
 
     text: list[int]
     tokens: list[list[int]]
-    """[n - 1][k] the draft's likeliest behind each token but the last"""
+    """[n - 1][k] the draft's likeliest behind each token but the last; of drawn texts the draft's draw"""
     chances: list[list[float]]
+    """that the draft gives them"""
 
 
 @dataclass(kw_only=True)
@@ -66,6 +78,7 @@ class ReplaySettings(PairSettings):
     believed: Annotated[float, Option(help="Factor by which the budget misjudges the slopes.")] = 1.0
     window: Annotated[list[int], Option(help="Windows set to a number.")] = field(default_factory=lambda: [1, 2, 3, 4])
     candidates: Annotated[int, Option(help="Tokens thought of at each place, up to 4.")] = 3
+    temperature: Annotated[float, Option(help="Of texts that are drawn; 0 for the likeliest tokens.")] = 0.0
     limit: Annotated[int, Option(help="Prompts of each file.")] = 40
     max_new_tokens: Annotated[int, Option(help="Per prompt.")] = 48
     recordings: Annotated[str, Option(help="File that keeps them.")] = "recordings.pt"
@@ -127,24 +140,37 @@ class SetSteps(DraftCost):
 
 
 class Recorded:
-    """In place of a draft model's `Chain`."""
+    """In place of a draft model's `Chain`, and of the model and its draws."""
+
+    context_limit = 2**31
 
     def __init__(self, rows: Sequence[Recording], candidates: int) -> None:
-        self.rows, self.candidates = rows, candidates
-        self.model = SimpleNamespace(context_limit=2**31, notes=list)
+        self.rows, self.candidates, self.model = rows, candidates, self
 
     def begin(self, sequences: Sequences, steps: int) -> bool:
         self.here = [(row, n - 1) for row, n in zip(sequences.rows, sequences.lengths, strict=True)]
         return True
 
     def step(self) -> tuple[Tensor, Tensor]:
-        said = [(self.rows[row], min(place, len(self.rows[row].tokens) - 1)) for row, place in self.here]
+        said = self._said(self.here)
         self.here = [(row, place + 1) for row, place in self.here]
+        return said
+
+    def pick(self, ids: Tensor, columns: Sequence[int], rows: Sequence[int], logits: Any) -> tuple[Tensor, Tensor]:
+        """Draws [B] for these columns, and the q [B, 2] that they are from, as far as it is looked at."""
+        tokens, chances = self._said([(row, n - 1) for row, n in zip(rows, columns, strict=True)])
+        return tokens[:, 0], torch.zeros(len(tokens), 2).scatter_(1, tokens, chances)
+
+    def _said(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """Tokens and chances [B, k] behind these places; behind a text's end what is recorded last."""
+        said = [(self.rows[row], min(place, len(self.rows[row].tokens) - 1)) for row, place in places]
         tokens = torch.tensor([row.tokens[place][: self.candidates] for row, place in said])
         return tokens, torch.tensor([row.chances[place][: self.candidates] for row, place in said])
 
-    def observe(self, verdict: Verdict, drafted: Sequence[Sequence[int]]) -> None:
+    def observe(self, *_: Any) -> None:
         """It has read all of the text."""
+
+    follow = catch_up = feed = accept = observe
 
 
 def main(settings: ReplaySettings) -> None:
@@ -160,9 +186,11 @@ def main(settings: ReplaySettings) -> None:
     texts = {}
     for name in settings.prompts:
         key = f"{settings.target} {settings.draft} {settings.dtype} {name} {settings.limit} {settings.max_new_tokens}"
+        key += f" at {temperature}" if (temperature := settings.temperature) else ""
         if key not in known:
             prompts = [prompt_ids(pair.tokenizer, prompt) for prompt in load_prompts(name, settings.limit)]
-            known[key] = [tuple(recording) for recording in record(pair, prompts, settings.max_new_tokens)]
+            found = record(pair, prompts, settings.max_new_tokens, temperature)
+            known[key] = [tuple(recording) for recording in found]
             torch.save(known, path)
         texts[name] = [Recording(*recording) for recording in known[key]]
     for rows, slope in zip(settings.rows, settings.slope, strict=True):
@@ -177,7 +205,8 @@ def main(settings: ReplaySettings) -> None:
                     calls = [every[i : i + rows] for i in range(0, len(every) - rows + 1, rows)]
                     plain = sum(max(len(row.tokens) for row in call) for call in calls)
                     taken = (
-                        play(call, pair.draft, window, settings.candidates, survival, times, steps) for call in calls
+                        play(call, pair.draft, window, settings.candidates, survival, times, steps, temperature > 0)
+                        for call in calls
                     )
                     speeds.append(plain / sum(taken))
                 shown = "budget" if window == "auto" else f"γ = {window}"
@@ -193,8 +222,10 @@ def play(
     survival: Survival,
     times: SetTimes,
     steps: SetSteps,
+    drawn: bool = False,
 ) -> float:
     """The time of a call, in target steps."""
+    recorded: Any = Recorded(rows, candidates)
     first = torch.tensor([row.text[:1] for row in rows])
     context = DraftContext(
         prompt_ids=first,
@@ -202,16 +233,24 @@ def play(
         max_length=max(len(row.text) for row in rows),
         vocab_size=2**31,
         eos_token_ids=frozenset(),
-        do_sample=False,
+        do_sample=drawn,
         lockstep=False,
         trees=True,
-        pick=None,  # type: ignore[arg-type]
+        pick=recorded.pick,
         device=torch.device("cpu"),
         stats=SimpleNamespace(notes=[]),  # type: ignore[arg-type]
         cost=times,
     )
-    chain: Any = Recorded(rows, candidates)
-    session = GrowingSession(context, model, window, candidates, survival.begin(), steps.begin(), chain=chain)  # type: ignore[arg-type]
+    survival, cost = survival.begin(), steps.begin()
+    session: Any
+    if drawn:
+        with mock.patch("hf_specdec.drafters.draft_model.session.model_over_cache", lambda *_: recorded):
+            if window == "auto":
+                session = BudgetedSession(context, model, LONGEST, Own(), cost, survival)
+            else:
+                session = DraftModelSession(context, model, window, cost=cost)
+    else:
+        session = GrowingSession(context, model, window, candidates, survival, cost, chain=recorded)
     done, taken, alive = [1] * len(rows), 0.0, list(range(len(rows)))
     while alive:
         text = [rows[row].text[: done[row]] for row in alive]
@@ -219,7 +258,8 @@ def play(
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(mine) for mine in text], batch_first=True)
         room = [len(rows[row].text) - 1 - done[row] for row in alive]
         draft = session.propose(Sequences(ids, lengths, alive, text), room)
-        spent = (session.steps + OPENING) * (steps.step or 0) if session.steps else 0.0
+        made = max(draft.lengths) if drawn else session.steps
+        spent = (made + OPENING) * (steps.step or 0) if made else 0.0
         chances = draft.survival or [[1.0] * n for n in draft.lengths]
         seconds = times.round(len(alive))
         count = most_per_second(chances, seconds, spent, context.advance)[0] if draft.survival else max(draft.lengths)
@@ -248,20 +288,48 @@ def _path(draft: Any, b: int, count: int, text: Sequence[int]) -> list[int]:
     return path[1:]
 
 
-def record(pair: Pair, prompts: Sequence[list[int]], new_tokens: int) -> Iterator[Recording]:
+def record(pair: Pair, prompts: Sequence[list[int]], new_tokens: int, temperature: float = 0.0) -> Iterator[Recording]:
     """The target's texts behind these prompts, but for those that end at once."""
     draft, padding = pair.draft, pair.tokenizer.pad_token_id
-    assert draft is not None
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     for at in tqdm(range(0, len(prompts), AT_ONCE), "recorded", unit="batch"):
         inputs = batch(prompts[at : at + AT_ONCE], padding, pair.target.device)
-        output = pair.target.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=padding)
+        torch.manual_seed(at)
+        output = pair.target.generate(**inputs, max_new_tokens=new_tokens, pad_token_id=padding, **sampling)
         for prompt, row in zip(prompts[at:], output[:, inputs["input_ids"].shape[1] :].tolist(), strict=False):
             text = until_end(pair.target, row)
             if len(text) > 1:
-                with torch.no_grad():
-                    said = draft(torch.tensor([prompt + text[:-1]])).logits[0, len(prompt) :].float().softmax(-1)
-                chances, tokens = said.topk(RECORDED)
-                yield Recording(text, tokens.tolist(), chances.tolist())
+                q = distributions(draft, prompt, text, temperature)
+                if temperature:
+                    yield draw(text, distributions(pair.target, prompt, text, temperature), q)
+                else:
+                    chances, tokens = q.topk(RECORDED)
+                    yield Recording(text, tokens.tolist(), chances.tolist())
+
+
+@torch.no_grad()
+def distributions(model: Any, prompt: list[int], text: list[int], temperature: float) -> Tensor:
+    """[n - 1, V] of a model, behind each token of the text but the last."""
+    logits = model(torch.tensor([prompt + text[:-1]])).logits[0, len(prompt) :].float()
+    return (logits / (temperature or 1.0)).softmax(-1)
+
+
+def draw(text: list[int], p: Tensor, q: Tensor) -> Recording:
+    """Which of the draft's draws are accepted where the target has drawn this text, and how likely they were.
+
+    Of all draws x from q, accepted with min(1, p(x) / q(x)), the accepted ones are min(p, q) in all: where the text has
+    x, one was with min(p, q)(x) / p(x). One that is not is from what is left of q, (q - p)+.
+
+    Args:
+        p, q: [n - 1, V].
+    """
+    vocab = min(p.shape[1], q.shape[1])
+    p, q, told = p[:, :vocab], q[:, :vocab], torch.tensor(text[1:])[:, None]
+    accepted = torch.rand(len(told)) * p.gather(1, told)[:, 0] < torch.minimum(p, q).gather(1, told)[:, 0]
+    left = (q - p).clamp(min=0.0) + torch.finfo(q.dtype).tiny  # where p is q nothing is left, and nothing drawn
+    drawn = torch.where(accepted[:, None], told, torch.multinomial(left, 1))
+    tokens = [[RIGHT if right else WRONG] for right in accepted.tolist()]
+    return Recording([RIGHT] * len(text), tokens, q.gather(1, drawn).tolist())
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class PerplexityDrafter(DiscoDrafter):
     """Drafts until the perplexity rule says stop."""
 
     def __init__(self, draft_model: PreTrainedModel, limit: float, longest: int) -> None:
-        super().__init__(draft_model, TopProbability(), max_draft_tokens=longest, lookup=False)
+        super().__init__(draft_model, TopProbability(), rule="draft", max_draft_tokens=longest, lookup=False)
         self.limit = limit
 
     def rule(self, do_sample: bool) -> Any:

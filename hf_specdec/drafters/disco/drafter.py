@@ -11,8 +11,7 @@ from ...errors import SpeculationError
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ...transfer import waits
-from ..draft_model import GrowingSession, ModelDrafter, candidates_of
-from .budgeted import BudgetedSession
+from ..draft_model import BudgetedSession, GrowingSession, ModelDrafter, candidates_of
 from .classified import Classified, ClassifiedChain
 from .classifier import StopClassifier
 from .config import DiscoConfig
@@ -118,18 +117,18 @@ class DiscoDrafter(ModelDrafter):
         return self.config.stop_rule(do_sample)
 
     def start(self, context: DraftContext) -> DraftSession:
-        mine = context, self.draft_model, self.config, self.classifier
+        model, longest = self.draft_model, self.config.max_draft_tokens
+        classified = Classified(context, self.config, self.classifier)
         if self.config.rule != "budget":
-            return DiscoSession(*mine)
+            return DiscoSession(context, model, longest, classified, self.rule(context.do_sample))
         survival = self._survival.of(context.target, context.do_sample).begin()
         cost = self._costs.of(context.target, context.rows).begin()
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
-        if context.do_sample or waits(self.draft_model.device):
-            return BudgetedSession(*mine, survival, cost)
-        k, longest = candidates_of(context, self.config.num_candidates), self.config.max_draft_tokens
-        classified = Classified(context, self.config, self.classifier)
-        chain = ClassifiedChain(context, self.draft_model, k, classified)
-        return GrowingSession(context, self.draft_model, "auto", k, survival, cost, chain=chain, longest=longest)
+        if context.do_sample or waits(model.device):
+            return BudgetedSession(context, model, longest, classified, cost, survival)
+        k = candidates_of(context, self.config.num_candidates)
+        chain = ClassifiedChain(context, model, k, classified)
+        return GrowingSession(context, model, "auto", k, survival, cost, chain=chain, longest=longest)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

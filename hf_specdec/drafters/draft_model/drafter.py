@@ -11,8 +11,9 @@ from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ...transfer import waits
 from .base import ModelDrafter
-from .growing import GrowingSession
+from .growing import LONGEST, GrowingSession
 from .session import DraftModelSession
+from .stepped import BudgetedSession, Own
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,10 +70,10 @@ class DraftModelDrafter(ModelDrafter):
             context.stats.window = int(window)
             return DraftModelSession(context, self.draft_model, window, candidates=candidates)
         cost = self._costs.of(context.target, rows).begin()
-        # To decide step by step the drafted tokens have to be read, for which an accelerator would be waited for; and
-        # draws say little of the next one.
-        if context.do_sample or waits(self.draft_model.device):
+        if waits(self.draft_model.device):  # to decide step by step is to read each token, and to wait for it
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
-        survival = self._survival.of(context.target).begin()
+        survival = self._survival.of(context.target, context.do_sample).begin()
+        if context.do_sample:
+            return BudgetedSession(context, self.draft_model, LONGEST, Own(), cost, survival)
         return GrowingSession(context, self.draft_model, window, candidates, survival, cost)

@@ -57,10 +57,11 @@ class DraftModelSession(DraftSession):
         gamma, self.price = self.by_itself.choose(cost, self.draft_cost, len(self.rows), self.candidates, advance)
         return gamma
 
-    def shortened(
-        self, step: int, logits: Tensor, tokens: Tensor, sequences: Sequences, lengths: list[int]
-    ) -> list[int]:
+    def shortened(self, step: int, logits: Tensor, tokens: Tensor, q: Tensor | None, lengths: list[int]) -> list[int]:
         """Asked once token `step` (from 0) is drawn: how many tokens each row drafts in all. Stop rules add to it.
+
+        Args:
+            q: [B, V] that tokens [B] were drawn from; None where they are the likeliest ones.
 
         Token `step` itself stays: a rule that dropped a token after seeing it would change the output's distribution.
         """
@@ -106,7 +107,7 @@ class DraftModelSession(DraftSession):
             if q is not None:
                 drawn_from.append(q)
             if i + 1 < width:
-                lengths = self.shortened(i, logits, tokens, sequences, lengths)
+                lengths = self.shortened(i, logits, tokens, q, lengths)
             if i + 1 >= longest(lengths[b] for b in active):
                 break
             write_tokens(ids, tokens, columns)
