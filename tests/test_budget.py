@@ -42,31 +42,6 @@ def test_chances_follow_the_text() -> None:
         assert abs(survival.chance("kind", 0.5) - right) < 0.05
 
 
-@pytest.mark.parametrize("kind", ["copied", Band("said", 9)])
-def test_another_text_is_followed_sooner_than_one_that_goes_on(kind: Hashable) -> None:
-    """What other texts have shown is what is believed first, but not for long."""
-    same, another = Survival(), Survival()
-    for survival in (same, another):
-        for _ in range(500):
-            survival.observe(kind, True)
-    before = same.chance(kind, 0.5)
-    assert another.begin().chance(kind, 0.5) > 0.8 * before
-    for survival in (same, another):
-        for _ in range(12):
-            survival.observe(kind, False)
-    assert another.chance(kind, 0.5) < 0.5 < 0.85 < same.chance(kind, 0.5)
-    if isinstance(kind, Band):
-        assert another.calibrated(kind) < same.calibrated(kind)
-
-
-def test_of_little_nothing_is_forgotten_at_another_text() -> None:
-    survival, told = Survival(), Survival()
-    for right in (True, False, True):
-        told.observe("copied", right)
-        survival.begin().observe("copied", right)
-    assert survival.chance("copied", 0.5) == told.chance("copied", 0.5)
-
-
 def test_estimates_of_a_band_lie_around_its_centre() -> None:
     edges = [0.0, *EDGES, 1.0]
     for i, (low, high) in enumerate(itertools.pairwise(edges)):

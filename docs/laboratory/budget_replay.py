@@ -241,7 +241,7 @@ def play(
         stats=SimpleNamespace(notes=[]),  # type: ignore[arg-type]
         cost=times,
     )
-    survival, cost = survival.begin(), steps.begin()
+    cost = steps.begin()
     session: Any
     if drawn:
         with mock.patch("hf_specdec.drafters.draft_model.session.model_over_cache", lambda *_: recorded):

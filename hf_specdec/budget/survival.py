@@ -11,8 +11,6 @@ PRIOR = 4.0
 """observations that a guess counts as"""
 MEMORY = 0.99
 """weight of the past at each observation of a kind, so that the figures follow the text"""
-FROM_OTHERS = 10.0
-"""observations that what other texts have shown of a kind counts as at most: each text has rates of its own"""
 EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """between bands of estimates"""
 CENTRES = [sum(edges) / 2 for edges in pairwise((0.0, *EDGES, 1.0))]
@@ -45,14 +43,6 @@ class Survival:
     def __init__(self) -> None:
         self._seen: dict[Hashable, tuple[float, float]] = {}
         self._rising: dict[Hashable, list[float]] = {}
-
-    def begin(self) -> "Survival":
-        """Another text."""
-        for kind, (right, tested) in list(self._seen.items()):  # at once: threads share it
-            counted = min(1.0, FROM_OTHERS / tested)
-            self._seen[kind] = counted * right, counted * tested
-        self._rising.clear()
-        return self
 
     def chance(self, kind: Hashable, guess: float) -> float:
         """

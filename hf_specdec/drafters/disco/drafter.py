@@ -121,7 +121,7 @@ class DiscoDrafter(ModelDrafter):
         classified = Classified(context, self.config, self.classifier)
         if self.config.rule != "budget":
             return DiscoSession(context, model, longest, classified, self.rule(context.do_sample))
-        survival = self._survival.of(context.target, context.do_sample).begin()
+        survival = self._survival.of(context.target, context.do_sample)
         cost = self._costs.of(context.target, context.rows).begin()
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
         if context.do_sample or waits(model.device):

@@ -73,7 +73,7 @@ class DraftModelDrafter(ModelDrafter):
         if waits(self.draft_model.device):  # to decide step by step is to read each token, and to wait for it
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
-        survival = self._survival.of(context.target, context.do_sample).begin()
+        survival = self._survival.of(context.target, context.do_sample)
         if context.do_sample:
             return BudgetedSession(context, self.draft_model, LONGEST, Own(), cost, survival)
         return GrowingSession(context, self.draft_model, window, candidates, survival, cost)

@@ -93,7 +93,7 @@ class HybridDrafter(Drafter):
 
     def start(self, context: DraftContext) -> TreeSession:
         rows = context.rows
-        survival = self._survival.of(context.target, context.do_sample).begin()
+        survival = self._survival.of(context.target, context.do_sample)
         cost = self._draft_costs.of(context.target, rows).begin()
         if self.config.num_draft_tokens != "auto":
             context.stats.window = int(self.config.num_draft_tokens)

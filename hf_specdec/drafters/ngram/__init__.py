@@ -117,4 +117,4 @@ class NGramDrafter(Drafter):
         if context.do_sample or context.coupled or context.forbids is not None:
             window = self._windows.of(context.target, (context.rows, context.do_sample))
             return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows).begin())
-        return NGramTrees(context, self.model, self._survival.of(context.target).begin())
+        return NGramTrees(context, self.model, self._survival.of(context.target))

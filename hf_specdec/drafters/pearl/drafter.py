@@ -186,7 +186,7 @@ class PearlDrafter(ModelDrafter):
             release = worker.close if in_thread else self.pool.return_of(worker)
             planner, copying = self.planners.of(context.target), None
             if config.lookup:
-                copying = Copying(context, self.survival.of(context.target, context.do_sample).begin())
+                copying = Copying(context, self.survival.of(context.target, context.do_sample))
             return PearlSession(context, worker, planner, timeline, release, self.takes_ragged(), copying)
         except BaseException:
             worker.close()

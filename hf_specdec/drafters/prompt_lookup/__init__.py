@@ -89,4 +89,4 @@ class PromptLookupDrafter(Drafter):
         self._survival = Learned(Survival)
 
     def start(self, context: DraftContext) -> PromptLookupSession:
-        return PromptLookupSession(context, self.config, self._survival.of(context.target, context.do_sample).begin())
+        return PromptLookupSession(context, self.config, self._survival.of(context.target, context.do_sample))

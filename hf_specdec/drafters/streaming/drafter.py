@@ -229,7 +229,7 @@ class StreamingDrafter(Drafter):
             raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
         tuner = self._tuners[context.do_sample].of(target, context.rows)
-        survival = self._survival.of(target, context.do_sample).begin()
+        survival = self._survival.of(target, context.do_sample)
         return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, survival)
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:

@@ -147,5 +147,5 @@ class SuffixDrafter(Drafter):
         self._survival = Learned(Survival)
 
     def start(self, context: DraftContext) -> SuffixSession:
-        survival = self._survival.of(context.target, context.do_sample).begin()
+        survival = self._survival.of(context.target, context.do_sample)
         return SuffixSession(context, self.config, self.store, survival)
