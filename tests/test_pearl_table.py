@@ -54,7 +54,8 @@ def test_the_overview_has_a_line_for_each_cell():
 
 
 @pytest.mark.slow
-def test_all_schedules_are_measured_once(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_all_schedules_are_measured_once(temperature, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     target = llama(seed=1)
     for name, model in (("target", target), ("draft", close_to(target, 0.05))):
@@ -67,7 +68,8 @@ def test_all_schedules_are_measured_once(tmp_path, capsys, monkeypatch):
         "prompts": [tmp_path / "prompts.txt"],
         "json_file": tmp_path / "rows.json",
         "ratio": [2.0],
-        "temperature": [0.0],
+        "temperature": [temperature],
+        "coupled": temperature > 0,
         "max_new_tokens": 8,
         "draft_milliseconds": 8.0,
     }

@@ -48,7 +48,7 @@ class Row:
     without any overhead: texts that are sampled, and what chance accepts, are others in every schedule"""
     alpha: float | None
     same_text: bool | None
-    """whether greedy text was plain decoding's"""
+    """whether the text was plain decoding's; None where each method draws its own"""
     corrections: int = 0
     foreseen: int = 0
     """how many of them were drafted for"""
@@ -89,6 +89,8 @@ class Table:
     step: float
     """seconds of a draft step"""
     new_tokens: int
+    coupled: bool = False
+    """draws are those of seed and place, so that all methods write one text"""
 
     def run(
         self, name: str, prompts: list[Prompt], ratio: float, temperature: float, windows: list[int], only: list[str]
@@ -102,7 +104,8 @@ class Table:
             if not only or any(part in method for part in only):
                 row = Row(name, temperature, ratio, method, 0, 0.0, None, None, None, None)
                 made, played, bound = self._decode(row, kind, options, inputs)
-                row.same_text = None if temperature else all(map(torch.equal, made, plain))
+                told = self.coupled or not temperature
+                row.same_text = all(map(torch.equal, made, plain)) if told else None
                 bounds = self._serial_bounds(made, inputs, played, ratio, temperature)
                 row.serial_bound = min(bounds.values())
                 if method.startswith("serial"):
@@ -175,7 +178,11 @@ class Table:
 
     def _generate(self, drafter: Drafter | None, inputs: Any, temperature: float, seed: int, **options: Any) -> Tensor:
         torch.manual_seed(seed)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
+        if temperature and self.coupled:
+            sampling["speculation"] = {"sampling": "coupled"}
         settings = {"max_new_tokens": self.new_tokens, "pad_token_id": self.tokenizer.pad_token_id} | sampling
         return self.target.generate(**inputs, **settings | options, assistant_model=drafter)
 
@@ -247,6 +254,7 @@ class Settings:
     limit: Annotated[int, typer.Option(help="Prompts per file.")] = 2
     max_new_tokens: int = 64
     draft_milliseconds: Annotated[float, typer.Option(help="Pace of a draft step.")] = 30.0
+    coupled: Annotated[bool, typer.Option(help="Draw by seed and place alone: all methods write one text.")] = False
 
 
 def run(settings: Settings) -> None:
@@ -258,13 +266,12 @@ def run(settings: Settings) -> None:
     """
     pair = PairSettings(target=settings.target, draft=settings.draft, dtype="float32", threads=1).load()
     step, new_tokens, path = settings.draft_milliseconds, settings.max_new_tokens, settings.json_file
-    table = Table(pair.target, pair.draft, pair.tokenizer, step / 1000, new_tokens)
+    table = Table(pair.target, pair.draft, pair.tokenizer, step / 1000, new_tokens, settings.coupled)
     held: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     windows, only, limit = settings.window, settings.only, settings.limit
     asked = {"windows": windows, "only": only, "limit": limit, "new_tokens": new_tokens, "step": step}
-    typer.echo(
-        "| prompts | T | ratio | method | tokens/s | of its bound | α | foreseen | greedy text |\n" + "|-" * 9 + "|"
-    )
+    asked |= {"coupled": True} if settings.coupled else {}
+    typer.echo("| prompts | T | ratio | method | tokens/s | of its bound | α | foreseen | text |\n" + "|-" * 9 + "|")
     for file, t, c in product(settings.prompts, settings.temperature, settings.ratio):
         cell = {"prompts": file.stem, "temperature": t, "ratio": c} | asked
         if any(cell.items() <= row.items() for row in held):
