@@ -1,17 +1,24 @@
 """How far a draft model drafts: the best window by measured figures, and no further than an EOS."""
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import models
 import pytest
 import torch
 from compare import PROMPTS, Sides, uneven_eos
+from models import VOCAB, llama
 
 from hf_specdec import DraftModelDrafter, theory
-from hf_specdec.budget import LOOK_STEPS, Advance, Cost, DraftCost, fastest
+from hf_specdec.budget import LOOK_STEPS, Advance, Band, Cost, DraftCost, Survival, fastest
+from hf_specdec.budget.stepwise import DRAFTED, SAID
 from hf_specdec.budget.window import FIRST, LARGEST, WINDOWS, Window
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.drafters.draft_model import BudgetedSession
+from hf_specdec.drafters.draft_model import session as sessions
+from hf_specdec.drafters.draft_model.stepped import Own
+from hf_specdec.protocol import DraftContext, Sequences, Verdict
+from hf_specdec.stats import SpeculationStats
 
 
 class Told:
@@ -114,3 +121,60 @@ def test_a_draft_ends_at_an_eos(kind: str, lengths: list[int]) -> None:
         drafter = DiscoDrafter(model, StopClassifier(4, 8), rule="draft", tau=1e-9, max_draft_tokens=width)
     assert torch.equal(sides.ours(drafter), sides.plain)
     assert drafter.last_stats is not None and drafter.last_stats.draft_calls <= 1 + 6
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_on_an_accelerator_windows_are_chosen_before_they_are_drafted(do_sample: bool, monkeypatch: Any) -> None:
+    """Each look at a token would be waited for."""
+    monkeypatch.setattr("hf_specdec.drafters.draft_model.drafter.waits", lambda _: True)
+    target, drafter = llama(), DraftModelDrafter(llama(seed=1))
+    ids, options = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 30, "do_sample": do_sample, "pad_token_id": 0}
+    told = []
+    monkeypatch.setattr(Window, "choose", lambda self, *_: told.append(self) or (3, 0.0))
+    text = target.generate(ids, **options, assistant_model=drafter)
+    assert told and drafter.last_stats.notes == [] and max(drafter.last_stats.verify_widths) == 4
+    if not do_sample:
+        assert torch.equal(text, target.generate(ids, **options))
+
+
+def test_what_is_behind_another_rows_mistake_was_not_wrong() -> None:
+    """In lockstep a round ends for all rows where one is wrong: of the others' tokens behind nothing is known."""
+    verdict = Verdict([0, 1], [4, 4], [2, 1], [[5, 6], [5, 9]], [False, False], 5, 1.0)
+    assert sessions.tested(verdict) == [2, 2]
+    window = Window()
+    window.observe(sessions.tested(verdict), verdict.accepted)
+    assert window.accepted == pytest.approx(3 * window.memory + 3)
+    assert window.tested == pytest.approx(4 * window.memory + 4)
+
+
+def test_finished_rows_do_not_keep_others_from_drafting() -> None:
+    """Those of a lockstep batch stay in it, and draft nothing."""
+    target, model = llama(), llama(seed=1)
+    prompt = torch.tensor([[5, 6, 7]] * 3)
+    context = DraftContext(
+        prompt_ids=prompt,
+        prompt_mask=torch.ones_like(prompt),
+        max_length=200,
+        vocab_size=VOCAB,
+        eos_token_ids=frozenset(),
+        do_sample=True,
+        lockstep=True,
+        trees=False,
+        pick=cast(Any, lambda ids, columns, rows, logits: (logits.argmax(-1), logits.softmax(-1))),
+        device=target.device,
+        stats=SpeculationStats(),
+    )
+    for width in (1, 1, 2, 2, 5, 5):
+        context.cost.observe_forward(3, width, 1.0)
+    cost = DraftCost()
+    cost.step = 0.01
+    survival = Survival()
+    for _ in range(200):
+        survival.observe(DRAFTED, True)
+        for step in range(13):
+            survival.observe(Band(SAID, step), True)
+    session = BudgetedSession(context, model, 6, Own(), cost, survival)
+    ids = torch.nn.functional.pad(torch.cat([prompt, torch.full((3, 1), 8)], 1), (0, 16))
+    with torch.no_grad():
+        draft = session.propose(Sequences(ids, [4] * 3, [0, 1, 2], ids[:, :4].tolist()), [9, 0, 9])
+    assert draft.lengths[0] == draft.lengths[2] == 6

@@ -288,13 +288,19 @@ def _path(draft: Any, b: int, count: int, text: Sequence[int]) -> list[int]:
     return path[1:]
 
 
-def record(pair: Pair, prompts: Sequence[list[int]], new_tokens: int, temperature: float = 0.0) -> Iterator[Recording]:
+def record(
+    pair: Pair, prompts: Sequence[list[int]], new_tokens: int, temperature: float = 0.0, seed: int = 0
+) -> Iterator[Recording]:
     """The target's texts behind these prompts, but for those that end at once."""
     draft, padding = pair.draft, pair.tokenizer.pad_token_id
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False}
+    )
     for at in tqdm(range(0, len(prompts), AT_ONCE), "recorded", unit="batch"):
         inputs = batch(prompts[at : at + AT_ONCE], padding, pair.target.device)
-        torch.manual_seed(at)
+        torch.manual_seed(seed + at)
         output = pair.target.generate(**inputs, max_new_tokens=new_tokens, pad_token_id=padding, **sampling)
         for prompt, row in zip(prompts[at:], output[:, inputs["input_ids"].shape[1] :].tolist(), strict=False):
             text = until_end(pair.target, row)

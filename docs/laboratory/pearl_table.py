@@ -270,11 +270,11 @@ def run(settings: Settings) -> None:
     held: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     windows, only, limit = settings.window, settings.only, settings.limit
     asked = {"windows": windows, "only": only, "limit": limit, "new_tokens": new_tokens, "step": step}
-    asked |= {"coupled": True} if settings.coupled else {}
+    asked["coupled"] = settings.coupled
     typer.echo("| prompts | T | ratio | method | tokens/s | of its bound | α | foreseen | text |\n" + "|-" * 9 + "|")
     for file, t, c in product(settings.prompts, settings.temperature, settings.ratio):
         cell = {"prompts": file.stem, "temperature": t, "ratio": c} | asked
-        if any(cell.items() <= row.items() for row in held):
+        if any(cell.items() <= ({"coupled": False} | row).items() for row in held):
             continue
         for row in table.run(file.stem, load_prompts(file, limit), c, t, windows, only):
             typer.echo(line_of(row))

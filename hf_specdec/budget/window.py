@@ -18,7 +18,7 @@ PRIOR = 4.0
 class Window:
     """Chooses γ to maximise E(γ) / (T(γ + 1) + γ · T_draft + T_opening).
 
-    For drafts that nobody looks at before they are whole: steps that are decided one by one: `stepwise`. Accepted
+    For drafts that nobody looks at before they are whole (steps that are decided one by one: `stepwise`). Accepted
     tokens come in runs, so the first one has an α of its own. Both are running means that forget, so γ follows the
     text. Theorem 3.8 is the special case of one α and T(γ + 1) = T(1).
     """

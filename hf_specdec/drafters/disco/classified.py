@@ -43,8 +43,11 @@ class Classified:
         self.positions = [n - self.begins[row] for n, row in zip(sequences.lengths, sequences.rows, strict=True)]
 
     def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None = None) -> tuple[list[float], list[int]]:
-        """C [B] of the round's next tokens [B], from the logits [B, V] that they were chosen by, whatever call's
-        processors made of these; and the tokens."""
+        """C [B] of the round's next tokens [B], from the logits [B, V]; and the tokens.
+
+        Args:
+            q: what the call's processors have made of the logits; the classifier goes by what the draft says itself.
+        """
         reading = read(logits, self.k, tokens)
         proposed = [branch.proposal() if self.lookup else NONE for branch in self.branches]
         chances = self.chance(reading, self.positions, proposed)

@@ -129,7 +129,7 @@ class DraftModelSession(DraftSession):
 
     def tell(self, window: Window, verdict: Verdict, accepted: list[int]) -> None:
         """What the verdict says of this draft's acceptance, and how many of each row's tokens it went on from."""
-        window.observe(verdict.drafted, accepted)
+        window.observe(tested(verdict), accepted)
         if self.candidates > 1:
             rows = zip(verdict.drafted, verdict.accepted, accepted, strict=True)
             window.observe_candidates([n > mine for drafted, n, mine in rows if mine < drafted])
@@ -145,6 +145,12 @@ class DraftModelSession(DraftSession):
         if self.by_itself is not None and self.rested:
             c = self.draft_cost.c(self.context.cost, self.context.rows)
             self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.by_itself.alpha)
+
+
+def tested(verdict: Verdict) -> list[int]:
+    """[B] drafted tokens that may have been tested: where a round ends for another row's sake, nothing is known of what
+    is behind its end."""
+    return [min(drafted, len(text)) for drafted, text in zip(verdict.drafted, verdict.tokens, strict=True)]
 
 
 def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> OverCache:

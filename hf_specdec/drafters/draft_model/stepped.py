@@ -9,13 +9,11 @@ from torch import Tensor
 from ...budget import DraftCost, Stepwise, Survival, why_rested
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host
-from .session import DraftModelSession
+from .growing import UNMEASURED
+from .session import DraftModelSession, tested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-UNMEASURED = 4
-"""tokens of a round before anything was measured"""
 
 
 class Estimate(Protocol):
@@ -102,6 +100,12 @@ class BudgetedSession(SteppedSession):
         """
         super().__init__(context, model, longest, estimate, cost)
         self.stepwise = Stepwise(survival)
+        self._active: list[int] = []
+        """rows that may draft; others of a lockstep batch are finished"""
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        self._active = [b for b, room in enumerate(budget) if room > 0]
+        return super().propose(sequences, budget)
 
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
@@ -121,13 +125,15 @@ class BudgetedSession(SteppedSession):
         """Whether another step does."""
         cost, step, opening = self.context.cost, self.draft_cost.step, self.draft_cost.opening
         if step is None or not cost.known:
-            return max(map(len, seen)) < UNMEASURED
-        return self.stepwise.pays(seen, open, cost.round(len(seen)), step, self.context.advance, opening)
+            return max(map(len, seen)) < min(UNMEASURED, cost.tried(len(seen)) or UNMEASURED)
+        seconds, advance = cost.round(len(seen)), self.context.advance
+        mine, on = [seen[b] for b in self._active], [open[b] for b in self._active]
+        return self.stepwise.pays(mine, on, seconds, step, advance, opening)
 
     def observe(self, verdict: Verdict) -> None:
-        told = zip(self.seen, verdict.drafted, verdict.accepted, strict=bool(self.seen))
-        for seen, drafted, accepted in told:
-            self.stepwise.observe(seen[:drafted], accepted)
+        told = zip(self.seen, tested(verdict), verdict.accepted, strict=bool(self.seen))
+        for seen, count, accepted in told:
+            self.stepwise.observe(seen[:count], accepted)
         self.seen = []
         super().observe(verdict)
 
