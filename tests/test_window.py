@@ -1,12 +1,13 @@
 """How far a draft model drafts: the best window by measured figures, and no further than an EOS."""
 
 import random
-from typing import Any, cast
+from typing import Any
 
 import models
 import pytest
 import torch
 from compare import PROMPTS, Sides, uneven_eos
+from drafters import context
 from models import VOCAB, llama
 
 from hf_specdec import DraftModelDrafter, theory
@@ -17,8 +18,7 @@ from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.draft_model import BudgetedSession
 from hf_specdec.drafters.draft_model import session as sessions
 from hf_specdec.drafters.draft_model.stepped import Own
-from hf_specdec.protocol import DraftContext, Sequences, Verdict
-from hf_specdec.stats import SpeculationStats
+from hf_specdec.protocol import Sequences, Verdict
 
 
 class Told:
@@ -149,23 +149,17 @@ def test_what_is_behind_another_rows_mistake_was_not_wrong() -> None:
 
 def test_finished_rows_do_not_keep_others_from_drafting() -> None:
     """Those of a lockstep batch stay in it, and draft nothing."""
-    target, model = llama(), llama(seed=1)
-    prompt = torch.tensor([[5, 6, 7]] * 3)
-    context = DraftContext(
+    model, prompt = llama(seed=1), torch.tensor([[5, 6, 7]] * 3)
+    known = context(
         prompt_ids=prompt,
         prompt_mask=torch.ones_like(prompt),
-        max_length=200,
         vocab_size=VOCAB,
-        eos_token_ids=frozenset(),
         do_sample=True,
         lockstep=True,
-        trees=False,
-        pick=cast(Any, lambda ids, columns, rows, logits: (logits.argmax(-1), logits.softmax(-1))),
-        device=target.device,
-        stats=SpeculationStats(),
+        pick=lambda ids, columns, rows, logits: (logits.argmax(-1), logits.softmax(-1)),
     )
     for width in (1, 1, 2, 2, 5, 5):
-        context.cost.observe_forward(3, width, 1.0)
+        known.cost.observe_forward(3, width, 1.0)
     cost = DraftCost()
     cost.step = 0.01
     survival = Survival()
@@ -173,7 +167,7 @@ def test_finished_rows_do_not_keep_others_from_drafting() -> None:
         survival.observe(DRAFTED, True)
         for step in range(13):
             survival.observe(Band(SAID, step), True)
-    session = BudgetedSession(context, model, 6, Own(), cost, survival)
+    session = BudgetedSession(known, model, 6, Own(), cost, survival)
     ids = torch.nn.functional.pad(torch.cat([prompt, torch.full((3, 1), 8)], 1), (0, 16))
     with torch.no_grad():
         draft = session.propose(Sequences(ids, [4] * 3, [0, 1, 2], ids[:, :4].tolist()), [9, 0, 9])

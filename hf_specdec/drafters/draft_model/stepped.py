@@ -110,10 +110,9 @@ class BudgetedSession(SteppedSession):
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
         cost, rows = self.context.cost, len(self.rows)
-        if cost.tried(rows) == 0:
-            return 0
-        pays = self._pays([[]] * rows, [True] * rows)
-        price = self.draft_cost.asked(pays, cost, rows, steps=1)
+        price = None
+        if cost.tried(rows) != 0:
+            price = self.draft_cost.asked(self._pays([[]] * rows, [True] * rows), cost, rows, steps=1)
         self.price = price or 0.0
         return 0 if price is None else super().window()
 
