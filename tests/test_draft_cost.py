@@ -11,7 +11,7 @@ import pytest
 from hf_specdec import Drafter, DraftModelDrafter, HybridDrafter
 from hf_specdec.budget import Advance, Cost, DraftCost
 from hf_specdec.budget.allowance import AT_HAND, OWED, SHARE
-from hf_specdec.budget.draft_cost import LOOK_STEPS
+from hf_specdec.budget.draft_cost import HOLDS, LOOK_STEPS
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 
 
@@ -36,8 +36,6 @@ def test_looks_are_rarer_where_they_take_long() -> None:
     for _ in range(3):
         cost.observe_forward(1, 1, 1.0)
         draft.observe(0.1)
-    draft.observe_reading(900.0, 10)  # a first one does not count
-    assert draft.reading == 0.0
     draft.observe_reading(5.0, 10)  # a short one takes longer per token
     draft.observe_reading(4.0, 1000)
     draft.observe_reading(1.0, 0)
@@ -185,3 +183,33 @@ def test_sessions_say_what_was_kept_of_their_drafts(
     target.generate(**inputs, **options, assistant_model=drafter(draft))
     right = sum(told) / len(told)
     assert len(told) > 3 and (right > 0.7 if seed == 0 else right < 0.3)
+
+
+def test_that_it_does_not_pay_holds_until_it_can_be_tried_again() -> None:
+    """Looks come as often as where each round is thought about, and few rounds are."""
+    cost, draft = known(0.1)
+    wanted = rounds(draft, cost)
+    cost, draft = known(0.1)
+    passed = thought = 0
+    while True:
+        passed += 1
+        if draft.rests(rows=1):
+            continue
+        thought += 1
+        if draft.asked(False, cost) is not None:
+            break
+        draft.settle(rows=1)
+    assert passed == pytest.approx(wanted, abs=1)
+    assert thought <= 2 + passed / HOLDS
+    assert draft.unasked == 0
+
+
+def test_other_rows_and_another_text_are_thought_about_anew() -> None:
+    cost, draft = known(0.1)
+    assert draft.asked(False, cost) is None
+    draft.settle(rows=4)
+    assert draft.rests(rows=4)
+    assert not draft.rests(rows=3)  # a row has left
+    assert not draft.rests(rows=4)
+    draft.settle(rows=4)
+    assert not draft.begin().rests(rows=4)

@@ -113,7 +113,7 @@ class Rows:
         for token in new:
             row.tokens.append(token)
             try:
-                if row.failed is not None or row.call.stopping.row(self.ids[b, : len(row.tokens)], token):
+                if row.failed is not None or row.call.stopping.row(self.ids, b, len(row.tokens), token):
                     return True
             except Exception as error:  # of a criterion
                 row.failed = error

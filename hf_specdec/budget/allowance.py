@@ -22,16 +22,24 @@ class Allowance:
         self.left = GIVEN
         self.vain = 0
         """tries in a row that have gained less than they took"""
+        self.away = 0
+        """rounds to go before what was refused last can be paid"""
 
     def begin(self) -> None:
         """Another text: what was in vain may gain there."""
         self.vain = 0
 
+    def wait(self) -> None:
+        """A round goes by."""
+        self.left = min(self.left + SHARE, AT_HAND)
+
     def try_for(self, price: float) -> bool:
         """Whether something is tried in this round that takes so many plain ones beside its own. If so, it is paid."""
         charged = price * 2 ** min(self.vain, DOUBLED)
-        self.left = min(self.left + SHARE, AT_HAND)
-        if self.left < min(charged, AT_HAND):
+        self.wait()
+        missing = min(charged, AT_HAND) - self.left
+        if missing > 0:
+            self.away = int(missing / SHARE)
             return False
         self.left, self.vain = max(self.left - charged, -OWED), self.vain + 1
         return True

@@ -10,6 +10,8 @@ LOOK_STEPS = 2
 """steps of the draft model, where it is asked though that is not said to pay"""
 LEAST = 0.1
 """plain rounds that this is taken for at least: times are not known that well"""
+HOLDS = 8
+"""rounds, of as many rows, for which it holds at most that it does not pay: to find out takes a part of a round"""
 
 
 class DraftCost:
@@ -29,12 +31,29 @@ class DraftCost:
         """rounds since it was asked last"""
         self.allowance = Allowance()
         """of looks: it is asked though that is not said to pay"""
-        self._met = self._read = False
+        self._met = False
+        self._settled = 0, 0
+        """for so many rounds of so many rows it is known that it is not asked"""
 
     def begin(self) -> "DraftCost":
         """Another text."""
         self.allowance.begin()
+        self._settled = 0, 0
         return self
+
+    def settle(self, rows: int) -> None:
+        """It is not asked in this round, and what speaks against it will hardly change before it is tried again."""
+        self._settled = min(HOLDS, self.allowance.away), rows
+
+    def rests(self, rows: int) -> bool:
+        """Whether it is known that it is not asked in this round; else that is to be found out."""
+        left, settled = self._settled
+        resting = left > 0 and rows == settled
+        self._settled = (left - 1 if resting else 0), rows
+        if resting:
+            self.allowance.wait()
+            self.unasked += 1
+        return resting
 
     def observe(self, seconds: float) -> None:
         """One draft step took this long. The first one takes longer than those that follow: it does not count."""
@@ -66,11 +85,9 @@ class DraftCost:
         self.look = running_mean(self.look or None, seconds)
 
     def observe_reading(self, seconds: float, tokens: int) -> None:
-        """A prompt of so many tokens was read in this time. The first one takes longer than those that follow: it does
-        not count, and until there is another one reading takes nothing."""
-        if tokens and self._read:
+        """A prompt of so many tokens was read in this time. Before the first one reading takes nothing."""
+        if tokens:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
-        self._read |= tokens > 0
 
     def asked(
         self,

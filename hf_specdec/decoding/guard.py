@@ -95,8 +95,12 @@ class GuardedSession:
         if not time.perf_counter() - began <= patience:  # written so that NaN is no patience at all
             self.drop(f"a draft took longer than {shown(patience)} seconds")
             return None
-        draft = self._bounded(in_form(session.take(), budget, self.vocab))
-        draft = self._paying(draft, budget, time.perf_counter() - began)
+        draft = in_form(session.take(), budget, self.vocab)
+        if not any(draft.lengths):  # nothing of it is fed: that costs nothing either
+            nothing = Draft.from_lists([[]] * len(budget), self.device)
+            nothing.sources = draft.sources
+            return nothing
+        draft = self._paying(self._bounded(draft), budget, time.perf_counter() - began)
         return with_q(session, draft, self.device, self.vocab)
 
     def _paying(self, draft: Draft, budget: list[int], spent: float) -> Draft:
@@ -104,7 +108,7 @@ class GuardedSession:
 
         Draws stay: whether a token that was drawn is verified must not depend on what it is.
         """
-        if draft.survival is None or draft.q is not None or draft.token_probs is not None or not any(draft.lengths):
+        if draft.survival is None or draft.q is not None or draft.token_probs is not None:
             return draft
         count = self.cost.tried(len(budget))
         if count is None:

@@ -294,8 +294,9 @@ class Decoding:
             if not active[b]:
                 continue
             self.stats.row_steps += 1
-            self.stats.drafted_per_position.update(range(verdict.drafted[b]))
-            self.stats.accepted_per_position.update(range(verdict.accepted[b]))
+            if verdict.drafted[b]:
+                self.stats.drafted_per_position.update(range(verdict.drafted[b]))
+                self.stats.accepted_per_position.update(range(verdict.accepted[b]))
             if draft.sources:
                 self.stats.sources[draft.sources[b] if draft.lengths[b] else "none"] += 1
 

@@ -43,8 +43,9 @@ class Stopping:
             done = (to_device(done, ids.device, torch.bool) | criterion(ids, scores)).tolist()
         return done
 
-    def row(self, ids: Tensor, token: int) -> bool:
-        """Whether one row `ids` [length], ending in `token`, is finished (no opaque criteria)."""
-        if token in self.eos or (self.max_length is not None and ids.shape[0] >= self.max_length):
+    def row(self, ids: Tensor, b: int, length: int, token: int) -> bool:
+        """Whether row b of `ids` [B, any], of so many tokens of which `token` is the last, is finished (no opaque
+        criteria)."""
+        if token in self.eos or (self.max_length is not None and length >= self.max_length):
             return True
-        return any(bool(criterion(ids[None], None).any()) for criterion in self.asked)
+        return any(bool(criterion(ids[b : b + 1, :length], None).any()) for criterion in self.asked)

@@ -89,8 +89,9 @@ class Text:
         self._write(block.texts)
         emitted = []
         for b, judgement in enumerate(block.rows):
-            stops = (self._stops(b, i, token) for i, token in enumerate(judgement.text))
-            cut = next((i + 1 for i, stop in enumerate(stops) if stop), None)
+            ends = enumerate(judgement.text, start=s.lengths[b] + 1)
+            end = next((end for end, token in ends if self.stopping.row(s.ids, b, end, token)), None)
+            cut = None if end is None else end - s.lengths[b]
             self.finished[s.rows[b]] = cut is not None
             emitted.append(judgement.text[:cut])
         going = [b for b, row in enumerate(s.rows) if not self.finished[row]]
@@ -104,9 +105,6 @@ class Text:
             self._append(b, new)
         self.ends = to_device(s.lengths, self.device)
         return emitted
-
-    def _stops(self, b: int, i: int, token: int) -> bool:
-        return self.stopping.row(self.sequences.ids[b, : self.sequences.lengths[b] + i + 1], token)
 
     def _write(self, texts: Tensor) -> None:
         """Put what was judged behind each row's end; the columns past a row's text stay undefined."""

@@ -9,6 +9,8 @@ from ..transfer import to_device
 
 def is_sound(draft: Draft, vocab: int) -> Tensor:
     """Whether all ids are in the vocabulary and all q are probabilities; a boolean on the draft's device."""
+    if not draft.tokens.shape[1]:
+        return torch.ones((), dtype=torch.bool, device=draft.tokens.device)
     fine = (draft.tokens >= 0) & (draft.tokens < vocab)
     if draft.token_probs is not None:
         fine &= (draft.token_probs > 0) & (draft.token_probs <= 1 + 1e-4)  # false for NaN

@@ -108,18 +108,22 @@ class GrowingSession(TreeSession):
 
     def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
         """Steps of the draft model, while they promise to pay; true where none does."""
-        before = self.draft_cost.unasked
+        before, rows = self.draft_cost.unasked, len(budget)
+        if self.fixed is None and self.draft_cost.rests(rows):
+            return True
         limit = self._limit if self._chain is None else min(self._limit, self._chain.model.context_limit)
         most = min(self.fixed or self.longest, max(budget), limit - max(sequences.lengths))
-        if most < 1 or (self.fixed is None and self.context.cost.tried(len(budget)) == 0):
+        if most < 1 or (self.fixed is None and self.context.cost.tried(rows) == 0):
             return False  # nothing will be verified
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
         blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
         planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
         look = most if self.fixed else min(most, LOOK_STEPS)
-        price = self.draft_cost.asked(planned > 0, self.context.cost, len(budget), self._unread(), look)
+        price = self.draft_cost.asked(planned > 0, self.context.cost, rows, self._unread(), look)
         if price is None:
+            if not any(map(len, self.trees)):  # where nothing else was thought of
+                self.draft_cost.settle(rows)
             return True
         self._price, least = price, look if looks or self.fixed else 1
         planned = min(most, max(planned, least))

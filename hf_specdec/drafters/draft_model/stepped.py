@@ -109,12 +109,15 @@ class BudgetedSession(SteppedSession):
 
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
-        cost, rows = self.context.cost, len(self.rows)
-        price = None
-        if cost.tried(rows) != 0:
-            price = self.draft_cost.asked(self._pays([[]] * rows, [True] * rows), cost, rows, steps=1)
-        self.price = price or 0.0
-        return 0 if price is None else super().window()
+        cost, rows, self.price = self.context.cost, len(self.rows), 0.0
+        if self.draft_cost.rests(rows) or cost.tried(rows) == 0:
+            return 0
+        price = self.draft_cost.asked(self._pays([[]] * rows, [True] * rows), cost, rows, steps=1)
+        if price is None:
+            self.draft_cost.settle(rows)
+            return 0
+        self.price = price
+        return super().window()
 
     def stopped(self, step: int, lengths: list[int]) -> list[int]:
         goes_on = self._pays(self.seen, [n > step + 1 for n in lengths])
