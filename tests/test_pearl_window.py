@@ -87,7 +87,9 @@ def test_a_draft_that_is_never_corrected_outweighs_nothing():
 
 
 @pytest.mark.parametrize("window", [4, "auto"])
-@pytest.mark.parametrize(("foreseen", "step", "pays"), [(1, 1.0, True), (1, 3.0, False), (0, 1.1, False)])
+@pytest.mark.parametrize(
+    ("foreseen", "step", "pays"), [(1, 1.0, True), (1, 3.0, False), (0, 1.02, True), (0, 1.1, False)]
+)
 def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, window):
     planner = Planner(window, True, True, "auto")
     assert planner.plan(1).corrections == 1
