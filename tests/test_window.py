@@ -172,3 +172,4 @@ def test_finished_rows_do_not_keep_others_from_drafting() -> None:
     with torch.no_grad():
         draft = session.propose(Sequences(ids, [4] * 3, [0, 1, 2], ids[:, :4].tolist()), [9, 0, 9])
     assert draft.lengths[0] == draft.lengths[2] == 6
+    assert [len(seen) for seen in session.seen] == draft.lengths  # the last one is learned from, too

@@ -39,6 +39,7 @@ from hf_specdec.instruments.ends import until_end
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import Pair, PairSettings
 from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.sampling import sampling_at
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 
 RECORDED = 4
@@ -293,15 +294,11 @@ def record(
 ) -> Iterator[Recording]:
     """The target's texts behind these prompts, but for those that end at once."""
     draft, padding = pair.draft, pair.tokenizer.pad_token_id
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if temperature
-        else {"do_sample": False}
-    )
     for at in tqdm(range(0, len(prompts), AT_ONCE), "recorded", unit="batch"):
         inputs = batch(prompts[at : at + AT_ONCE], padding, pair.target.device)
         torch.manual_seed(seed + at)
-        output = pair.target.generate(**inputs, max_new_tokens=new_tokens, pad_token_id=padding, **sampling)
+        options = {"max_new_tokens": new_tokens, "pad_token_id": padding} | sampling_at(temperature)
+        output = pair.target.generate(**inputs, **options)
         for prompt, row in zip(prompts[at:], output[:, inputs["input_ids"].shape[1] :].tolist(), strict=False):
             text = until_end(pair.target, row)
             if len(text) > 1:

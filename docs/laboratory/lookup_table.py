@@ -28,6 +28,7 @@ from hf_specdec.instruments.pacing import paced
 from hf_specdec.loading.chat import prompt_ids
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.loading.prompts import Prompt, load_prompts
+from hf_specdec.loading.sampling import sampling_at
 from hf_specdec.showing.pretended import pretended_costs
 from hf_specdec.target.inputs import position_limit
 
@@ -126,8 +127,7 @@ class Settings:
 
     def options(self) -> dict[str, Any]:
         """Of every `generate` call."""
-        sampling = {"temperature": self.temperature, "top_k": 0} if self.temperature > 0 else {}
-        return {"max_new_tokens": self.max_new_tokens, "do_sample": self.temperature > 0} | sampling
+        return {"max_new_tokens": self.max_new_tokens} | sampling_at(self.temperature)
 
 
 def run(settings: Settings) -> None:

@@ -18,6 +18,7 @@ from hf_specdec.drafters.ngram import NGramModel
 from hf_specdec.loading.chat import prompt_ids
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.sampling import sampling_at
 from hf_specdec.training.ngram import token_stream, train_ngram
 
 PAPER = {
@@ -34,8 +35,7 @@ def alphas(
     target: Any, prompt: torch.Tensor, models: list[NGramModel], temperature: int, new: int
 ) -> list[list[float]]:
     """β per n-gram model and position of one output of the target."""
-    sampling = {"do_sample": True, "top_k": 0} if temperature else {"do_sample": False}
-    ids = target.generate(prompt, max_new_tokens=new, **sampling)
+    ids = target.generate(prompt, max_new_tokens=new, **sampling_at(temperature))
     p = target(ids).logits[0, prompt.shape[1] - 1 : -1].float().softmax(-1).numpy()
     tokens = ids[0].tolist()
     betas: list[list[float]] = [[] for _ in models]

@@ -27,6 +27,7 @@ from hf_specdec.instruments.recording import RecordingDrafter, Round
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import Prompt, load_prompts
+from hf_specdec.loading.sampling import sampling_at
 from pearl_bounds import WINDOWS, acceptances, outcomes, pearl_seconds, serial_seconds
 from pearl_pace import Pace
 
@@ -178,9 +179,7 @@ class Table:
 
     def _generate(self, drafter: Drafter | None, inputs: Any, temperature: float, seed: int, **options: Any) -> Tensor:
         torch.manual_seed(seed)
-        sampling: dict[str, Any] = {"do_sample": False}
-        if temperature:
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
+        sampling = sampling_at(temperature)
         if temperature and self.coupled:
             sampling["speculation"] = {"sampling": "coupled"}
         settings = {"max_new_tokens": self.new_tokens, "pad_token_id": self.tokenizer.pad_token_id} | sampling

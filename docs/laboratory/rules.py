@@ -18,6 +18,7 @@ from hf_specdec.commands.options import command
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.sampling import sampling_at
 
 RULES: dict[str, dict[str, Any]] = {
     "token by token": {"verification": "token"},
@@ -55,8 +56,7 @@ def measure(settings: RulesSettings) -> None:
     ]
     batches = [ids[i : i + settings.rows] for i in range(0, len(ids), settings.rows)]
     sampled = settings.temperature > 0
-    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": sampled}
-    options |= {"temperature": settings.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
+    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens} | sampling_at(settings.temperature)
     rules = {name: rule for name, rule in RULES.items() if sampled or name == "block" or name.startswith("lenience")}
     table = Table(box=None)
     table.add_column("")

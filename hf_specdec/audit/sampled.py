@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..bench.methods import Method
+from ..loading.sampling import sampling_at
 from .findings import Finding
 
 PLACES, WORDS = 4, 3
@@ -34,13 +35,7 @@ class Sampled:
     def draw(self, method: Method | None, inputs: dict[str, Tensor]) -> list[tuple[int, ...]]:
         """The tokens behind the first of so many texts; that one is the prompt's, whoever drafts."""
         options: dict[str, Any] = {"max_new_tokens": PLACES + 1, "min_new_tokens": PLACES + 1}
-        options |= {
-            "do_sample": True,
-            "top_k": 0,
-            "top_p": 1.0,
-            "temperature": self.temperature,
-            "pad_token_id": self.pad,
-        }
+        options |= {"pad_token_id": self.pad} | sampling_at(self.temperature)
         chunk = 1 if method is not None and method.single_row else min(CHUNK, self.samples)
         rows: list[tuple[int, ...]] = []
         torch.manual_seed(self.seed + (method is not None))  # two samples, not one twice

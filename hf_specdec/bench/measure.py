@@ -20,6 +20,7 @@ from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..instruments.synthetic import synthetic_acceptance
 from ..loading.chat import batch, prompt_ids
 from ..loading.prompts import WARM_UP_TEXT, Prompt
+from ..loading.sampling import sampling_at
 from ..showing.pretended import pretended_costs
 from .methods import BASELINES, PLAIN, Method, build_method
 from .plan import Settings, Unit
@@ -152,9 +153,7 @@ class Bench:
         return inputs["input_ids"][0].tolist() + self.generate(self.passes[0][0], unit, inputs).rows[0]
 
     def options(self, unit: Unit) -> dict[str, Any]:
-        options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens, "do_sample": unit.temperature > 0}
-        if unit.temperature > 0:
-            options |= {"temperature": unit.temperature, "top_k": 0, "top_p": 1.0}
+        options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens} | sampling_at(unit.temperature)
         if self.tokenizer.pad_token_id is not None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         return options

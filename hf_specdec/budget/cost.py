@@ -1,6 +1,7 @@
 """`Cost`: what the parts of a round take, measured in the rounds that happen."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import inf
 
 from ..theory import line_through
@@ -42,6 +43,7 @@ class Cost:
         self._met: set[tuple[int, int]] = set()
         self._rounds = self._narrow = 0  # forwards, and those of one token in a row
         self._wide: dict[int, int] = {}  # rows → forwards of several tokens in a row
+        self._curves: dict[int, Callable[[int], float]] = {}  # rows → seconds by width, of the present times
 
     def copy(self, beside: int = 0) -> "Cost":
         """For those who may write into it, beside so many other rows."""
@@ -63,11 +65,13 @@ class Cost:
         faded = {known: (t, FADES * weight) for known, (t, weight) in self._times.items() if weight > FAINT}
         before, weight = faded.get(shape, (None, 0.0))
         self._times = faded | {shape: (running_mean(before, seconds, weight), weight + 1)}
+        self._curves = {}
 
     def observe_between(self, width: int, seconds: float) -> None:
         """So much of a round with a forward of this width was neither drafting nor the forward."""
         drafted = width > 1
         self._between = self._between | {drafted: running_mean(self._between.get(drafted), max(seconds, 0.0))}
+        self._curves = {}
 
     @property
     def known(self) -> bool:
@@ -101,7 +105,13 @@ class Cost:
         a single token has its own alone, once it was met (the second may cost more than all that follow). Where two
         widths have not been met yet, the line by the tokens of all rows together.
         """
-        times, rows = self._times, rows + self.beside
+        curves, rows = self._curves, rows + self.beside  # read before the times: what is old goes where old ones are
+        if rows not in curves:
+            curves[rows] = cache(self._curve(rows))
+        return curves[rows]
+
+    def _curve(self, rows: int) -> Callable[[int], float]:
+        times = self._times
         plain, drafted = (self._between.get(kind, self._between.get(not kind, 0.0)) for kind in (False, True))
         mine = {width: known for (count, width), known in times.items() if count == rows}
         if len(mine) < 2:

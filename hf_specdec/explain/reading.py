@@ -15,6 +15,7 @@ from ..loading.checks import check_tokens
 from ..loading.drafters import own_model
 from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT
+from ..loading.sampling import sampling_at
 from .explanation import Candidate, ExplainSettings, Explanation, Rejection, TokenInfo, TreeNode
 from .timeline import see_worker, timeline_of
 
@@ -33,9 +34,8 @@ def explain(
     inputs = tokenizer(settings.prompt, return_tensors="pt").to(target.device)
     prompt = inputs["input_ids"]
     check_tokens(prompt, settings.prompt)
-    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
-    options |= {"temperature": settings.temperature, "top_k": 0, "top_p": 1.0} if settings.temperature > 0 else {}
-    options |= {"pad_token_id": tokenizer.pad_token_id}
+    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
+    options |= sampling_at(settings.temperature)
 
     def generate(assistant: RecordingDrafter | None) -> tuple[list[int], Meter]:
         extra = {"assistant_model": assistant} if assistant is not None else {}

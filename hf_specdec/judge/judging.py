@@ -19,6 +19,7 @@ from ..stats import SpeculationStats
 from ..transfer import to_device, to_host
 from .block import Block, Judgement
 from .drafts import as_tree, depths_of_places, is_sound, padded
+from .largest import argmax
 from .noise import Noise
 from .processing import Processing
 from .randomness import Purpose, Randomness
@@ -108,12 +109,12 @@ class Judge:
         owner = [row for row in sequences.rows for _ in range(places)]
         if self.noise is not None:
             noisy = scores.view(-1, vocab) + self.noise(owner, lengths, scores.view(-1, vocab))
-            choices = noisy.argmax(-1).view(rows, places)
+            choices = argmax(noisy).view(rows, places)
         elif self.do_sample:
             u = self.randomness.tensor(owner, lengths, Purpose.CHOOSE, scores.device)
             choices = draw(distribution(scores.view(-1, vocab)), u).view(rows, places)
         else:
-            choices = scores.argmax(-1)
+            choices = argmax(scores)
         if self.tolerant and width:
             choices = self._tolerated(choices, draft, scores, sound, kept)
         # One transfer to the host tells everything.
@@ -185,9 +186,9 @@ class Judge:
             tested = i < draft.tokens.shape[1] and sound
             at = [position] * rows
             if self.noise is not None:
-                tokens = (scores + self.noise(sequences.rows, at, scores)).argmax(-1).tolist()
+                tokens = argmax(scores + self.noise(sequences.rows, at, scores)).tolist()
             elif not self.do_sample:
-                tokens = scores.argmax(-1).tolist()
+                tokens = argmax(scores).tolist()
             else:
                 p = distribution(scores)
                 if tested and draft.token_probs is not None and not self.tolerant:

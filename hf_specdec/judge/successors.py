@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..protocol import Sequences
+from .largest import topk
 
 Behind = list[list[tuple[int, list[int]]]]
 """[B] tokens that the target answered, each with its likeliest successors"""
@@ -25,7 +26,7 @@ class Successors:
     def of(cls, logits: Tensor, count: int) -> Self:
         """The `count` likeliest tokens at each place of logits [B, N, V]; 0 for none."""
         none = torch.empty(0, dtype=torch.long, device=logits.device)
-        return cls(logits.topk(count).indices.flatten() if count else none, count)
+        return cls(topk(logits, count)[1].flatten() if count else none, count)
 
     def behind(
         self,

@@ -20,6 +20,7 @@ from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..instruments.ends import until_end
 from ..loading.chat import ask, batch
+from ..loading.sampling import sampling_at
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from .folder import write_whole
 
@@ -217,15 +218,13 @@ def _continue(
 ) -> list[Text]:
     inputs = batch([prompt.ids for prompt in prompts], tokenizer.pad_token_id, target.device)
     temperature, pad = prompts[0].temperature, tokenizer.pad_token_id or 0
-    sampling: dict[str, Any] = {"do_sample": temperature > 0}
-    sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     torch.manual_seed(seed)
     output: Any = target.generate(
         **inputs,
         max_new_tokens=most,
         pad_token_id=pad,
         assistant_model=Undrafted(),
-        **sampling,
+        **sampling_at(temperature),
     )
     columns = inputs["input_ids"].shape[1]
     return [

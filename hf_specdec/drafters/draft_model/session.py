@@ -58,7 +58,8 @@ class DraftModelSession(DraftSession):
         return gamma
 
     def shortened(self, step: int, logits: Tensor, tokens: Tensor, q: Tensor | None, lengths: list[int]) -> list[int]:
-        """Asked once token `step` (from 0) is drawn: how many tokens each row drafts in all. Stop rules add to it.
+        """Asked once token `step` (from 0) is drawn, the last one, too: how many tokens each row drafts in all. Stop
+        rules add to it.
 
         Args:
             q: [B, V] that tokens [B] were drawn from; None where they are the likeliest ones.
@@ -106,8 +107,7 @@ class DraftModelSession(DraftSession):
             first = first or time.perf_counter() - began
             if q is not None:
                 drawn_from.append(q)
-            if i + 1 < width:
-                lengths = self.shortened(i, logits, tokens, q, lengths)
+            lengths = self.shortened(i, logits, tokens, q, lengths)
             if i + 1 >= longest(lengths[b] for b in active):
                 break
             write_tokens(ids, tokens, columns)

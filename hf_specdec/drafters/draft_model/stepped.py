@@ -120,8 +120,8 @@ class BudgetedSession(SteppedSession):
         return super().window()
 
     def stopped(self, step: int, lengths: list[int]) -> list[int]:
-        goes_on = self._pays(self.seen, [n > step + 1 for n in lengths])
-        return lengths if goes_on else [min(n, step + 1) for n in lengths]
+        open = [n > step + 1 for n in lengths]
+        return lengths if not any(open) or self._pays(self.seen, open) else [min(n, step + 1) for n in lengths]
 
     def _pays(self, seen: Sequence[list[float]], open: list[bool]) -> bool:
         """Whether another step does."""

@@ -24,6 +24,7 @@ from ...instruments.ends import until_end
 from ...loading.chat import batch, prompt_ids
 from ...loading.outputs import writable_folder
 from ...loading.prompts import Prompt
+from ...loading.sampling import sampling_at
 from ..folder import hold_to
 from .records import Record, record_text
 
@@ -46,8 +47,7 @@ class Regime:
 
     def options(self) -> dict[str, Any]:
         """For `generate`: sampling is from the model's own distribution."""
-        sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if self.do_sample else {}
-        return {"do_sample": self.do_sample, "max_new_tokens": self.max_new_tokens, "num_beams": 1} | sampling
+        return {"max_new_tokens": self.max_new_tokens, "num_beams": 1} | sampling_at(1.0 if self.do_sample else 0.0)
 
 
 def extract(
