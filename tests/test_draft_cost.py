@@ -9,10 +9,11 @@ import models
 import pytest
 
 from hf_specdec import Drafter, DraftModelDrafter, HybridDrafter
-from hf_specdec.budget import Advance, Cost, DraftCost
+from hf_specdec.budget import Advance, Cost, DraftCost, Rest
 from hf_specdec.budget.allowance import AT_HAND, OWED, SHARE
 from hf_specdec.budget.draft_cost import HOLDS, LOOK_STEPS
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.drafters.draft_model import BudgetedSession, GrowingSession
 
 
 def known(c: float, slope: float = 0.0) -> tuple[Cost, DraftCost]:
@@ -185,31 +186,67 @@ def test_sessions_say_what_was_kept_of_their_drafts(
     assert len(told) > 3 and (right > 0.7 if seed == 0 else right < 0.3)
 
 
-def test_that_it_does_not_pay_holds_until_it_can_be_tried_again() -> None:
-    """Looks come as often as where each round is thought about, and few rounds are."""
-    cost, draft = known(0.1)
-    wanted = rounds(draft, cost)
-    cost, draft = known(0.1)
-    passed = thought = 0
-    while True:
+def looks(draft: DraftCost, cost: Cost, count: int, rest: Rest | None = None) -> tuple[int, int]:
+    """Rounds until there were so many looks in vain, and how many of them were thought about."""
+    passed = thought = seen = 0
+    while seen < count:
         passed += 1
-        if draft.rests(rows=1):
+        if rest is not None and rest.goes_on([0]):
             continue
         thought += 1
         if draft.asked(False, cost) is not None:
-            break
-        draft.settle(rows=1)
-    assert passed == pytest.approx(wanted, abs=1)
-    assert thought <= 2 + passed / HOLDS
+            seen += 1
+        elif rest is not None:
+            rest.begin([0])
+    return passed, thought
+
+
+def test_that_it_does_not_pay_holds_until_it_can_be_tried_again() -> None:
+    """Looks come as often as where each round is thought about, and few rounds are."""
+    cost, draft = known(0.1)
+    wanted, every = looks(draft, cost, 5)
+    cost, draft = known(0.1)
+    passed, thought = looks(draft, cost, 5, Rest(draft))
+    assert passed == pytest.approx(wanted, abs=5) and every == wanted
+    assert thought <= 5 * 3 + passed / HOLDS
     assert draft.unasked == 0
 
 
-def test_other_rows_and_another_text_are_thought_about_anew() -> None:
+def test_other_rows_and_other_sessions_are_thought_about_by_themselves() -> None:
     cost, draft = known(0.1)
+    mine, other = Rest(draft), Rest(draft)
     assert draft.asked(False, cost) is None
-    draft.settle(rows=4)
-    assert draft.rests(rows=4)
-    assert not draft.rests(rows=3)  # a row has left
-    assert not draft.rests(rows=4)
-    draft.settle(rows=4)
-    assert not draft.begin().rests(rows=4)
+    mine.begin([0, 1, 2])
+    assert mine.goes_on([0, 1, 2])
+    assert not other.goes_on([0, 1, 2])
+    assert not mine.goes_on([0, 2])  # a row has left
+    assert not mine.goes_on([0, 1, 3])  # and another one has come
+    assert mine.goes_on([0, 1, 2])
+
+
+def test_a_first_reading_that_was_slow_is_tried_again() -> None:
+    draft = DraftCost()
+    draft.observe_reading(100.0, 10)
+    assert draft.reading == 10.0
+    for _ in range(3):
+        draft.begin()
+    assert draft.reading == pytest.approx(10.0 / 8)
+    draft.observe_reading(1.0, 10)
+    assert draft.begin().begin().reading == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_session_thinks_seldom_about_drafts_that_do_not_pay(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model as slow as the target, that is never right."""
+    thought: list[bool] = []
+    kind, name = (BudgetedSession, "_pays") if sampled else (GrowingSession, "_steps_that_pay")
+    method = getattr(kind, name)
+    monkeypatch.setattr(kind, name, lambda *told, **options: thought.append(True) or method(*told, **options))
+    target, inputs = models.llama(), models.prompts([5])
+    options = {"max_new_tokens": 200, "do_sample": sampled, "eos_token_id": None, "pad_token_id": 0}
+    drafter = DraftModelDrafter(models.llama(seed=1))
+    for _ in range(2):
+        thought.clear()
+        target.generate(**inputs, **options, assistant_model=drafter)
+    assert drafter.last_stats is not None and drafter.last_stats.target_calls > 100
+    assert len(thought) < drafter.last_stats.target_calls / 2

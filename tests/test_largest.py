@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from hf_specdec.judge.largest import BLOCK, MANY, argmax, topk
+from hf_specdec.judge.largest import BLOCK, MOST, argmax, topk
 
-SIZES = [5, MANY - 1, MANY, MANY + 1, MANY + BLOCK - 1, 49152, 50257]
+LEAST = MOST * BLOCK
+SIZES = [5, LEAST - 1, LEAST, LEAST + 1, LEAST + BLOCK - 1, 49152, 50257]
 
 
 def scores(kind: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(size)
-    drawn = torch.randn(3, 2, size, generator=generator)
-    if kind == "equals":  # a few values, each of which stands in many places
-        drawn = drawn.mul(2).round()
+    drawn = torch.randn(3, 2, size, generator=torch.Generator().manual_seed(size))
+    if kind == "equals":  # the largest stands in many places
+        drawn = drawn.clamp(max=1)
     if kind == "forbidden":
         drawn[..., 2:-2] = -torch.inf
     if kind == "nothing":
@@ -25,20 +25,33 @@ def scores(kind: str, size: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["any", "equals", "forbidden", "nothing", "nan"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_it_is_the_first_of_the_largest(kind: str, size: int, dtype: torch.dtype) -> None:
     given = scores(kind, size, dtype)
+    wide = torch.nn.functional.pad(given, (0, 3))[..., :size]  # not contiguous
     assert torch.equal(argmax(given), given.argmax(-1))
-    assert torch.equal(argmax(given[:, 0, : size - 2]), given[:, 0, : size - 2].argmax(-1))  # not contiguous
+    assert torch.equal(argmax(wide), given.argmax(-1))
+    assert argmax(given[:0]).shape == (0, 2)
+
+
+def test_what_single_precision_cannot_tell_apart_is_told_apart() -> None:
+    given = torch.zeros(LEAST, dtype=torch.float64)
+    given[7], given[-7] = 1.0, 1.0 + 1e-12
+    assert argmax(given) == LEAST - 7
+    assert topk(given, 2)[1].tolist() == [LEAST - 7, 7]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", ["any", "equals", "forbidden"])
-@pytest.mark.parametrize("count", [1, 4, 40])
+@pytest.mark.parametrize("kind", ["any", "equals", "forbidden", "nothing", "nan"])
+@pytest.mark.parametrize("count", [1, 4, MOST, MOST + 1])
 def test_so_many_of_the_largest_are_found_once_each(kind: str, size: int, count: int) -> None:
     given = scores(kind, size, torch.float32)
-    count = min(count, 4 if kind == "forbidden" else size)
-    values, tokens = topk(given, count)
-    assert torch.equal(values, given.topk(count).values)
-    assert torch.equal(given.gather(-1, tokens), values)
-    assert all(len(set(row)) == count for row in tokens.flatten(0, 1).tolist())
+    values, tokens = topk(given, min(count, size))
+    wanted = given.topk(min(count, size)).values
+    assert torch.equal(values.nan_to_num(1e9), wanted.nan_to_num(1e9))
+    assert int(tokens.min()) >= 0 and int(tokens.max()) < size
+    there = values != -torch.inf
+    assert torch.equal(given.gather(-1, tokens)[there].nan_to_num(1e9), wanted[there].nan_to_num(1e9))
+    for row, chances in zip(tokens.flatten(0, 1).tolist(), values.flatten(0, 1).tolist(), strict=True):
+        found = [token for token, chance in zip(row, chances, strict=True) if chance != -torch.inf]
+        assert len(set(found)) == len(found)

@@ -329,3 +329,26 @@ def test_a_trial_that_has_lost_much_ends_at_once(takes: float) -> None:
     slow.play(slow.call(), 1, 40)
     lost = sum(slow.drafted) * (takes - 1)
     assert TOO_MUCH < lost <= TOO_MUCH + 4 and sum(slow.drafted) < FIRST_TRIAL
+
+
+def test_draws_of_which_none_counts_are_draws(monkeypatch: Any) -> None:
+    """By the clock they are not left out: a seed would give another text."""
+    told, propose, feed = [], drafters.DrawingSession.propose, Paying.feed
+
+    def none_of_it(self: Any, *given: Any) -> Draft:
+        draft = propose(self, *given)
+        draft.lengths, draft.sources = [0] * len(draft.lengths), ["mine"] * len(draft.lengths)
+        return draft
+
+    def watched(self: Paying, round: Round) -> Draft:
+        draft = feed(self, round)
+        told.append(self.draws)
+        return draft
+
+    monkeypatch.setattr(drafters.DrawingSession, "propose", none_of_it)
+    monkeypatch.setattr(Paying, "feed", watched)
+    drafter = drafters.with_logits(lambda last: torch.zeros(len(last), models.VOCAB), 3)
+    options = {"max_new_tokens": 12, "do_sample": True, "eos_token_id": None, "pad_token_id": 0}
+    models.llama().generate(**models.prompts([5]), **options, assistant_model=drafter)
+    assert told and all(told)
+    assert drafter.last_stats.sources["none"] > 0

@@ -4,7 +4,7 @@ that give most tokens per second are verified."""
 from .allowance import Allowance
 from .cost import Cost
 from .decision import MOST_NODES, SUMMED, Advance, fastest, most_per_second, steps_that_pay
-from .draft_cost import LOOK_STEPS, DraftCost
+from .draft_cost import LOOK_STEPS, DraftCost, Rest
 from .learned import Learned
 from .stepwise import Stepwise
 from .survival import Band, Survival, speakers
@@ -21,6 +21,7 @@ __all__ = [
     "Cost",
     "DraftCost",
     "Learned",
+    "Rest",
     "Stepwise",
     "Survival",
     "Tree",

@@ -45,6 +45,9 @@ class Cost:
         self._wide: dict[int, int] = {}  # rows → forwards of several tokens in a row
         self._curves: dict[int, Callable[[int], float]] = {}  # rows → seconds by width, of the present times
 
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_curves": {}}  # functions, which cannot be sent
+
     def copy(self, beside: int = 0) -> "Cost":
         """For those who may write into it, beside so many other rows."""
         copied = Cost()

@@ -11,7 +11,7 @@ LOOK_STEPS = 2
 LEAST = 0.1
 """plain rounds that this is taken for at least: times are not known that well"""
 HOLDS = 8
-"""rounds, of as many rows, for which it holds at most that it does not pay: to find out takes a part of a round"""
+"""rounds for which it holds at most that it does not pay: to find out takes a part of a round"""
 
 
 class DraftCost:
@@ -32,28 +32,19 @@ class DraftCost:
         self.allowance = Allowance()
         """of looks: it is asked though that is not said to pay"""
         self._met = False
-        self._settled = 0, 0
-        """for so many rounds of so many rows it is known that it is not asked"""
+        self._readings = 0
 
     def begin(self) -> "DraftCost":
         """Another text."""
         self.allowance.begin()
-        self._settled = 0, 0
+        if self._readings == 1:  # which may have been slow, as a first one: else it might never be tried again
+            self.reading /= 2
         return self
 
-    def settle(self, rows: int) -> None:
-        """It is not asked in this round, and what speaks against it will hardly change before it is tried again."""
-        self._settled = min(HOLDS, self.allowance.away), rows
-
-    def rests(self, rows: int) -> bool:
-        """Whether it is known that it is not asked in this round; else that is to be found out."""
-        left, settled = self._settled
-        resting = left > 0 and rows == settled
-        self._settled = (left - 1 if resting else 0), rows
-        if resting:
-            self.allowance.wait()
-            self.unasked += 1
-        return resting
+    def pass_by(self) -> None:
+        """It is not asked in this round, as was known before."""
+        self.allowance.wait()
+        self.unasked += 1
 
     def observe(self, seconds: float) -> None:
         """One draft step took this long. The first one takes longer than those that follow: it does not count."""
@@ -85,9 +76,11 @@ class DraftCost:
         self.look = running_mean(self.look or None, seconds)
 
     def observe_reading(self, seconds: float, tokens: int) -> None:
-        """A prompt of so many tokens was read in this time. Before the first one reading takes nothing."""
+        """A prompt of so many tokens was read in this time. Before the first one reading takes nothing; until the
+        second one, half of it with each call."""
         if tokens:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
+            self._readings += 1
 
     def asked(
         self,
@@ -133,3 +126,25 @@ class DraftCost:
         seconds, again = cost.round(rows), self.look if self.unasked else 0.0
         drafting = again or self.opening + steps * (self.step or 0.0)
         return max((seconds(1 + candidates * steps) + unread + drafting) / seconds(1) - 1, LEAST)
+
+
+class Rest:
+    """Rounds of one call in which it is known that its draft model is not asked."""
+
+    def __init__(self, cost: DraftCost) -> None:
+        self.cost = cost
+        self._left = 0
+        self._rows: list[int] = []
+        """for which it was found out"""
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """These rows do not ask it now, and what speaks against it will hardly change before it is tried again."""
+        self._left, self._rows = min(HOLDS, self.cost.allowance.away), list(rows)
+
+    def goes_on(self, rows: Sequence[int]) -> bool:
+        """Whether this round is one of them. Asked once a round."""
+        if self._left == 0 or self._rows != list(rows):
+            return False
+        self._left -= 1
+        self.cost.pass_by()
+        return True

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from ..budget import Cost, most_per_second
 from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
@@ -99,6 +101,8 @@ class GuardedSession:
         if not any(draft.lengths):  # nothing of it is fed: that costs nothing either
             nothing = Draft.from_lists([[]] * len(budget), self.device)
             nothing.sources = draft.sources
+            if draft.token_probs is not None or draft.q is not None:  # it would have been drawn
+                nothing.token_probs = torch.zeros(len(budget), 0, device=self.device)
             return nothing
         draft = self._paying(self._bounded(draft), budget, time.perf_counter() - began)
         return with_q(session, draft, self.device, self.vocab)

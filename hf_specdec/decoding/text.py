@@ -89,9 +89,9 @@ class Text:
         self._write(block.texts)
         emitted = []
         for b, judgement in enumerate(block.rows):
-            ends = enumerate(judgement.text, start=s.lengths[b] + 1)
-            end = next((end for end, token in ends if self.stopping.row(s.ids, b, end, token)), None)
-            cut = None if end is None else end - s.lengths[b]
+            length = s.lengths[b]
+            grown = enumerate(judgement.text, start=1)
+            cut = next((n for n, token in grown if self.stopping.row(s.ids, b, length + n, token)), None)
             self.finished[s.rows[b]] = cut is not None
             emitted.append(judgement.text[:cut])
         going = [b for b, row in enumerate(s.rows) if not self.finished[row]]

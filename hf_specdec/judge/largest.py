@@ -8,8 +8,8 @@ from torch import Tensor
 
 BLOCK = 128
 """scores"""
-MANY = 32 * BLOCK
-"""scores, below which there is nothing to gain"""
+MOST = 32
+"""of the largest that are sought at once"""
 
 
 def argmax(scores: Tensor) -> Tensor:
@@ -21,10 +21,11 @@ def argmax(scores: Tensor) -> Tensor:
 
 
 def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`scores.topk(count)` of scores [..., V], the largest first: values (in float32) and indices, [..., count]."""
+    """`scores.topk(count)` of scores [..., V]: values, in single precision at least where this is done here, and
+    indices, [..., count]. Where fewer are above -inf, any of the others fill up."""
     if not _pays(scores, count):
         values, places = scores.topk(count)
-        return values.float(), places
+        return values, places
     shape = *scores.shape[:-1], count
     columns, found = _where(scores, count)
     values, places = found.topk(count)
@@ -32,20 +33,22 @@ def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _pays(scores: Tensor, count: int) -> bool:
-    return scores.device.type == "cpu" and scores.shape[-1] >= MANY and count <= BLOCK // 4
+    return scores.device.type == "cpu" and scores.shape[-1] >= MOST * BLOCK and count <= MOST
 
 
 def _where(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Of scores [..., V], as N rows, the columns of the blocks that hold the `count` largest, in ascending order within
-    each, and what stands there in float32 [N, count · BLOCK]. The last block may be shorter: what is not there is less
-    than anything."""
-    rows = scores.reshape(-1, scores.shape[-1]).float()  # half precision is slower, here, too
+    each, and what stands there [N, count · BLOCK]. The last block may be shorter: what is not there is less than
+    anything."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    rows = rows.float() if rows.element_size() < 4 else rows  # half precision takes longer, and no rounding is undone
     n, size = rows.shape
-    whole = size // BLOCK * BLOCK
-    largest = rows[:, :whole].view(n, -1, BLOCK).amax(-1)
-    if whole < size:
-        largest = torch.cat([largest, rows[:, whole:].amax(-1, keepdim=True)], 1)
+    whole = size // BLOCK
+    largest = rows[:, : whole * BLOCK].view(n, whole, BLOCK).amax(-1)
+    if whole * BLOCK < size:
+        largest = torch.cat([largest, rows[:, whole * BLOCK :].amax(-1, keepdim=True)], 1)
     blocks = largest.argmax(-1, keepdim=True) if count == 1 else largest.topk(count).indices
-    columns = (blocks[..., None] * BLOCK + torch.arange(BLOCK)).view(n, -1)
-    found = rows.gather(1, columns.clamp(max=size - 1))
-    return columns, found if whole == size else found.masked_fill(columns >= size, -torch.inf)
+    columns = (blocks[..., None] * BLOCK + torch.arange(BLOCK, device=rows.device)).flatten(1)
+    within = columns.clamp(max=size - 1)
+    found = rows.gather(1, within)
+    return within, found if whole * BLOCK == size else found.masked_fill(columns >= size, -torch.inf)

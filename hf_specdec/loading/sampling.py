@@ -4,8 +4,8 @@ from typing import Any
 
 
 def sampling_at(temperature: float) -> dict[str, Any]:
-    """Options of `generate`: the likeliest tokens at temperature 0, else draws from the whole distribution, of which
-    the model's own `GenerationConfig` may have cut something off."""
+    """Options of `generate`: the likeliest tokens at temperature 0, else draws, of which the model's own
+    `GenerationConfig` cuts off no top-k and no top-p."""
     if temperature <= 0:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...budget import Advance, Cost, DraftCost, Survival, most_per_second, steps_that_pay
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import sizes_apart
+from ...judge.largest import argmax
 from ...probe import Support, support
 from ...transfer import to_device, to_host
 from .over import OverCache
@@ -209,7 +210,7 @@ class Ahead:
         began, text, ends = time.perf_counter(), torch.nn.functional.pad(ids, (0, steps)), list(lengths)
         logits = model.catch_up(text, ends)
         for step in range(steps):
-            text[torch.arange(rows), ends] = logits.argmax(-1).to(text.device)
+            text[torch.arange(rows), ends] = argmax(logits).to(text.device)
             ends = [end + 1 for end in ends]
             if step + 1 < steps:
                 logits = model.feed(text, ends)

@@ -12,6 +12,7 @@ from ...budget import (
     MOST_NODES,
     Band,
     DraftCost,
+    Rest,
     Survival,
     Tree,
     most_per_second,
@@ -70,7 +71,7 @@ class GrowingSession(TreeSession):
         self.fixed = None if window == "auto" else int(window)
         self.weighs |= self.fixed is not None  # what was asked for is drafted
         self.candidates = candidates_of(context, candidates)
-        self.draft_cost = cost
+        self.draft_cost, self._rest = cost, Rest(cost)
         self._model = model
         self._chain = chain
         """one that is not given is made, and reads the prompt, when it is asked first"""
@@ -109,7 +110,8 @@ class GrowingSession(TreeSession):
     def _draft_on(self, sequences: Sequences, budget: list[int]) -> bool:
         """Steps of the draft model, while they promise to pay; true where none does."""
         before, rows = self.draft_cost.unasked, len(budget)
-        if self.fixed is None and self.draft_cost.rests(rows):
+        alone = self.fixed is None and not any(map(len, self.trees))  # what others thought of is another matter
+        if alone and self._rest.goes_on(sequences.rows):
             return True
         limit = self._limit if self._chain is None else min(self._limit, self._chain.model.context_limit)
         most = min(self.fixed or self.longest, max(budget), limit - max(sequences.lengths))
@@ -122,8 +124,8 @@ class GrowingSession(TreeSession):
         look = most if self.fixed else min(most, LOOK_STEPS)
         price = self.draft_cost.asked(planned > 0, self.context.cost, rows, self._unread(), look)
         if price is None:
-            if not any(map(len, self.trees)):  # where nothing else was thought of
-                self.draft_cost.settle(rows)
+            if alone:
+                self._rest.begin(sequences.rows)
             return True
         self._price, least = price, look if looks or self.fixed else 1
         planned = min(most, max(planned, least))

@@ -107,12 +107,12 @@ class DraftModelSession(DraftSession):
             first = first or time.perf_counter() - began
             if q is not None:
                 drawn_from.append(q)
+            self.seconds = time.perf_counter() - began  # what is said of the last one is no part of a step
             lengths = self.shortened(i, logits, tokens, q, lengths)
             if i + 1 >= longest(lengths[b] for b in active):
                 break
             write_tokens(ids, tokens, columns)
             logits = self.model.feed(ids, [n + 1 for n in columns], tokens)
-        self.seconds = time.perf_counter() - began
         self.draft_cost.observe_draft(len(drafted), first, self.seconds, usual)
         lengths = [min(k, len(drafted)) for k in lengths]
         if beside:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from ...budget import DraftCost, Stepwise, Survival, why_rested
+from ...budget import DraftCost, Rest, Stepwise, Survival, why_rested
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host
 from .growing import UNMEASURED
@@ -99,7 +99,7 @@ class BudgetedSession(SteppedSession):
             survival: how often drafts were right, by what was said of them.
         """
         super().__init__(context, model, longest, estimate, cost)
-        self.stepwise = Stepwise(survival)
+        self.stepwise, self._rest = Stepwise(survival), Rest(cost)
         self._active: list[int] = []
         """rows that may draft; others of a lockstep batch are finished"""
 
@@ -110,11 +110,11 @@ class BudgetedSession(SteppedSession):
     def window(self) -> int:
         """The most that may be drafted; 0 where not even one token pays."""
         cost, rows, self.price = self.context.cost, len(self.rows), 0.0
-        if self.draft_cost.rests(rows) or cost.tried(rows) == 0:
+        if self._rest.goes_on(self.rows) or cost.tried(rows) == 0:
             return 0
         price = self.draft_cost.asked(self._pays([[]] * rows, [True] * rows), cost, rows, steps=1)
         if price is None:
-            self.draft_cost.settle(rows)
+            self._rest.begin(self.rows)
             return 0
         self.price = price
         return super().window()

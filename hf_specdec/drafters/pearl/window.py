@@ -57,8 +57,8 @@ class Times:
 
 class Planner:
     """Chooses what is measured to be fastest for each batch size, following it as it drifts: γ (T_target / T_draft by
-    Theorem 1, where neither takes longer than it should), whether corrections are drafted for, and the serial schedule
-    at its best window."""
+    Theorem 1, where neither takes longer than it should), whether corrections are drafted for (unless that
+    loses more than `FAVOUR`), and the serial schedule at its best window."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Planner:
             self.look_at += min(self.rounds, SELDOM)
         if self.window == "auto" and self.pre_verify and self.post_verify and best.speed:
             speed, serial = self._fastest(serial_speeds, runs, *self.one_after_the_other(rows))
-            if speed > best.speed:
+            if speed > max(plan.speed for plan in plans):
                 return best if look_again else Plan(serial, False, False, corrections=0, speed=speed)
         return others[0] if others and look_again else best
 
