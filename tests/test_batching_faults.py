@@ -159,8 +159,8 @@ def test_a_criterion_that_raises_ends_its_own_row(monkeypatch: pytest.MonkeyPatc
         beside = decoder.submit(texts()[0], max_new_tokens=40, do_sample=False)
         bad = decoder._row(texts()[1], None, {"max_new_tokens": 9, "do_sample": False})
 
-        def raising(ids: Any, _: int) -> bool:
-            if ids.shape[0] > len(texts()[1]) + 2:
+        def raising(_ids: Any, _b: int, length: int, _token: int) -> bool:
+            if length > len(texts()[1]) + 2:
                 raise RuntimeError("no such string")
             return False
 

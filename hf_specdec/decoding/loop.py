@@ -290,9 +290,7 @@ class Decoding:
         self.stats.verify_seconds += verdict.seconds
         by_width = self.stats.seconds_by_width
         by_width[width] = by_width.get(width, 0.0) + verdict.seconds
-        for b in range(len(verdict.rows)):
-            if not active[b]:
-                continue
+        for b in (b for b, counts in enumerate(active) if counts):
             self.stats.row_steps += 1
             if verdict.drafted[b]:
                 self.stats.drafted_per_position.update(range(verdict.drafted[b]))
