@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from chi_square import chi_square
 from models import llama, prompts
-from scipy.stats import chisquare
 from torch import Tensor
 from transformers.generation import (
     LogitsProcessorList,
@@ -125,7 +125,7 @@ def sampling_p_value(drafter: Drafter, settings: dict[str, Any], rows: int = 300
     counts = torch.cat([counts[often], counts[~often].sum()[None]])
     wanted = torch.cat([wanted[often], wanted[~often].sum()[None]])
     keep = wanted > 0
-    return float(chisquare(counts[keep].numpy(), (wanted[keep] * rows / wanted.sum()).numpy()).pvalue)
+    return chi_square(counts[keep], wanted[keep] * rows / wanted.sum())
 
 
 @torch.no_grad()
