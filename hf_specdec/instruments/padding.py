@@ -33,14 +33,14 @@ def pad_mlps(model: PreTrainedModel, width: int, seed: int = 0) -> int:
     Raises:
         SpeculationError: the width is below the model's, or no MLP of a known family was found.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generators = {p.device: torch.Generator(p.device).manual_seed(seed) for p in model.parameters()}
     padded = 0
     for module in list(model.modules()):
         for into, out in MLP_LAYERS:
             if all(isinstance(getattr(module, name, None), nn.Linear | Conv1D) for name in (*into, out)):
                 for name in into:
-                    _widen(getattr(module, name), width, generator, outputs=True)
-                _widen(getattr(module, out), width, generator, outputs=False)
+                    _widen(getattr(module, name), width, generators, outputs=True)
+                _widen(getattr(module, out), width, generators, outputs=False)
                 padded += 1
                 break
     if not padded:
@@ -49,16 +49,20 @@ def pad_mlps(model: PreTrainedModel, width: int, seed: int = 0) -> int:
     return padded
 
 
-def _widen(layer: nn.Linear | Conv1D, width: int, generator: torch.Generator, outputs: bool) -> None:
-    """Append units to a layer's outputs (random) or inputs (zero)."""
+def _widen(
+    layer: nn.Linear | Conv1D, width: int, generators: dict[torch.device, torch.Generator], outputs: bool
+) -> None:
+    """Append units to a layer's outputs (random) or inputs (zero), made where the layer lies and in its dtype."""
     conv = isinstance(layer, Conv1D)  # stores [inputs, outputs], nn.Linear [outputs, inputs]
     weight: Tensor = layer.weight.T if conv else layer.weight
     extra = width - weight.shape[0 if outputs else 1]
     if extra < 0:
         raise SpeculationError(f"cannot pad an MLP of {width - extra} units to {width}: give a larger width")
     shape = (extra, weight.shape[1]) if outputs else (weight.shape[0], extra)
-    units = torch.randn(shape, generator=generator) * weight.float().std().cpu() if outputs else torch.zeros(shape)
-    wide = torch.cat([weight, units.to(weight)], dim=0 if outputs else 1)
+    units = weight.new_zeros(shape)
+    if outputs:
+        units.normal_(0, weight.float().std().item(), generator=generators[weight.device])
+    wide = torch.cat([weight, units], dim=0 if outputs else 1)
     layer.weight = nn.Parameter((wide.T if conv else wide).contiguous(), requires_grad=False)
     if outputs and layer.bias is not None:
         layer.bias = nn.Parameter(torch.cat([layer.bias, layer.bias.new_zeros(extra)]), requires_grad=False)
