@@ -29,7 +29,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "device_type": device.type,
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
-    }
+    } | (_card(device) if device.type == "cuda" else {})
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -77,6 +77,17 @@ def _git_revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _card(device: torch.device) -> dict[str, Any]:
+    """What of a GPU decides times beside its name: memory, CUDA, and the driver where it can be asked."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        driver = None
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return {"memory_bytes": memory, "cuda": torch.version.cuda or torch.version.hip, "driver": driver}
 
 
 def _cpu_name() -> str:
