@@ -22,7 +22,8 @@ class Sides:
         Args:
             settings: of both `generate` calls; a function is called for a fresh value each time.
         """
-        self.model, self.prompts = model, models.prompts(lengths or PROMPTS)
+        self.model = model
+        self.prompts = {name: ids.to(model.device) for name, ids in models.prompts(lengths or PROMPTS).items()}
         self.settings = {"max_new_tokens": NEW, "do_sample": False} | settings
         self.plain = self.run()
         future = drafters.Future(sequences_of(self.plain))
