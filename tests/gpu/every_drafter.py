@@ -1,0 +1,48 @@
+"""A target and a drafter of every type, small, random and often right, on the device."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import models
+import test_heads
+import test_transfers
+from place import DEVICE, placed
+
+from hf_specdec.drafters.heads.dflash import DFlashSession
+from hf_specdec.drafters.heads.mtp import MtpSession
+
+VOCAB = test_transfers.VOCAB
+
+
+def _of_llama(kind: str) -> tuple[Any, Any]:
+    target = models.llama(VOCAB)
+    return target.to(DEVICE), placed(test_transfers.DRAFTERS[kind](copy.deepcopy(target).cpu()))
+
+
+def _of_heads(pair: str) -> tuple[Any, Any]:
+    target, drafter = test_heads.PAIRS[pair]()
+    return target.to(DEVICE), placed(drafter)
+
+
+PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    kind: (lambda kind=kind: _of_llama(kind)) for kind in test_transfers.DRAFTERS
+} | {
+    "mtp": lambda: _of_heads("DeepSeek-V3, 3"),
+    "block_diffusion": lambda: _of_heads("DFlash, mixed"),
+}
+"""by name: makes (target, drafter)"""
+
+
+@contextmanager
+def drafting_goes_on() -> Iterator[None]:
+    """Also where nothing is gained by it: random heads are hardly ever right, and here no clock decides."""
+    with (
+        mock.patch.object(MtpSession, "weighs", True),
+        mock.patch.object(DFlashSession, "weighs", True),
+        mock.patch("hf_specdec.decoding.paying.Paying._has_failed", lambda *_: False),
+        mock.patch("hf_specdec.budget.Cost.round", lambda *_: lambda width: 1.0),
+    ):
+        yield
