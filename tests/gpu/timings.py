@@ -1,0 +1,430 @@
+"""Milliseconds on one target: plain decoding, transformers' own speculation, and our drafters.
+
+    DEVICE=cuda OUT=gpu-report PYTHONPATH=. python tests/gpu/timings.py 8B --seconds 100
+
+Every result is a line of `OUT/rows.jsonl` as soon as it is known. All methods decode a prompt in turn, prompt after
+prompt, until the time is over: an interrupted run has fewer prompts, not fewer methods.
+"""
+
+import argparse
+import copy
+import gc
+import statistics
+import time
+import traceback
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from place import DEVICE, note, synchronize
+from samples import SAMPLES
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from hf_specdec.bench.methods import Method, build_method
+from hf_specdec.errors import SpeculationWarning
+from hf_specdec.instruments.audit import Audit
+from hf_specdec.instruments.bare import decode_forwards
+from hf_specdec.instruments.meter import Meter, metered
+from hf_specdec.instruments.padding import pad_mlps
+from hf_specdec.instruments.provenance import peak_memory_bytes, reset_peak_memory
+from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.loading.sampling import sampling_at
+from hf_specdec.target.grouped import grouped_attention
+from hf_specdec.target.inputs import CACHE
+
+PAIR = Path(__file__).parent.parent / "pair"
+DRY = DEVICE.type != "cuda"
+NEW = 12 if DRY else 128
+"""tokens of each generation"""
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT = 32 if DRY else 256
+"""tokens in the cache, where widths are timed"""
+METHODS = (
+    "plain",
+    "hf-assisted",
+    "hf-prompt-lookup",
+    "prompt_lookup",
+    "suffix",
+    "draft_model",
+    "hybrid",
+    "pearl:worker=thread",
+)
+PROFILED = ("plain", "prompt_lookup", "draft_model", "hybrid")
+ROWS_AND_TEMPERATURES = ((1, 0.0), (1, 1.0), (8, 0.0), (8, 1.0))
+
+
+@dataclass(frozen=True)
+class Size:
+    """A target as costly as one of so many parameters and layers; None leaves what it is."""
+
+    parameters: float | None = None
+    layers: int | None = None
+
+
+SIZES = {
+    "small": Size(),
+    "1B": Size(2e7, 10) if DRY else Size(1e9, 16),
+    "8B": Size(4e7, 12) if DRY else Size(8e9, 32),
+}
+
+
+class Clock:
+    """How much of this process's time is left."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.perf_counter() + seconds
+
+    def left(self) -> float:
+        return self.end - time.perf_counter()
+
+
+# ------------------------------------------------------------------ the models
+
+
+def load(size: Size, gguf: str | None) -> tuple[Any, Any, Any]:
+    """Target, draft (None beside a GGUF file) and tokenizer. No text of theirs ends before its last token."""
+    if gguf:
+        source = ModelSource(gguf, "bfloat16", str(DEVICE))
+        target, draft, tokenizer = load_model(source), None, load_tokenizer(source)
+    else:
+        target, draft = (
+            AutoModelForCausalLM.from_pretrained(PAIR / name, dtype=torch.bfloat16).to(DEVICE).eval()
+            for name in ("target", "draft")
+        )
+        tokenizer = AutoTokenizer.from_pretrained(PAIR / "target", padding_side="left")
+    for model in (target, draft):
+        if model is not None:
+            model.generation_config.eos_token_id = None
+            model.generation_config.pad_token_id = tokenizer.pad_token_id
+    if size.layers is not None:
+        deepen(target, size.layers)
+    if size.parameters is not None:
+        mlp, hidden = target.model.layers[0].mlp, target.config.hidden_size
+        per_unit, own = 3 * hidden * len(target.model.layers), sum(p.numel() for p in target.parameters())
+        units = mlp.down_proj.in_features + (size.parameters - own) / per_unit
+        pad_mlps(target, max(mlp.down_proj.in_features, 64 * round(units / 64)))
+    return target, draft, tokenizer
+
+
+def deepen(target: Any, layers: int) -> None:
+    """Append layers of a Llama that add exactly nothing: a large model's launches, and the small one's text."""
+    stack = target.model.layers
+    for index in range(len(stack), layers):
+        layer = copy.deepcopy(stack[0])
+        layer.self_attn.layer_idx = index
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+        stack.append(layer)
+    target.config.num_hidden_layers = len(stack)
+
+
+def prompts(tokenizer: Any, rows: int, first: int) -> dict[str, Tensor]:
+    texts = [SAMPLES[(first + row) % len(SAMPLES)].text for row in range(rows)]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    return {name: inputs[name].to(DEVICE) for name in ("input_ids", "attention_mask")}
+
+
+# ------------------------------------------------------------------ one generation
+
+
+@dataclass
+class Run:
+    """What one call of `generate` took."""
+
+    seconds: float
+    """by the wall, from the call to the last token on the host"""
+    event_seconds: float | None
+    """the same by the device's own events"""
+    meter: Meter | None
+    text: list[list[int]]
+    peak_bytes: int
+    warned: list[str]
+
+
+def generate(target: Any, inputs: dict[str, Tensor], method: Method, meter: bool = True, **options: Any) -> Run:
+    reset_peak_memory(DEVICE)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if not DRY else []
+    with warnings.catch_warnings(record=True) as caught, method.prepared():
+        warnings.simplefilter("always", SpeculationWarning)
+        synchronize()
+        began = time.perf_counter()
+        if events:
+            events[0].record()
+        with metered(target, method.draft) if meter else _unmetered() as found:
+            output = target.generate(**inputs, **options, **method.kwargs)
+        if events:
+            events[1].record()
+        synchronize()
+        seconds = time.perf_counter() - began
+    by_events = events[0].elapsed_time(events[1]) / 1000 if events else None
+    text = output[:, inputs["input_ids"].shape[1] :].tolist()
+    warned = [str(w.message) for w in caught if issubclass(w.category, SpeculationWarning)]
+    return Run(seconds, by_events, found, text, peak_memory_bytes(DEVICE), warned)
+
+
+@contextmanager
+def _unmetered() -> Iterator[None]:
+    yield None
+
+
+def figures(run: Run, method: Method, plain: Run) -> dict[str, Any]:
+    """A row of the report, but for what it is about."""
+    tokens = sum(map(len, run.text))
+    row: dict[str, Any] = {
+        "tokens": tokens,
+        "seconds": run.seconds,
+        "event_seconds": run.event_seconds,
+        "plain_seconds": plain.seconds,
+        "peak_bytes": run.peak_bytes,
+        "warned": run.warned,
+    }
+    if run.meter is not None:
+        steps, drafts = decode_forwards(run.meter.of("target")), decode_forwards(run.meter.of("draft"))
+        beside = run.meter.decode_seconds - sum(f.seconds for f in steps)
+        if not method.name.startswith("pearl"):  # which drafts meanwhile
+            beside -= sum(f.seconds for f in drafts)
+        by_width: dict[int, list[float]] = defaultdict(list)
+        for step in steps:
+            by_width[step.width].append(step.seconds)
+        row |= {
+            "rounds": len(steps),
+            "draft_forwards": len(drafts),
+            "target_seconds": sum(f.seconds for f in steps),
+            "draft_seconds": sum(f.seconds for f in drafts),
+            "prefill_seconds": run.meter.prefill_seconds,
+            "beside_seconds": beside,
+            "seconds_by_width": {w: [len(each), statistics.fmean(each)] for w, each in sorted(by_width.items())},
+        }
+    stats = method.drafter.last_stats if method.drafter is not None else None
+    if stats is not None:
+        row |= {"mode": stats.mode, "alpha": stats.alpha, "notes": stats.notes}
+    return row
+
+
+# ------------------------------------------------------------------ what is measured
+
+
+def compare(size: str, target: Any, draft: Any, tokenizer: Any, clock: Clock) -> None:
+    """All methods, in rotated order, prompt after prompt; a first pass covers every cell."""
+    methods = [build_method(name, draft) for name in METHODS if draft is not None or name in WITHOUT_DRAFT]
+    warm: set[tuple[str, int, float]] = set()
+    last = 0.0
+    for turn in range(1 if DRY else len(SAMPLES)):
+        for rows, temperature in ROWS_AND_TEMPERATURES:
+            if clock.left() < last:
+                note("skipped", what=f"{size}: {rows} rows at T={temperature:g} from prompt {turn} on")
+                return
+            began = time.perf_counter()
+            inputs = prompts(tokenizer, rows, turn)
+            options = {"max_new_tokens": NEW} | sampling_at(temperature)
+            chosen = [method for method in methods if rows == 1 or not method.single_row]
+            order = [chosen[(turn + i) % len(chosen)] for i in range(len(chosen))]
+            runs: dict[str, Run] = {}
+            for method in order:
+                about = {"size": size, "rows": rows, "temperature": temperature, "method": method.name, "prompt": turn}
+                try:
+                    if (key := (method.name, rows, temperature)) not in warm:
+                        warm.add(key)
+                        generate(target, inputs, method, **options | {"max_new_tokens": max(4, NEW // 4)})
+                    torch.manual_seed(turn)
+                    runs[method.name] = generate(target, inputs, method, **options)
+                except Exception as error:
+                    fail(about, error)
+            report_turn(size, rows, temperature, turn, inputs, target, chosen, runs, clock)
+            last = time.perf_counter() - began
+
+
+WITHOUT_DRAFT = ("plain", "hf-prompt-lookup", "prompt_lookup", "suffix")
+
+
+def report_turn(
+    size: str,
+    rows: int,
+    temperature: float,
+    turn: int,
+    inputs: dict[str, Tensor],
+    target: Any,
+    methods: list[Method],
+    runs: dict[str, Run],
+    clock: Clock,
+) -> None:
+    """Beside plain decoding of the same prompts in the same turn."""
+    if "plain" not in runs:
+        return
+    plain = runs["plain"]
+    audit = Audit(target, inputs["input_ids"], plain.text[0]) if rows == 1 else None
+    for method in methods:
+        if method.name not in runs:
+            continue
+        run = runs[method.name]
+        about = {"size": size, "rows": rows, "temperature": temperature, "method": method.name, "prompt": turn}
+        row = figures(run, method, plain)
+        if temperature == 0:
+            row["same_rows"] = sum(a == b for a, b in zip(run.text, plain.text, strict=True))
+            if audit is not None and not row["same_rows"] and clock.left() > 0:
+                found = audit.difference(run.text[0])
+                row["difference"] = asdict(found) | {"near_tie": found.near_tie} if found is not None else None
+        note("timing", **about, **row)
+
+
+@torch.inference_mode()
+def widths(size: str, target: Any, tokenizer: Any, clock: Clock) -> None:
+    """A forward by its width, over a cache: how long until its result is there, and until it is launched.
+
+    With transformers' attention, and with this package's, in which heads that share keys stand together.
+    """
+    for rows in (1, 8):
+        ids = prompts(tokenizer, rows, 0)["input_ids"]
+        ids = ids.repeat(1, -(-CONTEXT // ids.shape[1]))[:, :CONTEXT]
+        cache = DynamicCache(config=target.config)
+        target(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE: cache})
+        for width in WIDTHS:
+            if clock.left() < 0:
+                note("skipped", what=f"{size}: forwards of {rows} rows from width {width} on")
+                return
+
+            def step(width: int = width, cache: Any = cache, ids: Tensor = ids) -> tuple[float, float]:
+                synchronize()
+                began = time.perf_counter()
+                target(input_ids=ids[:, :width], use_cache=True, **{CACHE: cache})
+                launched = time.perf_counter()
+                synchronize()
+                done = time.perf_counter()
+                cache.crop(-width)
+                return done - began, launched - began
+
+            stock = median_of(step)
+            with grouped_attention():
+                ours = median_of(step)
+            note(
+                "width",
+                size=size,
+                rows=rows,
+                width=width,
+                seconds=stock[0],
+                launched_seconds=stock[1],
+                ours_seconds=ours[0],
+            )
+
+
+def median_of(step: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    step(), step()
+    times = [step() for _ in range(3 if DRY else 7)]
+    return statistics.median(t for t, _ in times), statistics.median(t for _, t in times)
+
+
+def launches(size: str, target: Any, draft: Any, tokenizer: Any, clock: Clock) -> None:
+    """What the profiler counts in a generation of one row, and how long the device was at work."""
+    inputs = prompts(tokenizer, 1, 3)
+    options = {"max_new_tokens": min(NEW, 32), "do_sample": False}
+    activities = [ProfilerActivity.CPU] + ([] if DRY else [ProfilerActivity.CUDA])
+    for name in PROFILED:
+        if clock.left() < 0:
+            note("skipped", what=f"{size}: launches from {name} on")
+            return
+        if draft is None and name not in WITHOUT_DRAFT:
+            continue
+        method = build_method(name, draft)
+        generate(target, inputs, method, **options)
+        with profile(activities=activities) as found:
+            run = generate(target, inputs, method, **options)
+        assert run.meter is not None
+        counts, busy = defaultdict(int), 0.0
+        for event in found.key_averages():
+            counts[event_kind(event.key)] += event.count
+            if "CUDA" in str(event.device_type):
+                busy += event.self_device_time_total / 1e6
+        calls = len(run.meter.of("target"))
+        note(
+            "launches",
+            size=size,
+            method=name,
+            calls=calls,
+            draft_calls=len(run.meter.of("draft")),
+            **{kind: counts[kind] / calls for kind in ("operations", "launches", "copies", "waits")},
+            busy=busy / run.seconds if not DRY else None,
+        )
+
+
+def event_kind(name: str) -> str:
+    if "LaunchKernel" in name or name == "cudaGraphLaunch":
+        return "launches"
+    if name.startswith(("cudaMemcpy", "cuMemcpy")):
+        return "copies"
+    if name.startswith("cuda") and "Synchronize" in name:
+        return "waits"
+    return "operations" if name.startswith("aten::") else "others"
+
+
+def compiled(size: str, target: Any, tokenizer: Any, rows: int, clock: Clock) -> None:
+    """Plain decoding with a static cache, which transformers compiles on a GPU, beside plain decoding as it is."""
+    inputs, plain = prompts(tokenizer, rows, 0), build_method("plain", None)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+    about = {"size": size, "rows": rows, "temperature": 0.0, "prompt": 0}
+    try:
+        began = time.perf_counter()
+        for _ in range(2):  # a first run of a compiled forward is a recording
+            generate(target, inputs, plain, meter=False, cache_implementation="static", **options)
+        warming = time.perf_counter() - began
+        for prompt in range(2):
+            eager = generate(target, inputs, plain, meter=False, **options)
+            static = generate(target, inputs, plain, meter=False, cache_implementation="static", **options)
+            row = figures(static, plain, eager) | {
+                "same_rows": sum(a == b for a, b in zip(static.text, eager.text, strict=True)),
+                "compiled": getattr(target, "_compiled_call", None) is not None,
+                "warming_seconds": warming,
+            }
+            note("timing", **about | {"prompt": prompt}, method="plain, static cache", **row)
+            if clock.left() < 0:
+                break
+    except Exception as error:
+        fail(about | {"method": "plain, static cache"}, error)
+
+
+def fail(about: dict[str, Any], error: Exception) -> None:
+    """Said, kept, and the rest goes on; a poisoned device ends this process at the next call."""
+    traceback.print_exception(error)
+    note("failed", **about, why=f"{type(error).__name__}: {str(error)[:600]}")
+    synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", choices=SIZES)
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which no further cell is begun")
+    parser.add_argument("--compiled", action="store_true", help="the static cache alone, at 1 and 8 rows")
+    parser.add_argument("--gguf", help="another target: a GGUF file, without a draft model")
+    args = parser.parse_args()
+    clock = Clock(args.seconds)
+    target, draft, tokenizer = load(SIZES[args.size], args.gguf)
+    size = f"{Path(args.gguf).stem} as {args.size}" if args.gguf else args.size
+    parameters = sum(p.numel() for p in target.parameters())
+    layers = target.config.num_hidden_layers
+    note("target", size=size, parameters=parameters, layers=layers, dtype=str(target.dtype), new_tokens=NEW)
+    print(f"{size}: {parameters / 1e9:.3f} B parameters in {layers} layers, {clock.left():.0f} s left", flush=True)
+    if args.compiled:
+        for rows in (1, 8):
+            if clock.left() > 0:
+                compiled(size, target, tokenizer, rows, clock)
+        return
+    for part in (
+        lambda: widths(size, target, tokenizer, clock),
+        lambda: launches(size, target, draft, tokenizer, clock),
+        lambda: compare(size, target, draft, tokenizer, clock),
+    ):
+        try:
+            part()
+        except Exception as error:
+            fail({"size": size}, error)
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()
