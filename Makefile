@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Of all that is installed a small part is ever imported: what is compiled then need not be compiled before.
+# Of all that is installed a small part is ever imported: what is compiled then need not be compiled before. And it is
+# kept, whatever the surroundings say: tests and the demo start many processes, each of which would compile it anew.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: demo test docs gpu
@@ -20,15 +21,11 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
 # Runs where torch and transformers are installed and nothing can be fetched; see docs/gpu/index.md. Without make:
-# PYTHONPATH=. DEVICE=cuda OUT=gpu-report python3 tests/gpu/run.py
+# DEVICE=cuda OUT=gpu-report python3 tests/gpu/run.py
 DEVICE ?= cuda
 OUT ?= gpu-report
-SECONDS ?=
-GGUF ?=
-COMMIT ?=
 gpu:
-	PYTHONPATH=. DEVICE="$(DEVICE)" OUT="$(OUT)" SECONDS="$(SECONDS)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" \
-		$(PYTHON) tests/gpu/run.py
+	DEVICE="$(DEVICE)" OUT="$(OUT)" BUDGET="$(BUDGET)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" $(PYTHON) tests/gpu/run.py
 
 # Each stamp stands for an installation; it is made anew when the requirements have changed.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """A GPU's first hour in minutes: tests, then timings, each step a process of its own; what is found is kept at once.
 
-    DEVICE=cuda OUT=gpu-report PYTHONPATH=. python tests/gpu/run.py
+    DEVICE=cuda OUT=gpu-report python tests/gpu/run.py
 
 `OUT` gets four files: `rows.jsonl` (a line per result), `log.txt`, and, anew after every step, `report.md` and
 `report.json`. A step that hangs is ended at its limit; when the time is over what is left is said to be skipped. The
@@ -21,8 +21,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 OUT = Path(os.environ.get("OUT") or "gpu-report").resolve()
 DEVICE = os.environ.get("DEVICE") or "cuda"
-SECONDS = float(os.environ.get("SECONDS") or (450 if DEVICE.startswith("cuda") else 900))
-"""for all of it"""
+BUDGET = float(os.environ.get("BUDGET") or (450 if DEVICE.startswith("cuda") else 900))
+"""seconds for all of it"""
 TO_END = 25.0
 """seconds for a timing that has begun to come to its end, before the process is ended"""
 
@@ -109,7 +109,7 @@ def main() -> int:
     began, failed = time.monotonic(), False
     todo = steps(os.environ.get("GGUF") or None)
     for number, step in enumerate(todo):
-        left = SECONDS - (time.monotonic() - began)
+        left = BUDGET - (time.monotonic() - began)
         weights = sum(later.weight for later in todo[number:])
         allowed = min(step.limit, left * step.weight / weights - 10) if step.weight else step.limit
         at_most = min(left, allowed + TO_END if step.weight else step.limit)
