@@ -3,6 +3,7 @@
 import os
 import threading
 import zlib
+from collections.abc import Iterator
 
 import pytest
 from processes import until
@@ -13,6 +14,27 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 GRID = 5
 """of the cells of a test marked `grid` one in so many runs by default, always the same ones; all with `-m grid`"""
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--clock", choices=["set", "real", "jumping"], default="set",
+        help="what tests that are not about real time go by; whichever it is, they pass",
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def clock(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing that a test asserts depends on what forwards take on this machine: they take set times."""
+    import clocks
+
+    clocks.forget()
+    kind = "real" if request.node.get_closest_marker("real_time") else request.config.getoption("--clock")
+    if kind == "real":
+        yield
+        return
+    with clocks.set_times() if kind == "set" else clocks.jumping(zlib.crc32(request.node.nodeid.encode())):
+        yield
 
 
 def pytest_collection_modifyitems(config, items):

@@ -15,8 +15,8 @@ from hf_specdec import Drafter, SpeculationError
 from hf_specdec.registry import drafter_types
 
 MUTATIONS = 2000
-SECONDS, MEGABYTES = 2.0, 200
-"""what one of them may take"""
+SECONDS, MEGABYTES = 20.0, 200
+"""what one of them may take of the processor: a config that asks for too much takes minutes"""
 
 Mutate = Callable[[random.Random, Any], Any]
 
@@ -86,7 +86,7 @@ def test_mutated_configs(name: str, tmp_path: Path) -> None:
         field = list(content)[number % len(content)]
         value = MUTATORS[number // len(content) % len(MUTATORS)](chance, content[field])
         (tmp_path / "config.json").write_text(json.dumps(content | {field: value}))
-        before, began = peak_megabytes(), time.perf_counter()
+        before, began = peak_megabytes(), time.process_time()
         try:
             Drafter.from_pretrained(tmp_path, **model)
             outcome = "loaded"
@@ -95,6 +95,6 @@ def test_mutated_configs(name: str, tmp_path: Path) -> None:
             assert str(tmp_path) in str(error), (field, value)
             assert len(str(error)) < 2000, field
         outcomes[outcome] += 1
-        assert time.perf_counter() - began < SECONDS, (field, value)
+        assert time.process_time() - began < SECONDS, (field, value)
         assert peak_megabytes() - before < MEGABYTES, (field, value)
     assert min(outcomes.values()) > 5, outcomes

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from clocks import Clock
 from safetensors.torch import load_file, save_file
-from test_stats import Clock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "hf_specdec"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
-    {"errors", "version", "transfer"},
+    {"errors", "version", "transfer", "clock"},
     {"devices"},
     {"theory", "config", "packing", "asking"},
     {"budget"},

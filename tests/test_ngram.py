@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from clocks import Clock
 from continuations import (
     BATCHES,
     FORBIDDING,
@@ -17,7 +18,6 @@ from continuations import (
 )
 from models import llama, prompts
 from safetensors.torch import load_file, save_file
-from test_stats import Clock
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -8,8 +8,8 @@ import drafters
 import models
 import pytest
 import torch
+from clocks import Clock
 from compare import PROMPTS, Sides, sequences_of
-from test_stats import Clock
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned

@@ -148,7 +148,7 @@ def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
     assert len(warned) == 1
     assert text.shape == (1, 7 + 24) and ((text >= 0) & (text < TARGET.config.vocab_size)).all()
     assert do_sample or torch.equal(text, generate(None))
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 25  # others have a patience of 30
 
 
 @pytest.mark.parametrize("answer", ANSWERS)

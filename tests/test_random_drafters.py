@@ -23,8 +23,8 @@ VOCAB, NEW, BLOCK = 31, 9, 250
 PATIENCE = 1.0
 """the longest of a random session"""
 BATCHES: list[list[int]] = [[5], [5, 2, 3]]
-SLACK = 2.0
-"""seconds that a call may take beyond its drafter's patience"""
+SLACK = 60.0
+"""seconds that a call may take beyond its drafter's patience, on a machine that is busy: who waits in vain waits for ever"""
 
 
 @cache

@@ -1,14 +1,13 @@
 """What a call says of itself: its gain, estimated from its own forwards, what would make it faster, why it stopped."""
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import models
 import pytest
 import torch
+from clocks import Clock
 from compare import PROMPTS, Sides, uneven_eos
 from drafters import Future, Toy, adversary
 
@@ -16,7 +15,6 @@ from hf_specdec import DraftModelDrafter, SpeculationStats, theory
 from hf_specdec.decoding.told import MOST_NOTES, take_over
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.errors import LONGEST_VALUE
-from hf_specdec.instruments.forwards import input_shape, wrapped_forward
 from hf_specdec.protocol import Draft
 
 
@@ -70,21 +68,6 @@ def test_the_gain_is_plain_decodings_time_over_the_calls() -> None:
     bound = stats({6: 10}, growing, total_seconds=20.0, plain_steps=20)
     assert bound.gain_is_bound and str(bound).startswith("at most 1.6x: ")
     assert SpeculationStats().estimated_gain is None
-
-
-class Clock:
-    """Stands still but for the forwards of models, each of which takes a set time per token that it is fed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-    def moved_by(self, model: Any, seconds: Callable[[int], float]) -> Any:
-        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            self.now += seconds(input_shape(args, kwargs)[1])
-            return forward(*args, **kwargs)
-
-        return wrapped_forward(model, around)
 
 
 @pytest.mark.parametrize("lengths", [[7], PROMPTS])

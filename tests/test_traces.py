@@ -5,8 +5,8 @@ from typing import Any
 import models
 import pytest
 import torch
+from clocks import Clock
 from compare import PROMPTS, Sides
-from test_stats import Clock
 
 from hf_specdec import HybridDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned

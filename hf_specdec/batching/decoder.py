@@ -1,7 +1,6 @@
 """`BatchDecoder`: requests come at any time, and their rows join a batch that is being decoded."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
+from ..clock import now
 from ..decoding.call import Call, rope_changes
 from ..drafters.base import Drafter
 from ..errors import SpeculationError, shown
@@ -192,7 +192,7 @@ class BatchDecoder:
         options = {"attention_mask": torch.ones_like(ids)} | options | {"return_dict_in_generate": False}
         call = prepared(self.model, streamer, input_ids=ids, **options)
         self._check(call)
-        arrived = time.perf_counter()
+        arrived = now()
         answer = Answer(ids.shape[1], self._wake)
         row = Row(
             next(self._numbers), call, settings_of(call), answer, Randomness.from_torch(), arrived, ids[0].tolist()

@@ -4,7 +4,6 @@ A round is that of `decoding/loop.py`. Rows of different settings share its forw
 judge and, unless the drafter lives inside the target, its own session.
 """
 
-import time
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..budget import Cost, Learned
+from ..clock import now
 from ..decoding.checks import cut, most_nodes
 from ..errors import SpeculationError
 from ..judge.drafts import inputs_of
@@ -95,7 +95,7 @@ class Engine:
 
     def admit(self, row: Row) -> None:
         """Begin to read its prompt."""
-        row.began = time.perf_counter()
+        row.began = now()
         self.reading = row, Reading(self.model, row.call.input_ids, row.call.model_kwargs)
 
     def drop(self) -> None:
@@ -107,17 +107,17 @@ class Engine:
 
     def turn(self) -> None:
         """Read a piece of the prompt that is being read, then play a round of the rows that are there."""
-        began = time.perf_counter()
+        began = now()
         with torch.no_grad():
             if self.reading is not None:
                 self._read()
             if len(self.rows):
                 self._play_round()
-        self.stats.total_seconds += time.perf_counter() - began
+        self.stats.total_seconds += now() - began
 
     def clock(self) -> float:
         """Seconds, but for those in which prompts are read."""
-        return time.perf_counter() - self.reading_seconds
+        return now() - self.reading_seconds
 
     def present(self) -> list[Row]:
         """Whoever is being decoded or read."""
@@ -144,7 +144,7 @@ class Engine:
         """One more piece; what is wrong with a request ends that request alone."""
         assert self.reading is not None
         row, reading = self.reading
-        left, began = reading.left, time.perf_counter()
+        left, began = reading.left, now()
         try:
             logits = moved(reading.read(self._piece(left)), self.rows.device)
             if reading.cache.get_seq_length() != reading.done:
@@ -155,7 +155,7 @@ class Engine:
             self._forget(row)
             row.finish(error)
             return
-        seconds = time.perf_counter() - began
+        seconds = now() - began
         speed = (left - reading.left) / max(seconds, 1e-9)
         self.reading_speed = 0.7 * (self.reading_speed or speed) + 0.3 * speed
         self.reading_seconds += seconds
@@ -215,21 +215,21 @@ class Engine:
 
     def _play_round(self) -> None:
         """Draft, verify in one forward, keep what the judges accept, roll the rest back."""
-        began, rows = time.perf_counter(), self.rows
+        began, rows = now(), self.rows
         parts = self._parts()
         fed = self._fed(parts)
         for row in rows.all:
             row.randomness.round += 1
         rows.reserve(max(rows.lengths) + fed.tokens.shape[1] + 1)
-        verifying, starts = time.perf_counter(), list(self.runner.lengths)
+        verifying, starts = now(), list(self.runner.lengths)
         forward = self.runner.forward(*inputs_of(rows.last(), fed, self.vocab))
         forward.logits = moved(forward.logits, rows.device)
-        width, seconds = fed.tokens.shape[1] + 1, time.perf_counter() - verifying
+        width, seconds = fed.tokens.shape[1] + 1, now() - verifying
         results: dict[int, Result] = {}
         for part in parts:
             results |= zip(part.places, part.judged(rows, forward, self.shared), strict=True)
         if rows.device.type != "cpu":  # a forward is over only when its results have been looked at
-            seconds = time.perf_counter() - verifying
+            seconds = now() - verifying
         found = [results[b] for b in range(len(rows))]
         ended = rows.append([result.tokens for result in found])
         for row, start, result, ends in zip(rows.all, starts, found, ended, strict=True):
@@ -246,9 +246,9 @@ class Engine:
         stats = self.stats  # plain rows would have come as far in so many rounds
         stats.plain_steps = round(stats.verify_widths.total() * stats.mean_acceptance_length)
         self._leave([b for b, ends in enumerate(ended) if ends])
-        now = time.perf_counter()
-        self.cost.observe_between(width, now - verifying - seconds)
-        self.round_seconds = now - began
+        ended_at = now()
+        self.cost.observe_between(width, ended_at - verifying - seconds)
+        self.round_seconds = ended_at - began
 
     def _parts(self) -> list[Part]:
         """The groups with their places."""

@@ -1,6 +1,5 @@
 """`Rows`: the texts of a batch whose rows come and go, in the order of the target's runner."""
 
-import time
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..clock import now
 from ..decoding.call import Call
 from ..judge.randomness import Randomness
 from ..protocol import Sequences
@@ -48,7 +48,7 @@ class Row:
     def finish(self, error: BaseException | None = None) -> None:
         """The request is over."""
         answer = self.answer
-        answer.stats.total_seconds = time.perf_counter() - self.began
+        answer.stats.total_seconds = now() - self.began
         answer.stats.plain_steps = max(0, len(answer.tokens) - 1)
         ended = bool(answer.tokens) and self.tokens[-1] in self.call.stopping.eos
         reason = "length" if len(self.tokens) >= self.end and not ended else "stop"

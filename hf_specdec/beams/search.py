@@ -8,7 +8,6 @@ transformers' code alone: sequences and scores are its own.
 """
 
 import copy
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
+from ..clock import now
 from ..errors import SpeculationError, shown, warn
 from ..probe import Support, support
 from ..stats import SpeculationStats, text_length
@@ -73,7 +73,7 @@ class Lookahead:
 
     def begin(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Read the prompts [B · w, P], w times the same; logits [B · w, V] behind them."""
-        began = time.perf_counter()
+        began = now()
         self.columns, ids = ids.shape[1], ids[:: self.beams]
         mask = torch.ones_like(ids) if mask is None else mask[:: self.beams]
         self.reader = TreeModel(self.target, ids, mask)
@@ -92,7 +92,7 @@ class Lookahead:
         self.recalled = Recalled()
         self.run = 0
         """questions that the last forward has answered"""
-        self.stats.target_calls, self.stats.prefill_seconds = 1, time.perf_counter() - began
+        self.stats.target_calls, self.stats.prefill_seconds = 1, now() - began
         return first.repeat_interleave(self.beams, dim=0)
 
     def answer(self, ids: Tensor) -> Tensor:
@@ -116,9 +116,9 @@ class Lookahead:
 
     def _look_ahead(self, asked: list[list[Path]]) -> None:
         """Read what is asked for, and what may be asked for next."""
-        began = time.perf_counter()
+        began = now()
         guessed = self._guessed(asked)
-        drafted = time.perf_counter()
+        drafted = now()
         self.reader.keep([[p if self.reader.holds(b, p) else p[:-1] for p in paths] for b, paths in enumerate(asked)])
         wanted = []
         for b, paths in enumerate(asked):
@@ -134,7 +134,7 @@ class Lookahead:
         self.stats.row_steps += 1
         self.stats.verify_widths[logits.shape[1]] += 1
         self.stats.draft_seconds += drafted - began
-        self.stats.verify_seconds += time.perf_counter() - drafted
+        self.stats.verify_seconds += now() - drafted
 
     def _guessed(self, asked: list[list[Path]]) -> list[list[Path]]:
         """By the draft's own beam search, parents before children. A draft that fails is not asked again."""
@@ -247,7 +247,7 @@ def search_beams(
     Returns:
         The output, and what it took.
     """
-    began = time.perf_counter()
+    began = now()
     ahead = Lookahead(target, draft, beams, window if isinstance(window, int) else STEPS, ends, most)
     standing = copy.copy(target)  # the same modules under another class: the target itself is not touched
     standing.__class__ = type(type(target).__name__, (_Answering, type(target)), {})
@@ -257,7 +257,7 @@ def search_beams(
         output = generate(standing, **arguments)
     ahead._note()
     stats = ahead.stats
-    stats.total_seconds = time.perf_counter() - began
+    stats.total_seconds = now() - began
     texts = output.sequences if isinstance(output, ModelOutput) else output
     stats.emitted_tokens = sum(text_length(text, ends, padding) for text in texts[:, ahead.columns :].tolist())
     stats.notes += filter(None, [ahead.dropped])

@@ -1,12 +1,12 @@
 """A drafter can only cost time: one that raises, stalls or answers nonsense is dropped, the target goes on alone."""
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from ..budget import Cost, most_per_second
+from ..clock import Deadline, now
 from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import AnyDrafter
@@ -89,13 +89,13 @@ class GuardedSession:
         return Draft.from_lists([[]] * len(budget), self.device) if draft is None else draft
 
     def _drafted(self, session: DraftSession, sequences: Sequences, budget: list[int]) -> Draft | None:
-        began, patience = time.perf_counter(), session.patience
+        began, patience = now(), Deadline(session.patience)
         session.context.cost = self.cost.copy()
         session.start_draft(sequences, list(budget))
-        while not session.poll() and time.perf_counter() - began <= patience:
-            time.sleep(1e-4)
-        if not time.perf_counter() - began <= patience:  # written so that NaN is no patience at all
-            self.drop(f"a draft took longer than {shown(patience)} seconds")
+        while not session.poll() and not patience.over:
+            patience.nap(1e-4)
+        if patience.over:
+            self.drop(f"a draft took longer than {shown(session.patience)} seconds")
             return None
         draft = in_form(session.take(), budget, self.vocab)
         if not any(draft.lengths):  # nothing of it is fed: that costs nothing either
@@ -104,7 +104,7 @@ class GuardedSession:
             if draft.token_probs is not None or draft.q is not None:  # it would have been drawn
                 nothing.token_probs = torch.zeros(len(budget), 0, device=self.device)
             return nothing
-        draft = self._paying(self._bounded(draft), budget, time.perf_counter() - began)
+        draft = self._paying(self._bounded(draft), budget, now() - began)
         return with_q(session, draft, self.device, self.vocab)
 
     def _paying(self, draft: Draft, budget: list[int], spent: float) -> Draft:

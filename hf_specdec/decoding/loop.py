@@ -7,7 +7,6 @@ Two ways to move a batch on:
 - *ragged*: each row advances by its own accepted count (staggered: up to a bound), and leaves when it stops.
 """
 
-import time
 from copy import copy, deepcopy
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from ..budget import Cost, Learned
+from ..clock import now
 from ..judge.drafts import as_chain, inputs_of, is_sound
 from ..judge.picking import DraftPicker
 from ..judge.processing import Bans
@@ -97,7 +97,7 @@ class Decoding:
         """seconds for which the schedule held the next round up"""
 
     def run(self) -> GenerateDecoderOnlyOutput | Tensor:
-        start = time.perf_counter()
+        start = now()
         try:
             self._decode(start)
             if self.call.streamer is not None:
@@ -123,7 +123,7 @@ class Decoding:
             said = [self.drafter.dropped] if self.drafter.dropped else [part.note() for part in parts]
             self.stats.notes += filter(None, [self.call.rules.note(), *said])
             self.stats.plain_steps = max(0, self.text.longest() - 1)
-            self.stats.total_seconds = time.perf_counter() - start
+            self.stats.total_seconds = now() - start
             self.drafter.report(self.stats)
 
     def _open(self) -> None:
@@ -165,7 +165,7 @@ class Decoding:
 
     def _prefill(self) -> None:
         """The prompt's forward is the verification of an empty draft."""
-        began = time.perf_counter()
+        began = now()
         forward = self.runner.prefill()
         held = self.runner.lengths[0] - self.text.prompt_columns
         self.last_column = position_limit(self.call.target) - held
@@ -174,7 +174,7 @@ class Decoding:
         self.stats.target_calls = 1
         empty = Draft.from_lists([[]] * self.text.rows, self.device)
         verdict, _ = self._judged(empty, forward, None)
-        self.stats.prefill_seconds = time.perf_counter() - began
+        self.stats.prefill_seconds = now() - began
         verdict.features = self._shown(forward.features)
         self._drop_finished()
         self.session.ask(lambda session: session.observe_prompt(verdict))
@@ -184,23 +184,23 @@ class Decoding:
         text, call = self.text, self.call
         self.round += 1
         self.drawing.round = self.judge.randomness.round = self.round
-        began = time.perf_counter()
+        began = now()
         passive, active = text.passive(), [not text.finished[row] for row in text.sequences.rows]
         fed = self.schedule.feed(Round(text.view(), self._room(), passive, not self.ragged))
         fed = fed if self.mode.trees else as_chain(fed)
         fed = fed if self.ragged or fed.parents is not None else in_step(fed, passive, call.pad_token_id)
-        verifying, width = time.perf_counter(), fed.tokens.shape[1] + 1
+        verifying, width = now(), fed.tokens.shape[1] + 1
         starts = list(self.runner.lengths)
         if not self.session.alive:
             self.runner.features, self.judge.likeliest = (), 0
         forward = self.runner.forward(*self._inputs(fed))
         forward.logits = moved(forward.logits, self.device)
-        launched = time.perf_counter()
+        launched = now()
         draft, answered = self.schedule.test(fed)
-        tested = time.perf_counter()
+        tested = now()
         verdict, sound = self._judged(draft, forward, answered)
         if self.device.type != "cpu":  # a forward is over only when its results have been looked at
-            launched, tested = tested, time.perf_counter()
+            launched, tested = tested, now()
         verdict.seconds, verdict.width = launched - verifying, forward.logits.shape[1]
         verdict.draft_seconds = self.waited + verifying - began + tested - launched
         self._keep(starts, fed, verdict)
@@ -216,10 +216,10 @@ class Decoding:
             self.paying.observe(sum(map(len, verdict.tokens)))
         self.session.ask(lambda session: session.observe(verdict))  # which may spoil it
         if self.serial:
-            self.cost.observe_between(width, time.perf_counter() - tested)
-        settling = time.perf_counter()
+            self.cost.observe_between(width, now() - tested)
+        settling = now()
         self.schedule.settle(verdict)
-        self.waited = time.perf_counter() - settling
+        self.waited = now() - settling
 
     def _inputs(self, draft: Draft) -> tuple[Tensor, list[list[int]] | None]:
         """The last accepted token followed by the draft [B, K + 1], and their parents in a tree."""

@@ -4,12 +4,12 @@ where a rejection costs a second forward.
 Either of two schedules orders a round: the drafter's own, or plain decoding; what they gave of late decides.
 """
 
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..budget import Learned
+from ..clock import now
 from ..protocol import Draft, Verdict
 from ..schedule import Correct, Round, Schedule
 
@@ -97,7 +97,7 @@ class Paying:
         record: Callable[[int], Record],
         keeps_state: bool,
         own_order: bool = False,
-        clock: Callable[[], float] = lambda: time.perf_counter(),
+        clock: Callable[[], float] = now,
     ) -> None:
         """
         Args:
@@ -129,9 +129,9 @@ class Paying:
         return self.inner.correct
 
     def feed(self, round: Round) -> Draft:
-        now = self.clock()
+        began = self.clock()
         if self.rounds:
-            self._account(now - self.began)
+            self._account(began - self.began)
         else:
             self.debt = self._record_of(-len(round.room))
         if self.rows != len(round.room):
@@ -139,7 +139,7 @@ class Paying:
             if (self.keeps_state or self.own_order) and not self.record.plain.seconds:
                 self.record.left = PLAIN_FIRST
         record, debt = self.record, self.debt
-        self.began, self.resting = now, record.left > 0 or debt.left > 0
+        self.began, self.resting = began, record.left > 0 or debt.left > 0
         self.rounds += 1
         self.rested += self.resting and (record.paused or debt.left > 0)
         self.first = self.resting not in self.met

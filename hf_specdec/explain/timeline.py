@@ -32,7 +32,7 @@ def timeline_of(drafter: Drafter, meter: Meter, rounds: Sequence[Round]) -> Time
 
 
 def _spans(meter: Meter, role: Role) -> Spans:
-    """By `time.perf_counter`, as a worker records its own."""
+    """By `clock.now`, as a worker records its own."""
     return [(meter.began + f.start, meter.began + f.start + f.seconds) for f in decode_forwards(meter.of(role))]
 
 

@@ -5,7 +5,6 @@ run again alone, over a cache as long as it was on average, in the same process 
 """
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ..clock import now
 from ..target.grouped import grouped_attention
 from ..target.inputs import CACHE
 from ..theory import interpolate_widths
@@ -96,10 +96,10 @@ def _prefilled(model: PreTrainedModel, ids: Tensor, rows: int, context: int) -> 
 
 def _time_one(model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> float:
     _synchronize(ids)
-    start = time.perf_counter()
+    start = now()
     model(input_ids=ids, use_cache=True, **{CACHE: cache})
     _synchronize(ids)
-    seconds = time.perf_counter() - start
+    seconds = now() - start
     cache.crop(-ids.shape[1])
     return seconds
 

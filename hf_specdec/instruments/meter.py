@@ -3,7 +3,6 @@
 The same meter reads transformers' loop and ours, so that their times are split in the same way.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
+from ..clock import now
 from .forwards import cached_tokens, input_shape, wrapped_forward
 
 Role = Literal["target", "draft"]
@@ -37,7 +37,7 @@ class Meter:
     """The forwards of one generation, and how long it took."""
 
     began: float = 0.0
-    """by `time.perf_counter`"""
+    """by `clock.now`"""
     forwards: list[Forward] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -82,7 +82,7 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
 
     def recorder(role: Role) -> Callable[..., Any]:
         def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            record = Forward(role, *input_shape(args, kwargs), cached_tokens(kwargs), time.perf_counter() - meter.began)
+            record = Forward(role, *input_shape(args, kwargs), cached_tokens(kwargs), now() - meter.began)
             meter.forwards.append(record)
             if cuda:
                 first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -92,7 +92,7 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
                 last.record()
             else:
                 output = forward(*args, **kwargs)
-                record.seconds = time.perf_counter() - meter.began - record.start
+                record.seconds = now() - meter.began - record.start
             return output
 
         return around
@@ -103,10 +103,10 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
             stack.enter_context(wrapped_forward(draft, recorder("draft")))
         if cuda:
             torch.cuda.synchronize()
-        meter.began = time.perf_counter()
+        meter.began = now()
         yield meter
         if cuda:
             torch.cuda.synchronize()
-        meter.seconds = time.perf_counter() - meter.began
+        meter.seconds = now() - meter.began
     for record, first, last in events:
         record.seconds = first.elapsed_time(last) / 1000

@@ -5,18 +5,15 @@ by side in two threads, as they would on two devices, while forwards of the same
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..clock import Deadline
 from ..errors import SpeculationError, warn
 from .forwards import wrapped_forward
-
-SPIN_SECONDS = 0.0003
-"""The system wakes a sleeper up to this late, so the last bit of a wait is spun."""
 
 
 @contextmanager
@@ -32,19 +29,13 @@ def paced(model: PreTrainedModel, milliseconds: float) -> Iterator[None]:
 
     def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with device:
-            end = time.perf_counter() + milliseconds / 1000
+            pace = Deadline(milliseconds / 1000)
             output = forward(*args, **kwargs)
-            if time.perf_counter() > end and not overrun.is_set():
+            if pace.over and not overrun.is_set():
                 overrun.set()
                 warn(f"a forward of {type(model).__name__} takes longer than its pace of {milliseconds} ms; raise it")
-            sleep_until(end)
+            pace.sleep()
             return output
 
     with wrapped_forward(model, around):
         yield
-
-
-def sleep_until(end: float) -> None:
-    """Sleep until `time.perf_counter()` reaches `end`, to within a few microseconds."""
-    while (left := end - time.perf_counter()) > 0:
-        time.sleep(left - SPIN_SECONDS if left > SPIN_SECONDS else 0)

@@ -1,10 +1,10 @@
 """Record what the budget had before it in each round, and replay its decision: was it told the truth?"""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..budget import Advance, Cost, most_per_second
+from ..clock import now
 from ..drafters.base import Drafter
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from .recording import Listening
@@ -26,7 +26,7 @@ class Traced:
     spent: float
     """seconds of drafting"""
     began: float
-    """by `time.perf_counter`"""
+    """by `clock.now`"""
     verified: int = 0
     """nodes of a row at most"""
     tokens: int = 0
@@ -72,7 +72,7 @@ class _Listener:
         """the round before, where the budget decided"""
 
     def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
-        self.began, self.budget = time.perf_counter(), list(budget)
+        self.began, self.budget = now(), list(budget)
         if self.last is not None:
             self.last.seconds = self.began - self.last.began
         self.begin(sequences, budget)
@@ -82,7 +82,7 @@ class _Listener:
         context, batch = self.session.context, len(self.budget)
         if draft.survival is not None and context.cost.tried(batch) is None:
             rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
-            spent = time.perf_counter() - self.began
+            spent = now() - self.began
             self.offered = draft, Traced(context.cost, batch, rows, context.advance, spent, self.began)
         return draft
 
@@ -91,7 +91,7 @@ class _Listener:
         if offered is not None:
             draft, traced = offered
             traced.verified, traced.tokens = verdict.width - 1, sum(map(len, verdict.tokens))
-            traced.seconds = time.perf_counter() - traced.began
+            traced.seconds = now() - traced.began
             for b, text in enumerate(verdict.tokens):
                 traced.fates += _fates(draft, b, text)
             self.rounds.append(traced)

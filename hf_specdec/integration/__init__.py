@@ -8,7 +8,6 @@ import copy
 import functools
 import importlib
 import inspect
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
+from ..clock import now
 from ..decoding.call import Call, PlainDecodingNeeded, plain_stats
 from ..decoding.guard import GuardedDrafter
 from ..decoding.loop import decode
@@ -182,9 +182,9 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
         if rules.coupled:
             raise SpeculationError(f"sampling='coupled' is not transformers' sampling, and {reason}") from None
         warn(f"plain decoding: {reason}")
-        began = time.perf_counter()
+        began = now()
         output = original(model, **plain, streamer=streamer)
-        GuardedDrafter(drafter).report(plain_stats(reason.call, output, time.perf_counter() - began, str(reason)))
+        GuardedDrafter(drafter).report(plain_stats(reason.call, output, now() - began, str(reason)))
         return output
 
 

@@ -1,12 +1,12 @@
 """`Speculating`: every `generate` call of a model drafts, whoever makes it, and something is said of each."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..clock import now
 from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..loading.chat import ask, batch
@@ -68,19 +68,19 @@ class Speculating:
 
     def _answer(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.answers += 1
-        number, began = self.answers, time.perf_counter()
+        number, began = self.answers, now()
         try:
             self._check(*args, **kwargs)
             output = None if self.plain_because else self._drafted(number, plain, *args, **kwargs)
             if output is None:
                 output = plain(*args, **kwargs, speculation_type="none")
-                self.say(f"{number}: {time.perf_counter() - began:.2f} s, decoded plainly")
+                self.say(f"{number}: {now() - began:.2f} s, decoded plainly")
         except BaseException as error:
             self.given_up += 1
             kind = type(error).__name__
             gone = "Cancelled" in kind  # what transformers' server ends its streams with
             why = "its client, who has hung up" if gone else f"{kind} {error}"
-            self.say(f"{number}: ended after {time.perf_counter() - began:.2f} s by {why}")
+            self.say(f"{number}: ended after {now() - began:.2f} s by {why}")
             if isinstance(error, ValueError):
                 raise _bad_request(error) from error
             raise

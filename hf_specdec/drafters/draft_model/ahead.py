@@ -5,7 +5,6 @@ drawn from its own distributions as ever; where they are as guessed, the next st
 and how likely it was, is what it would have been, and the same holds one floor further up (Leviathan 2023, §6).
 """
 
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...budget import Advance, Cost, DraftCost, Survival, most_per_second, steps_that_pay
+from ...clock import now
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import sizes_apart
 from ...judge.largest import argmax
@@ -207,7 +207,7 @@ class Ahead:
         steps = min(max(steps, 1), room, model.context_limit - max(lengths))
         if steps < 1:
             return [Guess([], [], [])] * rows
-        began, text, ends = time.perf_counter(), torch.nn.functional.pad(ids, (0, steps)), list(lengths)
+        began, text, ends = now(), torch.nn.functional.pad(ids, (0, steps)), list(lengths)
         logits = model.catch_up(text, ends)
         for step in range(steps):
             text[torch.arange(rows), ends] = argmax(logits).to(text.device)
@@ -216,7 +216,7 @@ class Ahead:
                 logits = model.feed(text, ends)
         model.roll_back()
         tokens = [row[length : length + steps] for row, length in zip(to_host(text), lengths, strict=True)]
-        cost.observe((time.perf_counter() - began) / steps)
+        cost.observe((now() - began) / steps)
         return [Guess(mine, kinds[:steps], chances[:steps]) for mine in tokens]
 
     def notes(self) -> list[str]:

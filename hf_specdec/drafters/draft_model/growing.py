@@ -1,6 +1,5 @@
 """`GrowingSession`: a draft model that drafts step by step, as long as the next step promises to pay."""
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from ...budget import (
     steps_that_pay,
     why_rested,
 )
+from ...clock import now
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -131,11 +131,11 @@ class GrowingSession(TreeSession):
         planned = min(most, max(planned, least))
         opened = self._chain is None  # and reads the prompt in this round
         if self._chain is None:
-            began = time.perf_counter()
+            began = now()
             self._chain = Chain(self.context, self._model, self.candidates)
-            self.draft_cost.observe_reading(time.perf_counter() - began, self.context.prompt_ids.numel())
+            self.draft_cost.observe_reading(now() - began, self.context.prompt_ids.numel())
         unread = []
-        began = caught_up = time.perf_counter()
+        began = caught_up = now()
         opened |= self._chain.begin(sequences, most)
         for step in range(1, most + 1):
             found = self._chain.step()
@@ -147,12 +147,12 @@ class GrowingSession(TreeSession):
                 continue
             tips = self._grow(tips, to_host(found[0]), to_host(found[1]), budget)
             if step == 1:
-                caught_up = time.perf_counter()
+                caught_up = now()
             if all(tip is None for tip in tips) or (step >= least and not self._steps_that_pay(tips, enough=1)):
                 break
         if unread:
             self._grow_at_once(tips, unread, budget)
-        seconds, usual = time.perf_counter() - began, not opened and not before
+        seconds, usual = now() - began, not opened and not before
         if not blind:
             self.draft_cost.observe_draft(self.steps, caught_up - began, seconds, usual)
         elif usual or seconds / self.steps < (self.draft_cost.step or 0.0):

@@ -1,6 +1,5 @@
 """`ModelOverCache`: a draft model with its own cache, whose slots are the columns of the target's `ids`."""
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ...clock import now
 from ...probe import Support, support
 from ...stats import SpeculationStats
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
@@ -125,10 +125,10 @@ class ModelOverCache(OverCache):
             tokens = torch.nn.functional.pad(tokens, (0, count))
             places = to_device(missing, ids.device)[:, None] + torch.arange(count, device=ids.device)
             tokens = tokens.scatter(1, places, to_device(guesses, ids.device))
-        began = time.perf_counter()
+        began = now()
         logits = self._behind(self._forward(tokens, [n + count for n in missing]), missing, count)
         logits[0, 0, 0].item()  # an accelerator's answer is waited for, as its time is wanted
-        self.ahead.how.cost.observe_forward(len(lengths), tokens.shape[1], time.perf_counter() - began)
+        self.ahead.how.cost.observe_forward(len(lengths), tokens.shape[1], now() - began)
         self.ahead.remember(logits)
         return logits[:, 0]
 

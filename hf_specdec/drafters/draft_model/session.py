@@ -1,12 +1,12 @@
 """`DraftModelSession`: one forward of a small model per drafted token (Leviathan 2023, Algorithm 1)."""
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...budget import DraftCost, Window, why_rested
+from ...clock import now
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .over import OverCache
@@ -85,7 +85,7 @@ class DraftModelSession(DraftSession):
         width = min(gamma, max(budget), room)
         if width < 1:
             return Draft.from_lists([[]] * len(self.rows), self.context.device)
-        began, first = time.perf_counter(), 0.0
+        began, first = now(), 0.0
         lengths = [min(width, most) for most in budget]
         # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
         longest = min if self.context.lockstep else max
@@ -104,10 +104,10 @@ class DraftModelSession(DraftSession):
             else:
                 tokens, q = self.context.pick(ids, columns, sequences.rows, logits)
             drafted.append(tokens)
-            first = first or time.perf_counter() - began
+            first = first or now() - began
             if q is not None:
                 drawn_from.append(q)
-            self.seconds = time.perf_counter() - began  # what is said of the last one is no part of a step
+            self.seconds = now() - began  # what is said of the last one is no part of a step
             lengths = self.shortened(i, logits, tokens, q, lengths)
             if i + 1 >= longest(lengths[b] for b in active):
                 break

@@ -1,13 +1,12 @@
 """`NGramSession`, `DrawingSession`: chains that an n-gram model draws, of a fixed length or as long as they pay."""
 
-import time
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...budget import DraftCost, Window
 from ...budget.window import LARGEST
+from ...clock import now
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
 from .model import NGramModel
@@ -82,10 +81,10 @@ class DrawingSession(NGramSession):
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         cost, advance = self.context.cost, self.context.advance
         self.gamma, self.price = self.window.choose(cost, self.draft_cost, len(budget), advance=advance)
-        began = time.perf_counter()
+        began = now()
         draft = super().propose(sequences, budget)
         if steps := draft.tokens.shape[1]:
-            self.draft_cost.observe((time.perf_counter() - began) / steps)
+            self.draft_cost.observe((now() - began) / steps)
         return draft
 
     def observe(self, verdict: Verdict) -> None:

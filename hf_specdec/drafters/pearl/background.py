@@ -4,7 +4,6 @@ Besides each row's own text it drafts behind *forks* of it, the corrections that
 (`foresight.py`).
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from ...clock import now
 from ...judge.picking import DraftPicker
 from ...transfer import to_device, to_host
 from ..draft_model.session import write_tokens
@@ -93,7 +93,7 @@ class BackgroundDraft:
 
     def follow(self, order: Order) -> None:
         """Draft `order.width` tokens behind each row, or fewer where the draft's context ends."""
-        self.epoch, self.sent, self.began = order.epoch, 0, time.perf_counter()
+        self.epoch, self.sent, self.began = order.epoch, 0, now()
         ends = [keep + len(tail) for keep, tail in zip(order.keeps, order.tails, strict=True)]
         width = min(order.width, self.model.context_limit - max(ends))
         lines = [self.lines[i] for i in order.lines]
@@ -209,10 +209,10 @@ class BackgroundDraft:
         return Place(chance, others[:REMEMBERED])
 
     def _tell(self, tokens: list[int], probs: list[float] | None) -> None:
-        now = time.perf_counter()
-        step = Step(self.epoch, self.model.stats.draft_calls, self.began, now, tokens, probs)
+        ended = now()
+        step = Step(self.epoch, self.model.stats.draft_calls, self.began, ended, tokens, probs)
         self.link.send(Kind.STEP, step.encode())
-        self.began, self.sent = now, self.sent + 1
+        self.began, self.sent = ended, self.sent + 1
 
     def answer(self, line: int, column: int, tokens: list[int]) -> bytes:
         """float32 q of these tokens (all, where none are named) at a drafted position of a line."""

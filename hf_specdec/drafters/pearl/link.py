@@ -8,13 +8,14 @@ import pickle
 import socket
 import struct
 import threading
-import time
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from ...clock import Deadline
 
 
 class Kind(IntEnum):
@@ -72,13 +73,13 @@ class Link:
         Raises:
             ConnectionError: the other side is gone, or what came is no message.
         """
-        deadline = None if timeout is None else time.perf_counter() + timeout
+        deadline = None if timeout is None else Deadline(timeout)
         while True:
             if (message := self._complete()) is not None:
                 self.messages += 1
                 self.bytes += FRAME.size + len(message[1])
                 return message
-            self.socket.settimeout(None if deadline is None else max(0.0, deadline - time.perf_counter()))
+            self.socket.settimeout(None if deadline is None else deadline.left)
             try:
                 part = self.socket.recv(1 << 20)
             except (TimeoutError, BlockingIOError):
@@ -167,7 +168,7 @@ class Step:
     """forwards since the session was opened"""
     began: float
     ended: float
-    """by `time.perf_counter`, which all processes of a machine share"""
+    """by `clock.now`, which all processes of a machine share"""
     tokens: list[int]
     token_probs: list[float] | None
     """q of each token; None for a draft that does not sample"""

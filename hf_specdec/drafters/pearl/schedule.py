@@ -11,11 +11,10 @@ A row that passes all its tests ends in a drafted token and carries its other ne
 nothing, unless its correction was foreseen, or a copy of earlier text stands in (`copying.py`).
 """
 
-import time
-
 import torch
 from torch import Tensor
 
+from ...clock import now
 from ...judge.picking import DraftPicker
 from ...judge.verification import residual
 from ...protocol import Draft, DraftContext, Verdict
@@ -70,7 +69,7 @@ class Overlapped:
             self.session.ask(lambda d: d.start_draft(s, budget, chains, plan.corrections, beside=True))
         self.chains = chains if self.session.alive else [[]] * len(rows)
         self.copied = [min(len(copy), len(chain)) for copy, chain in zip(copies, self.chains, strict=True)]
-        self.fed_at = time.perf_counter()
+        self.fed_at = now()
         return self._as_draft(self.chains)
 
     def _drafted_first(self, plan: Plan, chains: list[Chain]) -> list[Chain]:
@@ -95,7 +94,7 @@ class Overlapped:
         """The carried tokens and the first one drafted behind each row's, waited for if need be."""
         if self.context.device.type == "cuda":
             torch.cuda.current_stream(self.context.device).synchronize()  # the draft may be at work on another
-        over, rows = time.perf_counter(), len(self.chains)
+        over, rows = now(), len(self.chains)
         self.fresh = [[]] * rows
         if self.drafting:
             self.fresh = self.session.ask(lambda d: d.wait(1)) or self.fresh
@@ -128,7 +127,7 @@ class Overlapped:
 
     def settle(self, verdict: Verdict) -> None:
         """Rows that passed, and those whose correction was foreseen, wait for what is being drafted behind them."""
-        began = time.perf_counter()
+        began = now()
         passed: list[int] = []
         corrections: list[tuple[int, int, int]] = []
         for b, row in enumerate(verdict.rows):
@@ -152,5 +151,5 @@ class Overlapped:
 
     def _waited(self, since: float) -> None:
         """Time in which the target stood still for the draft."""
-        seconds = time.perf_counter() - since
+        seconds = now() - since
         self.session.tell(lambda d: d.timeline.add_wait(seconds))

@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 import struct
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
+from ...clock import Deadline, now
 from ...errors import SpeculationError, warn
 from ...probe import Support, support
 from ...target.ranks import Ranks
@@ -216,7 +216,7 @@ def _listen(shelf: dist.Store, can: Support) -> DraftersLine:
         end = _admit(listener, secret, PATIENCE)
     for _ in range(PINGS):
         _read(end, 1)
-        end.sendall(TIME.pack(time.perf_counter()))
+        end.sendall(TIME.pack(now()))
     _tune(end)
     return DraftersLine(end)
 
@@ -247,14 +247,14 @@ def _address_towards(host: str, port: int) -> tuple[socket.AddressFamily, str]:
 
 def _admit(listener: socket.socket, secret: bytes, patience: float) -> socket.socket:
     """The first connection that presents the secret. Nothing else that is sent is looked at."""
-    deadline = time.perf_counter() + patience
-    while (left := deadline - time.perf_counter()) > 0:
-        listener.settimeout(left)
+    deadline = Deadline(patience)
+    while not deadline.over:
+        listener.settimeout(deadline.left)
         try:
             end, _ = listener.accept()
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             break
-        end.settimeout(min(KNOCK, left))
+        end.settimeout(min(KNOCK, deadline.left))
         try:
             if hmac.compare_digest(_read(end, len(secret)), secret):
                 return end
@@ -271,10 +271,10 @@ def _clock_ahead(end: socket.socket) -> float:
     """Seconds that the other side's clock is ahead: as it answered in the middle of the shortest of some pings."""
     found = []
     for _ in range(PINGS):
-        asked = time.perf_counter()
+        asked = now()
         end.sendall(b"?")
         (theirs,) = TIME.unpack(_read(end, TIME.size))
-        heard = time.perf_counter()
+        heard = now()
         found.append((heard - asked, theirs - (asked + heard) / 2))
     return min(found)[1]
 

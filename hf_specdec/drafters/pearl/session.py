@@ -1,6 +1,5 @@
 """`PearlSession`: the target's side of drafting in the background."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...clock import Deadline
 from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
@@ -210,20 +210,19 @@ class PearlSession(DraftSession):
 
     def _hear_of_draft(self) -> None:
         """The present order's next step, or its end."""
-        deadline, before = time.perf_counter() + self.patience, len(self.steps)
+        deadline, before = Deadline(self.patience), len(self.steps)
         while self.total is None and len(self.steps) == before:
             self._hear(deadline)
 
     def _hear_answer(self) -> bytes:
-        deadline = time.perf_counter() + self.patience
+        deadline = Deadline(self.patience)
         while (message := self._hear(deadline))[0] is not Kind.ANSWER:
             pass
         return message[1]
 
-    def _hear(self, deadline: float) -> tuple[Kind, bytes]:
+    def _hear(self, deadline: Deadline) -> tuple[Kind, bytes]:
         """The next message, taken in; what was drafted for older orders is passed over."""
-        left = deadline - time.perf_counter()
-        message = self.worker.link.receive(left) if left > 0 else None
+        message = None if deadline.over else self.worker.link.receive(deadline.left)
         if message is None:
             raise TimeoutError(f"the draft worker said nothing of use for {self.patience} seconds")
         kind, body = message

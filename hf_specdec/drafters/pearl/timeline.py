@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import SpeculationError
 
 Spans = list[tuple[float, float]]
-"""(began, ended) by `time.perf_counter`"""
+"""(began, ended) by `clock.now`"""
 
 
 @dataclass

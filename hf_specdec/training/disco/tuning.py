@@ -1,6 +1,5 @@
 """τ and SLmax for least latency: simulated over validation records with measured costs, then confirmed by the clock."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +8,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...clock import now
 from ...drafters.disco.classifier import StopClassifier, read
 from ...drafters.disco.drafter import DiscoDrafter
 from ...drafters.disco.rules import StopRule
@@ -59,9 +59,9 @@ def rule_seconds(draft: PreTrainedModel, classifier: StopClassifier, repeats: in
     logits = torch.randn(1, vocab, device=draft.device, dtype=draft.dtype)
     seconds = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = now()
         chance(read(logits, classifier.k), [5], [7])
-        seconds.append(time.perf_counter() - began)
+        seconds.append(now() - began)
     return sorted(seconds)[repeats // 2]
 
 
@@ -101,7 +101,7 @@ def measured_choice(
         for turn in range(len(choices)):
             i = (turn + number) % len(choices)
             torch.manual_seed(regime.seed + number)
-            began = time.perf_counter()
+            began = now()
             target.generate(
                 **inputs,
                 assistant_model=drafters[i],
@@ -109,6 +109,6 @@ def measured_choice(
                 **regime.options(),
             )
             if number:  # the first prompt warms up
-                totals[i] += time.perf_counter() - began
+                totals[i] += now() - began
     best = min(range(len(choices)), key=totals.__getitem__)
     return Choice(choices[best].rule, choices[best].tau, choices[best].longest, totals[best])

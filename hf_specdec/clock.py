@@ -1,0 +1,56 @@
+"""The one clock. Whatever depends on time reads it: what a forward takes, whether a draft pays, how a trial went.
+
+`use` replaces it, so that decisions can be played on set times. How long somebody else is waited for is no such
+decision: a `Deadline` is real time whatever the clock says, or a clock that stands still would wait for ever.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_read: Callable[[], float] = time.perf_counter
+
+SPIN_SECONDS = 0.0003
+"""The system wakes a sleeper up to this late, so the last bit of a wait is spun."""
+
+
+def now() -> float:
+    """Seconds since some moment that all processes of a machine share."""
+    return _read()
+
+
+@contextmanager
+def use(read: Callable[[], float]) -> Iterator[None]:
+    """Inside the block `now` is what `read` says, in all threads of this process."""
+    global _read
+    before, _read = _read, read
+    try:
+        yield
+    finally:
+        _read = before
+
+
+class Deadline:
+    """So many seconds of real time from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._began, self._seconds = time.perf_counter(), seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds to go; 0 where it is over."""
+        return max(0.0, self._seconds - (time.perf_counter() - self._began))
+
+    @property
+    def over(self) -> bool:
+        """True of NaN seconds, too."""
+        return not time.perf_counter() - self._began <= self._seconds
+
+    def nap(self, seconds: float) -> None:
+        """Let others work for a while, no longer than is left."""
+        time.sleep(min(seconds, self.left))
+
+    def sleep(self) -> None:
+        """Until it is over, to within a few microseconds."""
+        while (left := self.left) > 0:
+            time.sleep(left - SPIN_SECONDS if left > SPIN_SECONDS else 0)
