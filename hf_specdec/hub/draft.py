@@ -11,6 +11,7 @@ from ..errors import SpeculationError, shortened, shown
 from .files import (
     COMMIT_HASH,
     FLOATING,
+    LIGHT,
     TensorInfo,
     check_beside,
     check_no_pickles,
@@ -201,7 +202,8 @@ def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], fol
             model = _auto(config).from_config(config)
         declared = model.num_parameters()
         tables = {name for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
-    wrong = sorted(key for key, (dtype, _) in tensors.items() if dtype not in FLOATING and key not in tables)
+    floating = (*FLOATING, LIGHT)  # transformers reads the latter as config.json's dtype
+    wrong = sorted(key for key, (dtype, _) in tensors.items() if dtype not in floating and key not in tables)
     if wrong and not packed:
         raise SpeculationError(
             f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"

@@ -36,6 +36,8 @@ DTYPE_NAMES = {
 }
 
 FLOATING = ("F64", "F32", "F16", "BF16")
+LIGHT = "F8_E4M3"
+"""What weights may be stored as, rounded to half the bytes of bfloat16; it is a way to store, never one to compute."""
 
 TensorInfo = tuple[str, tuple[int, ...]]
 """dtype as safetensors writes it (`"F32"`), and shape"""
@@ -192,7 +194,8 @@ def tensor_infos(folder: Path, name: str) -> dict[str, TensorInfo]:
 
 
 def read_tensors(folder: Path, name: str, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, which must have exactly the names, types and shapes of `expected`."""
+    """The tensors of a safetensors file, which must have exactly the names, types and shapes of `expected`; in the
+    place of bfloat16 a file may hold float8, which is read as bfloat16."""
     found, path = tensor_infos(folder, name), folder / name
     wanted = {key: (DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for key, tensor in expected.items()}
     if missing := sorted(wanted.keys() - found.keys()):
@@ -203,13 +206,13 @@ def read_tensors(folder: Path, name: str, expected: dict[str, Tensor]) -> dict[s
             "remove them, or correct drafter_type and the options in config.json"
         )
     for key, (dtype, shape) in found.items():
-        if (dtype, shape) != wanted[key]:
+        if (dtype, shape) != wanted[key] and (dtype, wanted[key]) != (LIGHT, ("BF16", shape)):
             raise SpeculationError(
                 f"{path}: {key} is {dtype}{list(shape)}, but by config.json it must be "
                 f"{wanted[key][0]}{list(wanted[key][1])}; correct config.json, or save the drafter again"
             )
     with safe_open(path, framework="pt") as file:
-        tensors = {key: file.get_tensor(key) for key in wanted}
+        tensors = {key: file.get_tensor(key).to(tensor.dtype) for key, tensor in expected.items()}
     if bad := first_not_finite(tensors.items()):
         raise SpeculationError(f"{path}: {bad} holds NaN or infinite values; train the drafter again")
     return tensors
