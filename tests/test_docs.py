@@ -44,10 +44,15 @@ def at_the_root(monkeypatch, tmp_path):
     A small pair stands for the real model, which would have to be fetched, and for what is made for it.
     """
     for path in ROOT.iterdir():
-        (tmp_path / path.name).symlink_to(ROOT / "tests" / path.name if path.name == "hub_configs" else path)
+        if path.name != "hub_configs":
+            (tmp_path / path.name).symlink_to(path)
+    pair, made = ROOT / "tests" / "pair", tmp_path / "hub_configs"
+    (made / "draft_model").mkdir(parents=True)
+    (made / "draft_model" / "draft_model").symlink_to(pair / "draft")
+    (made / "hybrid").symlink_to(pair / "hybrid")
     real = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
     real.mkdir(parents=True)
-    for path in (ROOT / "tests" / "pair" / "target").iterdir():
+    for path in (pair / "target").iterdir():
         (real / path.name).symlink_to(path)
     (real / "chat_template.jinja").write_text(TEMPLATE)
     (tmp_path / "smollm2").symlink_to(real)

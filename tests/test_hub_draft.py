@@ -174,10 +174,8 @@ def test_push_to_hub_embeds_what_was_beside(family: Path, hub: HubServer) -> Non
 
 
 def test_the_ready_repos_store_the_demos_draft_once() -> None:
-    stored = list((ROOT / "tests" / "hub_configs").glob("**/draft_model/model.safetensors"))
-    assert [path.parents[1].name for path in stored] == ["draft_model"]
-    for name in ("hybrid", "pearl", "disco-demo"):
-        assert config_of(ROOT / "tests" / "hub_configs" / name)["draft_model"] == {"path": "../draft_model/draft_model"}
+    for name in ("draft_model", "hybrid", "pearl", "disco-demo"):
+        assert config_of(ROOT / "tests" / "pair" / name)["draft_model"] == {"path": "../draft"}
 
 
 def test_the_card_of_a_named_draft_says_whose_training_it_was(family: Path) -> None:

@@ -163,6 +163,6 @@ def test_it_is_an_option_of_loading(tmp_path: Path) -> None:
 def test_a_drafters_own_draft_is_loaded_as_the_target_is(packed: bool) -> None:
     settings = PairSettings(target="tests/pair/target", device="cpu", dtype="float64", pack_linear=packed)
     loading = settings.of_drafts() | ({"dtype": "float32"} if packed else {})
-    model = own_model(load_drafter("tests/hub_configs/hybrid", None, **loading))
+    model = own_model(load_drafter("tests/pair/hybrid", None, **loading))
     assert model is not None and model.dtype is (torch.float32 if packed else torch.float64)
     assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {PackedLinear if packed else nn.Linear}
