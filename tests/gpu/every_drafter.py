@@ -1,6 +1,5 @@
 """A target and a drafter of every type, small, random and often right, on the device."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,8 @@ VOCAB = test_transfers.VOCAB
 
 def _of_llama(kind: str) -> tuple[Any, Any]:
     target = models.llama(VOCAB)
-    return target.to(DEVICE), placed(test_transfers.DRAFTERS[kind](copy.deepcopy(target).cpu()))
+    drafter = placed(test_transfers.DRAFTERS[kind](target))
+    return target.to(DEVICE), drafter
 
 
 def _of_heads(pair: str) -> tuple[Any, Any]:
