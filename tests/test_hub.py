@@ -314,7 +314,7 @@ def test_streams_draft_for_a_target_that_a_lora_has_tuned(
     assert torch.equal(target.generate(prompt, **options, assistant_model=drafter), plain)
     assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens
     for name in ("lora", "streaming"):
-        assert (folder / name / "model.safetensors").stat().st_size < 6_000_000
+        assert (folder / name / "model.safetensors").stat().st_size < 1_500_000
         assert ModelCard.load(folder / name / "README.md").data.license == license
 
 
