@@ -86,10 +86,10 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
             meter.forwards.append(record)
             if cuda:
                 first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                events.append((record, first, last))
                 first.record()
                 output = forward(*args, **kwargs)
                 last.record()
+                events.append((record, first, last))
             else:
                 output = forward(*args, **kwargs)
                 record.seconds = now() - meter.began - record.start
@@ -105,8 +105,9 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
             torch.cuda.synchronize()
         meter.began = now()
         yield meter
+        made = list(events)  # a draft that is still at work elsewhere goes on, and is not waited for
         if cuda:
             torch.cuda.synchronize()
         meter.seconds = now() - meter.began
-    for record, first, last in events:
+    for record, first, last in made:
         record.seconds = first.elapsed_time(last) / 1000

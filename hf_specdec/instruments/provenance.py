@@ -19,7 +19,7 @@ PACKAGES = ("hf-specdec", "torch", "transformers", "safetensors", "scipy", "scik
 
 def provenance(device: torch.device) -> dict[str, Any]:
     """Versions, git revision, command line, device and threads, as plain JSON values."""
-    return {
+    known: dict[str, Any] = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _command(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
@@ -29,7 +29,8 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "device_type": device.type,
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
-    } | (_card(device) if device.type == "cuda" else {})
+    }
+    return known | (_card(device) if device.type == "cuda" else {})
 
 
 def peak_memory_bytes(device: torch.device) -> int:
