@@ -54,14 +54,20 @@ def timing(method: str, seconds: float, **more: Any) -> dict[str, Any]:
 def test_the_report_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of fault is named at its top; a run without one has none."""
     report = module("report", monkeypatch)
-    sound = [timing("plain", 2.0), timing("hybrid", 1.0), timing("hf-assisted", 1.5)]
+    sound = [
+        {"kind": "machine", "device_type": "cuda"},
+        timing("plain", 2.0),
+        timing("hybrid", 1.0),
+        timing("hf-assisted", 1.5),
+    ]
 
     def wrong(*rows: dict[str, Any]) -> list[str]:
         lines = [json.dumps(row) for row in (*sound, *rows)]
         (tmp_path / "rows.jsonl").write_text("\n".join([*lines, '{"kind": "timing", "broken']))
         report.write(tmp_path)
         assert "| hybrid |" in (tmp_path / "report.md").read_text()
-        return json.loads((tmp_path / "report.json").read_text())["wrong"]
+        found = json.loads((tmp_path / "report.json").read_text())
+        return [*found["wrong"], *found["slow"]]
 
     assert wrong() == []
     parted = {"position": 3, "near_tie": False}

@@ -42,7 +42,7 @@ def write(out: Path) -> None:
 
 
 def to_json(rows: dict[str, list[Row]]) -> Row:
-    return {"wrong": wrong(rows), "summary": summaries(rows["timing"])} | rows
+    return {"wrong": wrong(rows), "slow": slow(rows), "summary": summaries(rows["timing"])} | rows
 
 
 # ------------------------------------------------------------------ timings, summed up
@@ -105,22 +105,24 @@ def wrong(rows: dict[str, list[Row]]) -> list[str]:
         f"A DRAFTER FAILED: {where(s)}: {n}" for s in summaries(rows["timing"]) for n in s["notes"] if "dropped" in n
     ]
     said += [
-        f"not compiled: plain decoding with a static cache, {where(r)}"
-        for r in rows["timing"]
-        if r.get("compiled") is False and not is_dry(rows)
-    ]
-    said += [
         f"waits for the device: {r['drafter']}, {r['rows']} rows, {'sampled' if r['sampled'] else 'greedy'}: "
         f"{r['waits']:.1f} a round where {r['allowed']:.1f} are allowed; at {', '.join(r['places'])}"
         for r in rows["waits"]
         if r["over"]
     ]
-    return said + slow(rows) + dear(rows)
+    return said
 
 
 def slow(rows: dict[str, list[Row]]) -> list[str]:
-    """Figures of time that are not what they should be."""
-    said = []
+    """Figures of time and memory that are not what they should be; those of a dry run are not judged."""
+    if is_dry(rows):
+        return []
+    said, beside = dear(rows), defaultdict(list)
+    said += [
+        f"not compiled: plain decoding with a static cache, {where(r)}"
+        for r in rows["timing"]
+        if r.get("compiled") is False
+    ]
     known = cells(rows["timing"])
     for (size, batch, temperature), methods in known.items():
         cell = f"{size}, {batch} rows, T={temperature:g}"
@@ -129,7 +131,8 @@ def slow(rows: dict[str, list[Row]]) -> list[str]:
         theirs = {m: s["gain"] for m, s in sums.items() if m.startswith(("plain, ", "hf-"))}
         if ours and max(ours.values()) < 1:
             said.append(f"slower than plain: {cell}: none of ours gains, the best {max(ours.values()):.2f}x")
-        said += [f"costs time: {cell}: {m} at {gain:.2f}x" for m, gain in ours.items() if gain < 0.95 and "8B" in size]
+        losing = [f"{method} at {gain:.2f}x" for method, gain in ours.items() if gain < 0.95 and "8B" in size]
+        said += [f"costs time: {cell}: {', '.join(losing)}"] if losing else []
         if ours and theirs and max(theirs.values()) > 1.05 * max(ours.values()):
             best = max(theirs, key=lambda m: theirs[m])
             said.append(
@@ -139,10 +142,13 @@ def slow(rows: dict[str, list[Row]]) -> list[str]:
             if s["beside_ms"] is None or method.startswith(("plain", "hf-")):
                 continue
             whole = s["beside_ms"] + s["target_ms"] + (0 if method.startswith("pearl") else s["draft_ms"])
-            if s["beside_ms"] > BESIDE * whole:
-                said.append(
-                    f"time beside the forwards: {cell}: {method} spends {s['beside_ms']:.1f} of {whole:.1f} ms a round"
-                )
+            if (share := s["beside_ms"] / whole) > BESIDE:
+                beside[size].append((share, f"{method}, {batch} rows, T={temperature:g}: {s['beside_ms']:.1f} ms"))
+    said += [
+        f"time beside the forwards: {size}: {max(found)[0]:.0%} of a round for {max(found)[1]}"
+        + (f", and above {BESIDE:.0%} in {len(found) - 1} more" if len(found) > 1 else "")
+        for size, found in beside.items()
+    ]
     for size, batch in dict.fromkeys((r["size"], r["rows"]) for r in rows["width"]):
         times = {r["width"]: r for r in rows["width"] if (r["size"], r["rows"]) == (size, batch)}
         if batch == 1 and "8B" in size and {1, WIDE} <= set(times):
@@ -150,7 +156,7 @@ def slow(rows: dict[str, list[Row]]) -> list[str]:
             if ratio > FLAT:
                 said.append(f"wide forwards are dear: {size}: {WIDE} tokens cost {ratio:.1f} times what one costs")
         launched = 1 in times and times[1]["launched_seconds"] > 0.8 * times[1]["seconds"]
-        if batch == 1 and launched and not is_dry(rows):
+        if batch == 1 and launched:
             share = times[1]["launched_seconds"] / times[1]["seconds"]
             said.append(f"bound by launches: {size}: a step is launched in {share:.0%} of its time; capture it")
         worse = [w for w, r in times.items() if r["ours_seconds"] > 1.15 * r["seconds"]]
@@ -198,7 +204,6 @@ def is_dry(rows: dict[str, list[Row]]) -> bool:
 def heading(rows: dict[str, list[Row]]) -> str:
     machine = rows["machine"][0] if rows["machine"] else {}
     versions = machine.get("versions", {})
-    said = wrong(rows)
     outcomes = Counter(r["outcome"] for r in rows["test"])
     facts = [
         f"driver {machine['driver']}" if machine.get("driver") else None,
@@ -216,13 +221,19 @@ def heading(rows: dict[str, list[Row]]) -> str:
         + ", ".join(f"{r['step']} {r['seconds']:.0f} s" for r in rows["step"])
         + ".",
         "## What is wrong",
-        "\n".join(f"- {line}" for line in said) or "Nothing that this page would notice.",
+        listed(wrong(rows)),
+        "## What is slow",
+        "A dry run's times are not judged." if is_dry(rows) else listed(slow(rows)),
     ]
     lines += ["## At a glance", glance(rows)] if rows["timing"] else []
     left_out = [r["what"] for r in rows["skipped"]]
     if left_out:
         lines += ["## Left out, as the time was over", "\n".join(f"- {line}" for line in left_out)]
     return "\n\n".join(filter(None, lines))
+
+
+def listed(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines) or "Nothing that this page would notice."
 
 
 def glance(rows: dict[str, list[Row]]) -> str:

@@ -11,20 +11,30 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from place import ROWS, note
+from report import write
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 OUT = Path(os.environ.get("OUT") or "gpu-report").resolve()
+os.environ["OUT"] = str(OUT)
 DEVICE = os.environ.get("DEVICE") or "cuda"
 BUDGET = float(os.environ.get("BUDGET") or (450 if DEVICE.startswith("cuda") else 900))
 """seconds for all of it"""
 TO_END = 25.0
 """seconds for a timing that has begun to come to its end, before the process is ended"""
+AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 4))
+"""processes of tests; timings run alone"""
+WRITING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,9 @@ def timings(name: str, weight: float, *options: str) -> Step:
     return Step(name, [str(HERE / "timings.py"), *options], 150.0, weight)
 
 
-def steps(gguf: str | None) -> list[Step]:
-    """What decides most comes first."""
-    first = [tests(name) for name in ("text", "drafters", "faults", "transfers", "calls", "sampling", "bfloat16")]
+def steps(gguf: str | None) -> tuple[list[Step], list[Step]]:
+    """Tests, and timings; of both what decides most comes first."""
+    names = ("text", "drafters", "faults", "transfers", "calls", "sampling", "bfloat16", "memory")
     times = [
         timings("timings of 8 B", 4, "8B"),
         timings("timings of the small target", 2, "small"),
@@ -58,7 +68,7 @@ def steps(gguf: str | None) -> list[Step]:
         timings("timings of 1 B", 2, "1B"),
     ]
     real = [timings("timings of the GGUF file as 8 B", 2, "8B", "--gguf", gguf)] if gguf else []
-    return [Step("the machine", [str(HERE / "machine.py")], 60.0), *first, *times, *real, tests("memory")]
+    return [tests(name) for name in names], times + real
 
 
 def environment() -> dict[str, str]:
@@ -75,9 +85,7 @@ def run(step: Step, seconds: float, allowed: float) -> str:
         allowed: what timings are told to take.
     """
     command = [sys.executable, *step.command] + (["--seconds", f"{allowed:.0f}"] if step.weight else [])
-    with open(OUT / "log.txt", "ab") as log:
-        log.write(f"\n===== {step.name}: {' '.join(command[1:])}\n".encode())
-        log.flush()
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -88,6 +96,9 @@ def run(step: Step, seconds: float, allowed: float) -> str:
             return "ended at its limit"
         finally:
             end(process)
+            log.seek(0)
+            with WRITING, open(OUT / "log.txt", "ab") as whole:
+                whole.write(f"\n===== {step.name}: {' '.join(command[1:])}\n".encode() + log.read())
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -97,34 +108,48 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def main() -> int:
-    sys.path.insert(0, str(HERE))
-    os.environ["OUT"] = str(OUT)
-    from place import ROWS, note
-    from report import write
+class Hour:
+    """The run: what is left of its time, and what became of its steps."""
 
+    def __init__(self) -> None:
+        self.began, self.failed = time.monotonic(), False
+
+    def left(self) -> float:
+        return BUDGET - (time.monotonic() - self.began)
+
+    def play(self, step: Step, weights: float = 1.0) -> bool:
+        """Run it, say so, and write the report anew. Whether it passed.
+
+        Args:
+            weights: of this timing and those behind it.
+        """
+        started = time.monotonic()
+        allowed = min(step.limit, self.left() * step.weight / weights - 10) if step.weight else step.limit
+        at_most = min(self.left(), allowed + TO_END if step.weight else step.limit)
+        outcome = run(step, at_most, allowed) if at_most > 15 else "skipped, as the time is over"
+        seconds = time.monotonic() - started
+        with WRITING:
+            note("step", step=step.name, outcome=outcome, seconds=seconds)
+            write(OUT)
+            print(f"{BUDGET - self.left():5.0f} s  {step.name}: {outcome} in {seconds:.0f} s", flush=True)
+        self.failed |= outcome in ("failed", "ended at its limit")
+        return outcome == "passed"
+
+
+def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     for name in (ROWS, "log.txt", "report.md", "report.json"):
         (OUT / name).unlink(missing_ok=True)
-    began, failed = time.monotonic(), False
-    todo = steps(os.environ.get("GGUF") or None)
-    for number, step in enumerate(todo):
-        left = BUDGET - (time.monotonic() - began)
-        weights = sum(later.weight for later in todo[number:])
-        allowed = min(step.limit, left * step.weight / weights - 10) if step.weight else step.limit
-        at_most = min(left, allowed + TO_END if step.weight else step.limit)
-        started = time.monotonic()
-        outcome = run(step, at_most, allowed) if at_most > 15 else "skipped, as the time is over"
-        seconds = time.monotonic() - started
-        note("step", step=step.name, outcome=outcome, seconds=seconds)
-        print(f"{time.monotonic() - began:5.0f} s  {step.name}: {outcome} in {seconds:.0f} s", flush=True)
-        failed |= outcome in ("failed", "ended at its limit")
-        write(OUT)
-        if number == 0 and outcome != "passed":
-            print((OUT / "log.txt").read_text()[-2000:])
-            break
+    hour, (checks, times) = Hour(), steps(os.environ.get("GGUF") or None)
+    if not hour.play(Step("the machine", [str(HERE / "machine.py")], 90.0)):
+        print((OUT / "log.txt").read_text()[-2000:])
+        return 1
+    with ThreadPoolExecutor(AT_ONCE) as together:
+        list(together.map(hour.play, checks))
+    for number, step in enumerate(times):
+        hour.play(step, sum(later.weight for later in times[number:]))
     print((OUT / "report.md").read_text())
-    return int(failed)
+    return int(hour.failed)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from hf_specdec.target.inputs import CACHE
 
 PAIR = Path(__file__).parent.parent / "pair"
 DRY = DEVICE.type != "cuda"
-NEW = 12 if DRY else 128
+NEW = 8 if DRY else 128
 """tokens of each generation"""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 32 if DRY else 256
