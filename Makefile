@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # kept, whatever the surroundings say: tests and the demo start many processes, each of which would compile it anew.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test docs gpu
 
 demo: $(VENV)/.installed-smollm2

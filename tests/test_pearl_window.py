@@ -147,6 +147,7 @@ def play(planner: Planner, text: list[tuple[bool, bool]], ratio: float, slowed: 
     return seconds
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("slowed", [1.0, 1.3, 2.0])
 @pytest.mark.parametrize("ratio", [2, 3, 5, 10, 20])
 @pytest.mark.parametrize("kind", ["seldom", "often", "nearly always", "in bursts"])
@@ -159,6 +160,7 @@ def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio, 
     assert play(Planner("auto", True, True, "auto"), text, ratio, slowed) < min(serial, overlapped) / 0.96
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ratio", [1.5, 2.5, 3.5])
 @pytest.mark.parametrize("kind", ["seldom", "often", "nearly always", "in bursts"])
 def test_between_two_windows_the_faster_one_is_taken(kind: str, ratio: float) -> None:

@@ -24,7 +24,7 @@ PATIENCE = 1.0
 """the longest of a random session"""
 BATCHES: list[list[int]] = [[5], [5, 2, 3]]
 SLACK = 60.0
-"""seconds that a call may take beyond its drafter's patience, on a machine that is busy: who waits in vain waits for ever"""
+"""seconds that a call may take beyond its drafter's patience, on a busy machine, too; one that hangs takes for ever"""
 
 
 @cache

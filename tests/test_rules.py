@@ -209,6 +209,7 @@ def test_lenient_greedy_text_keeps_its_promise(kind: str, lengths: list[int]) ->
         assert calls[2] < calls[0]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("draft", ["draws", "tree of draws", "point masses"])
 def test_lenient_sampling_makes_no_token_more_than_so_many_times_as_likely(target: Any, draft: str) -> None:
     """p / l, with four standard errors of 20,000 rows above it."""

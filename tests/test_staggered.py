@@ -44,6 +44,7 @@ def partly(future: Any, wrong: set[int], gamma: int = 4) -> drafters.Toy:
     return drafters.Toy(propose)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("wrong", [set(), {0}, {1, 2}, {0, 1, 2, 3}], ids=str)
 @pytest.mark.parametrize("rows", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
