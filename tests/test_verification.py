@@ -13,6 +13,7 @@ from hf_specdec.judge.verification import (
     choose_candidate,
     distribution,
     draw,
+    drawable,
     follow,
     residual,
 )
@@ -123,9 +124,9 @@ def test_residual_rows_are_independent() -> None:
 
 
 @pytest.mark.parametrize("bad", [*BAD, -1e38, 1e38])
-def test_distribution_is_never_nan(bad: float) -> None:
+def test_a_drafts_distribution_is_never_nan(bad: float) -> None:
     for scores in (torch.full((3, 7), bad), torch.randn(3, 7).index_fill(1, torch.tensor([2]), bad)):
-        p = distribution(scores)
+        p = drawable(distribution(scores))
         assert p.dtype == torch.float32 and p.isfinite().all() and (p >= 0).all()
         assert torch.allclose(p.sum(-1), torch.ones(3), atol=1e-5)
 

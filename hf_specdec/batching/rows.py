@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..clock import now
 from ..decoding.call import Call
+from ..judge.block import expect_token
 from ..judge.randomness import Randomness
 from ..protocol import Sequences
 from ..transfer import moved, to_device
@@ -113,9 +114,10 @@ class Rows:
         for token in new:
             row.tokens.append(token)
             try:
+                expect_token(token)
                 if row.failed is not None or row.call.stopping.row(self.ids, b, len(row.tokens), token):
                     return True
-            except Exception as error:  # of a criterion
+            except Exception as error:  # of a criterion, or no token can be drawn
                 row.failed = error
                 return True
         return False

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.outputs import along_paths
+from ..judge.verification import NOTHING
 from ..protocol import Draft, Forward, Verdict
 from ..transfer import to_device
 
@@ -27,6 +28,8 @@ class Result:
     def end(self, tokens: int, stopped: bool) -> None:
         """The row has taken so many of the tokens."""
         self.tokens, self.path, self.stopped = self.tokens[:tokens], self.path[:tokens], stopped
+        if NOTHING in self.tokens:  # the row has failed: whoever is told of it is told of a token all the same
+            self.tokens = [max(token, 0) for token in self.tokens]
 
 
 def together(drafts: Sequence[Draft], places: Sequence[Sequence[int]], device: torch.device) -> Draft:

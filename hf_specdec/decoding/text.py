@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..judge.block import Block
+from ..judge.block import Block, expect_token
 from ..protocol import Sequences
 from ..transfer import to_device
 from .call import Call
@@ -91,7 +91,7 @@ class Text:
         for b, judgement in enumerate(block.rows):
             length = s.lengths[b]
             grown = enumerate(judgement.text, start=1)
-            cut = next((n for n, token in grown if self.stopping.row(s.ids, b, length + n, token)), None)
+            cut = next((n for n, token in grown if self._ends(b, length + n, token)), None)
             self.finished[s.rows[b]] = cut is not None
             emitted.append(judgement.text[:cut])
         going = [b for b, row in enumerate(s.rows) if not self.finished[row]]
@@ -105,6 +105,10 @@ class Text:
             self._append(b, new)
         self.ends = to_device(s.lengths, self.device)
         return emitted
+
+    def _ends(self, b: int, length: int, token: int) -> bool:
+        expect_token(token)
+        return self.stopping.row(self.sequences.ids, b, length, token)
 
     def _write(self, texts: Tensor) -> None:
         """Put what was judged behind each row's end; the columns past a row's text stay undefined."""
@@ -135,6 +139,7 @@ class Text:
         for i, (tokens, agrees, scores) in enumerate(steps):
             passive = self.passive()
             tokens = [self.call.pad_token_id if out else x for x, out in zip(tokens, passive, strict=True)]
+            expect_token(min(tokens))
             if not written:
                 s.ids[:, start + i] = self.shown_ids[:, start + i] = to_device(tokens, self.device)
             for b, token in enumerate(tokens):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .successors import Behind
+from .verification import NOTHING
 
 
 @dataclass
@@ -15,7 +16,20 @@ class Judgement:
     path: list[int]
     """accepted nodes, from the root down"""
     text: list[int]
-    """the tokens that it adds: theirs, then the target's own (the correction, or the bonus token), if there is one"""
+    """the tokens that it adds: theirs, then the target's own (the correction, or the bonus token), if there is one;
+    `NOTHING` where none can be drawn, which is an error if the text gets there"""
+
+
+def expect_token(token: int) -> None:
+    """
+    Raises:
+        RuntimeError: as plain decoding does where no token can be drawn.
+    """
+    if token == NOTHING:
+        raise RuntimeError(
+            "no token can be drawn: scores are NaN or +inf somewhere, or -inf for every token. Logits processors may "
+            "have forbidden all of them, or logits have overflowed (float16 does beyond 65504; try bfloat16)"
+        )
 
 
 class Block(NamedTuple):

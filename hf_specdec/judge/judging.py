@@ -26,7 +26,7 @@ from .randomness import Purpose, Randomness
 from .rules import EXACT, Rules
 from .sampled import Draws, drawn_from_points
 from .successors import Successors
-from .verification import distribution, draw, follow, tolerance
+from .verification import distribution, draw, follow, gumbel_max, tolerance
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Judge:
         owner = [row for row in sequences.rows for _ in range(places)]
         if self.noise is not None:
             noisy = scores.view(-1, vocab) + self.noise(owner, lengths, scores.view(-1, vocab))
-            choices = argmax(noisy).view(rows, places)
+            choices = gumbel_max(noisy).view(rows, places)
         elif self.do_sample:
             u = self.randomness.tensor(owner, lengths, Purpose.CHOOSE, scores.device)
             choices = draw(distribution(scores.view(-1, vocab)), u).view(rows, places)
@@ -186,7 +186,7 @@ class Judge:
             tested = i < draft.tokens.shape[1] and sound
             at = [position] * rows
             if self.noise is not None:
-                tokens = argmax(scores + self.noise(sequences.rows, at, scores)).tolist()
+                tokens = gumbel_max(scores + self.noise(sequences.rows, at, scores)).tolist()
             elif not self.do_sample:
                 tokens = argmax(scores).tolist()
             else:

@@ -11,7 +11,7 @@ from .largest import argmax, topk
 from .noise import Noise
 from .processing import Processing
 from .randomness import Purpose, Randomness
-from .verification import distribution, draw
+from .verification import distribution, draw, drawable
 
 
 @dataclass
@@ -53,13 +53,13 @@ class DraftPicker:
         self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor, count: int
     ) -> tuple[Tensor, Tensor]:
         """The `count` likeliest tokens [B, k] after the call's processors, and their chances [B, k]: point masses."""
-        chances, tokens = topk(distribution(self.scores(ids, lengths, rows, logits)), min(count, self.vocab))
+        chances, tokens = topk(drawable(distribution(self.scores(ids, lengths, rows, logits))), min(count, self.vocab))
         return tokens, chances
 
     def pick(self, lengths: Sequence[int], rows: Sequence[int], scores: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens [B] and, where they are drawn, q [B, target vocabulary]."""
         if not self.do_sample:
             return argmax(scores), None
-        q = distribution(scores)
+        q = drawable(distribution(scores))
         u = self.randomness.tensor(rows, lengths, Purpose.DRAFT, q.device, attempt=self.randomness.round)
         return draw(q, u), q

@@ -14,23 +14,39 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from .largest import argmax
+
+NOTHING = -1
+"""in place of a token: none can be drawn"""
+
 
 def distribution(scores: Tensor) -> Tensor:
-    """p from processed scores [..., V]: a float32 softmax that is never NaN (a row without mass is uniform)."""
-    probs = torch.softmax(scores.float(), dim=-1)
-    return torch.nan_to_num_(probs, nan=1.0 / scores.shape[-1])
+    """p from processed scores [..., V]: a float32 softmax. All NaN where plain decoding's would be, and its draw fails:
+    scores that are NaN, +inf, or -inf throughout."""
+    return torch.softmax(scores.float(), dim=-1)
+
+
+def drawable(q: Tensor) -> Tensor:
+    """q of a draft, uniform where it is NaN: whatever it says, a token can be drawn, and the target tests it."""
+    return torch.nan_to_num(q, nan=1.0 / q.shape[-1])
 
 
 def draw(p: Tensor, u: Tensor) -> Tensor:
     """Draw one token per row of p [N, V] with the uniform numbers u [N] in [0, 1): the inverse of the cumulated p.
 
-    Never a token of probability 0: the drawn one is the first whose cumulated mass exceeds u.
+    Never a token of probability 0: the drawn one is the first whose cumulated mass exceeds u. `NOTHING` where p is NaN.
     """
     mass = p.double().cumsum(-1)
     total = mass[:, -1:].contiguous()
     tokens = torch.searchsorted(mass, u.double()[:, None] * total, right=True)
     last = torch.searchsorted(mass, total)  # where rounding made u * total reach the total
-    return torch.minimum(tokens, last)[:, 0]
+    return torch.where(total.isnan(), NOTHING, torch.minimum(tokens, last))[:, 0]
+
+
+def gumbel_max(noisy: Tensor) -> Tensor:
+    """The likeliest token of scores with noise [..., V] (Gumbel-max: a draw); `NOTHING` where `draw` would say so."""
+    tokens = argmax(noisy)
+    return torch.where(noisy.gather(-1, tokens[..., None])[..., 0].isfinite(), tokens, NOTHING)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

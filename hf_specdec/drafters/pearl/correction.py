@@ -27,7 +27,9 @@ def corrected(p: Tensor, row: int, column: int, randomness: Randomness, question
         a distribution [V] to draw from; None where q is lost.
     """
     mass = p.double().cumsum(-1)
-    last = int(p.gt(0).nonzero()[-1])
+    if not len(possible := p.gt(0).nonzero()):  # NaN: nothing can be drawn, whatever q is
+        return p
+    last = int(possible[-1])
     attempt = 1  # 0 are the test itself and the draw of the target's own token
     for size in DRAWS:
         attempts = np.arange(attempt, attempt + size)

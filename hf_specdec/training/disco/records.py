@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...drafters.disco.classifier import EXTRA, features
 from ...drafters.disco.lookup import NONE, Branch, Recurrence
-from ...judge.verification import distribution, draw, residual
+from ...judge.verification import distribution, draw, drawable, residual
 from ...target.inputs import CACHE
 
 ROLLOUT_ROWS = 64
@@ -69,7 +69,7 @@ def record_text(
         text.extend([token])
     read = features(q_logits, range(len(new)), proposed, k)
     if do_sample:
-        p, q = distribution(p_logits), distribution(q_logits)
+        p, q = drawable(distribution(p_logits)), drawable(distribution(q_logits))
         beta = torch.minimum(p, q).sum(-1).clamp(max=1.0)
         # The text's token x came from p, so it came out of an acceptance with probability min(p, q)(x) / p(x).
         p_x, q_x = (probs.gather(1, new[:, None])[:, 0] for probs in (p, q))
@@ -126,5 +126,6 @@ def _continue(
                 branch.append(token)
             proposed = [branch.proposal() for branch in branches]
         read.append(features(logits, (position + 1 - prompt).tolist(), proposed, k))
-        tokens = draw(distribution(logits), torch.rand(len(columns), device=device)) if do_sample else logits.argmax(-1)
+        drawn = torch.rand(len(columns), device=device)
+        tokens = draw(drawable(distribution(logits)), drawn) if do_sample else logits.argmax(-1)
     return torch.stack(read, 1).cpu()
