@@ -34,6 +34,21 @@ def device_name(name: str) -> str:
     return "cpu" if device.type == "cpu" else str(device)
 
 
+def input_device(model: Any) -> torch.device:
+    """Where a model's inputs go: where its first weights lie, or, of a model that was offloaded whole, where accelerate
+    brings them while they are needed."""
+    device = model.device
+    if device.type != "meta":
+        return device
+    for module in (model, model.get_input_embeddings()):
+        hook = getattr(module, "_hf_hook", None)
+        for one in getattr(hook, "hooks", (hook,)):  # one, or several in a row
+            found = getattr(one, "execution_device", None)
+            if isinstance(found, (int, str, torch.device)):
+                return torch.device(found)
+    return device
+
+
 def dtype_name(name: str, device: str) -> str:
     """A dtype's whole name, checked; `auto` is bfloat16 where the device multiplies it, else float32.
 

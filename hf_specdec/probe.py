@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from .devices import input_device
 from .protocol import Runner
 from .target.cache import is_adoptable
 from .target.encoder_decoder import EncoderDecoderRunner, as_said, crosses, fresh_cache
@@ -68,7 +69,7 @@ def support(model: "PreTrainedModel") -> Support:
 def ability(model: "PreTrainedModel") -> Ability:
     """What this model can do, likewise."""
     per_model = _known.setdefault(model, {})
-    kind = model.device.type
+    kind = input_device(model).type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training} {cast}"
     with _probing:
@@ -155,7 +156,7 @@ def runner_agrees(model: "PreTrainedModel", wrap: Callable[[Runner], Runner]) ->
 
 def _inputs(model: "PreTrainedModel") -> tuple[Tensor, Tensor]:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.tensor(IDS, device=model.device) % vocabulary
+    ids = torch.tensor(IDS, device=input_device(model)) % vocabulary
     mask = torch.ones_like(ids)
     mask[1, :PADDING] = 0
     return ids, mask
@@ -164,7 +165,7 @@ def _inputs(model: "PreTrainedModel") -> tuple[Tensor, Tensor]:
 def _kwargs(model: "PreTrainedModel", mask: Tensor) -> dict:
     if crosses(model):  # as if an encoder had said something
         size = model.config.get_text_config(decoder=True).hidden_size
-        states = torch.linspace(-1, 1, 10 * size, device=model.device, dtype=model.dtype).view(2, 5, size)
+        states = torch.linspace(-1, 1, 10 * size, device=input_device(model), dtype=model.dtype).view(2, 5, size)
         return {"encoder_outputs": as_said(states), CACHE: fresh_cache(model), "use_cache": True}
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     kwargs = {"attention_mask": mask, CACHE: DynamicCache(config=model.config), "use_cache": True}

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import StoppingCriteria
 
 from ..bench.methods import Method
+from ..devices import input_device
 from ..errors import shown
 from ..instruments.audit import Audit
 from ..loading.chat import batch
@@ -77,7 +78,7 @@ class Greedy:
         self.begun = True
 
     def _inputs(self, rows: list[list[int]]) -> dict[str, Tensor]:
-        return batch(rows, self.tokenizer.pad_token_id, self.target.device)
+        return batch(rows, self.tokenizer.pad_token_id, input_device(self.target))
 
     # ------------------------------------------------------------------ the same tokens
 
@@ -96,7 +97,7 @@ class Greedy:
 
     def _parting(self, number: int, said: list[int], plain: list[int] | None = None) -> tuple[bool, str] | None:
         """Whether rounding explains where a text leaves plain decoding's, and a sentence; None where it does not."""
-        prompt = torch.tensor([self.prompts[number]], device=self.target.device)
+        prompt = torch.tensor([self.prompts[number]], device=input_device(self.target))
         plain = self.plain[number] if plain is None else plain
         found = Audit(self.target, prompt, plain, pad_token_id=self.tokenizer.pad_token_id).difference(said)
         if found is None:

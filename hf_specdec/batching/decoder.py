@@ -12,6 +12,7 @@ from transformers import DynamicCache, GenerationConfig
 
 from ..clock import now
 from ..decoding.call import Call, rope_changes
+from ..devices import input_device
 from ..drafters.base import Drafter
 from ..errors import SpeculationError, shown
 from ..integration import drafter_for, prepared
@@ -221,7 +222,7 @@ class BatchDecoder:
         vocab = self.model.get_input_embeddings().weight.shape[0]
         if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
             raise SpeculationError(f"input_ids has tokens from {int(ids.min())} to {int(ids.max())}; there are {vocab}")
-        return ids.to(self.model.device, torch.long, copy=True)
+        return ids.to(input_device(self.model), torch.long, copy=True)
 
     def _check(self, call: Call) -> None:
         """

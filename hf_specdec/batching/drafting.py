@@ -11,6 +11,7 @@ from ..decoding.own_runner import behind_own
 from ..decoding.paying import Paying, record_of
 from ..decoding.serial import Serial
 from ..decoding.told import take_over
+from ..devices import input_device
 from ..judge.picking import DraftPicker
 from ..judge.processing import Bans, Processing
 from ..judge.randomness import RowRandomness
@@ -49,7 +50,7 @@ class Drafting:
             most_rows: at once.
             most_tokens: of all rows together.
         """
-        call, device = first.call, first.call.target.device
+        call, device = first.call, input_device(first.call.target)
         self.cost, self.stats, self.randomness = cost, SpeculationStats(), RowRandomness()
         do_sample = call.draws
         noise = call.judge(self.randomness, self.stats, joined=True).noise

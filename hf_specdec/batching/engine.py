@@ -13,6 +13,7 @@ from torch import Tensor
 from ..budget import Cost, Learned
 from ..clock import now
 from ..decoding.checks import cut, most_nodes
+from ..devices import input_device
 from ..errors import SpeculationError
 from ..judge.drafts import inputs_of
 from ..judge.randomness import RowRandomness
@@ -61,7 +62,7 @@ class Engine:
         self.model, self.drafter, self.most_rows, self.most_tokens = model, drafter, most_rows, most_tokens
         self.vocab, self.limit = ability(model).vocab_size, position_limit(model)
         self.cost = _costs.of(model, most_rows)
-        self.rows = Rows(model.device)
+        self.rows = Rows(input_device(model))
         self.target = JoiningRunner(model, most_rows, most_tokens)
         self.runner: Runner = self.target
         """the drafter's own, where it brings one"""
@@ -128,7 +129,7 @@ class Engine:
         for row in self.present():
             row.finish(error)
         self.close()
-        self.rows, self.reading = Rows(self.model.device), None
+        self.rows, self.reading = Rows(input_device(self.model)), None
         self.target = self.runner = JoiningRunner(self.model, self.most_rows, self.most_tokens)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ..devices import input_device
 from ..target.inputs import CACHE
 from ..target.masks import as_bias
 from ..transfer import to_device
@@ -29,7 +30,7 @@ class TreeModel:
             ids: [B, P] left-padded.
             mask: [B, P] 1 where they are not padding.
         """
-        self.model, self.device = model, model.device
+        self.model, self.device = model, input_device(model)
         vocab = model.config.get_text_config(decoder=True).vocab_size
         self.vocab = vocab
         self.cache = DynamicCache(config=model.config)

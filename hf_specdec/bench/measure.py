@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..devices import input_device
 from ..errors import warn
 from ..hub import made_for
 from ..hub.measured import facts
@@ -55,7 +56,7 @@ class Bench:
         settings.check()
         self.settings = settings
         pair = settings.load()
-        self.device = pair.target.device
+        self.device = input_device(pair.target)
         self.tokenizer, self.target, self.draft = pair.tokenizer, pair.target, pair.draft
         baselines = settings.baselines
         if baselines is None:

@@ -17,6 +17,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from ..budget import Cost, Learned
 from ..clock import now
+from ..devices import input_device
 from ..judge.drafts import as_chain, inputs_of, is_sound
 from ..judge.picking import DraftPicker
 from ..judge.processing import Bans
@@ -71,7 +72,7 @@ class Decoding:
     def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode) -> None:
         self.call, self.drafter, self.mode, self.ragged = call, drafter, mode, mode.ragged
         self.device, self.vocab = call.input_ids.device, ability(call.target).vocab_size
-        self.target_device = call.target.device  # asked once: transformers looks for it among the parameters
+        self.target_device = input_device(call.target)  # asked once: transformers looks for it among the parameters
         self.do_sample = call.draws
         self.stats = SpeculationStats(mode=mode.name)
         randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)

@@ -8,6 +8,7 @@ from rich.console import Console
 from typer import Option
 
 from ..bench.methods import PLAIN, Method
+from ..devices import input_device
 from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..instruments.recording import RecordingDrafter
@@ -86,7 +87,7 @@ def _answer(
     prompt = str(settings.prompt)
     as_it_is = settings.raw or pair.tokenizer.chat_template is None
     ids = ask(pair.tokenizer, prompt, settings.system, settings.raw)
-    inputs = batch([ids], pair.tokenizer.pad_token_id, pair.target.device)
+    inputs = batch([ids], pair.tokenizer.pad_token_id, input_device(pair.target))
     check_tokens(inputs["input_ids"], prompt)
     live = LiveText(console, pair.tokenizer)
     recorder = RecordingDrafter(drafter, live.told)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from ..bench.methods import PLAIN, Method, build_method
+from ..devices import input_device
 from ..errors import SpeculationWarning
 from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
@@ -197,7 +198,7 @@ class Stage:
         """Token ids padded on the left, and their mask."""
         tokenizer = self.pair.tokenizer
         rows = [ask(tokenizer, text, raw=not chat) for text in texts]
-        return batch(rows, tokenizer.pad_token_id, self.pair.target.device)
+        return batch(rows, tokenizer.pad_token_id, input_device(self.pair.target))
 
 
 def _pace(outcome: Outcome, plain: Outcome) -> str:
@@ -207,7 +208,7 @@ def _pace(outcome: Outcome, plain: Outcome) -> str:
 
 def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel | None) -> str:
     """A sentence with the costs that decide what a draft can gain on this machine."""
-    ids = torch.full((1, 64), 1, device=target.device)
+    ids = torch.full((1, 64), 1, device=input_device(target))
     models: dict[Any, PreTrainedModel] = {"target": target} | ({"draft": draft} if draft is not None else {})
     kinds = [("target", 1), ("target", WIDTH), *([("draft", 1)] if draft is not None else [])]
     forwards = [Forward(role, 1, width, ids.shape[1], 0.0) for role, width in kinds]  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from transformers import DynamicCache
 
+from ..devices import input_device
 from ..drafters import Drafter
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import Message, conversation
@@ -38,7 +39,7 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": question}]
         ids = conversation(tokenizer, messages)
         cache, self.cache = self._cache_of(ids), None  # an interrupted call leaves nothing to go on with
-        input_ids = torch.tensor([ids], device=target.device)
+        input_ids = torch.tensor([ids], device=input_device(target))
         output: Any = target.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),

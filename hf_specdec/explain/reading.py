@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..devices import input_device
 from ..instruments.audit import Audit, Difference
 from ..instruments.meter import Meter, metered
 from ..instruments.recording import RecordingDrafter, Round
@@ -31,7 +32,7 @@ def explain(
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
     recorder = RecordingDrafter(settings.load_drafter(Pair(tokenizer, target, draft)))
     draft = own_model(recorder.inner)
-    inputs = tokenizer(settings.prompt, return_tensors="pt").to(target.device)
+    inputs = tokenizer(settings.prompt, return_tensors="pt").to(input_device(target))
     prompt = inputs["input_ids"]
     check_tokens(prompt, settings.prompt)
     options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
@@ -40,7 +41,7 @@ def explain(
     def generate(assistant: RecordingDrafter | None) -> tuple[list[int], Meter]:
         extra = {"assistant_model": assistant} if assistant is not None else {}
         arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options | extra
-        warm_up = tokenizer(WARM_UP_TEXT, return_tensors="pt").to(target.device)
+        warm_up = tokenizer(WARM_UP_TEXT, return_tensors="pt").to(input_device(target))
         warm_up = {name: warm_up[name] for name in ("input_ids", "attention_mask")}
         target.generate(**arguments | warm_up | {"max_new_tokens": min(16, settings.max_new_tokens)})
         torch.manual_seed(settings.seed)

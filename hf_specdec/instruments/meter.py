@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..clock import now
+from ..devices import input_device
 from .forwards import cached_tokens, input_shape, wrapped_forward
 
 Role = Literal["target", "draft"]
@@ -77,7 +78,7 @@ class Meter:
 def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> Iterator[Meter]:
     """Record the forwards inside the block. On a GPU, forwards are timed by events and stay asynchronous."""
     meter = Meter()
-    cuda = target.device.type == "cuda"
+    cuda = input_device(target).type == "cuda"
     events: list[tuple[Forward, torch.cuda.Event, torch.cuda.Event]] = []
 
     def recorder(role: Role) -> Callable[..., Any]:

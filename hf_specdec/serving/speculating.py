@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..clock import now
+from ..devices import input_device
 from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..loading.chat import ask, batch
@@ -43,7 +44,7 @@ class Speculating:
         Raises:
             SpeculationError: the drafter is for another target, or cannot draft for this one.
         """
-        inputs = batch([ask(tokenizer, QUESTION)], tokenizer.pad_token_id, self.model.device)
+        inputs = batch([ask(tokenizer, QUESTION)], tokenizer.pad_token_id, input_device(self.model))
         options: dict[str, Any] = {"max_new_tokens": WARM_TOKENS, "num_beams": 1, "tokenizer": tokenizer}
         options["pad_token_id"] = tokenizer.pad_token_id
         for _ in range(WARM_UPS):

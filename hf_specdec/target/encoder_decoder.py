@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
+from ..devices import input_device
 from ..protocol import Forward
 from ..transfer import moved, to_device
 from .inputs import CACHE
@@ -115,14 +116,14 @@ def encoded(model: "PreTrainedModel", source: dict[str, Any]) -> dict[str, Any]:
         ValueError: the model has an encoder of its own, and the call holds nothing for it to read.
     """
     mask = source.get("attention_mask")
-    mask = None if mask is None else moved(mask, model.device)
+    mask = None if mask is None else moved(mask, input_device(model))
     if not model.config.is_encoder_decoder:
-        states = moved(source["encoder_outputs"][0], model.device).to(model.dtype)
+        states = moved(source["encoder_outputs"][0], input_device(model)).to(model.dtype)
         return {"encoder_outputs": as_said(states)}
     name = model.main_input_name
     if name not in source:
         raise ValueError(f"a draft with an encoder reads {name}; pass it beside encoder_outputs")
-    given = moved(source[name], model.device)
+    given = moved(source[name], input_device(model))
     inputs = {name: given if not given.is_floating_point() else given.to(model.dtype)}
     said = model.get_encoder()(**inputs | ({} if mask is None else {"attention_mask": mask}), return_dict=True)
     kwargs: dict[str, Any] = {"encoder_outputs": as_said(said.last_hidden_state, getattr(said, "attention_mask", None))}

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
+from ..devices import input_device
 from .cache import BLOCK, RaggedCache
 from .inputs import CACHE
 from .lockstep import prefill
@@ -34,14 +35,14 @@ class JoiningRunner(RaggedRunner):
             most_rows: that are expected at once.
             most_slots: of all rows together; None for any number.
         """
-        nobody = torch.empty(0, 0, dtype=torch.long, device=model.device)
+        nobody = torch.empty(0, 0, dtype=torch.long, device=input_device(model))
         super().__init__(model, {CACHE: DynamicCache(config=model.config)}, nobody)
         self.most_rows, self.most_slots = most_rows, most_slots
         self.wanted: list[int] = []
         """[B] slots that each row is known to come to need"""
         self.reserved = self.bytes = 0
         """slots of each layer's buffers, empty ones among them, and what all of them take"""
-        self.columns, self.shapes = 0, TreeShapes(model.device)
+        self.columns, self.shapes = 0, TreeShapes(input_device(model))
 
     @property
     def lengths(self) -> list[int]:

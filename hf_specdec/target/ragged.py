@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..devices import input_device
 from ..protocol import Forward
 from ..transfer import to_device
 from .cache import RaggedCache, Slots
@@ -184,5 +185,5 @@ class RaggedRunner:
             tokens = ids.new_zeros(len(rows), max(missing))
             for b, (row, n) in enumerate(zip(rows, missing, strict=True)):
                 tokens[b, :n] = ids[b, row.length - before : final - before]
-            self.forward(tokens.to(self.model.device), counts=missing)
+            self.forward(tokens.to(input_device(self.model)), counts=missing)
         self.cache.restore(self.stock, final)

@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..devices import input_device
 from ..drafters import Drafter
 from ..errors import SpeculationError
 from ..instruments.ends import until_end
@@ -216,7 +217,7 @@ def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
 def _continue(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], most: int, seed: int
 ) -> list[Text]:
-    inputs = batch([prompt.ids for prompt in prompts], tokenizer.pad_token_id, target.device)
+    inputs = batch([prompt.ids for prompt in prompts], tokenizer.pad_token_id, input_device(target))
     temperature, pad = prompts[0].temperature, tokenizer.pad_token_id or 0
     torch.manual_seed(seed)
     output: Any = target.generate(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...budget import DraftCost, Learned, Survival
+from ...devices import input_device
 from ...errors import SpeculationError
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
@@ -82,7 +83,7 @@ class DiscoDrafter(ModelDrafter):
             hidden=hidden,
             draft_fingerprint=draft_fingerprint,
         )
-        self.proposes_trees = num_candidates > 1 and rule == "budget" and not waits(draft_model.device)
+        self.proposes_trees = num_candidates > 1 and rule == "budget" and not waits(input_device(draft_model))
         wanted, got = self.config.draft_fingerprint, fingerprint(draft_model)
         if wanted is not None and wanted != got:
             raise SpeculationError(
@@ -124,7 +125,7 @@ class DiscoDrafter(ModelDrafter):
         survival = self._survival.of(context.target, context.do_sample)
         cost = self._costs.of(context.target, context.rows).begin()
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
-        if context.do_sample or waits(model.device):
+        if context.do_sample or waits(input_device(model)):
             return BudgetedSession(context, model, longest, classified, cost, survival)
         k = candidates_of(context, self.config.num_candidates)
         chain = ClassifiedChain(context, model, k, classified)

@@ -7,6 +7,7 @@ from huggingface_hub.dataclasses import strict
 
 from ...budget import DraftCost, Learned, Survival, Window
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
+from ...devices import input_device
 from ...protocol import DraftContext, DraftSession
 from ...registry import register_drafter
 from ...transfer import waits
@@ -70,7 +71,7 @@ class DraftModelDrafter(ModelDrafter):
             context.stats.window = int(window)
             return DraftModelSession(context, self.draft_model, window, candidates=candidates)
         cost = self._costs.of(context.target, rows).begin()
-        if waits(self.draft_model.device):  # to decide step by step is to read each token, and to wait for it
+        if waits(input_device(self.draft_model)):  # to decide step by step is to read each token, and to wait for it
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
         survival = self._survival.of(context.target, context.do_sample)

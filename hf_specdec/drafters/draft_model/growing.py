@@ -19,6 +19,7 @@ from ...budget import (
     why_rested,
 )
 from ...clock import now
+from ...devices import input_device
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.inputs import position_limit
 from ...transfer import to_host, waits
@@ -118,7 +119,7 @@ class GrowingSession(TreeSession):
         if most < 1 or (self.fixed is None and self.context.cost.tried(rows) == 0):
             return False  # nothing will be verified
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
-        blind = waits(self._model.device)  # to look at every token would cost more than to draft too many
+        blind = waits(input_device(self._model))  # to look at every token would cost more than to draft too many
         planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
         look = most if self.fixed else min(most, LOOK_STEPS)

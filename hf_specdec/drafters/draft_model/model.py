@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...clock import now
+from ...devices import input_device
 from ...probe import Support, support
 from ...stats import SpeculationStats
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
@@ -59,7 +60,7 @@ class ModelOverCache(OverCache):
             ValueError: the prompt fills the model's context.
         """
         self.vocab = model.config.get_text_config(decoder=True).vocab_size
-        self.device = model.device  # asked once: transformers looks for it among the parameters
+        self.device = input_device(model)  # asked once: transformers looks for it among the parameters
         self.context_limit, self.lockstep = position_limit(model), lockstep
         self.good, self.held = [], []
         self.stats = SpeculationStats() if stats is None else stats

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
 
+from ...devices import input_device
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, support
@@ -162,7 +163,7 @@ class TranslatedModel(OverCache):
         Args:
             speech: between the two; all else is as of `ModelOverCache`.
         """
-        self.speech, self.device, self.lockstep = speech, model.device, lockstep
+        self.speech, self.device, self.lockstep = speech, input_device(model), lockstep
         masks = to_host(prompt_mask.bool())
         prompts = zip(to_host(prompt_ids), masks, strict=True)
         mine = [speech.prompt(list(compress(row, real))) for row, real in prompts]

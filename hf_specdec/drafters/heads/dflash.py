@@ -14,6 +14,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
 from ...config import DrafterConfig
+from ...devices import input_device
 from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...registry import register_drafter
@@ -42,7 +43,7 @@ class DFlashSession(HeadSession):
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
         super().__init__(context, [layer + 1 for layer in model.config.target_layer_ids])  # 0 are the embeddings
         assert context.target is not None, "heads draft where the target is"
-        self.model, self.device = model, model.device
+        self.model, self.device = model, input_device(model)
         self.embed, self.head = context.target.get_input_embeddings(), context.target.get_output_embeddings()
         self.block, self.mask_token = model.config.block_size, model.config.mask_token_id
         # Windows of what sees both ways reach one token further.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...clock import now
+from ...devices import input_device
 from ...judge.picking import DraftPicker
 from ...transfer import to_device, to_host
 from ..draft_model.session import write_tokens
@@ -81,10 +82,10 @@ class BackgroundDraft:
     def __init__(self, setup: Setup, model: "PreTrainedModel", link: Link, desk: Cancelling) -> None:
         self.link, self.desk, self.epoch = link, desk, -1
         self.began, self.sent = 0.0, 0
-        self.picker = setup.picker.on(model.device)
+        self.picker = setup.picker.on(input_device(model))
         self.eos_token_ids, self.lockstep = setup.eos_token_ids, setup.lockstep
-        prompt = setup.prompt_ids.to(model.device)
-        self.model = over_cache(model, prompt, setup.prompt_mask.to(model.device), setup.lockstep)
+        prompt = setup.prompt_ids.to(input_device(model))
+        self.model = over_cache(model, prompt, setup.prompt_mask.to(input_device(model)), setup.lockstep)
         self.ids = torch.nn.functional.pad(prompt, (0, BLOCK))
         self.rows = list(range(len(prompt)))
         self.lines = [Line(row) for row in self.rows]

@@ -9,6 +9,7 @@ from huggingface_hub.dataclasses import strict
 
 from ...budget import Learned, Survival
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
+from ...devices import input_device
 from ...errors import SpeculationError
 from ...probe import Support
 from ...protocol import DraftContext, DraftSession
@@ -111,7 +112,7 @@ class PearlDrafter(ModelDrafter):
             self.pool.free.append(launch())  # so that the first call does not wait for its imports
 
     def _in_thread(self) -> bool:
-        on_host = self.draft_model.device.type == "cpu"
+        on_host = input_device(self.draft_model).type == "cpu"
         return self.config.worker == "thread" or (self.config.worker == "auto" and not on_host)
 
     def join(self) -> "PearlDrafter":
@@ -194,11 +195,12 @@ class PearlDrafter(ModelDrafter):
 
     def _stream(self) -> Any:
         """The CUDA stream that all of this drafter's worker threads draft on; None where there are none."""
-        if self.draft_model.device.type != "cuda":
+        device = input_device(self.draft_model)
+        if device.type != "cuda":
             return None
         if self.stream is None:
-            self.stream = torch.cuda.Stream(self.draft_model.device)
-            self.stream.wait_stream(torch.cuda.current_stream(self.draft_model.device))  # the weights may be on the way
+            self.stream = torch.cuda.Stream(device)
+            self.stream.wait_stream(torch.cuda.current_stream(device))  # the weights may be on the way
         return self.stream
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...devices import input_device
 from .background import BackgroundDraft, CancelledError
 from .link import Kind, Link, Order, decode_numbers, decode_object, encode_numbers
 
@@ -86,22 +87,22 @@ def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None
 
 def _draft(link: Link, model: "PreTrainedModel", desk: Desk, orders: "queue.SimpleQueue[Any]", stream: Any) -> None:
     """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
-    if stream is None and model.device.type == "cuda":
-        stream = torch.cuda.Stream(model.device)
+    if stream is None and input_device(model).type == "cuda":
+        stream = torch.cuda.Stream(input_device(model))
     try:
         with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
             while (item := orders.get()) is not None:
                 kind, body = item
                 if kind is Kind.OPEN:
                     setup = decode_object(body)
-                    with setup.cast(model.device.type):
+                    with setup.cast(input_device(model).type):
                         desk.session = BackgroundDraft(setup, model, link, desk)
                 elif kind is Kind.CLOSE:
                     desk.session = None
                 elif desk.session is not None:
                     order = Order.decode(body)
                     try:
-                        with setup.cast(model.device.type):
+                        with setup.cast(input_device(model).type):
                             desk.session.follow(order)
                     except CancelledError:
                         continue

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...budget import Learned, Survival
+from ...devices import input_device
 from ...errors import SpeculationError
 from ...protocol import DraftContext
 from ...registry import register_drafter
@@ -234,7 +235,7 @@ class StreamingDrafter(Drafter):
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""
-        kept = self._fitted.of(target, (target.dtype, target.device))
+        kept = self._fitted.of(target, (target.dtype, input_device(target)))
         if not kept:
             streams = deepcopy(self.streams)
             if self.config.mode == "tuned":
@@ -245,7 +246,8 @@ class StreamingDrafter(Drafter):
 
 def _beside(streams: Streams, upper: Upper, target: "PreTrainedModel") -> Streams:
     found = [next(layer.parameters()).device for layer in upper.layers]
-    devices = [target.device if device.type == "meta" else device for device in found]  # offloaded, until they run
+    first = input_device(target)
+    devices = [first if device.type == "meta" else device for device in found]  # offloaded, until they run
     streams.to(device=devices[0], dtype=target.dtype)
     for adapters, device in zip(streams.adapters, devices, strict=False):
         adapters.to(device)

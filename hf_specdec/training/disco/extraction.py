@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...devices import input_device
 from ...drafters.disco.drafter import fingerprint
 from ...errors import SpeculationError
 from ...instruments.ends import until_end
@@ -104,7 +105,7 @@ def _write(
     target: PreTrainedModel, pad: int | None, rows: Sequence[list[int]], regime: Regime, number: int
 ) -> Iterator[tuple[Tensor, int]]:
     """The target's texts [L] without padding, and how much of each is prompt. Those of one token are left out."""
-    inputs = batch(rows, pad, target.device)
+    inputs = batch(rows, pad, input_device(target))
     torch.manual_seed(regime.seed * 100_003 + number)
     output = target.generate(**inputs, pad_token_id=pad, **regime.options())
     columns = inputs["input_ids"].shape[1]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ...devices import input_device
 from ...drafters.disco.classifier import EXTRA, features
 from ...drafters.disco.lookup import NONE, Branch, Recurrence
 from ...judge.verification import distribution, draw, drawable, residual
@@ -55,11 +56,11 @@ def record_text(
         rollout: R, how far to follow the draft after a rejection.
         lookup: whether features say what copying from earlier text would propose.
     """
-    ids = ids.to(target.device)
+    ids = ids.to(input_device(target))
     new = ids[prompt:]
     cache = DynamicCache(config=draft.config) if rollout else None
     options = {} if cache is None else {CACHE: cache, "use_cache": True}
-    q_logits = draft(ids[None].to(draft.device), **options).logits[0, prompt - 1 : -1].to(ids.device)
+    q_logits = draft(ids[None].to(input_device(draft)), **options).logits[0, prompt - 1 : -1].to(ids.device)
     p_logits = target(ids[None]).logits[0, prompt - 1 : -1]
     vocab = min(q_logits.shape[-1], p_logits.shape[-1])
     q_logits, p_logits = q_logits[:, :vocab].float(), p_logits[:, :vocab].float()
@@ -106,7 +107,7 @@ def _continue(
         texts: what copying knows of the text before each of the columns; None where it is not to be asked.
     """
     assert cache is not None
-    device = draft.device
+    device = input_device(draft)
     own = DynamicCache(config=draft.config)
     for i, layer in enumerate(cache.layers):
         own.update(*(state.expand(len(columns), -1, -1, -1) for state in (layer.keys, layer.values)), i)

@@ -9,6 +9,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...clock import now
+from ...devices import input_device
 from ...drafters.disco.classifier import StopClassifier, read
 from ...drafters.disco.drafter import DiscoDrafter
 from ...drafters.disco.rules import StopRule
@@ -45,7 +46,7 @@ class Choice:
 def measure_costs(target: PreTrainedModel, draft: PreTrainedModel, classifier: StopClassifier) -> Costs:
     """Bare forwards at a cache of 128 tokens, and the stop rule by itself."""
     forwards = [Forward("target", 1, width, 128, 0.0) for width in WIDTHS] + [Forward("draft", 1, 1, 128, 0.0)]
-    ids = torch.ones(1, 128 + max(WIDTHS), dtype=torch.long, device=target.device)
+    ids = torch.ones(1, 128 + max(WIDTHS), dtype=torch.long, device=input_device(target))
     table = time_bare_forwards({"target": target, "draft": draft}, forwards, ids)
     verify = interpolate_widths({width: table["target", 1, width] for width in WIDTHS})
     return Costs(table["draft", 1, 1], verify, rule_seconds(draft, classifier))
@@ -56,7 +57,7 @@ def rule_seconds(draft: PreTrainedModel, classifier: StopClassifier, repeats: in
     """What the stop rule adds to a draft step: features, classifier, and the way to the host."""
     vocab = draft.config.get_text_config(decoder=True).vocab_size
     chance = classifier.reader(do_sample=False)
-    logits = torch.randn(1, vocab, device=draft.device, dtype=draft.dtype)
+    logits = torch.randn(1, vocab, device=input_device(draft), dtype=draft.dtype)
     seconds = []
     for _ in range(repeats):
         began = now()
@@ -97,7 +98,7 @@ def measured_choice(
     totals = [0.0] * len(choices)
     drafters = [drafter(choice) for choice in choices]
     for number, prompt in enumerate(tqdm(prompts, desc="timing the best stop rules", unit=" prompts")):
-        inputs = batch([prompt_ids(tokenizer, prompt)], tokenizer.pad_token_id, target.device)
+        inputs = batch([prompt_ids(tokenizer, prompt)], tokenizer.pad_token_id, input_device(target))
         for turn in range(len(choices)):
             i = (turn + number) % len(choices)
             torch.manual_seed(regime.seed + number)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ...devices import input_device
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
 from ..learning import Examined
 
@@ -67,7 +68,7 @@ def acceptance(draft: Any, lessons: Dataset[dict[str, Tensor]], rows: int) -> di
     matches, overlaps = [torch.zeros(0)], [torch.zeros(0)]
     for at in range(0, len(lessons), rows):  # type: ignore[arg-type]
         batch = collate([lessons[i] for i in range(at, min(at + rows, len(lessons)))])  # type: ignore[arg-type]
-        batch = {name: value.to(draft.device) for name, value in batch.items()}
+        batch = {name: value.to(input_device(draft)) for name, value in batch.items()}
         logits, sampled = known_logits(draft, batch), batch["sampled"]
         matches.append((logits.argmax(-1) == batch["greedy"])[~sampled].float().cpu())
         q = logits[sampled].softmax(-1).gather(1, batch["rows"][sampled].long())

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from ...devices import input_device
 from ..writing import Text, batched
 
 LIKELIEST = 32
@@ -88,7 +89,7 @@ def _stored(file: Path, made_of: str) -> dict[str, Tensor] | None:
 def _logits(target: PreTrainedModel, texts: Sequence[Text]) -> Iterator[Tensor]:
     """Per text the logits [N, V] that decided each token which the target wrote."""
     longest = max(len(text.ids) for text in texts)
-    ids = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in texts], device=target.device)
+    ids = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in texts], device=input_device(target))
     # Padded on the right, where a causal model does not look: no mask is needed.
     hidden = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
     head = target.get_output_embeddings()

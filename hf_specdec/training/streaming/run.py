@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from typer import Option
 
+from ...devices import input_device
 from ...drafters import Drafter, StreamingDrafter
 from ...drafters.disco.drafter import fingerprint
 from ...drafters.streaming import Upper
@@ -188,7 +189,9 @@ def _try(settings: StreamingSettings, pair: Pair, upper: Upper) -> None:
     """
     try:
         streams = beginning(settings, pair, upper, [Text([0, 0], 1, 0.0, 0)]).streams.to(pair.target.dtype)
-        states = torch.zeros(1, 2, streams.embeddings.shape[1], dtype=pair.target.dtype, device=pair.target.device)
+        states = torch.zeros(
+            1, 2, streams.embeddings.shape[1], dtype=pair.target.dtype, device=input_device(pair.target)
+        )
         batch = {"states": states, "at": torch.tensor([[0, 1]], device=states.device)}
         with torch.no_grad():
             Learner(streams.to(states.device), upper, attention_windows(pair.target), 1)(batch)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from ...devices import input_device
 from ...drafters.streaming import Upper
 from ...errors import SpeculationError
 from ..folder import write_whole
@@ -118,7 +119,7 @@ def entering(target: PreTrainedModel, upper: Upper, rows: Sequence[Sequence[int]
         found.append(states)
         raise _Reached
 
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=target.device)
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=input_device(target))
     with upper.entering(look), suppress(_Reached):
         target.base_model(input_ids=ids, use_cache=False)
     return found[0].cpu()
