@@ -19,6 +19,10 @@ class Learned(Generic[T]):
         self._of: WeakKeyDictionary[Any, dict[Hashable, T]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy knows nothing yet."""
+        return Learned, (self._make,)
+
     def of(self, target: Any, key: Hashable = None) -> T:
         """
         Args:

@@ -45,6 +45,10 @@ class Drafter(Storable):
         """Whisper's own `generate` leaves a mark in the generation config of what drafts for it; nobody reads it."""
         return SimpleNamespace()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have the options and weights; what was learned of a target, or is running, stays here."""
+        return vars(self) | {"last_stats": None}
+
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={getattr(self.config, name)!r}" for name in self.config.options())
         return f"{type(self).__name__}({options})"

@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -56,8 +57,6 @@ class PearlDrafter(ModelDrafter):
 
     config_class = PearlConfig
     config: PearlConfig
-    last_timeline: Timeline | None = None
-    """when each model was busy in the last call, and what the line between them carried"""
 
     def __init__(
         self,
@@ -99,17 +98,28 @@ class PearlDrafter(ModelDrafter):
             corrections=corrections,
             lookup=lookup,
         )
+        self.planners = Learned(partial(Planner, window, pre_verify, post_verify, corrections))
+        self.survival = Learned(Survival)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What runs beside the drafter, and is its own."""
         self.pool = Pool()
         weakref.finalize(self, self.pool.close)
         self.seat: Seat | None = None
         self.stream: Any = None
-        config = self.config
-        self.planners = Learned(
-            lambda: Planner(config.window, config.pre_verify, config.post_verify, config.corrections)
-        )
-        self.survival = Learned(Survival)
-        if config.worker != "rank" and not self._in_thread():
+        self.last_timeline: Timeline | None = None
+        """when each model was busy in the last call, and what the line between them carried"""
+        if self.config.worker != "rank" and not self._in_thread():
             self.pool.free.append(launch())  # so that the first call does not wait for its imports
+
+    def __getstate__(self) -> dict[str, Any]:
+        running = ("pool", "seat", "stream", "last_timeline")
+        return {name: value for name, value in super().__getstate__().items() if name not in running}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
     def _in_thread(self) -> bool:
         on_host = input_device(self.draft_model).type == "cpu"

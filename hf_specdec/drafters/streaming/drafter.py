@@ -2,6 +2,7 @@
 
 import hashlib
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,10 +112,7 @@ class StreamingDrafter(Drafter):
         self.trained = False
         """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
-        self._tuners = {
-            sampled: Learned(lambda sampled=sampled: TreeTuner(self.config, sampled))  # type: ignore[misc]
-            for sampled in (False, True)
-        }
+        self._tuners = {sampled: Learned(partial(TreeTuner, self.config, sampled)) for sampled in (False, True)}
         self._survival = Learned(Survival)
 
     def weights(self) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ class SuffixStore:
     def __init__(self, memory_mb: int = 64) -> None:
         if memory_mb < 1:
             raise SpeculationError(f"memory_mb must be at least 1, got {memory_mb}")
+        self.memory_mb = memory_mb
         self.capacity = (memory_mb << 20) * 15 // 16 // _BYTES_PER_TOKEN  # the rest is for what `add` needs meanwhile
         """Tokens held at most, the ends of sequences included."""
         self._slots = 1 << ((self.capacity // 2).bit_length() - 1)
@@ -54,6 +56,10 @@ class SuffixStore:
         self._back = {n: np.zeros(self.capacity, dtype=np.int32) for n in GRAMS}  # distance to the place before
         self._end = 1  # the place of the next token
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has the same bound, and holds nothing yet; `save` keeps what is held."""
+        return SuffixStore, (self.memory_mb,)
 
     def __len__(self) -> int:
         """Tokens held, the ends of sequences included."""
