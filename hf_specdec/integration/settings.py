@@ -12,31 +12,22 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from ..drafters import HybridDrafter
 from ..drafters.draft_model import ModelDrafter
 from ..drafters.draft_model.translating import translating
-from ..errors import SpeculationError, shown
+from ..errors import SpeculationError, shown, warn
 from ..judge.rules import Rules
 from ..registry import drafter_types
 from ..schedule import AnyDrafter
 from ..target.inputs import CACHE
+from .fields import OTHER_MODES, OTHER_SPECULATION, WITHOUT_EFFECT
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
 
-UPSTREAM_DEFAULTS = {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
-"""what transformers fills in by itself (its pipelines do): nobody asked for these"""
-
-OTHER_MODES = {
-    "penalty_alpha": 0.0,
-    "dola_layers": None,
-    "force_words_ids": None,
-    "constraints": None,
-    "num_beam_groups": 1,
-}
-"""settings of decoding modes that no drafter serves, each with the value that asks for nothing"""
-
 
 def by_name(parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a call was given, the cache by the name that transformers has for it: both are taken, as they are there."""
+    """What a call was given, the cache by the name that transformers has for it: both are taken, as they are there. A
+    parameter of `generate` that is None, as it is by default, is none that was given."""
     named = dict(zip(parameters, args, strict=False)) | kwargs
+    named = {name: value for name, value in named.items() if value is not None or name not in parameters}
     if "past_key_values" in named:
         named.setdefault(CACHE, named.pop("past_key_values"))
     return named
@@ -88,8 +79,8 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     def asked(name: str) -> Any:
         return setting(model, named, name)
 
-    for name, ours in OTHER_MODES.items():
-        if (value := asked(name)) not in (None, ours):
+    for name, nothing in OTHER_MODES.items():
+        if (value := asked(name)) not in (None, nothing):
             raise SpeculationError(
                 f"{name}={str(value)[:80]} asks for another way of decoding, which does not go with speculation; leave "
                 'it out, or pass speculation_type="none"'
@@ -104,18 +95,19 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
             "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "
             "leave the drafter out"
         )
-    for name, default in (("prompt_lookup_num_tokens", None), *UPSTREAM_DEFAULTS.items()):
-        if (value := asked(name)) not in (None, default):
+    for name, nothing in OTHER_SPECULATION.items():
+        if (value := asked(name)) not in (None, nothing):
             raise SpeculationError(
-                f"{name}={value} is transformers' own setting and does nothing here; known speculation types and "
-                f"their options go in speculation_type ({', '.join(drafter_types())}) and speculation={{...}}, "
-                "for example num_draft_tokens"
+                f"{name}={value} is of transformers' own speculation and does nothing beside a drafter; leave it out. "
+                f"Drafters are named by speculation_type ({', '.join(drafter_types())}), their options by "
+                "speculation={...}, for example num_draft_tokens"
             )
+    for name, why in WITHOUT_EFFECT.items():
+        if why and asked(name) is not None:
+            warn(f"{name} has no effect here: {why}")
     for name in ("use_model_defaults", "custom_generate"):
         if named.get(name) is not None:
             raise SpeculationError(f"{name} does not go with speculation; leave it out")
-    if asked("token_healing"):
-        raise SpeculationError("token_healing is not supported with speculation; heal the prompt before generate")
     if named.get("inputs_embeds") is not None:
         raise SpeculationError("inputs_embeds is not supported with speculation: a draft needs input_ids")
     ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")

@@ -1,0 +1,85 @@
+"""Every parameter of `generate`, and every field of its config, has a known fate beside a drafter."""
+
+import inspect
+import warnings
+from typing import Any
+
+import models
+import pytest
+import torch
+from transformers import CompileConfig, GenerationConfig, GenerationMixin
+
+from hf_specdec import PromptLookupDrafter, SpeculationError, SpeculationWarning
+from hf_specdec.integration import fields
+
+MODEL = models.llama()
+PARAMETERS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(GenerationMixin.generate).parameters.items()
+    if parameter.default is not parameter.empty and name != "assistant_model"
+}
+ANOTHER: dict[str, Any] = {
+    "assistant_early_exit": 1,
+    "assistant_ensemble_weight": 0.5,
+    "constraints": ["x"],
+    "dola_layers": "high",
+    "force_words_ids": [[5]],
+    "max_matching_ngram_size": 4,
+    "num_assistant_tokens_schedule": "heuristic",
+    "num_beam_groups": 2,
+    "prompt_lookup_num_tokens": 3,
+    "token_healing": True,
+    "use_mtp": True,
+}
+
+
+def generate(**options: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SpeculationWarning)
+        return MODEL.generate(**models.prompts([7]), max_new_tokens=6, pad_token_id=0, **options)
+
+
+@pytest.mark.parametrize("flag", [False, True], ids=["drafter", "flag"])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_given_its_default_is_not_given(name: str, flag: bool) -> None:
+    asked: dict[str, Any] = (
+        {"speculation_type": "prompt_lookup"} if flag else {"assistant_model": PromptLookupDrafter()}
+    )
+    given = {name: PARAMETERS[name]} | ({"assistant_model": None} if flag else {})
+    assert torch.equal(generate(**asked, **given), generate())
+
+
+def test_every_field_is_listed_once() -> None:
+    """A field that a new transformers brings is to be thought about: is it served, refused, or of no effect?"""
+    known = [*fields.SERVED, *fields.OTHER_MODES, *fields.OTHER_SPECULATION, *fields.WITHOUT_EFFECT]
+    assert len(set(known)) == len(known)
+    theirs = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert theirs == set(known)
+
+
+@pytest.mark.parametrize("form", ["call", "config"])
+@pytest.mark.parametrize("name", [*fields.OTHER_MODES, *fields.OTHER_SPECULATION])
+def test_what_nobody_serves_is_refused_and_what_asks_for_nothing_is_not(name: str, form: str) -> None:
+    nothing = {**fields.OTHER_MODES, **fields.OTHER_SPECULATION}[name]
+
+    def asked(value: Any) -> dict[str, Any]:
+        if form == "call":
+            return {name: value}
+        config = GenerationConfig(max_new_tokens=6, pad_token_id=0)
+        setattr(config, name, value)
+        return {"generation_config": config}
+
+    value = ANOTHER[name] if name in ANOTHER else nothing + 1
+    with pytest.raises(SpeculationError, match=rf"{name}="):
+        generate(assistant_model=PromptLookupDrafter(), **asked(value))
+    assert torch.equal(generate(assistant_model=PromptLookupDrafter(), **asked(nothing)), generate())
+
+
+def test_what_has_no_effect_says_so() -> None:
+    with pytest.warns(SpeculationWarning, match="compile_config has no effect"):
+        MODEL.generate(
+            **models.prompts([7]),
+            max_new_tokens=4,
+            assistant_model=PromptLookupDrafter(),
+            compile_config=CompileConfig(),
+        )
