@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .devices import input_device
+from .errors import shown
 from .protocol import Runner
 from .target.cache import is_adoptable
 from .target.encoder_decoder import EncoderDecoderRunner, as_said, crosses, fresh_cache
@@ -43,6 +44,8 @@ class Ability(NamedTuple):
     support: Support
     vocab_size: int
     """of its logits"""
+    why: str = ""
+    """not more, in words that go on from the model's name; empty where there is no more"""
 
 
 _known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Ability]]" = weakref.WeakKeyDictionary()
@@ -54,6 +57,10 @@ PADDING = 2
 """columns of it on the left of the second row"""
 WINDOW = 4
 """tokens of a sliding window while it is probed"""
+TAKES_MASKS = ("eager", "sdpa", "flex_attention")
+"""attention that takes a 4-D mask. Others read its nonzero places as something else: on a GPU that may be an assertion
+of the device, which ends the process. Nothing is tried there"""
+STATE = "keeps a state that cannot be rolled back"
 NOISES = 4
 """times a model's own rounding that two ways of computing the same may be apart"""
 MOST_NOISE = 1e-3
@@ -115,24 +122,39 @@ def _counts_columns(model: "PreTrainedModel") -> bool:
 def _probe(model: "PreTrainedModel") -> Ability:
     ids, mask = _inputs(model)
     vocab = model.config.get_text_config(decoder=True).vocab_size
-    found = Support.PLAIN
+    found, why = Support.PLAIN, ""
     try:
         expected, noise = _plain(model, ids, mask)
         vocab = expected.shape[-1]
-        if crosses(model):
-            fine = agree(_lockstep(EncoderDecoderRunner, model, ids, mask), expected, noise)
-            return Ability(Support.LOCKSTEP if fine else Support.PLAIN, vocab)
-        cache = _kwargs(model, mask)[CACHE]
-        prefill(model, ids, _kwargs(model, mask) | {CACHE: cache}, None)
-        way = StateRunner if keeps_state(cache) else LockstepRunner
-        if (way is StateRunner or cache.is_croppable) and agree(_lockstep(way, model, ids, mask), expected, noise):
-            found = Support.STATE if way is StateRunner else Support.LOCKSTEP
-        may_be_ragged = found is Support.LOCKSTEP and not _counts_columns(model)
-        if may_be_ragged and agree(_ragged(model, ids, mask), expected, noise):
-            found = Support.RAGGED
-    except Exception:  # whatever a model raises here, it is run another way
-        pass
-    return Ability(found, vocab)
+        cache = None if crosses(model) else _kwargs(model, mask)[CACHE]
+        if cache is not None:
+            prefill(model, ids, _kwargs(model, mask) | {CACHE: cache}, None)
+        way = EncoderDecoderRunner if cache is None else StateRunner if keeps_state(cache) else LockstepRunner
+        if not bool(expected.isfinite().all()):
+            return Ability(found, vocab, "gives logits that are NaN or infinite")
+        if way is LockstepRunner and not cache.is_croppable:
+            return Ability(found, vocab, f"has a {type(cache).__name__} that cannot be rolled back")
+        if why := differs(_lockstep(way, model, ids, mask), expected, noise):
+            return Ability(found, vocab, why)
+        found = Support.STATE if way is StateRunner else Support.LOCKSTEP
+        if way is not LockstepRunner:
+            return Ability(found, vocab, STATE if way is StateRunner else "has an encoder")
+        if why := _keeps_rows_together(model):
+            return Ability(found, vocab, why)
+        why = differs(_ragged(model, ids, mask), expected, noise)
+        found = found if why else Support.RAGGED
+    except Exception as error:  # whatever a model raises here, it is run another way
+        state = not crosses(model) and keeps_state(_kwargs(model, mask)[CACHE])
+        why = STATE if state else f"raised {shown(error)} when it was tried"
+    return Ability(found, vocab, why)
+
+
+def _keeps_rows_together(model: "PreTrainedModel") -> str:
+    """Why rows of different lengths are not even tried; empty where they are."""
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    if attention not in TAKES_MASKS:
+        return f"has attention ({attention}) that takes no mask of ours"
+    return "counts the columns of its local attention" if _counts_columns(model) else ""
 
 
 def runner_agrees(model: "PreTrainedModel", wrap: Callable[[Runner], Runner]) -> bool:
@@ -151,7 +173,7 @@ def runner_agrees(model: "PreTrainedModel", wrap: Callable[[Runner], Runner]) ->
         answer = runner.forward(ids[:, 4:6])
         # What was pruned cannot be compared.
         places = 2 if answer.nodes is None else 1
-        return agree(answer.logits[:, :places], expected[:, :places], noise)
+        return not differs(answer.logits[:, :places], expected[:, :places], noise)
 
 
 def _inputs(model: "PreTrainedModel") -> tuple[Tensor, Tensor]:
@@ -219,8 +241,8 @@ def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([torch.cat([first[0, :2], alone[0]]), second[1]])
 
 
-def agree(got: Tensor, expected: Tensor, noise: float) -> bool:
-    """Equal up to rounding.
+def differs(got: Tensor, expected: Tensor, noise: float) -> str:
+    """How far logits are apart, in words; empty where that is rounding.
 
     Args:
         noise: what rounding makes of these logits, as far as is known. A small error of a state that was not rolled
@@ -231,4 +253,10 @@ def agree(got: Tensor, expected: Tensor, noise: float) -> bool:
     scale = float((expected - expected.mean(-1, keepdim=True)).abs().max())
     tolerance = (1e-4 if exact else 0.1) * scale
     rounding = min(NOISES * noise, MOST_NOISE * scale) if exact else NOISES * noise
-    return bool((got - expected).abs().max() <= max(tolerance, rounding))
+    apart, most = float((got - expected).abs().max()), max(tolerance, rounding)
+    if apart <= most:
+        return ""
+    return (
+        f"gives other logits when several tokens are verified and some of them rolled back ({apart:.2g} apart, where "
+        f"rounding explains {most:.2g})"
+    )

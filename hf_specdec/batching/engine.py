@@ -56,8 +56,8 @@ class Engine:
         """
         if ability(model).support is not Support.RAGGED:
             raise SpeculationError(
-                f"{type(model).__name__} does not take rows of different lengths, which is what a batch of rows that "
-                "come and go is made of; use model.generate"
+                f"{type(model).__name__} {ability(model).why}; a batch of rows that come and go needs a model that "
+                "takes rows of different lengths. Use model.generate"
             )
         self.model, self.drafter, self.most_rows, self.most_tokens = model, drafter, most_rows, most_tokens
         self.vocab, self.limit = ability(model).vocab_size, position_limit(model)

@@ -14,7 +14,7 @@ from ..judge.noise import Noise
 from ..judge.processing import Processing
 from ..judge.randomness import Randomness
 from ..judge.rules import Rules
-from ..probe import Support, support
+from ..probe import Support, ability
 from ..stats import SpeculationStats, text_length
 from ..target.cache import is_adoptable
 from ..target.encoder_decoder import EncoderDecoderRunner
@@ -159,9 +159,9 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
         raise PlainDecodingNeeded(call, "prefill_chunk_size is set, and speculation does its prefill in one piece")
     if rope_changes(call):
         raise PlainDecodingNeeded(call, "the call passes the length at which this model's rotary embeddings change")
-    can = support(call.target)
+    can, _, why = ability(call.target)
     if can is Support.PLAIN:
-        raise PlainDecodingNeeded(call, f"the cache of {name} cannot be rolled back")
+        raise PlainDecodingNeeded(call, f"{name} {why}")
     if call.source is not None:
         return _beside_an_encoder(call, drafter)
     alone = call.input_ids.shape[0] == 1
@@ -170,8 +170,8 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     if not takes_ragged and not alone:
         if can is Support.LOCKSTEP and _may_be_staggered(call, drafter):
             return Mode(True, False, LockstepRunner)
-        what = "A cache that moves layers to the host" if cache.offloading else name
-        warn(f"{what} does not take rows of different lengths, so the batch advances by its slowest row")
+        what = "the cache moves layers to the host" if cache.offloading else f"{name} {why or 'has other inputs'}"
+        warn(f"the batch advances by its slowest row: {what}")
     wanted = drafter.proposes_trees or drafter.brings_runner
     ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)
     blocks = not call.processing.opaque and not StepOutputs.wanted(call.config)

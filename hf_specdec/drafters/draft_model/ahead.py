@@ -20,7 +20,7 @@ from ...clock import now
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import sizes_apart
 from ...judge.largest import argmax
-from ...probe import Support, support
+from ...probe import Support, ability, support
 from ...transfer import to_device, to_host
 from .over import OverCache
 
@@ -85,8 +85,8 @@ def read_ahead(draft_model: "PreTrainedModel", smaller: "PreTrainedModel | None"
             )
         if support(smaller) < Support.LOCKSTEP:
             raise SpeculationError(
-                f"smaller is a {type(smaller).__name__}, which keeps a state that cannot be rolled back; name one with "
-                "attention layers only, or none for copies"
+                f"smaller is a {type(smaller).__name__}, which {ability(smaller).why}; name one with attention layers "
+                "only, or none for copies"
             )
     vars(draft_model)[HOW] = ReadingAhead(smaller)
 

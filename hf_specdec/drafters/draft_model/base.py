@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import ids_of, sizes_apart
-from ...probe import Support, support
+from ...probe import Support, ability, support
 from ...target.encoder_decoder import crosses
 from ..base import Drafter
 from .model import takes_uneven
@@ -63,9 +63,10 @@ class ModelDrafter(Drafter):
         else:
             speech.check(target)
         if self.draft_support() < Support.LOCKSTEP:
+            why = ability(self.draft_model).why or "cannot be rolled back"
             raise SpeculationError(
-                f"draft_model {type(self.draft_model).__name__} keeps a state that cannot be rolled back; "
-                "choose a draft with attention layers only"
+                f"draft_model {type(self.draft_model).__name__} cannot draft: it {why}. Choose a draft with attention "
+                "layers only, in another dtype, or without quantized activations"
             )
 
     def draft_support(self) -> Support:
