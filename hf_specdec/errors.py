@@ -1,6 +1,9 @@
 """What this library raises and warns with."""
 
+import os
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 LONGEST_VALUE = 500
@@ -28,10 +31,18 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ..."
 
 
+def meant(name: Any, known: Iterable[str]) -> str:
+    """The name that is nearly this one, for a message; empty where none is."""
+    near = get_close_matches(str(name).lower().replace("-", "_"), list(known), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def expect_model(name: str, value: Any) -> None:
     """Refuse what is no transformers model."""
     if not hasattr(value, "forward") or not hasattr(value, "config"):
         fix = "; pass its draft_model" if hasattr(value, "draft_model") else ""
+        if isinstance(value, (str, os.PathLike)):
+            fix = "; load it by AutoModelForCausalLM.from_pretrained, or by Drafter.from_pretrained if it is a drafter"
         raise SpeculationError(f"{name} must be a transformers model, got {shown(value)}{fix}")
 
 

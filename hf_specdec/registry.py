@@ -5,7 +5,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from .config import DrafterConfig
-from .errors import SpeculationError
+from .errors import SpeculationError, meant
 
 
 class Storable:
@@ -58,5 +58,8 @@ def drafter_class(drafter_type: str) -> type[Storable]:
         SpeculationError: no such drafter.
     """
     if drafter_type not in _drafters:
-        raise SpeculationError(f"unknown speculation_type {drafter_type!r}; known: {', '.join(drafter_types())}, none")
+        known = [*drafter_types(), "none"]
+        raise SpeculationError(
+            f"unknown speculation_type {drafter_type!r}{meant(drafter_type, known)}; known: {', '.join(known)}"
+        )
     return _drafters[drafter_type]

@@ -464,3 +464,14 @@ def test_options_of_the_server_are_transformers_own() -> None:
     options = asdict(ServerOptions())
     assert {"host", "port", "enable_cors", "log_level", "chat_template_kwargs"} <= set(options)
     assert not {"force_model", "device", "dtype", "drafter", "compile", "continuous_batching"} & set(options)
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_a_chat_that_no_template_can_put_into_words_is_the_requests_fault(
+    either: Served, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, path = {"model": "tiny", field: QUESTION}, {"messages": "/v1/chat/completions", "input": "/v1/responses"}
+    for template, why in ((None, "no chat template"), ("{{ raise_exception('roles must alternate') }}", "alternate")):
+        monkeypatch.setattr(either.tokenizer, "chat_template", template)
+        status, said = either.post(path[field], body)
+        assert (status, why in said) == (400, True), said

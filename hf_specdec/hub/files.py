@@ -6,6 +6,7 @@ Every function raises `SpeculationError` that names the file and the fix. Nothin
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import SpeculationError, shown
+from ..errors import SpeculationError, meant, shown
 
 COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
 MAX_JSON_BYTES = 1 << 20
@@ -100,9 +101,17 @@ def download(repo_id: str, patterns: list[str], **hub: Any) -> Path:
         at = f" at revision {hub['revision']!r}" if hub.get("revision") else ""
         reason = " ".join(str(error).split())
         raise SpeculationError(
-            f"{repo_id!r} is no local folder, and could not be read from the Hub{at}; check the name and the revision, "
-            f"pass token= if the repo is private or gated, and check the connection. The Hub's answer: {reason}"
+            f"{repo_id!r} is no local folder{_near(Path(repo_id))}, and could not be read from the Hub{at}; check the "
+            "name and the revision, pass token= if the repo is private or gated, and check the connection. "
+            f"The Hub's answer: {reason}"
         ) from error
+
+
+def _near(path: Path) -> str:
+    """The folder beside a path that is named nearly like it, for a message."""
+    with suppress(OSError):
+        return meant(path.name, [folder.name for folder in path.parent.iterdir() if folder.is_dir()])
+    return ""
 
 
 def safe_file(folder: Path, name: str) -> Path:

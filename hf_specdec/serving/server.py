@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from ..errors import SpeculationError
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
 from .apart import apart
-from .continuous import in_place_of_stock
+from .continuous import BAD, in_place_of_stock
 from .speculating import Speculating
 
 NOT_OURS = ("force_model", "model_timeout", "compile", "non_blocking")
@@ -164,7 +165,7 @@ def handing_out(pair: Pair, name: str) -> Iterator[None]:
         """transformers' manager of models, with one that is there already."""
 
         def load_model_and_processor(self, *args: Any, **kwargs: Any) -> Any:
-            return pair.target, pair.tokenizer
+            return pair.target, _answering(pair.tokenizer)
 
         @staticmethod
         def get_gen_models(cache_dir: str | None = None) -> list[dict[str, Any]]:
@@ -175,6 +176,24 @@ def handing_out(pair: Pair, name: str) -> Iterator[None]:
         yield
     finally:
         model_manager.ModelManager = stock
+
+
+def _answering(tokenizer: Any) -> Any:
+    """A tokenizer for one request, whose chat template refuses what it cannot put into words: that is the request's
+    fault, or the model's, and no failure of the server."""
+    from fastapi import HTTPException
+    from jinja2 import TemplateError
+
+    def apply_chat_template(*args: Any, **options: Any) -> Any:
+        try:
+            return tokenizer.apply_chat_template(*args, **options)
+        except (ValueError, TemplateError) as error:
+            why = str(error) if tokenizer.chat_template else "this model has no chat template: ask /v1/completions"
+            raise HTTPException(BAD, why) from error
+
+    twin = copy(tokenizer)
+    twin.apply_chat_template = apply_chat_template
+    return twin
 
 
 @contextmanager
