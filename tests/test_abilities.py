@@ -2,6 +2,8 @@
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import models
@@ -128,3 +130,27 @@ def test_a_model_that_cannot_verify_decodes_plainly_and_says_why() -> None:
 
 def test_a_model_that_can_do_everything_has_no_excuse() -> None:
     assert ability(models.llama()) == (Support.RAGGED, models.VOCAB, "")
+
+
+@pytest.mark.parametrize("how", ["generate", "batch"])
+def test_experts_decode_as_transformers_own_loop_has_them(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its switch, which does something on a GPU only, is on in all forwards but the prompt's."""
+    model, on, seen = models.llama(), [False], []
+
+    @contextmanager
+    def switch() -> Iterator[None]:
+        on[0] = True
+        yield
+        on[0] = False
+
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    ids = models.prompts([7])["input_ids"]
+    model.generate(ids, assistant_model=PromptLookupDrafter(), **options)  # the probe's forwards
+    monkeypatch.setattr(model, "_optimize_model_for_decode", switch, raising=False)
+    model.register_forward_pre_hook(lambda *_: seen.append(on[0]))
+    if how == "generate":
+        model.generate(ids, assistant_model=PromptLookupDrafter(), **options)
+    else:
+        with BatchDecoder(model, PromptLookupDrafter()) as decoder:
+            decoder.submit(ids, **options).result(60)
+    assert seen[0] is False and len(seen) > 2 and all(seen[1:]) and on == [False]

@@ -21,7 +21,7 @@ from ..probe import Support, ability
 from ..protocol import Draft, Forward, Runner, Sequences
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
-from ..target.inputs import position_limit
+from ..target.inputs import as_when_decoding, position_limit
 from ..target.joining import SPARE, JoiningRunner, Reading
 from ..transfer import moved
 from .counts import count_forward, count_row
@@ -113,7 +113,8 @@ class Engine:
             if self.reading is not None:
                 self._read()
             if len(self.rows):
-                self._play_round()
+                with as_when_decoding(self.model):
+                    self._play_round()
         self.stats.total_seconds += now() - began
 
     def clock(self) -> float:

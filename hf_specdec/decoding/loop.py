@@ -26,7 +26,7 @@ from ..probe import ability
 from ..protocol import Draft, DraftContext, Forward, Verdict
 from ..schedule import AnyDrafter, Round, Schedule
 from ..stats import SpeculationStats
-from ..target.inputs import CACHE, own_cache, position_limit
+from ..target.inputs import CACHE, as_when_decoding, own_cache, position_limit
 from ..target.ranks import ranks_of
 from ..target.staggered import farthest
 from ..target.state import StateRunner
@@ -114,8 +114,9 @@ class Decoding:
         try:
             self._open()
             self._prefill()
-            while not all(self.text.finished):
-                self._play_round()
+            with as_when_decoding(self.call.target):
+                while not all(self.text.finished):
+                    self._play_round()
         finally:
             if self.session is not None:
                 self.session.close()
@@ -317,8 +318,7 @@ class Decoding:
         ]
 
     def _max_length(self) -> int:
-        stopping = self.call.stopping
-        return stopping.max_length if stopping.max_length is not None else 2**31
+        return 2**31 if (most := self.call.stopping.max_length) is None else most
 
     def _result(self) -> GenerateDecoderOnlyOutput | Tensor:
         call, ids, steps = self.call, self.text.ids(), self.text.steps

@@ -1,6 +1,7 @@
 """What a model's forward takes: asked before it is run, by whoever runs it."""
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationMixin
@@ -23,6 +24,13 @@ RAGGED_INPUTS = {
     "output_hidden_states",
 }
 """Model inputs that the ragged runner makes itself or can leave out; any other asks for lockstep."""
+
+
+def as_when_decoding(model: "PreTrainedModel") -> AbstractContextManager[Any]:
+    """What transformers' own loop puts around its steps after the prompt: mixtures of experts decode by another kernel
+    on a GPU."""
+    switch = getattr(model, "_optimize_model_for_decode", None)
+    return nullcontext() if switch is None else switch()
 
 
 def position_limit(model: "PreTrainedModel") -> int:
