@@ -132,7 +132,7 @@ def _probe(model: "PreTrainedModel") -> Ability:
         way = EncoderDecoderRunner if cache is None else StateRunner if keeps_state(cache) else LockstepRunner
         if not bool(expected.isfinite().all()):
             return Ability(found, vocab, "gives logits that are NaN or infinite")
-        if way is LockstepRunner and not cache.is_croppable:
+        if cache is not None and way is LockstepRunner and not cache.is_croppable:
             return Ability(found, vocab, f"has a {type(cache).__name__} that cannot be rolled back")
         if why := differs(_lockstep(way, model, ids, mask), expected, noise):
             return Ability(found, vocab, why)

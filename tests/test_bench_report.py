@@ -344,6 +344,7 @@ def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair
     assert found.same_text
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("spec", DRAFTING)
 def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
     target, draft, tokenizer = pair
