@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
+from transformers.cache_utils import StaticLayer
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..errors import warn
@@ -148,11 +149,8 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     both = call.model_kwargs.get(CACHE)
     cache = own_cache(both)
     name = type(call.target).__name__
-    if call.config.use_cache is False or not isinstance(cache, DynamicCache):
-        kind = "no cache" if cache is None else type(cache).__name__
-        raise PlainDecodingNeeded(
-            call, f"speculation needs a dynamic cache, or a static one that holds the text; this call uses {kind}"
-        )
+    if why := lacks(call, both):
+        raise PlainDecodingNeeded(call, f"speculation rolls a cache back, and {why}")
     if isinstance(both, EncoderDecoderCache) != (call.source is not None):
         raise PlainDecodingNeeded(call, f"{name} was given a {type(both).__name__}")
     if call.config.prefill_chunk_size is not None:
@@ -181,6 +179,27 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     if trees or own_runner:
         return Mode(ragged, trees, RaggedRunner)
     return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner)
+
+
+def lacks(call: Call, given: Any) -> str:
+    """What a call's cache lacks, so that neither it nor a dynamic one in its place can be rolled back; empty where one
+    can."""
+    if call.config.use_cache is False or given is None:
+        return "the call uses no cache"
+    if isinstance(cache := own_cache(given), DynamicCache):
+        return ""
+    if not isinstance(given, StaticCache):
+        return f"a {type(cache).__name__} cannot be rolled back here"
+    whole = all(type(layer) is StaticLayer for layer in given.layers)
+    lengths = [layer.max_cache_len for layer in given.layers if type(layer) is StaticLayer]
+    most = call.stopping.max_length
+    if given.offloading:
+        return "a static cache that moves layers to the host is there to hold less than a dynamic one does"
+    if not whole and (call.keeps_cache or cached_columns(given)):
+        return "a static cache with layers that slide or keep a state cannot be filled from a dynamic one"
+    if most is None or most - 1 > min(lengths, default=most):
+        return "the static cache does not hold the text"
+    return ""
 
 
 def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
