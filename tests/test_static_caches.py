@@ -18,7 +18,8 @@ MIXED = ["Mistral", "Qwen2 sliding", "Gemma2", "Gemma3", "Phi-3", "GPT-OSS", "Qw
 @pytest.mark.parametrize("lengths", [[7], [9, 5]], ids=str)
 @pytest.mark.parametrize("name", [*FULL, *MIXED])
 def test_a_static_cache_that_is_asked_for(name: str, lengths: list[int]) -> None:
-    sides = Sides(models.build(name, "eager"), lengths, cache_implementation="static", disable_compile=True, max_new_tokens=16)
+    static = {"cache_implementation": "static", "disable_compile": True}
+    sides = Sides(models.build(name, "eager"), lengths, **static, max_new_tokens=16)
     for drafter in (drafters.noisy(drafters.Future(sides.plain), 4, models.VOCAB), PromptLookupDrafter()):
         assert torch.equal(sides.ours(drafter), sides.plain)
         assert drafter.last_stats.mode != "plain"
