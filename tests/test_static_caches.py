@@ -28,9 +28,7 @@ def test_a_static_cache_that_is_asked_for(name: str, lengths: list[int]) -> None
 @pytest.mark.parametrize("name", MIXED)
 def test_one_that_is_kept_is_filled_by_plain_decoding(name: str) -> None:
     model = models.build(name, "eager")
-    with pytest.warns(
-        SpeculationWarning, match="that slide or keep a state cannot be filled"
-    ):
+    with pytest.warns(SpeculationWarning, match="that slide or keep a state cannot be filled"):
         assert_plain(model, past_key_values=StaticCache(config=model.config, max_cache_len=64))
 
 
