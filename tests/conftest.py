@@ -1,5 +1,6 @@
 """One thread per worker, so that float32 results and times do not depend on how many tests run beside each other."""
 
+import gc
 import os
 import threading
 import zlib
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(config, items):
             met.add(item.function)
             if not first and zlib.crc32(item.nodeid.encode()) % GRID:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish(session):
+    """To look for garbage among all that was imported takes a quarter of a second, and some calls do it every time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):

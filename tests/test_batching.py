@@ -34,6 +34,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_answer_is_generates(kind: str, rows: int) -> None:

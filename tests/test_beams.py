@@ -36,6 +36,7 @@ def same(ours: Any, plain: Any) -> None:
     assert torch.equal(ours.beam_indices, plain.beam_indices)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("beams", [2, 4, 8])
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 7]])
 @pytest.mark.parametrize("draft", [DRAFT, FAR], ids=["near", "far"])
@@ -83,11 +84,11 @@ def test_reading_ahead_is_not_done_and_says_so() -> None:
     assert drafter.last_stats is not None and "did not read ahead" in drafter.last_stats.notes[0]
 
 
-def test_two_hundred_prompts_take_fewer_calls() -> None:
+def test_a_hundred_prompts_take_fewer_calls() -> None:
     """A draft near the target: 1.5 times fewer."""
     calls = steps = 0
     drafter = DraftModelDrafter(close_to(MODEL, 0.005), num_draft_tokens=4)
-    for seed in range(50):
+    for seed in range(25):
         lengths = [9, 5, 7, 3]
         same(search(drafter, lengths, seed), search(None, lengths, seed))
         calls += drafter.last_stats.target_calls

@@ -23,6 +23,7 @@ def pair() -> Pair:
     return PairSettings(target="tests/pair/target", draft="tests/pair/draft", dtype="float32", device="cpu").load()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("c", [0.05, 0.3])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, monkeypatch: Any) -> None:

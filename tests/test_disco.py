@@ -226,6 +226,7 @@ def test_rows_stop_separately_and_in_lockstep_together(draft):
     assert alone.tokens.shape[1] == min(ragged.lengths)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("planted", [False, True])
 @pytest.mark.parametrize("rule", ["draft", "budget", "the draft's own chances"])
 def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(rule, planted, monkeypatch):

@@ -246,6 +246,7 @@ def test_plots_are_written(tmp_path):
 PACES = {"pace_target": 10.0, "pace_draft": 5.0}
 
 
+@pytest.mark.real_time  # of paces
 @pytest.mark.parametrize(
     ("costs", "options", "heading"),
     [

@@ -284,6 +284,7 @@ def now_and_then(monkeypatch):
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_draft_tokens": 2, "num_branches": 3}, {"memory_mb": 1}],

@@ -44,7 +44,7 @@ def test_a_tally_counts_what_follows_the_prefill():
     for _ in range(2):
         play(target, torch.tensor([[2, 3, 4]]), {"max_new_tokens": 7, "do_sample": False}, tally)
     assert (tally.tokens, tally.decoded, tally.calls, tally.mean_acceptance_length) == (14, 12, 12, 1.0)
-    assert 0 < tally.decode_seconds < tally.seconds
+    assert 0 < tally.decode_seconds <= tally.seconds
 
 
 def looping():

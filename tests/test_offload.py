@@ -7,7 +7,6 @@ import models
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
-from stream_models import streams_of
 
 from hf_specdec import BatchDecoder, DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter, SuffixDrafter
 from hf_specdec.devices import input_device
@@ -18,7 +17,6 @@ MAKES: dict[str, Any] = {
     "draft": lambda target, draft: DraftModelDrafter(draft, num_draft_tokens=3),
     "hybrid": lambda target, draft: HybridDrafter(draft),
     "pearl": lambda target, draft: PearlDrafter(draft, window=3, worker="thread"),
-    "streams": lambda target, draft: streams_of(target, layers=1),
 }
 DRAFTED = ["draft", "hybrid", "pearl"]
 
@@ -30,6 +28,7 @@ def offloaded(model: Any, way: str, folder: Path) -> Any:
     return disk_offload(model, folder, execution_device=torch.device("cpu"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("kind", "who"),
     [*((kind, "target") for kind in MAKES), *((kind, who) for kind in DRAFTED for who in ("draft", "both"))],

@@ -57,6 +57,7 @@ def both(kind: str, lengths: list[int], slope: float, monkeypatch: Any, calls: i
     return plain, taken, drafter.last_stats
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])
 @pytest.mark.parametrize("slope", [0.1, 0.25, 1.0])
 def test_a_drafter_that_is_never_right_costs_little(lengths: list[int], slope: float, monkeypatch: Any) -> None:

@@ -49,6 +49,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("window", [1, 3, "auto"])
 @pytest.mark.parametrize("lengths", [[9], [9, 9, 9], [3, 14, 1, 9]], ids=["one row", "equal rows", "uneven rows"])
 @pytest.mark.parametrize("draft", DRAFTS)

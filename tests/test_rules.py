@@ -212,7 +212,7 @@ def test_lenient_greedy_text_keeps_its_promise(kind: str, lengths: list[int]) ->
 @pytest.mark.grid
 @pytest.mark.parametrize("draft", ["draws", "tree of draws", "point masses"])
 def test_lenient_sampling_makes_no_token_more_than_so_many_times_as_likely(target: Any, draft: str) -> None:
-    """p / l, with four standard errors of 20,000 rows above it."""
+    """p / l, with four standard errors of 10,000 rows above it."""
     lenience, told = 0.3, SETTINGS["temperature"][0]
     drafter = {
         "draws": drafters.with_logits(table(1), 3),
