@@ -115,10 +115,10 @@ def test_settings_that_differ_change_nobody_elses_text(kind: str) -> None:
 def test_drawn_drafts_leave_the_distribution() -> None:
     """The first two tokens of many answers, drafted at random, against the target's own distribution.
 
-    9 outcomes of a model of three words, 1,600 answers: a shift of 0.06 in one of them is seen nearly always.
+    9 outcomes of a model of three words, 800 answers: a shift of 0.09 in one of them is seen nearly always.
     """
     small, other = models.llama(3, seed=3), models.llama(3, seed=4)
-    prompt, count = [0, 1, 2, 1], 1600
+    prompt, count = [0, 1, 2, 1], 800
     torch.manual_seed(0)
     with BatchDecoder(small, DraftModelDrafter(other, num_draft_tokens=3), max_rows=16, max_waiting=count) as decoder:
         answers = [
