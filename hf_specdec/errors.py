@@ -33,8 +33,9 @@ def shortened(text: str) -> str:
 
 def meant(name: Any, known: Iterable[str]) -> str:
     """The name that is nearly this one, for a message; empty where none is."""
-    near = get_close_matches(str(name).lower().replace("-", "_"), list(known), 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    plainly = {one.lower().replace("-", "_"): one for one in known}
+    near = get_close_matches(str(name).lower().replace("-", "_"), list(plainly), 1)
+    return f" (did you mean {plainly[near[0]]!r}?)" if near else ""
 
 
 def expect_model(name: str, value: Any) -> None:

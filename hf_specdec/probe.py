@@ -122,11 +122,11 @@ def _counts_columns(model: "PreTrainedModel") -> bool:
 def _probe(model: "PreTrainedModel") -> Ability:
     ids, mask = _inputs(model)
     vocab = model.config.get_text_config(decoder=True).vocab_size
-    found, why = Support.PLAIN, ""
+    found, why, cache = Support.PLAIN, "", None
     try:
+        cache = None if crosses(model) else _kwargs(model, mask)[CACHE]
         expected, noise = _plain(model, ids, mask)
         vocab = expected.shape[-1]
-        cache = None if crosses(model) else _kwargs(model, mask)[CACHE]
         if cache is not None:
             prefill(model, ids, _kwargs(model, mask) | {CACHE: cache}, None)
         way = EncoderDecoderRunner if cache is None else StateRunner if keeps_state(cache) else LockstepRunner
@@ -144,8 +144,8 @@ def _probe(model: "PreTrainedModel") -> Ability:
         why = differs(_ragged(model, ids, mask), expected, noise)
         found = found if why else Support.RAGGED
     except Exception as error:  # whatever a model raises here, it is run another way
-        state = not crosses(model) and keeps_state(_kwargs(model, mask)[CACHE])
-        why = STATE if state else f"raised {shown(error)} when it was tried"
+        why = STATE if cache is not None and keeps_state(cache) else "cannot be tried"
+        why += f": it raised {shown(error)}"
     return Ability(found, vocab, why)
 
 

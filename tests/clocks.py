@@ -38,7 +38,7 @@ class Clock:
 @contextmanager
 def set_times() -> Iterator[None]:
     """A clock that forwards of all models move, by their layers and the tokens of a row."""
-    seconds, inside = 0.0, threading.local()
+    seconds, inside, lock = 0.0, threading.local(), threading.Lock()
 
     def call(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         nonlocal seconds
@@ -49,7 +49,8 @@ def set_times() -> Iterator[None]:
             return super(PreTrainedModel, model).__call__(*args, **kwargs)
         finally:
             inside.model = False
-            seconds += _layers(model) * LAYER * (1 + TOKEN * (_width(args, kwargs) - 1))
+            with lock:
+                seconds += _layers(model) * LAYER * (1 + TOKEN * (_width(args, kwargs) - 1))
 
     with clock.use(lambda: seconds), pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreTrainedModel, "__call__", call, raising=False)

@@ -76,7 +76,7 @@ def test_what_nobody_serves_is_refused_and_what_asks_for_nothing_is_not(name: st
 
 
 def test_what_has_no_effect_says_so() -> None:
-    with pytest.warns(SpeculationWarning, match="compile_config has no effect"):
+    with pytest.warns(SpeculationWarning, match="compile_config is set, and rounds with a drafter are not compiled"):
         MODEL.generate(
             **models.prompts([7]),
             max_new_tokens=4,

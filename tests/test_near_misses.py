@@ -27,9 +27,10 @@ def test_speculation_types(said: str, meant: str) -> None:
 
 
 def test_folders(tmp_path: Path) -> None:
-    (tmp_path / "hybrid").mkdir()
-    with pytest.raises(SpeculationError, match=r"no local folder \(did you mean 'hybrid'\?\)"):
-        Drafter.from_pretrained(tmp_path / "hybird")
+    (tmp_path / "My-Hybrid").mkdir()
+    for said in ("My-Hybird", "my_hybrid", "MY-HYBRID2"):
+        with pytest.raises(SpeculationError, match=r"no local folder \(did you mean 'My-Hybrid'\?\)"):
+            Drafter.from_pretrained(tmp_path / said)
 
 
 @pytest.mark.parametrize("make", [HybridDrafter, DraftModelDrafter, PearlDrafter])

@@ -28,14 +28,14 @@ MESSAGE = "no token can be drawn"
 
 
 @contextmanager
-def spoilt(model: Any, value: float, at: int, token: int | slice = slice(None)) -> Iterator[None]:
-    """Within the block scores behind position `at` hold a bad number."""
+def spoilt(model: Any, value: float, at: int, token: int | slice = slice(None), alone: bool = False) -> Iterator[None]:
+    """Within the block scores behind position `at`, and all later ones unless that is alone, hold a bad number."""
 
     def spoil(_: Any, args: Any, kwargs: Any, output: Any) -> None:
         places = output.logits.shape[1]
         positions = kwargs.get("position_ids")
         positions = torch.arange(kwargs["input_ids"].shape[1])[None] if positions is None else positions  # a prompt's
-        bad = positions[:, -places:] >= at
+        bad = positions[:, -places:] == at if alone else positions[:, -places:] >= at
         output.logits[..., token] = output.logits[..., token].masked_fill(
             bad[..., None] if isinstance(token, slice) else bad, value
         )
@@ -87,6 +87,16 @@ def test_bad_scores_raise_where_plain_decoding_does(kind: str, bad: str, lengths
             generate(MAKES[kind](), lengths)
         for drafter in (None, MAKES[kind]()):  # a text that ends before is a text
             assert generate(drafter, lengths, max_new_tokens=5).shape == (len(lengths), 12)
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("kind", ["draft", "tree", "hybrid", "pearl"])
+def test_no_draft_leads_over_a_bad_place(kind: str, verification: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However right it is: plain decoding does not get behind it, not even to an end that was drafted there."""
+    monkeypatch.setitem(globals(), "DRAFT", models.llama())  # the target's twin
+    for at in range(8, 16):
+        with spoilt(MODEL, float("nan"), at, alone=True), pytest.raises(RuntimeError, match=MESSAGE):
+            generate(MAKES[kind](), [7], speculation={"verification": verification}, temperature=0.7)
 
 
 @pytest.mark.parametrize("kind", MAKES)

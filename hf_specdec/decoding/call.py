@@ -168,7 +168,8 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     if not takes_ragged and not alone:
         if can is Support.LOCKSTEP and _may_be_staggered(call, drafter):
             return Mode(True, False, LockstepRunner)
-        what = "the cache moves layers to the host" if cache.offloading else f"{name} {why or 'has other inputs'}"
+        what = f"{name} {why or 'was given inputs, or a cache, that rows of different lengths cannot share'}"
+        what = "the cache moves layers to the host" if cache.offloading else what
         warn(f"the batch advances by its slowest row: {what}")
     wanted = drafter.proposes_trees or drafter.brings_runner
     ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)

@@ -138,8 +138,8 @@ class Text:
         grown = Together([[] for _ in s.rows], [0] * len(s.rows), 0)
         for i, (tokens, agrees, scores) in enumerate(steps):
             passive = self.passive()
+            expect_token(min((x for x, out in zip(tokens, passive, strict=True) if not out), default=0))
             tokens = [self.call.pad_token_id if out else x for x, out in zip(tokens, passive, strict=True)]
-            expect_token(min(tokens))
             if not written:
                 s.ids[:, start + i] = self.shown_ids[:, start + i] = to_device(tokens, self.device)
             for b, token in enumerate(tokens):

@@ -95,8 +95,8 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
             "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "
             "leave the drafter out"
         )
-    for name, nothing in OTHER_SPECULATION.items():
-        if (value := asked(name)) not in (None, nothing):
+    for name, nothing in OTHER_SPECULATION.items():  # what the model's own config says of them is not of this call
+        if (value := setting(None, named, name)) not in (None, nothing):
             raise SpeculationError(
                 f"{name}={value} is of transformers' own speculation and does nothing beside a drafter; leave it out. "
                 f"Drafters are named by speculation_type ({', '.join(drafter_types())}), their options by "
@@ -104,7 +104,7 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
             )
     for name, why in WITHOUT_EFFECT.items():
         if why and asked(name) is not None:
-            warn(f"{name} has no effect here: {why}")
+            warn(f"{name} is set, and {why}")
     for name in ("use_model_defaults", "custom_generate"):
         if named.get(name) is not None:
             raise SpeculationError(f"{name} does not go with speculation; leave it out")

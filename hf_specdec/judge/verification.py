@@ -128,13 +128,15 @@ def block_verified(p: Tensor, q: Tensor, tokens: Tensor, lengths: Tensor, r: Ten
     """
     k = tokens.shape[1]
     ratio = p[:, :k].gather(2, tokens[..., None])[..., 0].double() / q.gather(2, tokens[..., None])[..., 0].double()
-    walk = torch.nan_to_num(ratio, nan=1.0).log().cumsum(1)
+    nothing = p[..., 0].isnan()  # places behind which nothing can be drawn: the chain ends before them
+    walk = torch.nan_to_num(ratio, nan=1.0).masked_fill(nothing[:, :k], 0.0).log().cumsum(1)
     w = (walk - walk.cummax(1).values.clamp_min(0)).exp()  # min(1, w · ratio), step by step
     left = (w[:, :-1, None] * p[:, 1:k] - q[:, 1:]).clamp_min(0).sum(-1)  # at every token but the last
     spare = left + 1 - w[:, :-1]
     inner = torch.where(spare > 0, left / spare.clamp_min(1e-300), 1.0)
     places = torch.arange(1, k + 1, device=p.device)
-    h = torch.where(places == lengths[:, None], w, torch.nn.functional.pad(inner, (0, 1)))
+    last = (places == lengths[:, None]) | nothing[:, 1:]
+    h = torch.where(last, w, torch.nn.functional.pad(inner, (0, 1)))
     passed = (r < h) & (places <= lengths[:, None])
     n = torch.where(passed, places, 0).amax(1)
     return n, torch.cat([torch.ones_like(w[:, :1]), w], 1).gather(1, n[:, None])[:, 0]
@@ -170,6 +172,8 @@ def traverse(
     mine = p(node)
     if mine is None:
         return ([], None) if r(node) < weight else None
+    if bool(mine[0].isnan()):  # nothing can be drawn, and nothing that was drafted stands
+        return ([], mine) if node < 0 or r(node) < weight else None
     for child in children(node):
         drawn_from, x = q(child), tokens[child]
         chance = min(1.0, weight * float(mine[x].double() / drawn_from[x].double()))

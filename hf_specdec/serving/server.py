@@ -179,17 +179,18 @@ def handing_out(pair: Pair, name: str) -> Iterator[None]:
 
 
 def _answering(tokenizer: Any) -> Any:
-    """A tokenizer for one request, whose chat template refuses what it cannot put into words: that is the request's
-    fault, or the model's, and no failure of the server."""
+    """The tokenizer as a request is given it: what its chat template cannot put into words is refused, which is no
+    failure of the server."""
     from fastapi import HTTPException
     from jinja2 import TemplateError
 
     def apply_chat_template(*args: Any, **options: Any) -> Any:
+        if not tokenizer.chat_template:
+            raise HTTPException(BAD, "this model has no chat template: ask /v1/completions")
         try:
             return tokenizer.apply_chat_template(*args, **options)
-        except (ValueError, TemplateError) as error:
-            why = str(error) if tokenizer.chat_template else "this model has no chat template: ask /v1/completions"
-            raise HTTPException(BAD, why) from error
+        except (ValueError, TypeError, KeyError, TemplateError) as error:
+            raise HTTPException(BAD, f"the chat template takes no such conversation: {error}") from error
 
     twin = copy(tokenizer)
     twin.apply_chat_template = apply_chat_template
