@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+OWN = {"real": "real_time", "set": "set_times"}
+"""clocks, whatever `--clock` says, of tests that are so marked"""
 GRID = 5
 """of the cells of a test marked `grid` one in so many runs by default, always the same ones; all with `-m grid`"""
 
@@ -30,7 +32,8 @@ def clock(request: pytest.FixtureRequest) -> Iterator[None]:
     import clocks
 
     clocks.forget()
-    kind = "real" if request.node.get_closest_marker("real_time") else request.config.getoption("--clock")
+    kind = request.config.getoption("--clock")
+    kind = next((kind for kind, mark in OWN.items() if request.node.get_closest_marker(mark)), kind)
     if kind == "real":
         yield
         return

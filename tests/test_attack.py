@@ -62,6 +62,7 @@ def test_a_state_is_rolled_back(stateful: Any, lengths: list[int], monkeypatch: 
         assert sides.stats.accepted_tokens and sides.stats.rejections
 
 
+@pytest.mark.set_times
 def test_a_draft_for_a_state_pauses_where_it_does_not_pay(stateful: Any) -> None:
     sides = compare.Sides(stateful, [9], max_new_tokens=64)
     wrong = drafters.adversary(drafters.Future(sides.plain), 4, models.VOCAB)

@@ -31,6 +31,7 @@ def learned(value: Any) -> list[int]:
     return [len(value._of)] if isinstance(value, Learned) else [n for part in parts for n in learned(part)]
 
 
+@pytest.mark.set_times
 @pytest.mark.parametrize("way", COPY)
 @pytest.mark.parametrize("name", ON_ANY_TARGET)
 def test_a_copy_drafts_as_its_original(name: str, way: str) -> None:

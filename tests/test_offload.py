@@ -28,6 +28,7 @@ def offloaded(model: Any, way: str, folder: Path) -> Any:
     return disk_offload(model, folder, execution_device=torch.device("cpu"))
 
 
+@pytest.mark.set_times
 @pytest.mark.grid
 @pytest.mark.parametrize(
     ("kind", "who"),

@@ -23,6 +23,9 @@ from hf_specdec.drafters.pearl.seat import DraftersLine, LeadersLine, Seat
 from hf_specdec.drafters.pearl.workers import Worker
 from hf_specdec.probe import Support
 
+pytestmark = pytest.mark.set_times
+"""forked ranks take this clock along, each its own"""
+
 ROOT = Path(__file__).parent.parent
 
 
