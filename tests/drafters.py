@@ -38,6 +38,7 @@ class Toy(Drafter):
     """A drafter made of a function from (context, sequences, budget) to a draft."""
 
     session_class = ToySession
+    reads_prompt = False
 
     def __init__(self, function: Propose, trees: bool = False) -> None:
         super().__init__()

@@ -103,7 +103,6 @@ def test_settings_that_do_not_go_with_speculation(model: Any, name: str, value: 
         ({"synced_gpus": True}, "synced_gpus"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long), "attention_mask": None}, "input_ids"),
         ({"input_ids": torch.zeros(5, dtype=torch.long), "attention_mask": None}, "input_ids"),
-        ({"inputs_embeds": torch.zeros(1, 5, 32)}, "inputs_embeds"),
         ({"token_healing": True}, "token_healing"),
         ({"stop_strings": ["x"]}, "tokenizer"),
         ({"speculation": {"num_draft_tokens": 3}}, "speculation"),

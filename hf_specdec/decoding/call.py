@@ -43,7 +43,7 @@ class Call:
     model_kwargs: dict[str, Any]
     streamer: Any = None
     new_columns: int | None = None
-    """how many of the last columns of `input_ids` the cache does not hold yet; None for all"""
+    """how many of the last columns of the prompt, ids or `inputs_embeds`, the cache does not hold yet; None for all"""
     keeps_cache: bool = False
     """whether the cache outlives the call: the user passed it, or is given it"""
     pad_token_id: int = 0
@@ -62,7 +62,8 @@ class Call:
         mask = self.model_kwargs.get("attention_mask" if self.source is None else "decoder_attention_mask")
         if mask is None:
             return torch.ones_like(self.input_ids)
-        return mask[:, -self.input_ids.shape[1] :].to(self.input_ids.device)
+        missing = self.input_ids.shape[1] - mask.shape[1]  # fewer than none where a cache is continued
+        return torch.nn.functional.pad(mask, (missing, 0), value=1).to(self.input_ids.device)
 
     @property
     def draws(self) -> bool:
@@ -160,6 +161,8 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     can, _, why = ability(call.target)
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(call, f"{name} {why}")
+    if why := drafter.why_not(call.input_ids, call.source):
+        raise PlainDecodingNeeded(call, why)
     if call.source is not None:
         return _beside_an_encoder(call, drafter)
     alone = call.input_ids.shape[0] == 1
@@ -207,8 +210,8 @@ def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
     """The rows of an encoder-decoder have one length in its cache, by which positions are counted."""
     states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
     if states or call.model_kwargs[CACHE].get_seq_length():
-        what = "hidden states and attentions" if states else "a continued cache"
-        raise PlainDecodingNeeded(call, f"{what} of an encoder-decoder are plain decoding's")
+        what = "its hidden states and attentions are asked for" if states else "a cache is continued"
+        raise PlainDecodingNeeded(call, f"{type(call.target).__name__} is an encoder-decoder, and {what}")
     return Mode(_may_be_staggered(call, drafter), False, EncoderDecoderRunner)
 
 

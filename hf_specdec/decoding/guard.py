@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..budget import Cost, most_per_second
 from ..clock import Deadline, now
@@ -32,6 +33,9 @@ class GuardedDrafter:
 
     def takes_ragged(self) -> bool:
         return bool(self.ask(lambda d: bool(d.takes_ragged())))
+
+    def why_not(self, prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
+        return str(self.ask(lambda d: d.why_not(prompt_ids, source)) or "")
 
     def start(self, context: DraftContext) -> DraftSession | None:
         return self.ask(lambda d: opened(d, context))

@@ -1,5 +1,9 @@
 """`Undrafted`: the engine without drafts, for what it does beside drafting."""
 
+from typing import Any
+
+from torch import Tensor
+
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import Guarded, Schedule
 from ..stats import SpeculationStats
@@ -22,6 +26,9 @@ class Undrafted:
 
     def start(self, context: DraftContext) -> DraftSession:
         return _Nothing(context)
+
+    def why_not(self, prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
+        return ""
 
     def takes_ragged(self) -> bool:
         return True

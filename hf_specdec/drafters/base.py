@@ -30,6 +30,9 @@ class Drafter(Storable):
     brings_runner: bool = False
     """whether sessions bring a runner of their own (`DraftSession.runner`)"""
 
+    reads_prompt: bool = True
+    """whether sessions need the prompt's token ids; others draft from what is generated where it is `inputs_embeds`"""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if (constructor := vars(cls).get("__init__")) is not None:
@@ -59,6 +62,16 @@ class Drafter(Storable):
 
     def check_target(self, target: "PreTrainedModel") -> None:
         """Raise `SpeculationError` if this drafter cannot serve the target. Called before any forward."""
+
+    def why_not(self, prompt_ids: "torch.Tensor", source: dict[str, Any] | None) -> str:
+        """Why sessions could draft nothing in a call, which is then decoded plainly; empty where they can.
+
+        Args:
+            prompt_ids: [B, P] without columns where the prompt is `inputs_embeds` alone.
+            source: as of `DraftContext.source`.
+        """
+        known = prompt_ids.shape[1] > 0 or not self.reads_prompt
+        return "" if known else f"{type(self).__name__} reads token ids, and the prompt is inputs_embeds"
 
     def takes_ragged(self) -> bool:
         """Whether sessions can serve rows of uneven lengths."""

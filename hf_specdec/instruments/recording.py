@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..drafters.base import Drafter
@@ -60,6 +62,9 @@ class Listening(Drafter):
 
     def check_target(self, target: PreTrainedModel) -> None:
         self.inner.check_target(target)
+
+    def why_not(self, prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
+        return self.inner.why_not(prompt_ids, source)
 
     def takes_ragged(self) -> bool:
         return self.inner.takes_ragged()

@@ -236,6 +236,8 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
         raise SpeculationError(f"num_beams={beams} is not served here; use model.generate")
     if named.get("assistant_tokenizer") is not None:
         raise SpeculationError("assistant_tokenizer is for a draft model that is made here; use translated(...) before")
+    if named.get("inputs_embeds") is not None:
+        raise SpeculationError("inputs_embeds is not served here, where texts come and go as ids; use model.generate")
     _take_over_stop_strings(model, named)
     calls: list[Call] = []
     as_call = _calls(streamer, named, rules)
@@ -293,9 +295,10 @@ def _calls(streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., 
     ) -> Call:
         for name in ("synced_gpus", "assistant_model", "tokenizer", "streamer"):
             model_kwargs.pop(name, None)
-        columns = input_ids.shape[1]
-        # A continued cache: either the whole text was passed again, or only what is new.
-        whole = held and (columns == mask.shape[1] if mask is not None else columns > held)
+        embeds = None if model.config.is_encoder_decoder else model_kwargs.get("inputs_embeds")
+        columns = (input_ids if embeds is None else embeds).shape[1]
+        # A continued cache: either the whole text was passed again, as embeddings always are, or only what is new.
+        whole = held and (columns == mask.shape[1] if mask is not None and embeds is None else columns > held)
         pad = getattr(generation_config, "pad_token_id", None)
         return Call(
             target=model,

@@ -9,9 +9,10 @@ from ..beams import search_beams, why_not
 from ..decoding.guard import GuardedDrafter
 from ..drafters.draft_model.ahead import reading_ahead
 from ..drafters.draft_model.translating import translation
-from ..errors import SpeculationError
+from ..errors import SpeculationError, warn
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
+from ..stats import SpeculationStats
 from ..target.inputs import CACHE
 from .settings import setting
 
@@ -20,6 +21,10 @@ def with_beams(
     original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, beams: int, rules: Rules
 ) -> Any:
     """Beam search is transformers' own, over a target that looks ahead."""
+    if named.get("inputs_embeds") is not None:
+        warn(f"plain decoding: {(why := 'beams are drafted from token ids, and the prompt is inputs_embeds')}")
+        GuardedDrafter(drafter).report(SpeculationStats(mode="plain", notes=[why]))
+        return original(model, **named)
     draft = getattr(drafter, "draft_model", None)
     own = [
         f"{name}={getattr(rules, name)!r}" for name in Rules.names() if getattr(rules, name) != getattr(Rules(), name)

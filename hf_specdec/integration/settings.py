@@ -108,10 +108,9 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     for name in ("use_model_defaults", "custom_generate"):
         if named.get(name) is not None:
             raise SpeculationError(f"{name} does not go with speculation; leave it out")
-    if named.get("inputs_embeds") is not None:
-        raise SpeculationError("inputs_embeds is not supported with speculation: a draft needs input_ids")
     ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
-    if ids is not None and not model.config.is_encoder_decoder and (ids.ndim != 2 or ids.shape[1] == 0):
+    alone = named.get("inputs_embeds") is None and not model.config.is_encoder_decoder
+    if ids is not None and alone and (ids.ndim != 2 or ids.shape[1] == 0):
         raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
 
 

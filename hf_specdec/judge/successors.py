@@ -52,6 +52,7 @@ class Successors:
         for b, (text, tokens) in enumerate(zip(sequences.tokens, drafted, strict=True)):
             first = range(places - 1 if counts is None else counts[b])
             answered = first if nodes is None else nodes[b]
-            fed = [(0, text[-1]), *((i, tokens[node]) for i, node in enumerate(answered, 1) if 0 <= node < len(tokens))]
+            fed = [(0, token) for token in text[-1:]]  # none behind `inputs_embeds`
+            fed += [(i, tokens[node]) for i, node in enumerate(answered, 1) if 0 <= node < len(tokens)]
             told.append([(token, found[(b * places + i) * self.count :][: self.count]) for i, token in fed])
         return told

@@ -15,6 +15,7 @@ CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ els
 """What transformers calls the cache, in inputs and outputs: `cache` from 5.24 on, `past_key_values` before."""
 
 RAGGED_INPUTS = {
+    "inputs_embeds",
     "attention_mask",
     "position_ids",
     CACHE,
@@ -23,7 +24,7 @@ RAGGED_INPUTS = {
     "output_attentions",
     "output_hidden_states",
 }
-"""Model inputs that the ragged runner makes itself or can leave out; any other asks for lockstep."""
+"""Model inputs that the ragged runner makes itself, or that are the prompt's alone; any other asks for lockstep."""
 
 
 def as_when_decoding(model: "PreTrainedModel") -> AbstractContextManager[Any]:

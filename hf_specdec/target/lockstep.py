@@ -31,8 +31,9 @@ class LockstepRunner:
         """
         self.model, self.ids, self.model_kwargs, self.new_columns = model, ids, model_kwargs, new_columns
         self.cache = model_kwargs[CACHE]
-        self.kwargs = {k: v for k, v in model_kwargs.items() if k not in (CACHE, "logits_to_keep")}
         self.is_simple = prepares_stock_inputs(model) and takes_ragged_inputs(model, model_kwargs)
+        not_again = {CACHE, "logits_to_keep"} | ({"inputs_embeds"} if self.is_simple else set())
+        self.kwargs = {k: v for k, v in model_kwargs.items() if k not in not_again}
         self.features: Sequence[int] = ()
         self.length = self.prompt_length = 0
 

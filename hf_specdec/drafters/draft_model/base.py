@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import ids_of, sizes_apart
 from ...probe import Support, ability, support
+from ...protocol import DraftContext
 from ...target.encoder_decoder import crosses
+from ...target.inputs import position_limit
 from ..base import Drafter
 from .model import takes_uneven
 from .translating import translation
@@ -69,12 +73,30 @@ class ModelDrafter(Drafter):
                 "layers only, in another dtype, or without quantized activations"
             )
 
+    def why_not(self, prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
+        return super().why_not(prompt_ids, source) or unreadable(self.draft_model, prompt_ids, source)
+
     def draft_support(self) -> Support:
         """How the draft model can be run; where it lies elsewhere, as it was found out there."""
         return support(self.draft_model)
 
     def takes_ragged(self) -> bool:
         return takes_uneven(self.draft_model, self.draft_support())
+
+
+def unreadable(draft: "PreTrainedModel", prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
+    """What a call lacks that a draft model would have to read; empty where it lacks nothing."""
+    if prompt_ids.shape[1] == 0:
+        return f"draft_model {type(draft).__name__} reads token ids, and the prompt is inputs_embeds"
+    if source is not None and draft.config.is_encoder_decoder and draft.main_input_name not in source:
+        return f"draft_model {type(draft).__name__} reads {draft.main_input_name}; pass it beside encoder_outputs"
+    return ""
+
+
+def columns_for(context: DraftContext, draft: "PreTrainedModel") -> int:
+    """Columns that a draft model drafts in: those it has positions for, none where it cannot read the call."""
+    joined = context.most_rows > 0  # rows come with all of their text
+    return 0 if not joined and unreadable(draft, context.prompt_ids, context.source) else position_limit(draft)
 
 
 def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") -> None:
@@ -84,15 +106,15 @@ def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") ->
         SpeculationError: with a pointer to `translated`.
     """
     mine, theirs = (model.config.get_text_config(decoder=True) for model in (target, draft))
-    reason = None
+    differ = []
     if sizes_apart(mine.vocab_size, theirs.vocab_size):
-        reason = f"vocabularies of {mine.vocab_size} and {theirs.vocab_size} tokens"
+        differ.append(f"vocabularies of {mine.vocab_size} and {theirs.vocab_size} tokens")
     for name in ("bos_token_id", "eos_token_id"):
         a, b = ids_of(getattr(mine, name, None)), ids_of(getattr(theirs, name, None))
         if a and b and not a & b:
-            reason = f"{name} {sorted(a)} and {sorted(b)}"
-    if reason:
+            differ.append(f"{name} {sorted(a)} and {sorted(b)}")
+    if differ:
         raise SpeculationError(
-            f"the target and the draft have different tokenizers ({reason}). Use a draft of the same family, or name "
-            "both tokenizers: generate(..., tokenizer=..., assistant_tokenizer=...)"
+            f"the target and the draft have different tokenizers ({'; '.join(differ)}). Use a draft of the same "
+            "family, or name both tokenizers: generate(..., tokenizer=..., assistant_tokenizer=...)"
         )

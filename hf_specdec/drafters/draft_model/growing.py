@@ -21,9 +21,9 @@ from ...budget import (
 from ...clock import now
 from ...devices import input_device
 from ...protocol import Draft, DraftContext, Sequences, Verdict
-from ...target.inputs import position_limit
 from ...transfer import to_host, waits
 from ..merged import Joining, TreeSession
+from .base import columns_for
 from .chain import Chain
 from .model import check_room
 from .session import candidates_of
@@ -77,7 +77,7 @@ class GrowingSession(TreeSession):
         self._chain = chain
         """one that is not given is made, and reads the prompt, when it is asked first"""
         self.longest = longest
-        self._limit = position_limit(model)  # columns; what fills them is left to the others
+        self._limit = columns_for(context, model)  # what fills them is left to the others
         if others is None and not context.most_rows:
             check_room(context.prompt_mask, self._limit)
         self.drafted: list[list[int]] = []

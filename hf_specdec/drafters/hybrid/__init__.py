@@ -30,6 +30,7 @@ class HybridDrafter(Drafter):
     config_class = HybridConfig
     config: HybridConfig
     needs_draft_model = True
+    reads_prompt = False
 
     def __init__(
         self,

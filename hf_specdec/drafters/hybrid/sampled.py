@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ...budget import LOOK_STEPS, DraftCost, Survival, Tree, Window, fastest, most_per_second, why_rested
 from ...budget.window import FIRST, WINDOWS
 from ...protocol import Draft, DraftContext, Sequences, Verdict
-from ...target.inputs import position_limit
 from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession
+from ..draft_model.base import columns_for
 from ..merged import TreeSession
 from .config import HybridConfig
 from .sources import DRAWN, Sources, named
@@ -48,7 +48,7 @@ class SampledHybridSession(TreeSession):
         self.rounds = self.rested = 0
         """all, and those in which nothing promised to pay"""
         self._model = model
-        self._limit = position_limit(model)
+        self._limit = columns_for(context, model)
         self._drawing: DraftModelSession | None = None
         self._drawn: list[int] = []
         """[B] draws of each row, which are the first of its nodes; empty where none were drawn"""

@@ -47,6 +47,7 @@ class NGramDrafter(Drafter):
     """Drafts from an n-gram model, trained by `hf-specdec train ngram` or `training.ngram.train_ngram`."""
 
     config_class = NGramConfig
+    reads_prompt = False
     config: NGramConfig
 
     def __init__(

@@ -55,6 +55,7 @@ class PromptLookupDrafter(Drafter):
     """Copies what followed the same words before. Needs no model."""
 
     config_class = PromptLookupConfig
+    reads_prompt = False
     config: PromptLookupConfig
 
     def __init__(

@@ -105,6 +105,7 @@ class SuffixDrafter(Drafter):
     """Drafts from past outputs; `store` may be filled from a corpus, saved, loaded and shared between drafters."""
 
     config_class = SuffixConfig
+    reads_prompt = False
     config: SuffixConfig
 
     def __init__(
