@@ -6,6 +6,9 @@ Importing this package registers it with transformers:
     model.generate(**inputs, assistant_model=draft_model, speculation_type="draft_model")
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .batching import BatchDecoder
 from .drafters import (
     DFlashDrafter,
@@ -31,6 +34,9 @@ from .packing import pack_linear, unpack_linear
 from .stats import SpeculationStats
 from .version import __version__
 
+if TYPE_CHECKING:
+    from .loading.models import load
+
 __all__ = [
     "BatchDecoder",
     "DFlashDrafter",
@@ -49,6 +55,7 @@ __all__ = [
     "StreamingDrafter",
     "SuffixDrafter",
     "__version__",
+    "load",
     "pack_linear",
     "read_ahead",
     "read_stepwise",
@@ -58,6 +65,13 @@ __all__ = [
     "unregister",
     "untranslated",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`load` needs models and auto classes, which take longer to import than all of this package."""
+    if name == "load":
+        return import_module(".loading.models", __name__).load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

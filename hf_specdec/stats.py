@@ -219,23 +219,23 @@ class SpeculationStats:
         }
         return plain | counters | {"notes": list(self.notes)} | derived
 
-    def summary(self, gain: float | None = None) -> str:
+    def summary(self, gain: float | None = None, measured: bool = False) -> str:
         """The first line of `str()`: the gain, what makes it, and what would make it larger.
 
         Args:
             gain: where more is known than these figures tell; None for `estimated_gain`.
+            measured: whether it was measured beside plain decoding, and not estimated.
         """
-        gain, better = gain or self.estimated_gain, self.better_window
+        gain, better = self.estimated_gain if gain is None else gain, self.better_window
         if gain is None:
             return f"{self.tokens_per_second:.1f} tokens per second" + ", decoded plainly" * (self.mode == "plain")
         several = self.row_steps > self.verify_widths.total()
         parts = [f"{self.mean_acceptance_length:.1f} tokens per call" + " and row" * several]
-        parts.append(
-            f"the draft is right {self.alpha:.0%} of the time" if self.alpha is not None else "nothing was drafted"
-        )
+        parts.append(f"acceptance rate {self.alpha:.0%}" if self.alpha is not None else "nothing was drafted")
         if better is not None:
             parts.append(f"try num_draft_tokens={better}" if better else "to draft costs more than it gains here")
-        return f"{'at most ' * self.gain_is_bound}{gain:.1f}x: {'; '.join(parts)}"
+        said = f"{gain:.2f}x" if measured else f"{'at most ' * self.gain_is_bound}{gain:.1f}x estimated"
+        return f"{said}: {'; '.join(parts)}"
 
     def __str__(self) -> str:
         alpha = "-" if self.alpha is None else f"{self.alpha:.3f}"
@@ -245,11 +245,11 @@ class SpeculationStats:
             ("emitted tokens", str(self.emitted_tokens)),
             ("target calls", str(self.target_calls)),
             ("draft calls", str(self.draft_calls)),
+            ("tokens per call", f"{self.mean_acceptance_length:.2f}"),
             ("drafted / accepted tokens", f"{self.drafted_tokens} / {self.accepted_tokens}"),
-            ("mean acceptance length", f"{self.mean_acceptance_length:.2f}"),
-            ("draft acceptance rate", f"{self.draft_acceptance_rate:.3f}"),
-            ("acceptance per position", positions),
-            ("alpha", alpha),
+            ("acceptance rate (alpha)", alpha),
+            ("accepted of drafted", f"{self.draft_acceptance_rate:.3f}"),
+            ("accepted by position", positions),
             ("seconds prefill / draft", f"{self.prefill_seconds:.3f} / {self.draft_seconds:.3f}"),
             ("seconds verify / other", f"{self.verify_seconds:.3f} / {self.other_seconds:.3f}"),
             ("tokens per second", f"{self.tokens_per_second:.1f}"),

@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 OWN = {"real": "real_time", "set": "set_times"}
 """clocks, whatever `--clock` says, of tests that are so marked"""
-GRID = 5
+GRID = 10
 """of the cells of a test marked `grid` one in so many runs by default, always the same ones; all with `-m grid`"""
 
 

@@ -139,7 +139,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     prompts.write_text("def add(a, b):\nQuestion: How many legs have 3 cats?\n")
     told = tmp_path / "found.json"
     reports = run_audit(
-        settings(prompts=str(prompts), drafters=["draft_model:num_draft_tokens=3"], json=told, samples=60)
+        settings(prompts=str(prompts), drafters=["draft_model:num_draft_tokens=3"], output=told, samples=60)
     )
     assert [report.fine for report in reports] == [True]
     assert "what plain decoding gives" in capsys.readouterr().out

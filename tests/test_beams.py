@@ -84,6 +84,7 @@ def test_reading_ahead_is_not_done_and_says_so() -> None:
     assert drafter.last_stats is not None and "did not read ahead" in drafter.last_stats.notes[0]
 
 
+@pytest.mark.slow
 def test_a_hundred_prompts_take_fewer_calls() -> None:
     """A draft near the target: 1.5 times fewer."""
     calls = steps = 0

@@ -51,6 +51,7 @@ def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, mon
     assert sum(replayed) == pytest.approx(taken, rel=0.03)
 
 
+@pytest.mark.slow
 def test_recorded_draws_are_kept_as_often_as_the_engines_own(pair: Any) -> None:
     """About 600 tested tokens on either side: a share that is off by 0.15 is seen nearly always."""
     prompts = [pair.tokenizer(text)["input_ids"] for text in TEXTS]

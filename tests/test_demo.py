@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 
 from hf_specdec.bench.methods import PLAIN, Method
-from hf_specdec.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate
-from hf_specdec.demo.compare import Outcome, decode
+from hf_specdec.demo import DemoSettings, GenerateSettings, compare, run, run_demo, run_generate
+from hf_specdec.demo.compare import Outcome, Task, decode, measure
 from hf_specdec.demo.live import LiveText
-from hf_specdec.demo.outcomes import table
+from hf_specdec.demo.outcomes import Parting, repeats, summed_up, table
 from hf_specdec.demo.prompts import BATCH, SAMPLES
 from hf_specdec.demo.talk import Conversation, common
 from hf_specdec.devices import cpu_capabilities, cpu_dtype
@@ -108,6 +108,8 @@ def test_generate_answers_with_any_pair(capsys):
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8, compare=True))
     printed = capsys.readouterr().out
     assert printed.startswith("def add(a, b):") and "1 of 1" in printed
+    (speed_up,) = re.findall(r"^draft_model +[\d.]+ +([\d.]+x) ", printed, re.M)
+    assert f"\n{speed_up}: " in printed and "estimated" not in printed  # one number for one thing
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
     assert "same" not in capsys.readouterr().out
 
@@ -185,13 +187,14 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     )
     run_demo(settings)
     printed = capsys.readouterr().out
-    rows = [line for line in printed.splitlines() if line.startswith(" prompt_lookup ")]
-    assert len(rows) == 1 and "5 of 5" in rows[0] and "refused" not in rows[0]
+    rows = [line for line in printed.splitlines() if line.startswith("prompt_lookup ")]
+    assert len(rows) == 1 and "7 of 7" in rows[0] and "refused" not in rows[0]
+    assert "rounds in turn with the same number of new tokens on all sides (chat " in " ".join(printed.split())
     assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
     for sample in SAMPLES:
         assert sample.text.splitlines()[0][:60] in printed
     assert all(question in printed for question in BATCH)
-    assert "hf assisted: refused" in printed and "5 of 5" in printed
+    assert "hf assisted: refused" in printed and "7 of 7" in printed
     assert "hf_specdec" in printed.splitlines()[-1] or "generate(" in printed
 
 
@@ -199,21 +202,101 @@ def test_the_picture_holds_what_was_said_and_nothing_that_turned(talkative, monk
     monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
     monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
     picture = tmp_path / "demo.svg"
-    run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, svg=str(picture)))
+    run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, output=str(picture)))
     text = picture.read_text()
     assert "hf_specdec" in text and SAMPLES[0].kind in text
     assert not any(word in text for word in ("loading", "warming", "comparing"))
 
 
-def test_the_table_counts_what_all_methods_decoded():
-    plain, ours = Outcome(PLAIN, [[1, 2, 3, 4]], 2.0, 1.0), Outcome("ours", [[1, 2, 3, 4]], 1.0, 2.0)
-    other = Outcome("other", [[1, 2, 3, 5]], 4.0, 1.0)
-    batch = [Outcome(PLAIN, [[1], [2]], 1.0, 1.0), Outcome("ours", [[1], [2]], 0.1, 1.0)]
+def task(seconds, rows=1, tokens=4, refused=(), texts=None):
+    """A task whose methods took so long in each round."""
+    texts = texts or {}
+    outcomes = {
+        name: Outcome(name, texts.get(name, [list(range(tokens))] * rows), 9.0, 1.0 if name == PLAIN else 2.0)
+        for name in seconds
+        if name not in refused
+    }
+    return Task({"input_ids": torch.zeros(rows, 3)}, outcomes, {name: seconds[name] for name in outcomes})
+
+
+def lines_of(table):
     out = io.StringIO()
-    Console(file=out, width=100).print(table({"chat": [plain, other, ours], "batch 2": batch}))
-    rows = {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
-    assert rows["ours"] == ["2.00x", "10.00x", "2.00x", "2.00", "2", "of", "2"]
-    assert rows["other"] == ["0.50x", "refused", "0.50x", "1.00", "0", "of", "1"]
+    Console(file=out, width=120).print(table)
+    return {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
+
+
+def test_the_table_counts_what_all_methods_decoded():
+    chat = task({PLAIN: [2.0, 2.2], "other": [4.0, 4.0], "ours": [1.0, 1.0]}, texts={"other": [[0, 1, 2, 9]]})
+    together = task({PLAIN: [1.0, 1.0], "other": [], "ours": [0.1, 0.1]}, rows=2, refused=["other"])
+    rows = lines_of(table({"chat": chat, "batch 2": together}))
+    assert rows["ours"] == ["2.10x", "10.00x", "2.10x", "2.00-2.20", "2.00", "3", "of", "3"]
+    assert rows["other"] == ["0.53x", "refused", "0.53x", "0.50-0.55", "2.00", "0", "of", "1"]
+
+
+def test_figures_of_one_table_divide():
+    """Speeds are of the tokens that every method writes, of which there are as many on all sides."""
+    alone = task({PLAIN: [2.0, 2.0], "ours": [1.0, 1.0]}, texts={"ours": [[0, 1, 2]]})
+    rows = lines_of(table({"": alone}))
+    assert alone.shared == 3 and rows[PLAIN][:2] == ["1.5", "1.00x"] and rows["ours"][:2] == ["3.0", "2.00x"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"),
+    [
+        ({PLAIN: [4.0], "other": [2.0], "ours": [1.0]}, 2),
+        ({PLAIN: [4.0], "other": [1.0, 1.0, 1.0, 1.5, 1.5], "ours": [1.0]}, 5),  # never told apart
+        ({PLAIN: [4.0], "other": [2.0, 1.0, 1.9], "ours": [1.1, 1.0, 1.1]}, 5),
+        ({PLAIN: [1.0], "other": [1.0], "ours": [2.0]}, 2),  # slower is told apart, too
+    ],
+)
+def test_rounds_go_on_until_ours_is_told_apart(monkeypatch, seconds, rounds):
+    asked = []
+
+    def decoded(target, method, inputs, seed=0, **options):
+        turn = sum(name == method.name for name, _ in asked)
+        asked.append((method.name, options["max_new_tokens"]))
+        took = seconds[method.name]
+        return Outcome(method.name, [[0] * 4], took[min(turn, len(took) - 1)], 1.0)
+
+    monkeypatch.setattr(compare, "decode", decoded)
+    one = Task({"input_ids": torch.zeros(1, 3)}, task(seconds).outcomes)
+    assert measure(None, [Method(name) for name in seconds], [one]) == rounds
+    assert {most for _, most in asked} == {4} and len(one.seconds["ours"]) == rounds
+    assert [name for name, _ in asked[:6]] == [*seconds, *list(seconds)[1:], PLAIN]  # nobody is always first
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_an_interruption_ends_the_rounds_behind_a_whole_one(monkeypatch, after):
+    names, asked = [PLAIN, "ours"], []
+
+    def decoded(target, method, *_, **__):
+        asked.append(method.name)
+        if len(asked) > after:
+            raise KeyboardInterrupt
+        return Outcome(method.name, [[0]], 1.0, 1.0)
+
+    monkeypatch.setattr(compare, "decode", decoded)
+    one = Task({"input_ids": torch.zeros(1, 3)}, {name: Outcome(name, [[0]], 1.0, 1.0) for name in names})
+    methods = [Method(name) for name in names]
+    if after < 2:
+        with pytest.raises(KeyboardInterrupt):
+            measure(None, methods, [one])
+    else:
+        assert measure(None, methods, [one]) == 2 == len(one.seconds["ours"])
+
+
+def test_a_text_that_repeats_itself_is_told():
+    assert repeats([]) == repeats(list(range(40))) == 0 == repeats([1, 2, 3] * 2)
+    assert repeats([*range(10)] * 4) == 0.75
+    assert repeats([*range(20), *range(8), *range(30, 42)]) == 8 / 40
+
+
+def test_partings_are_summed_up_and_what_rounding_does_not_explain_is_not():
+    found = [Parting("a: b", True), Parting("c: d", True)]
+    (line,) = summed_up(found, 9)
+    assert line.startswith("2 of 9 texts part") and "all at such near ties" in line
+    assert summed_up([*found, Parting("e: f", False)], 9)[1:] == ["WRONG: e: f"]
+    assert summed_up([], 9) == []
 
 
 @pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])

@@ -251,7 +251,10 @@ PACES = {"pace_target": 10.0, "pace_draft": 5.0}
     ("costs", "options", "heading"),
     [
         ("measured", {"pad_draft_mlp": 300}, "trained on data, the draft's MLPs cost-padded to 300"),
-        ("paced", PACES, "trained on data, the target paced at 10 ms, the draft paced at 5 ms"),
+        pytest.param(
+            *("paced", PACES, "trained on data, the target paced at 10 ms, the draft paced at 5 ms"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_table_compares_all_rules_and_none_beats_the_oracle(

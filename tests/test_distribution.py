@@ -123,7 +123,7 @@ def test_the_power_is_as_stated() -> None:
 # ------------------------------------------------------------------ through generate
 
 QUICK = [
-    ("temperature", "other", ROWS),
+    ("temperature", "other", FEWER),
     ("top-k", "nearly disjoint", FEWER),
     ("penalties", "tree", FEWER),
     ("top-p", "identical", FEWER),

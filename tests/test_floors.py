@@ -28,9 +28,9 @@ FLOORS = [
     {"drafters", "decoding", "beams"},
     {"integration"},
     {"batching"},
-    {""},  # the package itself: what users import
     {"instruments", "showing"},
     {"loading"},
+    {""},  # the package itself: what users import
     {"training", "bench"},
     {"explain", "demo", "serving", "audit"},
     {"commands"},

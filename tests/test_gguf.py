@@ -1,6 +1,7 @@
 """GGUF files are converted once and whole; a short name is the file of a package, or a repo of the Hub."""
 
 import os
+import shutil
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -114,11 +115,25 @@ def test_a_file_is_converted_once(file: Path, conversions: list[str], capsys: py
 def test_each_dtype_and_each_content_is_converted_by_itself(file: Path, conversions: list[str]) -> None:
     assert load_model(ModelSource(str(file), "fp32")).dtype == torch.float32
     assert load_model(ModelSource(str(file), "bf16")).dtype == torch.bfloat16
+    before = file.stat()
     write(file, llama(seed=1))
-    os.utime(file, ns=(1, 1))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size  # told by what it holds alone
     again = load_model(ModelSource(str(file), "fp32"))
     assert torch.equal(again.lm_head.weight, llama(seed=1).lm_head.weight)
     assert conversions == ["float32", "bfloat16", "float32"]
+
+
+def test_one_content_is_converted_once_wherever_it_lies(file: Path, cache: Path, conversions: list[str]) -> None:
+    other = file.parent / "elsewhere" / "another_name.gguf"
+    other.parent.mkdir()
+    shutil.copy(file, other)
+    os.utime(other, ns=(1, 1))
+    assert (
+        load_model(ModelSource(str(file), "fp32")).name_or_path
+        == load_model(ModelSource(str(other), "fp32")).name_or_path
+    )
+    assert conversions == ["float32"] and len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("No space left on device")])
@@ -137,7 +152,7 @@ def test_an_interruption_leaves_nothing(
     assert not list(cache.iterdir())
     monkeypatch.setattr(gguf, "_convert", convert)
     load_model(ModelSource(str(file), "fp32"))
-    assert [path.name.startswith("tiny-float32-") for path in cache.iterdir()] == [True]
+    assert [path.name.endswith("-float32") for path in cache.iterdir()] == [True]
 
 
 def test_two_at_once_are_one(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

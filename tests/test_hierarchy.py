@@ -134,6 +134,7 @@ def test_floors_below_floors() -> None:
     assert torch.equal(generate(drafter, [3, 11, 6]), generate(None, [3, 11, 6]))
 
 
+@pytest.mark.slow
 def test_in_a_worker_of_its_own() -> None:
     """It is told when that changes: by then it has its model."""
     draft, calls = draft_model("oracle"), []

@@ -193,8 +193,10 @@ def expected(top_k=None):
     return total.double()
 
 
-def chi_square(options, rows=1000, calls=4, top_k=None):
+def chi_square(options, rows=1000, calls=4):
     """Pearson's statistic of the continuations' frequencies, as a distance from its mean in standard deviations."""
+    options = dict(options)
+    top_k = options.pop("top_k", None)
     p = expected(top_k)
     counts = torch.zeros_like(p)
     powers = TINY ** torch.arange(NEW - 1, -1, -1)
@@ -223,19 +225,15 @@ def chi_square(options, rows=1000, calls=4, top_k=None):
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
 
 
+JOINT = [{"window": window, "corrections": n} for window, n in [(2, 1), (1, 1), (2, 0), (3, 2), (8, 1)]]
+JOINT += [{"window": 2, "pre_verify": False}, {"window": 2, "post_verify": False}, {"window": 3, "top_k": 2}]
+
+
 @pytest.mark.grid
-@pytest.mark.parametrize(("window", "corrections"), [(1, 1), (2, 0), (2, 1), (3, 2), (8, 1)])
-def test_the_joint_distribution_is_the_targets(window, corrections):
-    assert chi_square({"window": window, "corrections": corrections}) < 4
-
-
-@pytest.mark.parametrize("options", [{"pre_verify": False}, {"post_verify": False}], ids=str)
-def test_so_it_is_with_one_strategy(options):
-    assert chi_square({"window": 2} | options) < 4
-
-
-def test_so_it_is_behind_a_processor():
-    assert chi_square({"window": 3}, top_k=2) < 4
+@pytest.mark.parametrize("options", JOINT, ids=str)
+def test_the_joint_distribution_is_the_targets(options):
+    """In either strategy or both, and behind a processor."""
+    assert chi_square(options) < 4
 
 
 def test_a_draw_shared_by_two_tokens_is_caught(monkeypatch):
@@ -246,7 +244,7 @@ def test_a_draw_shared_by_two_tokens_is_caught(monkeypatch):
 
     uniform = Randomness.uniform
     monkeypatch.setattr(Randomness, "uniform", shared)
-    assert chi_square({"window": 2}) > 8
+    assert chi_square({"window": 2}, calls=2) > 8
 
 
 def test_testing_the_first_token_twice_is_caught(monkeypatch):
@@ -262,7 +260,7 @@ def test_testing_the_first_token_twice_is_caught(monkeypatch):
     original = Judge.block
     monkeypatch.setattr(Judge, "block", block)
     monkeypatch.setattr("hf_specdec.judge.judging.is_sound", lambda draft, vocab: torch.tensor(True))
-    assert chi_square({"window": 2}) > 8
+    assert chi_square({"window": 2}, calls=2) > 8
 
 
 @pytest.mark.parametrize("draws", [(), (1,), (2, 4), correction.DRAWS], ids=str)

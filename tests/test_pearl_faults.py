@@ -301,20 +301,24 @@ def test_a_drafter_that_is_forgotten_ends_its_process(used):
     assert is_gone(process)
 
 
-def test_a_process_starts_with_its_drafter(tmp_path):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: PearlDrafter.from_pretrained(folder, worker="process"),
+        pytest.param(lambda _: PearlDrafter(DRAFTS["good"], window=3, worker="process"), marks=pytest.mark.slow),
+    ],
+    ids=["loaded", "made"],
+)
+def test_a_process_starts_with_its_drafter(make, tmp_path):
     """Not with the first call, which would wait for its imports; made or loaded, and with no thread left behind."""
     PearlDrafter(DRAFTS["good"], window=3, worker="thread").save_pretrained(str(tmp_path))
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    for make in (
-        lambda: PearlDrafter(DRAFTS["good"], window=3, worker="process"),
-        lambda: PearlDrafter.from_pretrained(str(tmp_path), worker="process"),
-    ):
-        with make() as drafter:
-            (launched,) = drafter.pool.free
-            assert not launched.ready and not is_gone(launched.process)
-            assert torch.equal(generate(drafter), generate(None))
-            assert drafter.pool.free == [launched] and launched.ready
-        assert is_gone(launched.process)
+    with make(str(tmp_path)) as drafter:
+        (launched,) = drafter.pool.free
+        assert not launched.ready and not is_gone(launched.process)
+        assert torch.equal(generate(drafter), generate(None))
+        assert drafter.pool.free == [launched] and launched.ready
+    assert is_gone(launched.process)
     del drafter, launched
     after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     assert after <= before

@@ -354,11 +354,12 @@ def test_the_summary_tells_of_all_answers(served: Served) -> None:
     for most in (12, 40):  # whatever other tests have asked this server
         served.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=most, temperature=0)
     assert re.match(rf"{speculating.answers} answers.*; [\d,]+ tokens in", speculating.summary())
-    gains = [float(gain) for line in served.lines for gain in re.findall(r"s; (?:at most )?([\d.]+)x:", line)]
-    (said,) = re.findall(r"([\d.]+)x:", speculating.summary())
+    gains = [float(gain) for line in served.lines for gain in re.findall(r"s; (?:at most )?([\d.]+)x estimated:", line)]
+    (said,) = re.findall(r"([\d.]+)x estimated:", speculating.summary())
     assert min(gains) <= float(said) <= max(gains)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_no_answer() -> None:
     with serving(PearlDrafter(llama(VOCAB, seed=1, eos_token_id=2), worker="process", window=3)) as served:
         plain = served.text(served.plain(QUESTION, 60))

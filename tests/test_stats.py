@@ -64,9 +64,9 @@ def test_a_line_weighs_each_width_by_how_often_it_was_measured() -> None:
 def test_the_gain_is_plain_decodings_time_over_the_calls() -> None:
     run = stats({6: 10, 1: 1}, growing, prefill_seconds=2.0, total_seconds=22.0, plain_steps=30)
     assert run.estimated_gain == pytest.approx((2.0 + 30 * 1.1) / 22.0)
-    assert not run.gain_is_bound and str(run).startswith("1.6x: ")
+    assert not run.gain_is_bound and str(run).startswith("1.6x estimated: ")
     bound = stats({6: 10}, growing, total_seconds=20.0, plain_steps=20)
-    assert bound.gain_is_bound and str(bound).startswith("at most 1.6x: ")
+    assert bound.gain_is_bound and str(bound).startswith("at most 1.6x estimated: ")
     assert SpeculationStats().estimated_gain is None
 
 
@@ -162,7 +162,7 @@ def test_why_drafting_was_stopped(drafter_class: Any, monkeypatch: pytest.Monkey
         assert torch.equal(sides.ours(drafter), sides.plain)
     (note,) = drafter.last_stats.notes
     assert note.startswith("drafting was stopped in ") and "as it would have cost more than it gained" in note
-    assert "of a target step, the draft is right" in note
+    assert "of a target step, at an expected acceptance rate of" in note
     assert str(drafter.last_stats).splitlines()[1] == note
 
 

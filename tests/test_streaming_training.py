@@ -115,6 +115,7 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
         assert torch.equal(tensor, weights[name]), name
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_streams_that_are_there(
     settings: StreamingSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

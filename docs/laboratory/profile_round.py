@@ -84,8 +84,7 @@ def main(
     )
     overheads = []
     for sample in SAMPLES:
-        tokens = ask(pair.tokenizer, sample.text) if sample.chat else pair.tokenizer(sample.text)["input_ids"]
-        ids = torch.tensor([tokens])
+        ids = torch.tensor([ask(pair.tokenizer, sample.text)])
         profiles = sorted(
             (profile(pair.target, pair.draft, ids, new_tokens) for _ in range(repeats)), key=lambda p: p.overhead
         )

@@ -33,7 +33,7 @@ class AuditSettings(PairSettings):
     temperature: Annotated[float, Option(help="Of those draws.")] = 1.0
     raw: Annotated[bool, Option("--raw", help="Ask chats as texts, without the chat template.")] = False
     seed: Annotated[int, Option(help="Of the draws.")] = 0
-    json: Annotated[Path | None, Option(help="File for what was found.")] = None
+    output: Annotated[Path | None, Option("--output", "--json", help="File (JSON) for what was found.")] = None
 
     def check(self) -> None:
         """Raise `SpeculationError` for what cannot be audited."""

@@ -27,8 +27,8 @@ def run_audit(settings: AuditSettings) -> list[Report]:
         SpeculationError: bad settings, models that do not work, or a file that cannot be written.
     """
     settings.check()
-    if settings.json is not None:
-        writable_file(settings.json, "json")
+    if settings.output is not None:
+        writable_file(settings.output, "output")
     prompts = load_prompts(settings.prompts, settings.limit)
     pair = settings.load()
     loading = settings.of_drafts() | {"target": pair.target}
@@ -52,8 +52,8 @@ def run_audit(settings: AuditSettings) -> list[Report]:
             report.findings.append(greedy.guarded("sampled distribution", partial(sampled.finding, method)))
             progress.update()
     print_reports(reports)
-    if settings.json is not None:
-        settings.json.write_text(json.dumps([asdict(report) | {"fine": report.fine} for report in reports], indent=2))
+    if settings.output is not None:
+        settings.output.write_text(json.dumps([asdict(report) | {"fine": report.fine} for report in reports], indent=2))
     return reports
 
 

@@ -116,5 +116,5 @@ def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[
         return []
     return [
         f"drafting was stopped in {rested} of {rounds} rounds, as it would have cost more than it gained: a draft step "
-        f"costs {c:.2g} of a target step, the draft is right {alpha:.0%} of the time"
+        f"costs {c:.2g} of a target step, at an expected acceptance rate of {alpha:.0%}"
     ]

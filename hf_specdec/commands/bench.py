@@ -11,8 +11,8 @@ from ..bench.run import run_bench
 
 def bench(
     settings: Settings,
-    json: Annotated[Path, Option(help="Result file to write.")],
+    output: Annotated[Path, Option("--output", "--json", help="Result file (JSON) to write.")],
     resume: Annotated[bool, Option("--resume", help="Go on with a result file that was not finished.")] = False,
 ) -> None:
     """Measure drafters."""
-    raise Exit(run_bench(settings, json, resume))
+    raise Exit(run_bench(settings, output, resume))

@@ -161,8 +161,8 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     can, _, why = ability(call.target)
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(call, f"{name} {why}")
-    if why := drafter.why_not(call.input_ids, call.source):
-        raise PlainDecodingNeeded(call, why)
+    if unread := drafter.why_not(call.input_ids, call.source):
+        raise PlainDecodingNeeded(call, unread)
     if call.source is not None:
         return _beside_an_encoder(call, drafter)
     alone = call.input_ids.shape[0] == 1

@@ -1,7 +1,7 @@
-"""Decode one input by several methods, one after the other."""
+"""Inputs decoded by several methods, and their times: as many tokens on all sides, in turn, round by round."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +10,9 @@ from transformers import PreTrainedModel
 from ..bench.methods import Method
 from ..instruments.ends import until_end
 from ..instruments.meter import Meter, metered
+
+LEAST, MOST = 2, 5
+"""rounds of a comparison"""
 
 
 @dataclass
@@ -24,10 +27,26 @@ class Outcome:
     mean_acceptance_length: float
     """tokens per verification, the target's own one included; 1 for plain decoding"""
 
+
+@dataclass
+class Task:
+    """A prompt, or a batch of them, and what methods made of it."""
+
+    inputs: dict[str, Any]
+    """`input_ids` [B, P] and `attention_mask`"""
+    outcomes: dict[str, Outcome]
+    """by the method's name, plain decoding's first; a method that refused it is missing"""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """by the method's name, one of each round"""
+
     @property
-    def count(self) -> int:
-        """New tokens in all."""
-        return sum(map(len, self.rows))
+    def shared(self) -> int:
+        """New tokens per row that every method writes: as many as the shortest text has."""
+        return min(len(row) for outcome in self.outcomes.values() for row in outcome.rows)
+
+    @property
+    def rows(self) -> int:
+        return len(self.inputs["input_ids"])
 
 
 def decode(target: PreTrainedModel, method: Method, inputs: dict[str, Any], seed: int = 0, **options: Any) -> Outcome:
@@ -44,6 +63,62 @@ def decode(target: PreTrainedModel, method: Method, inputs: dict[str, Any], seed
     columns = inputs["input_ids"].shape[1]
     rows = [until_end(target, row) for row in output[:, columns:].tolist()]
     return Outcome(method.name, rows, meter.seconds, _mean_acceptance_length(method, meter, columns, rows))
+
+
+def measure(
+    target: PreTrainedModel,
+    methods: Sequence[Method],
+    tasks: Sequence[Task],
+    seed: int = 0,
+    told: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> int:
+    """Time all methods on all tasks in rounds, until the last method's speed-up is told apart from that of every other:
+    the range of its rounds overlaps with none of theirs. An interrupt ends it behind the last whole round.
+
+    Args:
+        told: what is about to be done.
+        options: of `generate`, but for the number of tokens.
+
+    Returns:
+        How many rounds there were.
+    """
+    rounds = 0
+    try:
+        while rounds < LEAST or (rounds < MOST and not _told_apart(methods, tasks)):
+            found: list[tuple[Task, str, float]] = []
+            for task in tasks:
+                able = [method for method in methods if method.name in task.outcomes]
+                for method in able[rounds % len(able) :] + able[: rounds % len(able)]:  # nobody is always first
+                    told(f"round {rounds + 1} of {LEAST} to {MOST}: {method.name}")
+                    length = options | {"max_new_tokens": task.shared}
+                    found.append((task, method.name, decode(target, method, task.inputs, seed, **length).seconds))
+            for task, name, seconds in found:
+                task.seconds.setdefault(name, []).append(seconds)
+            rounds += 1
+    except KeyboardInterrupt:
+        if not rounds:
+            raise
+    return rounds
+
+
+def of_all(tasks: Sequence[Task]) -> list[Task]:
+    """Those that every method decodes; all, where there are none."""
+    most = max(len(task.outcomes) for task in tasks)
+    return [task for task in tasks if len(task.outcomes) == most]
+
+
+def gains(name: str, tasks: Sequence[Task]) -> list[float]:
+    """A method's speed-up in each round, over the tasks together."""
+    plain = next(iter(tasks[0].outcomes))
+    mine, theirs = ([sum(each) for each in zip(*(t.seconds[n] for t in tasks), strict=True)] for n in (name, plain))
+    return [them / me for me, them in zip(mine, theirs, strict=True)]
+
+
+def _told_apart(methods: Sequence[Method], tasks: Sequence[Task]) -> bool:
+    tasks = of_all(tasks)
+    *others, ours = [gains(method.name, tasks) for method in methods if method.name in tasks[0].outcomes]
+    return all(max(other) < min(ours) or min(other) > max(ours) for other in others)
 
 
 def _mean_acceptance_length(method: Method, meter: Meter, prompt: int, rows: Sequence[Sequence[int]]) -> float:

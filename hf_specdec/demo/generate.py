@@ -17,9 +17,9 @@ from ..loading.checks import check_new_tokens, check_seed, check_temperature, ch
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
 from ..showing.quiet import quiet
-from .compare import decode
+from .compare import Task, decode, measure
 from .live import LiveText, legend
-from .outcomes import differences, table
+from .outcomes import gain, partings, table
 from .talk import talk
 
 
@@ -98,11 +98,20 @@ def _answer(
         console.print(prompt, end="", style="dim", markup=False, soft_wrap=True)
     found = decode(pair.target, ours, inputs, settings.seed, **options)
     console.print()
-    if settings.compare:
-        with console.status("plain decoding of the same"):
-            plain = decode(pair.target, Method(PLAIN), inputs, settings.seed, **options)
-        greedy = not options["do_sample"]
-        console.print(table({"": [plain, found]}, compared=greedy))
-        for line in differences(pair.target, pair.tokenizer, inputs, [plain, found]) if greedy else ():
-            console.print(line, markup=False)
-    console.print(str(recorder.last_stats), markup=False)
+    stats = recorder.last_stats
+    assert stats is not None
+    if not settings.compare:
+        console.print(str(stats), markup=False)
+        return
+    methods = [Method(PLAIN), Method(ours.name, {"assistant_model": drafter}, pair.draft, drafter)]
+    with console.status("plain decoding of the same") as status:
+        plain = decode(pair.target, methods[0], inputs, settings.seed, **options)
+        task = Task(inputs, {outcome.name: outcome for outcome in (plain, found)})
+        rounds = measure(pair.target, methods, [task], settings.seed, status.update, **options)
+    greedy = not options["do_sample"]
+    console.print(f"{rounds} rounds in turn, {task.shared} new tokens on both sides", markup=False)
+    console.print(table({"": task}, compared=greedy))
+    for parting in partings(pair.target, pair.tokenizer, inputs, [plain, found]) if greedy else ():
+        console.print(parting.text, markup=False)
+    for line in [stats.summary(gain(ours.name, [task]), measured=True), *stats.notes]:
+        console.print(line, markup=False)

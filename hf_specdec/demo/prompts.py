@@ -1,4 +1,4 @@
-"""What the demo asks: one prompt of each kind that people speed up, and a batch."""
+"""What the demo asks: questions that the model of the demo answers without saying things twice."""
 
 from dataclasses import dataclass
 
@@ -9,24 +9,12 @@ class Sample:
 
     kind: str
     text: str
-    chat: bool = True
-    """whether it is a question for the chat template, or a text to continue"""
+    """a question"""
 
 
 SAMPLES = (
-    Sample("chat", "How do I keep basil alive on my kitchen windowsill? Please give me a few simple steps."),
-    Sample(
-        "code",
-        'def read_table(path):\n    """Read a CSV file and return a list of dictionaries, one for each row."""\n',
-        chat=False,
-    ),
-    Sample(
-        "edit",
-        "Rename the variable `n` to `count` in this code and change nothing else:\n\n"
-        "```python\ndef mean_of_file(path):\n    total, n = 0.0, 0\n    with open(path) as lines:\n"
-        "        for line in lines:\n            if line.strip():\n                total += float(line)\n"
-        "                n += 1\n    return total / n if n else 0.0\n```",
-    ),
+    Sample("chat", "How do vaccines work?"),
+    Sample("code", "Write a Python class for a bank account with deposit and withdraw."),
     Sample(
         "summary",
         "Summarize this text in a few sentences:\n\n"
@@ -41,8 +29,8 @@ SAMPLES = (
 
 BATCH = (
     "What is photosynthesis?",
-    "Write a short poem about the sea.",
-    "Name three ways to save water at home.",
+    "Write a short letter to a friend about a walk in the woods.",
+    "What is the difference between weather and climate?",
     "Explain what a prime number is, with an example.",
 )
 """questions that are answered together"""

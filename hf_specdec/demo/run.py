@@ -1,5 +1,6 @@
 """`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
+import copy
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typer import Option
 from ..bench.methods import PLAIN, Method, build_method
 from ..devices import input_device
 from ..errors import SpeculationWarning
+from ..instruments.audit import NEXT_STEPS, TOP_TWO_STEPS
 from ..instruments.bare import time_bare_forwards
 from ..instruments.meter import Forward
 from ..instruments.recording import RecordingDrafter
@@ -25,15 +27,19 @@ from ..loading.outputs import writable_file
 from ..loading.prompts import WARM_UP_TEXT
 from ..packing import packable_dtypes
 from ..showing.quiet import quiet
-from .compare import Outcome, decode
+from .compare import Outcome, Task, decode, measure
 from .live import LiveText, legend
-from .outcomes import differences, speed, table
+from .outcomes import Parting, gain, partings, repeats, summed_up, table
 from .prompts import BATCH, SAMPLES, Sample
 
 READY = Path(__file__).parents[2] / "hub_configs" / "hybrid"
 """the drafter that lies in a clone of the repository"""
 WORTHWHILE = 1.2
 """speed-up below which the demo says what stands in the way"""
+REPETITIVE = 0.25
+"""share of an answer that it repeats of itself, from which on the demo says so"""
+SMALL = 500_000_000
+"""parameters of a target at most, to be held in float32, too"""
 WIDTH = 6
 """tokens of the verification that is timed then"""
 PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
@@ -58,8 +64,9 @@ class DemoSettings(PairSettings):
     beside: Annotated[list[str], Option(help="Another drafter, as a row of its own; may be given several times.")] = (
         field(default_factory=list)
     )
-    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
-    svg: Annotated[str | None, Option(help="Picture to save of what is printed.")] = None
+    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 64
+    details: Annotated[bool, Option("--details", help="Say where each text parts from plain decoding's.")] = False
+    output: Annotated[str | None, Option("--output", "--svg", help="Picture (SVG) to save of what is printed.")] = None
 
     def __post_init__(self) -> None:
         """On a CPU both sides run on packed weights: on plain ones a wide forward costs too much."""
@@ -81,9 +88,9 @@ def run_demo(settings: DemoSettings) -> None:
         SpeculationError: a model or drafter that does not load, or a setting that nothing can be shown with.
     """
     check_new_tokens(settings.max_new_tokens)
-    if settings.svg is not None:
-        writable_file(settings.svg, "svg")
-    console = Pictured(highlight=False, **PICTURE) if settings.svg is not None else Console(highlight=False)
+    if settings.output is not None:
+        writable_file(settings.output, "output")
+    console = Pictured(highlight=False, **PICTURE) if settings.output is not None else Console(highlight=False)
     with quiet():
         with console.status("loading the models"):
             pair = settings.load()
@@ -98,18 +105,20 @@ def run_demo(settings: DemoSettings) -> None:
             console.print("\n", legend(), sep="")
         stage = Stage(console, pair, _methods(recorder, pair, beside), recorder, settings.max_new_tokens)
         stage.warm_up()
-        outcomes = {sample.kind: stage.show(sample) for sample in SAMPLES}
-        outcomes |= {f"batch {len(BATCH)}": stage.show_batch(BATCH)}
+        for sample in SAMPLES:
+            stage.show(sample)
+        stage.show_batch(BATCH)
         console.rule(style="dim")
-        console.print(table(outcomes))
-        for line in stage.parted:
+        rounds = stage.measure()
+        console.print(stage.said_before(rounds), markup=False)
+        console.print(table(stage.tasks))
+        for line in stage.said_after(settings.details):
             console.print(line, markup=False)
-        plain, ours = (speed([row[i] for row in outcomes.values()]) for i in (0, -1))
-        if ours / plain < WORTHWHILE:
+        if gain(OURS, list(stage.tasks.values())) < WORTHWHILE:
             console.print(cost_of_width(pair.target, own_model(recorder.inner)))
     console.print(f"\n{NEXT}", markup=False)
-    if settings.svg is not None:
-        console.save_svg(settings.svg, title="hf-specdec demo")
+    if settings.output is not None:
+        console.save_svg(settings.output, title="hf-specdec demo")
 
 
 def _methods(recorder: RecordingDrafter, pair: Pair, beside: list[Method]) -> list[Method]:
@@ -141,8 +150,11 @@ class Stage:
     ) -> None:
         self.console, self.pair, self.methods, self.recorder = console, pair, methods, recorder
         self.options = {"max_new_tokens": most, "do_sample": False, "pad_token_id": pair.tokenizer.pad_token_id}
-        self.parted: list[str] = []
-        """where texts left plain decoding's"""
+        self.tasks: dict[str, Task] = {}
+        self.parted: list[Parting] = []
+        """texts that left plain decoding's"""
+        self.compared = 0
+        """texts held against it"""
 
     def warm_up(self) -> None:
         """Each method once on text of no importance: no first call of a kernel or of a drafter is measured."""
@@ -150,32 +162,30 @@ class Stage:
             for method in self.methods:
                 self._decode(method, self._inputs([WARM_UP_TEXT]), max_new_tokens=8)
 
-    def show(self, sample: Sample) -> list[Outcome]:
-        """Ours as it is written, then the others; outcomes in the methods' order."""
+    def show(self, sample: Sample) -> None:
+        """Ours as it is written, then the others, unseen."""
         self.console.rule(sample.kind, style="dim")
-        self.console.print(sample.text, style="dim", end="\n\n" if sample.chat else "", markup=False, soft_wrap=True)
-        inputs = self._inputs([sample.text], sample.chat)
-        *others, ours = self.methods
-        shown = self._decode(ours, inputs, LiveText(self.console, self.pair.tokenizer))
-        return self._beside(sample.kind, inputs, others, shown)
+        self.console.print(sample.text, style="dim", end="\n\n", markup=False, soft_wrap=True)
+        inputs = self._inputs([sample.text])
+        shown = self._decode(self.methods[-1], inputs, LiveText(self.console, self.pair.tokenizer))
+        self._beside(sample.kind, inputs, shown)
 
-    def show_batch(self, questions: tuple[str, ...]) -> list[Outcome]:
+    def show_batch(self, questions: tuple[str, ...]) -> None:
         """Questions that are answered together, by the methods that can."""
         kind = f"batch {len(questions)}"
         self.console.rule(kind, style="dim")
         inputs = self._inputs(list(questions))
-        *others, ours = self.methods
-        with self.console.status(f"{ours.name}: {len(questions)} answers together"):
-            shown = self._decode(ours, inputs)
+        with self.console.status(f"{OURS}: {len(questions)} answers together"):
+            shown = self._decode(self.methods[-1], inputs)
         for question, row in zip(questions, shown.rows, strict=True):
             answer = self.pair.tokenizer.decode(row, skip_special_tokens=True)
             self.console.print(question, style="dim", markup=False)
             self.console.print(answer, end="\n\n", markup=False, soft_wrap=True)
-        return self._beside(kind, inputs, others, shown)
+        self._beside(kind, inputs, shown)
 
-    def _beside(self, kind: str, inputs: dict[str, Any], others: list[Method], ours: Outcome) -> list[Outcome]:
+    def _beside(self, kind: str, inputs: dict[str, Any], ours: Outcome) -> None:
         found = []
-        for method in others:
+        for method in self.methods[:-1]:
             with self.console.status(f"{method.name} on the same"):
                 try:
                     with warnings.catch_warnings():
@@ -184,26 +194,66 @@ class Stage:
                 except ValueError as error:  # transformers speculates on single rows only
                     self.console.print(f"{method.name}: refused. {str(error).splitlines()[0]}", style="dim")
         found.append(ours)
-        self.console.print(" · ".join(_pace(outcome, found[0]) for outcome in found), style="dim", markup=False)
+        self.tasks[kind] = Task(inputs, {outcome.name: outcome for outcome in found})
+        self.compared += (len(found) - 1) * len(ours.rows)
         with self.console.status("comparing the texts"):
-            lines = differences(self.pair.target, self.pair.tokenizer, inputs, found)
-            self.parted += [f"{kind}: {line}" for line in lines]
-        return found
+            for parting in partings(self.pair.target, self.pair.tokenizer, inputs, found):
+                self.parted.append(Parting(f"{kind}: {parting.text}", parting.near_tie))
+
+    def measure(self) -> int:
+        """All methods on all tasks, in rounds; returns how many."""
+        self.recorder.told = None
+        with self.console.status("measuring") as status:
+            told = status.update if status is not None else lambda _: None
+            return measure(self.pair.target, self.methods, list(self.tasks.values()), told=told, **self.options)
+
+    def said_before(self, rounds: int) -> str:
+        """What the table's figures are."""
+        tokens = ", ".join(f"{kind} {task.shared}" for kind, task in self.tasks.items())
+        said = (
+            f"Speed-ups over plain decoding, {rounds} rounds in turn with the same number of new tokens on all sides "
+            f"({tokens}); rounds: the least and the most of all."
+        )
+        if (dtype := self.dtype) != "float32":
+            said += (
+                f" A text may part from plain decoding's where {dtype} rounds either way: where plain's own two best "
+                f"tokens are at most {TOP_TWO_STEPS} rounding steps apart (a next one at most {NEXT_STEPS})."
+            )
+        return said + "\n"
+
+    @property
+    def dtype(self) -> str:
+        return str(self.pair.target.dtype).removeprefix("torch.")
+
+    def said_after(self, details: bool) -> list[str]:
+        """Of the texts: where they part, and those that are less of a feat than they look."""
+        lines = summed_up(self.parted, self.compared)
+        lines += [f"  {parting.text}" for parting in self.parted if details]
+        if self.dtype != "float32" and self.pair.target.num_parameters() <= SMALL:
+            lines.append(self.in_float32())
+        for kind, task in self.tasks.items():
+            if (share := max(map(repeats, task.outcomes[OURS].rows))) > REPETITIVE:
+                lines.append(f"{kind}: {share:.0%} of an answer repeats itself, and is easier to draft than most text.")
+        return lines
+
+    def in_float32(self) -> str:
+        """Where nothing is rounded otherwise in wide forwards, texts are the same."""
+        (kind, task), ours = next(iter(self.tasks.items())), self.methods[-1]
+        with self.console.status("the same in float32"):
+            target = copy.deepcopy(self.pair.target).float()
+            found = [decode(target, method, task.inputs, **self.options) for method in (self.methods[0], ours)]
+        same, count = found[0].rows == found[1].rows, len(found[0].rows[0])
+        return f"In float32: {kind}, {count} tokens, " + ("the same text." if same else "NOT the same text: a fault.")
 
     def _decode(self, method: Method, inputs: dict[str, Any], live: LiveText | None = None, **options: Any) -> Outcome:
         self.recorder.told = live.told if live is not None else None
         return decode(self.pair.target, method, inputs, **(self.options | {"streamer": live} | options))
 
-    def _inputs(self, texts: list[str], chat: bool = True) -> dict[str, Any]:
+    def _inputs(self, questions: list[str]) -> dict[str, Any]:
         """Token ids padded on the left, and their mask."""
         tokenizer = self.pair.tokenizer
-        rows = [ask(tokenizer, text, raw=not chat) for text in texts]
+        rows = [ask(tokenizer, question) for question in questions]
         return batch(rows, tokenizer.pad_token_id, input_device(self.pair.target))
-
-
-def _pace(outcome: Outcome, plain: Outcome) -> str:
-    gain = "" if outcome is plain else f" ({speed([outcome]) / speed([plain]):.2f}x)"
-    return f"{outcome.name} {outcome.seconds:.1f} s{gain}"
 
 
 def cost_of_width(target: PreTrainedModel, draft: PreTrainedModel | None) -> str:

@@ -1,6 +1,6 @@
 """What is known of a generation once it is taken apart."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from typer import Option
@@ -19,9 +19,16 @@ class ExplainSettings(DrafterSettings):
     """What to explain."""
 
     prompt: Annotated[str, Option(help="The text to continue.")]
-    timeline: Annotated[
-        str | None, Option(help="PNG to draw of when each model was busy; the terminal shows it, too.")
-    ] = None
+    output: Annotated[
+        list[str],
+        Option(
+            "--output",
+            "--html",
+            "--timeline",
+            help="Page to write (.html), picture of when each model was busy (.png, .svg, .pdf), or a folder for both; "
+            "may be given several times.",
+        ),
+    ] = field(default_factory=list)
     max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
     temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
     seed: Annotated[int, Option(help="Of sampling.")] = 0

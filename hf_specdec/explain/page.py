@@ -62,7 +62,7 @@ def print_explanation(explanation: Explanation, console: Console | None = None) 
         tops = f"target {_tops(r.target_top)}" + (f"; draft {_tops(r.draft_top)}" if r.draft_top else "")
         text = f"round {r.round:>3}: {r.drafted!r} → {r.replaced_by!r}, {r.wasted_tokens} tokens"
         console.print(Text(f"{text}, {1000 * r.wasted_seconds:.1f} ms; {tops}"))
-    if explanation.settings.timeline is not None:
+    if explanation.settings.output:
         console.print(Text("\n" + explanation.timeline.text(console.width - len("target  100% busy"))))
     console.print(Text("\n" + audit_text(explanation)))
 

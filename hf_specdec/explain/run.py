@@ -2,29 +2,47 @@
 
 from pathlib import Path
 
-from ..loading.outputs import writable_file
+from ..errors import SpeculationError
+from ..loading.outputs import writable_file, writable_folder
 from ..showing.page import write_page
 from .explanation import ExplainSettings, Explanation
 from .page import explain_page, print_explanation
 from .reading import explain
 from .timeline import save_timeline
 
+PAGE, PICTURES = ".html", (".png", ".svg", ".pdf")
 
-def run_explain(settings: ExplainSettings, html: Path | None = None) -> Explanation:
-    """Generate, print the picture, and write the page if one is asked for.
+
+def run_explain(settings: ExplainSettings) -> Explanation:
+    """Generate, print what was found, and write the files that are asked for.
 
     Raises:
         SpeculationError: bad settings, models that do not work, or a file that cannot be written.
     """
     settings.check()
-    for name, file in (("html", html), ("timeline", settings.timeline)):
-        if file is not None:
-            writable_file(file, name)
+    files = [file for output in settings.output for file in files_of(Path(output))]
     pair = settings.load()
     explanation = explain(settings, pair.target, pair.draft, pair.tokenizer)
     print_explanation(explanation)
-    if settings.timeline is not None:
-        save_timeline(explanation.timeline, Path(settings.timeline))
-    if html is not None:
-        write_page(html, explain_page(explanation))
+    for file in files:
+        if file.suffix == PAGE:
+            write_page(file, explain_page(explanation))
+        else:
+            save_timeline(explanation.timeline, file)
     return explanation
+
+
+def files_of(output: Path) -> list[Path]:
+    """The page, the picture, or both, in a folder that is made if it is not there.
+
+    Raises:
+        SpeculationError: a file of another kind, or one that cannot be written.
+    """
+    if output.is_dir() or not output.suffix:
+        folder = writable_folder(output)
+        return [folder / "explanation.html", folder / "timeline.png"]
+    if output.suffix not in (PAGE, *PICTURES):
+        raise SpeculationError(
+            f"output {str(output)!r} is neither a page ({PAGE}), nor a picture ({', '.join(PICTURES)}), nor a folder"
+        )
+    return [writable_file(output, "output")]

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+TOP_TWO_STEPS, NEXT_STEPS = 4, 2
+"""rounding steps of the dtype that plain decoding's two likeliest tokens, or its likeliest and one of the next, may be
+apart for a first difference to be a near tie"""
+
 
 @dataclass
 class Difference:
@@ -31,10 +35,10 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains it: the top two at most 4 rounding steps apart, or one of the next at most 2."""
+        """Whether rounding explains it: the top two, or one of the next, at most so many steps apart."""
         if self.gap is None or self.rounding is None:
             return False
-        return self.gap <= (4 if self.top_two else 2) * self.rounding
+        return self.gap <= (TOP_TWO_STEPS if self.top_two else NEXT_STEPS) * self.rounding
 
 
 def first_difference(plain: list[int], other: list[int]) -> int | None:

