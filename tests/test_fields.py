@@ -75,11 +75,32 @@ def test_what_nobody_serves_is_refused_and_what_asks_for_nothing_is_not(name: st
     assert torch.equal(generate(assistant_model=PromptLookupDrafter(), **asked(nothing)), generate())
 
 
-def test_what_has_no_effect_says_so() -> None:
-    with pytest.warns(SpeculationWarning, match="compile_config is set, and rounds with a drafter are not compiled"):
-        MODEL.generate(
-            **models.prompts([7]),
-            max_new_tokens=4,
-            assistant_model=PromptLookupDrafter(),
-            compile_config=CompileConfig(),
-        )
+EVERYWHERE = CompileConfig()
+EVERYWHERE._compile_all_devices = True  # as on a GPU
+COMPILED: dict[str, tuple[dict[str, Any], str]] = {
+    "static cache": (
+        {"cache_implementation": "static", "compile_config": EVERYWHERE},
+        "plain decoding would be compiled; rounds with a drafter are not",
+    ),
+    "switched off": (
+        {"cache_implementation": "static", "compile_config": EVERYWHERE, "disable_compile": True},
+        "",
+    ),
+    "dynamic cache": ({"compile_config": EVERYWHERE}, ""),
+    "its forward": ({}, "LlamaForCausalLM is compiled, and rounds with a drafter have many shapes"),
+    "the module": ({}, "LlamaForCausalLM is compiled, and rounds with a drafter have many shapes"),
+}
+
+
+@pytest.mark.parametrize("what", COMPILED)
+def test_that_rounds_are_not_compiled_is_said_where_plain_decoding_is(what: str) -> None:
+    model, (options, said) = models.llama(), COMPILED[what]
+    if what == "its forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    elif what == "the module":
+        model.compile(backend="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.generate(**models.prompts([7]), max_new_tokens=4, assistant_model=PromptLookupDrafter(), **options)
+    found = [str(one.message) for one in caught if "compiled" in str(one.message)]
+    assert len(found) == bool(said) and all(one.startswith(said) for one in found)

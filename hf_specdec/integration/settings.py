@@ -12,12 +12,12 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from ..drafters import HybridDrafter
 from ..drafters.draft_model import ModelDrafter
 from ..drafters.draft_model.translating import translating
-from ..errors import SpeculationError, shown, warn
+from ..errors import SpeculationError, shown
 from ..judge.rules import Rules
 from ..registry import drafter_types
 from ..schedule import AnyDrafter
 from ..target.inputs import CACHE
-from .fields import OTHER_MODES, OTHER_SPECULATION, WITHOUT_EFFECT
+from .fields import OTHER_MODES, OTHER_SPECULATION
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
@@ -102,9 +102,6 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
                 f"Drafters are named by speculation_type ({', '.join(drafter_types())}), their options by "
                 "speculation={...}, for example num_draft_tokens"
             )
-    for name, why in WITHOUT_EFFECT.items():
-        if why and asked(name) is not None:
-            warn(f"{name} is set, and {why}")
     for name in ("use_model_defaults", "custom_generate"):
         if named.get(name) is not None:
             raise SpeculationError(f"{name} does not go with speculation; leave it out")
