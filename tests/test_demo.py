@@ -294,7 +294,7 @@ def test_a_text_that_repeats_itself_is_told():
 def test_partings_are_summed_up_and_what_rounding_does_not_explain_is_not():
     found = [Parting("a: b", True), Parting("c: d", True)]
     (line,) = summed_up(found, 9)
-    assert line.startswith("2 of 9 texts part") and "all at such near ties" in line
+    assert line.startswith("2 of 9 texts part") and "all at near ties" in line
     assert summed_up([*found, Parting("e: f", False)], 9)[1:] == ["WRONG: e: f"]
     assert summed_up([], 9) == []
 

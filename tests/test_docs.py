@@ -47,8 +47,11 @@ def at_the_root(monkeypatch, tmp_path):
         if path.name != "hub_configs":
             (tmp_path / path.name).symlink_to(path)
     pair, made = ROOT / "tests" / "pair", tmp_path / "hub_configs"
-    (made / "draft_model").mkdir(parents=True)
-    (made / "draft_model" / "draft_model").symlink_to(pair / "draft")
+    draft = made / "draft_model" / "draft_model"
+    draft.mkdir(parents=True)
+    for path in (pair / "draft").iterdir():
+        if "token" not in path.name:  # the ready one has none of its own
+            (draft / path.name).symlink_to(path)
     (made / "hybrid").symlink_to(pair / "hybrid")
     real = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
     real.mkdir(parents=True)

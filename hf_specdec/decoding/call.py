@@ -1,5 +1,6 @@
 """One `generate` call as transformers prepared it, and in which way it can be sped up, if it can."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,6 +51,8 @@ class Call:
     rules: Rules = field(default_factory=Rules)
     source: dict[str, Any] | None = None
     """what the encoder was given, of an encoder-decoder"""
+    notice: str = ""
+    """what to warn of once it is known that the call is not decoded plainly"""
     stopping: Stopping = field(init=False)
     processing: Processing = field(init=False)
 
@@ -64,6 +67,12 @@ class Call:
             return torch.ones_like(self.input_ids)
         missing = self.input_ids.shape[1] - mask.shape[1]  # fewer than none where a cache is continued
         return torch.nn.functional.pad(mask, (missing, 0), value=1).to(self.input_ids.device)
+
+    @property
+    def unnamed(self) -> int:
+        """Columns of the prompt that are embeddings without ids, which `max_length` does not count."""
+        embeds = None if self.source is not None else self.model_kwargs.get("inputs_embeds")
+        return 0 if embeds is None else embeds.shape[1] - self.input_ids.shape[1]
 
     @property
     def draws(self) -> bool:
@@ -111,13 +120,17 @@ class PlainDecodingNeeded(Exception):
         self.call = call
 
 
-def plain_stats(call: Call, output: Any, seconds: float, reason: str) -> SpeculationStats:
-    """Statistics of a call that was decoded plainly; also put on the output, if it is one that can carry them."""
+def plain_stats(output: Any, columns: int, ends: Container[int], seconds: float, reason: str) -> SpeculationStats:
+    """Statistics of a call that was decoded plainly; also put on the output, if it is one that can carry them.
+
+    Args:
+        columns: of the prompt's ids.
+        ends: tokens that end a text.
+    """
     ids = output if isinstance(output, Tensor) else output.sequences
-    steps = ids.shape[1] - call.input_ids.shape[1]
+    steps = ids.shape[1] - columns
     stats = SpeculationStats(mode="plain", target_calls=steps, plain_steps=steps, total_seconds=seconds, notes=[reason])
-    texts = ids[:, call.input_ids.shape[1] :].tolist()
-    stats.emitted_tokens = sum(text_length(text, call.stopping.eos) for text in texts)
+    stats.emitted_tokens = sum(text_length(text, ends) for text in ids[:, columns:].tolist())
     stats.row_steps = stats.emitted_tokens
     if not isinstance(output, Tensor):
         output.speculation = stats
@@ -147,6 +160,13 @@ class Mode(NamedTuple):
 
 def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     """How to run a call; or `PlainDecodingNeeded`."""
+    mode = _mode(call, drafter)
+    if call.notice:
+        warn(call.notice)
+    return mode
+
+
+def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     both = call.model_kwargs.get(CACHE)
     cache = own_cache(both)
     name = type(call.target).__name__
@@ -201,7 +221,7 @@ def lacks(call: Call, given: Any) -> str:
         return "a static cache that moves layers to the host is there to hold less than a dynamic one does"
     if not whole and (call.keeps_cache or cached_columns(given)):
         return "a static cache with layers that slide or keep a state cannot be filled from a dynamic one"
-    if most is None or most - 1 > min(lengths, default=most):
+    if most is None or most - 1 + call.unnamed > min(lengths, default=2**31):
         return "the static cache does not hold the text"
     return ""
 
@@ -236,11 +256,12 @@ def rope_changes(call: Call, joined: bool = False) -> bool:
     for rope in ropes(call.target):
         limit = getattr(config, "max_position_embeddings", None)
         start = int(rope.get("original_max_position_embeddings") or limit or 2**31)
-        end = held + (call.stopping.max_length or 2**31)
+        end = held + (call.stopping.max_length or 2**31) + call.unnamed
         if rope.get("rope_type") == "dynamic" and end > start:
             return True
         if rope.get("rope_type") == "longrope" and end > start:
-            shortest = held + call.input_ids.shape[1] if mask is None else int(mask.sum(-1).min())
+            columns = held + call.input_ids.shape[1] + call.unnamed
+            shortest = columns if mask is None else int(mask.sum(-1).min())
             if joined or shortest <= start or 0 < before <= start:
                 return True
     return False

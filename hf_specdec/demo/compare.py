@@ -37,7 +37,7 @@ class Task:
     outcomes: dict[str, Outcome]
     """by the method's name, plain decoding's first; a method that refused it is missing"""
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """by the method's name, one of each round"""
+    """by the method's name, one of each round, for `shared` tokens of each row"""
 
     @property
     def shared(self) -> int:
@@ -86,15 +86,17 @@ def measure(
     rounds = 0
     try:
         while rounds < LEAST or (rounds < MOST and not _told_apart(methods, tasks)):
-            found: list[tuple[Task, str, float]] = []
+            found: list[tuple[Task, Outcome]] = []
             for task in tasks:
                 able = [method for method in methods if method.name in task.outcomes]
                 for method in able[rounds % len(able) :] + able[: rounds % len(able)]:  # nobody is always first
                     told(f"round {rounds + 1} of {LEAST} to {MOST}: {method.name}")
                     length = options | {"max_new_tokens": task.shared}
-                    found.append((task, method.name, decode(target, method, task.inputs, seed, **length).seconds))
-            for task, name, seconds in found:
-                task.seconds.setdefault(name, []).append(seconds)
+                    found.append((task, decode(target, method, task.inputs, seed, **length)))
+            for task, outcome in found:
+                written = sum(map(len, outcome.rows))  # a text may end early: sampled ones, and those that part at ties
+                seconds = outcome.seconds * task.shared * task.rows / max(written, 1)
+                task.seconds.setdefault(outcome.name, []).append(seconds)
             rounds += 1
     except KeyboardInterrupt:
         if not rounds:
@@ -104,20 +106,22 @@ def measure(
 
 def of_all(tasks: Sequence[Task]) -> list[Task]:
     """Those that every method decodes; all, where there are none."""
-    most = max(len(task.outcomes) for task in tasks)
-    return [task for task in tasks if len(task.outcomes) == most]
+    names = {name for task in tasks for name in task.outcomes}
+    return [task for task in tasks if task.outcomes.keys() == names] or list(tasks)
 
 
 def gains(name: str, tasks: Sequence[Task]) -> list[float]:
     """A method's speed-up in each round, over the tasks together."""
     plain = next(iter(tasks[0].outcomes))
+    tasks = [task for task in tasks if name in task.outcomes]
     mine, theirs = ([sum(each) for each in zip(*(t.seconds[n] for t in tasks), strict=True)] for n in (name, plain))
     return [them / me for me, them in zip(mine, theirs, strict=True)]
 
 
 def _told_apart(methods: Sequence[Method], tasks: Sequence[Task]) -> bool:
     tasks = of_all(tasks)
-    *others, ours = [gains(method.name, tasks) for method in methods if method.name in tasks[0].outcomes]
+    known = {name for task in tasks for name in task.outcomes}
+    *others, ours = [gains(method.name, tasks) for method in methods if method.name in known]
     return all(max(other) < min(ours) or min(other) > max(ours) for other in others)
 
 

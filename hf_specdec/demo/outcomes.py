@@ -27,10 +27,10 @@ def table(tasks: Mapping[str, Task], compared: bool = True) -> Table:
     for title in (*kinds, *(("all",) if kinds else ("tokens/s", "speed-up")), "rounds", "tokens\n/call", "same\ntext"):
         lines.add_column(title, justify="right", no_wrap=True)
     shared = of_all(list(tasks.values()))
-    names = list(shared[0].outcomes)
+    names = list(dict.fromkeys(name for task in tasks.values() for name in task.outcomes))
     for name in names:
         mine = {kind: task for kind, task in tasks.items() if name in task.outcomes}
-        outcomes = [task.outcomes[name] for task in shared]
+        outcomes = [task.outcomes[name] for task in shared if name in task.outcomes]
         by_round = gains(name, shared)
         per_kind = [f"{gain(name, [tasks[kind]]):.2f}x" if kind in mine else "refused" for kind in kinds]
         same = [ours == plain for task in mine.values() for ours, plain in _rows(task, name, names[0])]
@@ -57,7 +57,8 @@ def speed(name: str, tasks: Sequence[Task]) -> float:
 
 
 def gain(name: str, tasks: Sequence[Task]) -> float:
-    """Its speed over plain decoding's."""
+    """Its speed over plain decoding's, on the tasks that it did not refuse."""
+    tasks = [task for task in tasks if name in task.outcomes]
     return speed(name, tasks) / speed(next(iter(tasks[0].outcomes)), tasks)
 
 
@@ -108,7 +109,7 @@ def summed_up(found: Sequence[Parting], texts: int) -> list[str]:
         return []
     wrong = [parting.text for parting in found if not parting.near_tie]
     ties = len(found) - len(wrong)
-    said = f"{ties} of {texts} texts part from plain decoding's, {'all' if not wrong else 'these'} at such near ties"
+    said = f"{ties} of {texts} texts part from plain decoding's, {'all' if not wrong else 'these'} at near ties"
     return [f"{said} (--details lists them)."] * bool(ties) + [f"WRONG: {text}" for text in wrong]
 
 

@@ -97,9 +97,11 @@ def run_demo(settings: DemoSettings) -> None:
             spec = settings.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
             loading = settings.of_drafts() | {"target": pair.target}
             recorder = RecordingDrafter(load_drafter(spec, pair.draft, **loading))
-            beside = [build_method(one, pair.draft, **loading) for one in settings.beside]
-            for method in beside:
-                method.name = method.name.rstrip("/").rpartition("/")[2]
+            beside = [build_method(one, pair.draft, **loading) for one in dict.fromkeys(settings.beside)]
+            short = [method.name.rstrip("/").rpartition("/")[2] for method in beside]
+            for method, name in zip(beside, short, strict=True):
+                if short.count(name) == 1:
+                    method.name = name
         console.print(_introduction(settings, pair, recorder), markup=False)
         if LiveText(console, pair.tokenizer).coloured:
             console.print("\n", legend(), sep="")
@@ -210,16 +212,12 @@ class Stage:
     def said_before(self, rounds: int) -> str:
         """What the table's figures are."""
         tokens = ", ".join(f"{kind} {task.shared}" for kind, task in self.tasks.items())
-        said = (
+        return (
             f"Speed-ups over plain decoding, {rounds} rounds in turn with the same number of new tokens on all sides "
-            f"({tokens}); rounds: the least and the most of all."
+            f"({tokens}); rounds: the least and the most of all. A text may part from plain decoding's at a near tie, "
+            f"where plain's own two best tokens are at most {TOP_TWO_STEPS} rounding steps of {self.dtype} apart (a next "
+            f"one at most {NEXT_STEPS}).\n"
         )
-        if (dtype := self.dtype) != "float32":
-            said += (
-                f" A text may part from plain decoding's where {dtype} rounds either way: where plain's own two best "
-                f"tokens are at most {TOP_TWO_STEPS} rounding steps apart (a next one at most {NEXT_STEPS})."
-            )
-        return said + "\n"
 
     @property
     def dtype(self) -> str:
@@ -228,8 +226,9 @@ class Stage:
     def said_after(self, details: bool) -> list[str]:
         """Of the texts: where they part, and those that are less of a feat than they look."""
         lines = summed_up(self.parted, self.compared)
-        lines += [f"  {parting.text}" for parting in self.parted if details]
-        if self.dtype != "float32" and self.pair.target.num_parameters() <= SMALL:
+        lines += [f"  {parting.text}" for parting in self.parted if details and parting.near_tie]
+        target = self.pair.target
+        if self.dtype != "float32" and target.num_parameters() <= SMALL and not getattr(target, "is_quantized", False):
             lines.append(self.in_float32())
         for kind, task in self.tasks.items():
             if (share := max(map(repeats, task.outcomes[OURS].rows))) > REPETITIVE:

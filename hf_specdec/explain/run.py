@@ -10,7 +10,7 @@ from .page import explain_page, print_explanation
 from .reading import explain
 from .timeline import save_timeline
 
-PAGE, PICTURES = ".html", (".png", ".svg", ".pdf")
+PAGES, PICTURES = (".html", ".htm"), (".png", ".svg", ".pdf")
 
 
 def run_explain(settings: ExplainSettings) -> Explanation:
@@ -20,29 +20,31 @@ def run_explain(settings: ExplainSettings) -> Explanation:
         SpeculationError: bad settings, models that do not work, or a file that cannot be written.
     """
     settings.check()
-    files = [file for output in settings.output for file in files_of(Path(output))]
+    files = [file for output in settings.output for file in files_of(output)]
     pair = settings.load()
     explanation = explain(settings, pair.target, pair.draft, pair.tokenizer)
     print_explanation(explanation)
     for file in files:
-        if file.suffix == PAGE:
+        if file.suffix.lower() in PAGES:
             write_page(file, explain_page(explanation))
         else:
             save_timeline(explanation.timeline, file)
     return explanation
 
 
-def files_of(output: Path) -> list[Path]:
+def files_of(output: str) -> list[Path]:
     """The page, the picture, or both, in a folder that is made if it is not there.
 
     Raises:
         SpeculationError: a file of another kind, or one that cannot be written.
     """
-    if output.is_dir() or not output.suffix:
+    suffix = Path(output).suffix.lower()
+    if Path(output).is_dir() or output.endswith("/") or not suffix:
         folder = writable_folder(output)
         return [folder / "explanation.html", folder / "timeline.png"]
-    if output.suffix not in (PAGE, *PICTURES):
+    if suffix not in PAGES + PICTURES:
         raise SpeculationError(
-            f"output {str(output)!r} is neither a page ({PAGE}), nor a picture ({', '.join(PICTURES)}), nor a folder"
+            f"output {output!r} is neither a page ({', '.join(PAGES)}), nor a picture ({', '.join(PICTURES)}), nor a "
+            "folder"
         )
     return [writable_file(output, "output")]

@@ -28,7 +28,7 @@ from ..hub.flag import drafter_from_flag
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
 from .beamed import with_beams
-from .calls import calls, of_compiling
+from .calls import calls
 from .settings import UPSTREAM_TYPES, Asked, by_name, refuse, setting, speculation, understood
 
 _originals: dict[str, Callable[..., Any]] = {}
@@ -184,7 +184,9 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
         warn(f"plain decoding: {reason}")
         began = now()
         output = original(model, **plain, streamer=streamer)
-        GuardedDrafter(drafter).report(plain_stats(reason.call, output, now() - began, str(reason)))
+        call = reason.call
+        told = plain_stats(output, call.input_ids.shape[1], call.stopping.eos, now() - began, str(reason))
+        GuardedDrafter(drafter).report(told)
         return output
 
 
@@ -275,13 +277,7 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
 def _loop(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Any]:
     """The callable for `custom_generate`."""
     as_call = calls(streamer, named, rules)
-
-    def loop(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if said := of_compiling(model, kwargs):
-            warn(said)
-        return decode(as_call(model, *args, **kwargs), drafter)
-
-    return loop
+    return lambda *args, **kwargs: decode(as_call(*args, **kwargs), drafter)
 
 
 _WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (

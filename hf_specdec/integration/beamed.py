@@ -6,13 +6,14 @@ from typing import Any, cast
 import torch
 
 from ..beams import search_beams, why_not
+from ..clock import now
+from ..decoding.call import plain_stats
 from ..decoding.guard import GuardedDrafter
 from ..drafters.draft_model.ahead import reading_ahead
 from ..drafters.draft_model.translating import translation
 from ..errors import SpeculationError, warn
 from ..judge.rules import Rules
 from ..schedule import AnyDrafter
-from ..stats import SpeculationStats
 from ..target.inputs import CACHE
 from .settings import setting
 
@@ -21,10 +22,6 @@ def with_beams(
     original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, beams: int, rules: Rules
 ) -> Any:
     """Beam search is transformers' own, over a target that looks ahead."""
-    if named.get("inputs_embeds") is not None:
-        warn(f"plain decoding: {(why := 'beams are drafted from token ids, and the prompt is inputs_embeds')}")
-        GuardedDrafter(drafter).report(SpeculationStats(mode="plain", notes=[why]))
-        return original(model, **named)
     draft = getattr(drafter, "draft_model", None)
     own = [
         f"{name}={getattr(rules, name)!r}" for name in Rules.names() if getattr(rules, name) != getattr(Rules(), name)
@@ -38,6 +35,8 @@ def with_beams(
     ends = setting(model, named, "eos_token_id")
     ends = ends.flatten().tolist() if isinstance(ends, torch.Tensor) else ends
     ends = {ends} - {None} if not isinstance(ends, (list, tuple)) else set(ends)
+    if named.get("inputs_embeds") is not None:
+        return _plainly(original, model, named, drafter, ends)
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
     padding, most = setting(model, named, "pad_token_id"), _most(model, named)
     output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, padding, most, named)
@@ -46,6 +45,18 @@ def with_beams(
     GuardedDrafter(drafter).report(stats)
     if not isinstance(output, torch.Tensor):
         output.speculation = stats
+    return output
+
+
+def _plainly(
+    original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, ends: set[int]
+) -> Any:
+    why = "beams are drafted from token ids, and the prompt is inputs_embeds"
+    warn(f"plain decoding: {why}")
+    began, ids = now(), named.get("input_ids")
+    output = original(model, **named)
+    told = plain_stats(output, 0 if ids is None else ids.shape[1], ends, now() - began, why)
+    GuardedDrafter(drafter).report(told)
     return output
 
 

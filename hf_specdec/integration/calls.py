@@ -45,6 +45,7 @@ def calls(streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., C
             keeps_cache=user_cache is not None or bool(generation_config.return_dict_in_generate),
             pad_token_id=_pad_id(generation_config) if pad is None else int(pad),
             rules=rules,
+            notice=_of_compiling(model, generation_config, model_kwargs),
             source=_source(model, named, given, model_kwargs) if model.config.is_encoder_decoder else None,
         )
 
@@ -73,18 +74,14 @@ def _pad_id(config: GenerationConfig) -> int:
     return 0 if eos is None else int(eos)
 
 
-def of_compiling(model: Any, model_kwargs: dict[str, Any]) -> str:
-    """What a user should know who expects a compiled forward; empty where nobody does.
-
-    Args:
-        model_kwargs: as transformers hands them to `custom_generate`, its `generation_config` among them.
-    """
+def _of_compiling(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> str:
+    """What a user should know who expects a compiled forward; empty where nobody does."""
     if hasattr(model.forward, "_torchdynamo_orig_callable") or model._compiled_call_impl is not None:
         return (
             f"{type(model).__name__} is compiled, and rounds with a drafter have many shapes: torch compiles for each "
             "of them, and gives up after some; leave compilation out beside a drafter"
         )
     would_be = getattr(model, "_valid_auto_compile_criteria", None)
-    if would_be is not None and would_be(model_kwargs, model_kwargs["generation_config"]):
+    if would_be is not None and would_be(model_kwargs, config):
         return "plain decoding would be compiled; rounds with a drafter are not"
     return ""

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -45,8 +46,11 @@ def converted(file: Path, dtype: str) -> Path:
     Raises:
         SpeculationError: the file cannot be read, or the folder cannot be written.
     """
-    with file.open("rb") as content:
-        identity = hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    try:
+        facts = file.stat()
+        identity = _content(file, facts.st_size, facts.st_ctime_ns)
+    except OSError as error:
+        raise SpeculationError(f"cannot read {file}: {error.strerror or error}") from error
     kept = Path(constants.HF_HOME) / "hf_specdec" / "gguf" / f"{identity}-{dtype}"
     if kept.is_dir():
         return kept
@@ -64,6 +68,12 @@ def converted(file: Path, dtype: str) -> Path:
     except Exception as error:  # a file can be wrong in many ways, and a disk full
         raise SpeculationError(f"cannot convert {file} into {kept}: {_first_line(error)}") from error
     return kept
+
+
+@cache  # model and tokenizer are loaded one after the other
+def _content(file: Path, size: int, changed: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
 
 
 def _convert(file: Path, dtype: str, folder: Path) -> None:

@@ -171,10 +171,10 @@ class PairSettings(TargetSettings):
 
 
 def load(
-    name: str,
+    name: str | Path,
     *,
-    dtype: str = "auto",
-    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
     pack_linear: bool | None = None,
     device_map: str | None = None,
     revision: str | None = None,
@@ -201,12 +201,12 @@ def load(
     Raises:
         SpeculationError: it cannot be loaded as asked.
     """
-    device = device_name(device)
-    dtype = dtype_name(dtype, device)
+    device = device_name(str(device))
+    dtype = dtype_name(str(dtype).removeprefix("torch."), device)
     if pack_linear is None:
         pack_linear = device == "cpu" and dtype in packable_dtypes() and not (quantization or device_map)
     source = ModelSource(
-        name,
+        str(name),
         dtype,
         device,
         device_map=device_map,

@@ -89,7 +89,7 @@ def unreadable(draft: "PreTrainedModel", prompt_ids: Tensor, source: dict[str, A
     if prompt_ids.shape[1] == 0:
         return f"draft_model {type(draft).__name__} reads token ids, and the prompt is inputs_embeds"
     if source is not None and draft.config.is_encoder_decoder and draft.main_input_name not in source:
-        return f"draft_model {type(draft).__name__} reads {draft.main_input_name}; pass it beside encoder_outputs"
+        return f"draft_model {type(draft).__name__} reads {draft.main_input_name}, which the call does not hold"
     return ""
 
 
