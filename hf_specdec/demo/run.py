@@ -215,8 +215,8 @@ class Stage:
         return (
             f"Speed-ups over plain decoding, {rounds} rounds in turn with the same number of new tokens on all sides "
             f"({tokens}); rounds: the least and the most of all. A text may part from plain decoding's at a near tie, "
-            f"where plain's own two best tokens are at most {TOP_TWO_STEPS} rounding steps of {self.dtype} apart (a next "
-            f"one at most {NEXT_STEPS}).\n"
+            f"where plain's own two best tokens are at most {TOP_TWO_STEPS} rounding steps of {self.dtype} apart (a "
+            f"next one at most {NEXT_STEPS}).\n"
         )
 
     @property
