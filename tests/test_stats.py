@@ -161,7 +161,7 @@ def test_why_drafting_was_stopped(drafter_class: Any, monkeypatch: pytest.Monkey
     with clock.moved_by(model, lambda width: 1.0), clock.moved_by(draft, lambda width: 1.0):
         assert torch.equal(sides.ours(drafter), sides.plain)
     (note,) = drafter.last_stats.notes
-    assert note.startswith("drafting was stopped in ") and "as it would have cost more than it gained" in note
+    assert note.startswith("the draft model was left out in ") and "as it would have cost more than it gained" in note
     assert "of a target step, at an expected acceptance rate of" in note
     assert str(drafter.last_stats).splitlines()[1] == note
 

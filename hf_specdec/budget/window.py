@@ -115,6 +115,6 @@ def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[
     if not rested or c is None:
         return []
     return [
-        f"drafting was stopped in {rested} of {rounds} rounds, as it would have cost more than it gained: a draft step "
-        f"costs {c:.2g} of a target step, at an expected acceptance rate of {alpha:.0%}"
+        f"the draft model was left out in {rested} of {rounds} rounds, as it would have cost more than it gained: a "
+        f"draft step costs {c:.2g} of a target step, at an expected acceptance rate of {alpha:.0%}"
     ]

@@ -130,7 +130,7 @@ class GuardedSession:
         """How often nothing was verified, as it would not have paid; empty where that never was."""
         if not self.unpaid:
             return ""
-        return f"in {self.unpaid} of {self.rounds} rounds what was drafted did not promise to pay, and was not verified"
+        return f"of {self.rounds} drafts {self.unpaid} did not promise to pay, and were not verified"
 
     def _bounded(self, draft: Draft) -> Draft:
         """No more than `most_nodes` go to the target. Parents come before children: what is left is a tree, too."""

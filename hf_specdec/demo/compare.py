@@ -28,7 +28,7 @@ class Outcome:
     """tokens per verification, the target's own one included; 1 for plain decoding"""
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """A prompt, or a batch of them, and what methods made of it."""
 

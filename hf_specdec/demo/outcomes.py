@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -51,9 +52,8 @@ def _rows(task: Task, name: str, other: str) -> Iterator[tuple[list[int], list[i
 
 
 def speed(name: str, tasks: Sequence[Task]) -> float:
-    """A method's tokens per second over all rounds of tasks."""
-    tokens = sum(task.shared * task.rows * len(task.seconds[name]) for task in tasks)
-    return tokens / sum(sum(task.seconds[name]) for task in tasks)
+    """A method's tokens per second, by the median of each task's rounds."""
+    return sum(task.shared * task.rows for task in tasks) / sum(median(task.seconds[name]) for task in tasks)
 
 
 def gain(name: str, tasks: Sequence[Task]) -> float:

@@ -27,7 +27,7 @@ from ..loading.outputs import writable_file
 from ..loading.prompts import WARM_UP_TEXT
 from ..packing import packable_dtypes
 from ..showing.quiet import quiet
-from .compare import Outcome, Task, decode, measure
+from .compare import Outcome, Task, decode, gains, measure, of_all
 from .live import LiveText, legend
 from .outcomes import Parting, gain, partings, repeats, summed_up, table
 from .prompts import BATCH, SAMPLES, Sample
@@ -38,17 +38,20 @@ WORTHWHILE = 1.2
 """speed-up below which the demo says what stands in the way"""
 REPETITIVE = 0.25
 """share of an answer that it repeats of itself, from which on the demo says so"""
+UNSTEADY = 1.3
+"""times by which one round's speed-up exceeds another's, from which on the demo says so"""
 SMALL = 500_000_000
 """parameters of a target at most, to be held in float32, too"""
 WIDTH = 6
 """tokens of the verification that is timed then"""
 PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
 ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
-NEXT = """The same for your own model, without any draft:
+NEXT = """Your own model, with prompt lookup, which needs no draft model:
 
     import hf_specdec
-    model = AutoModelForCausalLM.from_pretrained("your/model")
-    model.generate(**inputs, speculation_type="prompt_lookup")
+    model, tokenizer = hf_specdec.load("your/model")
+    inputs = tokenizer("Your prompt", return_tensors="pt").to(model.device)
+    model.generate(**inputs, max_new_tokens=64, speculation_type="prompt_lookup")
 """
 
 
@@ -212,11 +215,14 @@ class Stage:
     def said_before(self, rounds: int) -> str:
         """What the table's figures are."""
         tokens = ", ".join(f"{kind} {task.shared}" for kind, task in self.tasks.items())
+        shared = [kind for kind, task in self.tasks.items() if task in of_all(list(self.tasks.values()))]
         return (
-            f"Speed-ups over plain decoding, {rounds} rounds in turn with the same number of new tokens on all sides "
-            f"({tokens}); rounds: the least and the most of all. A text may part from plain decoding's at a near tie, "
-            f"where plain's own two best tokens are at most {TOP_TWO_STEPS} rounding steps of {self.dtype} apart (a "
-            f"next one at most {NEXT_STEPS}).\n"
+            f"Speed-ups over plain decoding: medians of {rounds} rounds, in which all methods take turns and write the "
+            f"same number of new tokens ({tokens}). all: {', '.join(shared)} together; rounds: its smallest and its "
+            f"largest value.\nIn {self.dtype} a text can part from plain decoding's where two tokens are nearly tied, "
+            "and two runs can part likewise: how much is drafted follows measured times. Nearly tied: the logits of "
+            f"plain's two best tokens are at most {TOP_TWO_STEPS} steps of {self.dtype} apart ({NEXT_STEPS} for any "
+            "other token).\n"
         )
 
     @property
@@ -226,6 +232,9 @@ class Stage:
     def said_after(self, details: bool) -> list[str]:
         """Of the texts: where they part, and those that are less of a feat than they look."""
         lines = summed_up(self.parted, self.compared)
+        by_round = gains(OURS, of_all(list(self.tasks.values())))
+        if max(by_round) > UNSTEADY * min(by_round):
+            lines.append("The rounds disagree: something else kept this machine busy. Run it again when it is quiet.")
         lines += [f"  {parting.text}" for parting in self.parted if details and parting.near_tie]
         target = self.pair.target
         if self.dtype != "float32" and target.num_parameters() <= SMALL and not getattr(target, "is_quantized", False):

@@ -79,7 +79,7 @@ def headline(explanation: Explanation) -> dict[str, str]:
         "draft calls": str(len(e.meter.of("draft")) if e.stats is None else e.stats.draft_calls),
     }
     if e.stats is not None:
-        figures["tokens per verification"] = f"{e.stats.mean_acceptance_length:.2f}"
+        figures["tokens per call"] = f"{e.stats.mean_acceptance_length:.2f}"
         figures["acceptance rate α"] = "-" if e.stats.alpha is None else f"{e.stats.alpha:.2f}"
     return figures
 

@@ -1,10 +1,12 @@
 """`hf-specdec explain`: load, take apart, print and write."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import SpeculationError
 from ..loading.outputs import writable_file, writable_folder
 from ..showing.page import write_page
+from ..showing.quiet import quiet
 from .explanation import ExplainSettings, Explanation
 from .page import explain_page, print_explanation
 from .reading import explain
@@ -21,8 +23,9 @@ def run_explain(settings: ExplainSettings) -> Explanation:
     """
     settings.check()
     files = [file for output in settings.output for file in files_of(output)]
-    pair = settings.load()
-    explanation = explain(settings, pair.target, pair.draft, pair.tokenizer)
+    with quiet():
+        pair = settings.load()
+        explanation = explain(settings, pair.target, pair.draft, pair.tokenizer)
     print_explanation(explanation)
     for file in files:
         if file.suffix.lower() in PAGES:
@@ -41,10 +44,17 @@ def files_of(output: str) -> list[Path]:
     suffix = Path(output).suffix.lower()
     if Path(output).is_dir() or output.endswith("/") or not suffix:
         folder = writable_folder(output)
-        return [folder / "explanation.html", folder / "timeline.png"]
+        return [folder / "explanation.html", *([folder / "timeline.png"] if can_draw() else [])]
     if suffix not in PAGES + PICTURES:
         raise SpeculationError(
             f"output {output!r} is neither a page ({', '.join(PAGES)}), nor a picture ({', '.join(PICTURES)}), nor a "
             "folder"
         )
+    if suffix in PICTURES and not can_draw():
+        raise SpeculationError(f"output {output!r} is a picture, which needs matplotlib; pip install matplotlib")
     return [writable_file(output, "output")]
+
+
+def can_draw() -> bool:
+    """Whether there is matplotlib, an extra. A folder goes without the picture where there is none."""
+    return find_spec("matplotlib") is not None

