@@ -189,7 +189,7 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("prompt_lookup ")]
     assert len(rows) == 1 and "7 of 7" in rows[0] and "refused" not in rows[0]
-    assert "rounds in turn with the same number of new tokens on all sides (chat " in " ".join(printed.split())
+    assert "all methods take turns and write the same number of new tokens (chat " in " ".join(printed.split())
     assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
     for sample in SAMPLES:
         assert sample.text.splitlines()[0][:60] in printed
