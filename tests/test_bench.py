@@ -24,7 +24,8 @@ from hf_specdec.cli import app
 from hf_specdec.errors import SpeculationError
 from hf_specdec.instruments.provenance import provenance
 from hf_specdec.loading.drafters import parse_options
-from hf_specdec.loading.prompts import MAX_LINE_BYTES, Prompt, load_prompts
+from hf_specdec.loading.prompts import Prompt, load_prompts
+from hf_specdec.loading.rows import MAX_LINE_BYTES
 
 DEMO = Path(__file__).parent / "pair"
 

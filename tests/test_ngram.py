@@ -130,7 +130,7 @@ def test_text_files_of_several_shapes_train_a_drafter(tmp_path):
             return {"input_ids": list(text.encode())}
 
     (tmp_path / "plain.txt").write_text("one line\n\nanother line\n")
-    lines = [json.dumps({"question": "one", "n": 3, "answer": "line"}), json.dumps("another line")]
+    lines = [json.dumps({"question": "one", "n": 3, "answer": ["line"]}), json.dumps("another line")]
     (tmp_path / "lines.jsonl").write_text("\n".join(lines))
     for file in tmp_path.iterdir():
         drafter = train_ngram_drafter(Bytes(), [file], order=3, num_draft_tokens=2)
@@ -268,9 +268,7 @@ def test_training_keeps_the_tokenizers_fingerprint(tmp_path):
     drafter.save_pretrained(str(tmp_path / "drafter"))
     assert Drafter.from_pretrained(tmp_path / "drafter").config.tokenizer == stored
     card = (tmp_path / "drafter" / "README.md").read_text()
-    assert (
-        "11 tokens in 2 documents of text.txt; n-grams up to order 2." in card and "Nothing" not in card.split("##")[3]
-    )
+    assert "11 tokens in 2 documents of text.txt; n-grams up to order 2." in card and "Nothing" not in card
     assert "others are refused" in card
 
 
@@ -279,7 +277,7 @@ def test_a_model_without_a_fingerprint_is_held_against_the_size_of_the_vocabular
     drafter = NGramDrafter(train_ngram(documents(8), 8192))
     drafter.save_pretrained(str(tmp_path))
     assert "tokenizer" not in json.loads((tmp_path / "config.json").read_text())
-    assert "Not told" in (tmp_path / "README.md").read_text()
+    assert "Not stated" in (tmp_path / "README.md").read_text()
     loaded = Drafter.from_pretrained(tmp_path)
     said = refused(loaded, llama(vocab=49152))
     assert "different tokenizers: vocabularies of 8192 and 49152 tokens" in said and "hf-specdec train ngram" in said

@@ -2,50 +2,57 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from typer import Option
 
 from ..errors import SpeculationError
 from ..loading.checks import check_new_tokens, check_seed, check_temperature
-from ..loading.models import PairSettings
+from ..loading.drafters import SPEC
+from ..loading.models import PROMPT_SOURCES, PairSettings, experiment
 from ..loading.prompts import Prompt, load_prompts
+from ..loading.rows import set_name
+
+_decoding: Any = partial(Option, rich_help_panel="Prompts and decoding")
 
 
 @dataclass(kw_only=True)
 class Settings(PairSettings):
     """What to measure; stored in the result file, and compared by `resume`."""
 
-    prompts: Annotated[list[str], Option(help="JSON lines of a task or of chats, or text with a prompt per line.")]
+    prompts: Annotated[list[str], Option(help=f"Prompts: {PROMPT_SOURCES}; may be given several times.")]
     drafters: Annotated[
-        list[str] | None,
-        Option("--drafter", help="Folder, repo or type:key=value,... such as draft_model:num_draft_tokens=5."),
+        list[str] | None, Option("--drafter", help=f"Drafter to measure: {SPEC}; may be given several times.")
     ] = None
     baselines: Annotated[
         list[str] | None,
         Option(
             "--baseline",
-            help="plain (always there), hf-assisted, hf-confidence, hf-prompt-lookup; all where not given.",
+            help="transformers' own speculation to measure: hf-assisted, hf-confidence (both need --draft), "
+            "hf-prompt-lookup; may be given several times. Default: all. Plain decoding is always measured.",
         ),
     ] = None
-    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
-    limit: Annotated[int | None, Option(help="Prompts to take of each file.")] = None
+    max_new_tokens: Annotated[int, _decoding(help="New tokens per prompt, at most.")] = 128
+    limit: Annotated[int | None, _decoding(help="Take only this many prompts of each source; default: all.")] = None
     batch_sizes: Annotated[
-        list[int], Option("--batch-size", help="Prompts per generate call; may be given several times.")
+        list[int], _decoding("--batch-size", help="Prompts per generate call; may be given several times.")
     ] = field(default_factory=lambda: [1])
-    temperatures: Annotated[list[float], Option("--temperature", help="0 is greedy; may be given several times.")] = (
-        field(default_factory=lambda: [0.0])
-    )
-    repeats: Annotated[int, Option(help="Times each prompt is decoded by each method; medians count.")] = 3
-    pace_target: Annotated[float | None, Option(help="Milliseconds that each forward of the target takes.")] = None
-    pace_draft: Annotated[float | None, Option(help="Milliseconds that each forward of the draft takes.")] = None
+    temperatures: Annotated[
+        list[float], _decoding("--temperature", help="Sampling temperature, 0 is greedy; may be given several times.")
+    ] = field(default_factory=lambda: [0.0])
+    repeats: Annotated[
+        int, _decoding(help="How often each method decodes each prompt; the median of the times counts.")
+    ] = 3
+    pace_target: Annotated[float | None, experiment("Milliseconds that every forward of the target takes.")] = None
+    pace_draft: Annotated[float | None, experiment("Milliseconds that every forward of the draft model takes.")] = None
     synthetic_acceptance: Annotated[
-        float | None, Option(help="Share of draft tokens to get right, whatever the draft has learned.")
+        float | None,
+        experiment("Share of draft tokens that are right, from 0 to 1, whatever the draft model has learned."),
     ] = None
-    raw: Annotated[bool, Option("--raw", help="Ask chats as texts, without the chat template.")] = False
-    system: Annotated[str | None, Option(help="System message of chats that have none of their own.")] = None
-    seed: Annotated[int, Option(help="Of sampling, of synthetic acceptance and of the bootstrap.")] = 0
+    raw: Annotated[bool, _decoding("--raw", help="Continue chats as plain text, without the chat template.")] = False
+    system: Annotated[str | None, _decoding(help="System message for chats that have none.")] = None
+    seed: Annotated[int, _decoding(help="Seed of sampling, synthetic acceptance and bootstrap intervals.")] = 0
 
     def check(self) -> None:
         """Raise `SpeculationError` for values that cannot be measured."""
@@ -62,7 +69,7 @@ class Settings(PairSettings):
         if self.synthetic_acceptance is not None and (
             self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
         ):
-            raise SpeculationError("synthetic_acceptance needs --draft, temperature 0 and batch size 1")
+            raise SpeculationError("synthetic_acceptance needs a draft model (--draft), temperature 0 and batch size 1")
 
 
 @dataclass
@@ -89,9 +96,11 @@ class Unit:
 
 def plan(settings: Settings) -> list[Unit]:
     """All units of a run, every prompt file read and checked."""
-    files = [(Path(path).stem, load_prompts(path, settings.limit)) for path in settings.prompts]
+    files = [(set_name(source), load_prompts(source, settings.limit)) for source in settings.prompts]
     if len({name for name, _ in files}) < len(files):
-        raise SpeculationError("prompt files must have different names, which name the data sets of the results")
+        raise SpeculationError(
+            "prompts must have different names, because the results are listed by name; rename one of the files"
+        )
     return [
         Unit(name, start // size, size, temperature, prompts[start : start + size])
         for temperature in settings.temperatures

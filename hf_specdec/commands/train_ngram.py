@@ -10,18 +10,35 @@ from ..training.ngram import train_ngram_drafter
 
 
 def train_ngram(
-    tokenizer: Annotated[str, Option(help="Folder, Hub repo or GGUF file with the target's tokenizer.")],
-    data: Annotated[list[Path], Option(help="Text, a document per line, or JSON lines; may be given several times.")],
+    tokenizer: Annotated[
+        str, Option(help="The target's tokenizer, or the target: a folder, a Hub repo, a GGUF file, or smollm2.")
+    ],
+    data: Annotated[
+        list[str],
+        Option(
+            help="Text to count in: a file of plain text (a document per line) or of JSON lines, a data set of the Hub "
+            "(ORG/NAME or ORG/NAME:SPLIT, by default the split train), or a set of this package (chat, code, ...); may "
+            "be given several times."
+        ),
+    ],
     output: Annotated[Path, Option(help="Folder to write the drafter to.")],
-    order: Annotated[int, Option(help="2 is a bigram model.")] = 3,
-    min_count: Annotated[int, Option(help="Leave out n-grams that occur less often.")] = 1,
-    revision: Annotated[str | None, Option(help="Branch, tag or commit of the tokenizer's repo.")] = None,
-    gguf_file: Annotated[str | None, Option(help="GGUF file in the tokenizer's folder or repo.")] = None,
+    order: Annotated[int, Option(help="Length of the longest n-grams, from 1 to 6; 2 is a bigram model.")] = 3,
+    min_count: Annotated[int, Option(help="Leave out n-grams that occur less often than this.")] = 1,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of the tokenizer's Hub repo.")] = None,
+    gguf_file: Annotated[
+        str | None, Option(help="Name of the GGUF file in the tokenizer's folder or Hub repo.")
+    ] = None,
     trust_remote_code: Annotated[
-        bool, Option("--trust-remote-code", help="Run Python code that a repo brings.")
+        bool, Option("--trust-remote-code", help="Run Python code that comes with the tokenizer.")
     ] = False,
 ) -> None:
-    """Count n-grams, and say where the drafter is."""
+    r"""Count n-grams, and say where the drafter is.
+
+    Example:
+
+    hf-specdec train ngram --tokenizer smollm2 --data chat --data summaries \
+      --output my_ngram
+    """
     source = ModelSource(tokenizer, revision=revision, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     train_ngram_drafter(load_tokenizer(source), data, order, min_count, output=output)
     echo(output)

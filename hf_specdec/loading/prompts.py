@@ -1,16 +1,13 @@
-"""Prompts from JSON lines of the usual benchmark sets or of chats, or from plain text with a prompt per line."""
+"""Prompts of the usual benchmark sets, of chats, or of plain text with a prompt per line."""
 
-import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError, shown
-
-MAX_LINE_BYTES = 1_000_000
-"""A longer line is a file of another kind, or one that lost its line breaks."""
+from .rows import Row, read_rows
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,11 @@ class Task:
         return all(isinstance(row.get(name), kind) for name, kind in self.fields.items())
 
 
-def _of_turns(row: dict[str, Any]) -> Prompt:
+def _of_turns(turns: list[str]) -> Prompt:
     """A conversation of which only the questions are known, as in MT-bench."""
-    if not row["turns"]:
-        raise ValueError("turns is empty; give one or more texts")
-    return Prompt(tuple(row["turns"]), chat=True)
+    if not turns:
+        raise ValueError("there are no turns; give one or more texts")
+    return Prompt(tuple(turns), chat=True)
 
 
 def _of_messages(row: dict[str, Any]) -> Prompt:
@@ -90,127 +87,97 @@ TASKS = (
     Task("sql", {"db": str, "question": str}, lambda row: f"-- Database: {row['db']}\n-- {row['question']}\nSELECT"),
     Task("question", {"question": str}, lambda row: f"Question: {row['question']}\nAnswer:", "answer"),  # GSM8K
     Task("e2e_nlg", {"mr": str}, lambda row: f"Meaning: {row['mr']}\nText:", "ref"),
+    Task(
+        "e2e_nlg of the Hub",
+        {"meaning_representation": str},
+        lambda row: f"Meaning: {row['meaning_representation']}\nText:",
+        "human_reference",
+    ),
     Task("dialogsum", {"dialogue": str}, lambda row: f"{row['dialogue']}\nSummary:", "summary"),
-    Task("spec_bench", {"turns": list}, _of_turns),
+    Task("spec_bench", {"turns": list}, lambda row: _of_turns(row["turns"])),
+    Task("mt_bench of the Hub", {"prompt": list}, lambda row: _of_turns(row["prompt"])),
     Task("text", {"text": str}, lambda row: row["text"]),
     Task("messages", {"messages": list}, _of_messages),
 )
 """The first task whose fields a line has is taken."""
 
 
-def load_prompts(path: str | Path, limit: int | None = None, category: str | None = None) -> list[Prompt]:
-    """The distinct prompts of a file, in order.
+def load_prompts(
+    source: str | Path, limit: int | None = None, category: str | None = None, split: str = "test"
+) -> list[Prompt]:
+    """The distinct prompts of a source, in order.
 
     Args:
-        path: `.json` or `.jsonl` for JSON lines of one of `TASKS`; anything else is plain text, a prompt per line.
+        source: as `read_rows` takes it: a file, a set of this package, or a data set of the Hub, whose rows are those
+            of one of `TASKS`; a line of plain text is a prompt.
         limit: how many to take at most.
-        category: take only JSON lines whose field `category` is this, as those of Spec-Bench.
+        category: take only rows whose field `category` is this, as those of Spec-Bench.
+        split: of a data set whose name has none.
 
     Raises:
-        SpeculationError: no such file, a line that is not JSON, lacks the fields, or is too long, no prompt at all, or
-            none of the category.
+        SpeculationError: no such source, a row that lacks the fields or is too long, no prompt at all, or none of the
+            category.
     """
-    path = Path(path)
     if limit is not None and limit < 1:
         raise SpeculationError(f"limit must be 1 or more, got {limit}")
-    is_json = path.suffix in (".json", ".jsonl")
-    read = _json_prompt if is_json else _plain_prompt
     prompts: dict[Prompt, None] = {}  # a set that keeps its order
     categories: set[str] = set()
-    for number, line in _lines(path):
-        where = f"{path}, line {number}"
+    for where, row in read_rows(source, split):
         if category is not None:
-            found = _json_row(where, line).get("category") if is_json else None
+            found = row.get("category") if isinstance(row, dict) else None
             categories |= {found} if isinstance(found, str) else set()
             if found != category:
                 continue
-        prompts[read(where, line)] = None
+        prompts[_made(where, row)] = None
         if len(prompts) == limit:
             break
     if category is not None and not prompts:
         known = ", ".join(sorted(categories)) or "no categories; leave it out"
-        raise SpeculationError(f"no prompt of category {category!r}: {path} has {known}")
+        raise SpeculationError(f"no prompt of category {category!r}: {source} has {known}")
     if not prompts:
-        raise SpeculationError(f"{path} holds no prompt; give JSON lines or plain text with a prompt per line")
+        raise SpeculationError(f"{source} holds no prompt; give JSON lines or plain text with a prompt per line")
     return list(prompts)
 
 
-def sample_prompts(path: str | Path, limit: int | None, seed: int) -> list[Prompt]:
-    """At most `limit` prompts from all over a file: neighbours are often alike."""
-    prompts = load_prompts(path)
+def sample_prompts(source: str | Path, limit: int | None, seed: int, split: str = "train") -> list[Prompt]:
+    """At most `limit` prompts from all over a source: neighbours are often alike."""
+    prompts = load_prompts(source, split=split)
     random.Random(seed).shuffle(prompts)
     return prompts[:limit]
 
 
-def sample_examples(path: str | Path, limit: int | None, seed: int) -> list[tuple[Prompt, str]]:
-    """At most `limit` prompts from all over a file of JSON lines, each with the answer that its line gives: a field of
-    its own in the known tasks, the last message of a conversation.
+def sample_examples(source: str | Path, limit: int | None, seed: int, split: str = "train") -> list[tuple[Prompt, str]]:
+    """At most `limit` prompts from all over a source, each with the answer that its row gives: a field of its own in
+    the known tasks, the last message of a conversation.
 
     Raises:
-        SpeculationError: as `load_prompts`, or a line has no answer.
+        SpeculationError: as `load_prompts`, or a row has no answer.
     """
-    path, examples = Path(path), []
-    for number, line in _lines(path):
-        where = f"{path}, line {number}"
-        row = _json_row(where, line)
-        said = row.get("messages")
+    examples = []
+    for where, row in read_rows(source, split):
+        fields = row if isinstance(row, dict) else {}
+        said = fields.get("messages")
         if isinstance(said, list) and said and isinstance(said[-1], dict) and said[-1].get("role") == "assistant":
-            answer, row = said[-1].get("content"), row | {"messages": said[:-1]}
+            answer, fields = said[-1].get("content"), fields | {"messages": said[:-1]}
         else:
-            task = next((task for task in TASKS if task.fits(row)), None)
-            answer = row.get(task.answer) if task is not None and task.answer is not None else None
+            task = next((task for task in TASKS if task.fits(fields)), None)
+            answer = fields.get(task.answer) if task is not None and task.answer is not None else None
         if not isinstance(answer, str) or not answer.strip():
             known = ", ".join(f"{task.answer} ({task.name})" for task in TASKS if task.answer is not None)
             raise SpeculationError(
                 f"{where} has no answer to learn; give one in the field {known}, or as the last of `messages`"
             )
-        examples.append((_made(where, row), answer))
+        examples.append((_made(where, fields), answer))
     if not examples:
-        raise SpeculationError(f"{path} holds no example; give JSON lines with prompts and answers")
+        raise SpeculationError(f"{source} holds no example; give JSON lines with prompts and answers")
     random.Random(seed).shuffle(examples)
     return examples[:limit]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of the lines that are not blank."""
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise SpeculationError(
-                        f"{path}, line {number} is longer than {MAX_LINE_BYTES:,} bytes; "
-                        "put each prompt on a line of its own, as JSON lines"
-                    )
-                if text := line.decode("utf-8").strip():
-                    yield number, text
-    except UnicodeDecodeError as error:
-        raise SpeculationError(f"{path}, line {number} is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise SpeculationError(f"cannot read the prompts of {path}: {error.strerror or error}") from error
-
-
-def _plain_prompt(where: str, line: str) -> Prompt:
-    return Prompt((line,))
-
-
-def _json_row(where: str, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise SpeculationError(f"{where} is not JSON ({error}); every line must be one JSON object") from error
-    if not isinstance(row, dict):
-        raise SpeculationError(f"{where} must be a JSON object, got {type(row).__name__}")
-    return row
-
-
-def _json_prompt(where: str, line: str) -> Prompt:
-    return _made(where, _json_row(where, line))
-
-
-def _made(where: str, row: dict[str, Any]) -> Prompt:
-    """The prompt of a line."""
+def _made(where: str, row: Row) -> Prompt:
+    """The prompt of a row."""
+    if isinstance(row, str):
+        return Prompt((row,))
     for task in TASKS:
         if task.fits(row):
             try:

@@ -14,6 +14,7 @@ from ..errors import SpeculationError
 from ..hub.tokenizer import fingerprint
 from ..loading.models import ModelSource, load_tokenizer
 from ..loading.outputs import writable_folder
+from ..loading.rows import read_rows
 from .folder import interruptible
 
 CHUNK = 1 << 20
@@ -32,7 +33,8 @@ def train_ngram_drafter(
 
     Args:
         tokenizer: the target's tokenizer, or the name or folder it loads from.
-        files: text, one document per line, or JSON lines, whose string values are joined to one document.
+        files: text, one document per line, or JSON lines or data sets of the Hub (`ORG/NAME` or `ORG/NAME:SPLIT`), the
+            strings of a row joined to one document.
         order: 2 is a bigram model; 1 to 6.
         min_count: n-grams of order 2 and more that occur less often are left out.
         num_draft_tokens: of the drafter, see `NGramDrafter`.
@@ -45,12 +47,12 @@ def train_ngram_drafter(
     files, count = list(files), _Count()
     for file in files:
         if not Path(file).is_fifo():  # which can be opened once
-            next(_lines(file), None)
+            next(_documents(file), None)
     if output is not None:
         writable_folder(output)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(ModelSource(str(tokenizer)))
-    with interruptible("nothing was saved; the same command begins again"):
+    with interruptible("nothing was saved; the same command starts from the beginning"):
         model = train_ngram(count.of(token_stream(tokenizer, files)), len(tokenizer), order, min_count)
     drafter = NGramDrafter(model, num_draft_tokens=num_draft_tokens, tokenizer=fingerprint(tokenizer))
     drafter.trained_on = (
@@ -77,35 +79,46 @@ def token_stream(tokenizer: Any, files: Iterable[str | Path]) -> Iterator[list[i
     """The token ids of each document, with the end-of-text token where the tokenizer has one."""
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     for file in files:
-        for number, line in enumerate(tqdm(_lines(file), desc=f"reading {Path(file).name}", unit=" lines"), 1):
-            if text := _document(line, f"{file}, line {number}" if str(file).endswith((".jsonl", ".json")) else None):
-                yield tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + end
+        for text in tqdm(_documents(file), desc=f"reading {Path(file).name}", unit=" documents"):
+            yield tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + end
 
 
-def _lines(file: str | Path) -> Iterator[str]:
+def _documents(source: str | Path) -> Iterator[str]:
+    """The text of each line or row. A file's lines may be of any length, and any JSON value."""
+    path = Path(source)
+    texts: Iterator[str]
+    if not path.is_file() and not path.is_fifo():
+        texts = (_text(row) for _, row in read_rows(source, split="train"))
+    elif path.suffix in (".jsonl", ".json"):
+        texts = (_text(_value(line, f"{path}, line {number}")) for number, line in enumerate(_lines(path), 1) if line)
+    else:
+        texts = _lines(path)
+    yield from filter(None, texts)
+
+
+def _lines(file: Path) -> Iterator[str]:
     try:
-        with open(file, encoding="utf-8") as lines:
-            yield from lines
+        with file.open(encoding="utf-8") as lines:
+            yield from map(str.strip, lines)
     except UnicodeDecodeError as error:
         raise SpeculationError(f"{file} is not UTF-8 text: {error}") from error
     except OSError as error:
         raise SpeculationError(f"cannot read {file}: {error.strerror or error}") from error
 
 
-def _document(line: str, json_at: str | None) -> str:
-    """A line's text.
-
-    Args:
-        json_at: where the line stands, if it is JSON.
-    """
-    if json_at is None or not line.strip():
-        return line.strip()
+def _value(line: str, where: str) -> Any:
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except ValueError as error:
-        raise SpeculationError(f"{json_at} is not JSON ({error}); every line must be one JSON value") from error
-    values = value.values() if isinstance(value, dict) else [value]
-    return "\n".join(text for text in values if isinstance(text, str))
+        raise SpeculationError(f"{where} is not JSON ({error}); every line must be one JSON value") from error
+
+
+def _text(row: Any) -> str:
+    """The strings of a row, one below the other, those in its lists too."""
+    if isinstance(row, str):
+        return row
+    values = row.values() if isinstance(row, dict) else row if isinstance(row, list) else ()
+    return "\n".join(filter(None, map(_text, values)))
 
 
 def train_ngram(documents: Iterable[list[int]], vocab_size: int, order: int = 3, min_count: int = 1) -> NGramModel:
@@ -128,7 +141,7 @@ def train_ngram(documents: Iterable[list[int]], vocab_size: int, order: int = 3,
             file.write(document.tobytes())
             length += len(document)
         if not length:
-            raise SpeculationError("files hold no text to train on; give at least one line")
+            raise SpeculationError("the data holds no text to train on; give at least one line")
         file.flush()
         stream = np.memmap(file, dtype=np.int32, mode="r")
         return _fit(stream, vocab_size, order, min_count)
