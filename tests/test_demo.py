@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from hf_specdec.bench.methods import PLAIN, Method
 from hf_specdec.demo import DemoSettings, GenerateSettings, compare, run, run_demo, run_generate
 from hf_specdec.demo.compare import Outcome, Task, decode, measure
 from hf_specdec.demo.live import LiveText
 from hf_specdec.demo.outcomes import Parting, repeats, summed_up, table
+from hf_specdec.demo.picture import Pictured, aside
 from hf_specdec.demo.prompts import BATCH, SAMPLES
 from hf_specdec.demo.talk import Conversation, common
 from hf_specdec.devices import cpu_capabilities, cpu_dtype
@@ -189,7 +191,7 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("prompt_lookup ")]
     assert len(rows) == 1 and "7 of 7" in rows[0] and "refused" not in rows[0]
-    assert "all methods take turns and write the same number of new tokens (chat " in " ".join(printed.split())
+    assert "In each round every method writes the same number of new tokens (chat " in " ".join(printed.split())
     assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
     for sample in SAMPLES:
         assert sample.text.splitlines()[0][:60] in printed
@@ -206,6 +208,18 @@ def test_the_picture_holds_what_was_said_and_nothing_that_turned(talkative, monk
     text = picture.read_text()
     assert "hf_specdec" in text and SAMPLES[0].kind in text
     assert not any(word in text for word in ("loading", "warming", "comparing"))
+    assert BATCH[0] not in text.replace("&#160;", " ")  # what is no part of the picture
+
+
+def test_a_text_that_comes_in_pieces_is_broken_at_the_pictures_width():
+    console = Pictured()
+    for piece in ("word " * 10,) * 5:
+        console.print(Text(piece, style="green"), end="", soft_wrap=True)
+    console.print()
+    with aside(console):
+        console.print("unseen")
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 100 and " ".join(lines).split() == ["word"] * 50
 
 
 def task(seconds, rows=1, tokens=4, refused=(), texts=None):
@@ -294,7 +308,7 @@ def test_a_text_that_repeats_itself_is_told():
 def test_partings_are_summed_up_and_what_rounding_does_not_explain_is_not():
     found = [Parting("a: b", True), Parting("c: d", True)]
     (line,) = summed_up(found, 9)
-    assert line.startswith("2 of 9 texts part") and "all at near ties" in line
+    assert line.startswith("2 of 9 texts differ") and "all at near ties" in line
     assert summed_up([*found, Parting("e: f", False)], 9)[1:] == ["WRONG: e: f"]
     assert summed_up([], 9) == []
 

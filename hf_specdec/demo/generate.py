@@ -1,6 +1,7 @@
 """`hf-specdec generate`: answer a question or continue a text with any models and drafter, as it is written."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -22,23 +23,25 @@ from .live import LiveText, legend
 from .outcomes import gain, partings, table
 from .talk import talk
 
+_decoding: Any = partial(Option, rich_help_panel="Decoding")
+
 
 @dataclass(kw_only=True)
 class GenerateSettings(DrafterSettings):
     """What to continue, and how."""
 
     prompt: Annotated[
-        str | None, Option(help="A question for the chat template, or a text to continue where there is none.")
+        str | None, Option(help="Question to answer; a model without a chat template continues it as a text.")
     ] = None
-    chat: Annotated[bool, Option("--chat", help="Talk, turn by turn; --prompt, if given, is the first turn.")] = False
-    system: Annotated[str | None, Option(help="The chat's system message.")] = None
+    chat: Annotated[bool, Option("--chat", help="Talk turn by turn; --prompt, if given, is the first turn.")] = False
+    system: Annotated[str | None, Option(help="System message of the chat.")] = None
     raw: Annotated[bool, Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False
-    compare: Annotated[bool, Option("--compare", help="Decode plainly as well, and say where the texts differ.")] = (
-        False
-    )
-    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per answer.")] = 256
-    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
-    seed: Annotated[int, Option(help="Of sampling.")] = 0
+    compare: Annotated[
+        bool, Option("--compare", help="Also decode plainly: print the measured speed-up and where texts differ.")
+    ] = False
+    max_new_tokens: Annotated[int, _decoding(help="New tokens per answer, at most.")] = 256
+    temperature: Annotated[float, _decoding(help="Sampling temperature; 0 is greedy.")] = 0.0
+    seed: Annotated[int, _decoding(help="Seed of sampling.")] = 0
 
     def check(self) -> None:
         """
@@ -49,12 +52,14 @@ class GenerateSettings(DrafterSettings):
         check_temperature(self.temperature)
         check_seed(self.seed)
         if not self.chat and not (self.prompt or "").strip():
-            raise SpeculationError(f"prompt must hold some text, got {self.prompt!r}; or talk to the model with --chat")
+            raise SpeculationError(
+                f"prompt must hold some text, got {self.prompt!r}; give one, or talk to the model with --chat"
+            )
         for name in ("raw", "compare"):
             if self.chat and getattr(self, name):
-                raise SpeculationError(f"{name} is for a single prompt, not for a chat; leave one of them out")
+                raise SpeculationError(f"{name} works with a single prompt, not with chat; leave one of them out")
         if self.raw and self.system:
-            raise SpeculationError("system needs the chat template, which raw leaves out; leave one of them out")
+            raise SpeculationError("system needs the chat template, which raw switches off; leave one of them out")
 
     def options(self) -> dict[str, Any]:
         """Of `generate`."""
@@ -104,12 +109,12 @@ def _answer(
         console.print(str(stats), markup=False)
         return
     methods = [Method(PLAIN), Method(ours.name, {"assistant_model": drafter}, pair.draft, drafter)]
-    with console.status("plain decoding of the same") as status:
+    with console.status("decoding the same prompt plainly") as status:
         plain = decode(pair.target, methods[0], inputs, settings.seed, **options)
         task = Task(inputs, {outcome.name: outcome for outcome in (plain, found)})
         rounds = measure(pair.target, methods, [task], settings.seed, status.update, **options)
     greedy = not options["do_sample"]
-    console.print(f"{rounds} rounds in turn, {task.shared} new tokens on both sides", markup=False)
+    console.print(f"{rounds} rounds, both methods in turn, {task.shared} new tokens each", markup=False)
     console.print(table({"": task}, compared=greedy))
     for parting in partings(pair.target, pair.tokenizer, inputs, [plain, found]) if greedy else ():
         console.print(parting.text, markup=False)

@@ -91,12 +91,12 @@ def partings(
 
 def _said(found: Difference, tokenizer: PreTrainedTokenizerBase) -> str:
     if found.gap is None or found.rounding is None:
-        return f"ends where plain decoding goes on, or the other way round, at token {found.position}"
+        return f"ends where plain decoding goes on, or goes on where it ends, at token {found.position}"
     tokens = [tokenizer.decode([token]) for token in (found.plain_token, found.other_token)]
     steps = f"{abs(found.gap) / found.rounding:.1f} rounding steps apart"
-    whose = "plain's own top two" if found.top_two else "plain's best and a next one"
+    whose = "plain decoding's top two" if found.top_two else "plain decoding's best and another token"
     verdict = f"{whose}, {steps}" if found.near_tie else f"NOT a near tie, {steps}"
-    return f"has {tokens[1]!r} for {tokens[0]!r} at new token {found.position}: {verdict}"
+    return f"has {tokens[1]!r} instead of {tokens[0]!r} at new token {found.position}: {verdict}"
 
 
 def summed_up(found: Sequence[Parting], texts: int) -> list[str]:
@@ -109,7 +109,7 @@ def summed_up(found: Sequence[Parting], texts: int) -> list[str]:
         return []
     wrong = [parting.text for parting in found if not parting.near_tie]
     ties = len(found) - len(wrong)
-    said = f"{ties} of {texts} texts part from plain decoding's, {'all' if not wrong else 'these'} at near ties"
+    said = f"{ties} of {texts} texts differ from plain decoding's, {'all' if not wrong else 'these'} at near ties"
     return [f"{said} (--details lists them)."] * bool(ties) + [f"WRONG: {text}" for text in wrong]
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from ..instruments.meter import Forward
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import ask, batch
 from ..loading.checks import check_new_tokens
-from ..loading.drafters import load_drafter, own_model
+from ..loading.drafters import SPEC, load_drafter, own_model
 from ..loading.models import Pair, PairSettings
 from ..loading.outputs import writable_file
 from ..loading.prompts import WARM_UP_TEXT
@@ -30,6 +29,7 @@ from ..showing.quiet import quiet
 from .compare import Outcome, Task, decode, gains, measure, of_all
 from .live import LiveText, legend
 from .outcomes import Parting, gain, partings, repeats, summed_up, table
+from .picture import Pictured, aside
 from .prompts import BATCH, SAMPLES, Sample
 
 READY = Path(__file__).parents[2] / "hub_configs" / "hybrid"
@@ -44,7 +44,6 @@ SMALL = 500_000_000
 """parameters of a target at most, to be held in float32, too"""
 WIDTH = 6
 """tokens of the verification that is timed then"""
-PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
 ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
 NEXT = """Your own model, with prompt lookup, which needs no draft model:
 
@@ -59,29 +58,24 @@ NEXT = """Your own model, with prompt lookup, which needs no draft model:
 class DemoSettings(PairSettings):
     """What to show, and with which models."""
 
-    target: Annotated[str, Option(help="Folder or Hub repo of the model to speed up.")] = "smollm2"
+    target: Annotated[str, Option(help="Model to speed up: a folder, a Hub repo, a GGUF file, or smollm2.")] = "smollm2"
     drafter: Annotated[
         str | None,
-        Option(help="Folder, repo or type:key=value,...; the clone's hub_configs/hybrid if there is one, or lookup."),
+        Option(help=f"Drafter: {SPEC}. Default: hub_configs/hybrid in a clone of the repository, else prompt_lookup."),
     ] = None
-    beside: Annotated[list[str], Option(help="Another drafter, as a row of its own; may be given several times.")] = (
-        field(default_factory=list)
+    beside: Annotated[list[str], Option(help="Another drafter to compare with; may be given several times.")] = field(
+        default_factory=list
     )
-    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 64
-    details: Annotated[bool, Option("--details", help="Say where each text parts from plain decoding's.")] = False
-    output: Annotated[str | None, Option("--output", "--svg", help="Picture (SVG) to save of what is printed.")] = None
+    max_new_tokens: Annotated[int, Option(help="New tokens per prompt, at most.")] = 64
+    details: Annotated[bool, Option("--details", help="List where texts differ from plain decoding's.")] = False
+    output: Annotated[
+        str | None, Option("--output", "--svg", help="Save the answers and the table as a picture (SVG).")
+    ] = None
 
     def __post_init__(self) -> None:
         """On a CPU both sides run on packed weights: on plain ones a wide forward costs too much."""
         super().__post_init__()
         self.pack_linear |= self.device == "cpu" and self.dtype in packable_dtypes() and self.quantization is None
-
-
-class Pictured(Console):
-    """What is printed goes into a picture, and what turns meanwhile does not."""
-
-    def status(self, *_: Any, **__: Any) -> Any:
-        return nullcontext()
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -93,7 +87,7 @@ def run_demo(settings: DemoSettings) -> None:
     check_new_tokens(settings.max_new_tokens)
     if settings.output is not None:
         writable_file(settings.output, "output")
-    console = Pictured(highlight=False, **PICTURE) if settings.output is not None else Console(highlight=False)
+    console = Console(highlight=False) if settings.output is None else Pictured()
     with quiet():
         with console.status("loading the models"):
             pair = settings.load()
@@ -112,16 +106,19 @@ def run_demo(settings: DemoSettings) -> None:
         stage.warm_up()
         for sample in SAMPLES:
             stage.show(sample)
-        stage.show_batch(BATCH)
+        with aside(console):
+            stage.show_batch(BATCH)
         console.rule(style="dim")
         rounds = stage.measure()
-        console.print(stage.said_before(rounds), markup=False)
+        with aside(console):
+            console.print(stage.said_before(rounds), markup=False)
         console.print(table(stage.tasks))
-        for line in stage.said_after(settings.details):
-            console.print(line, markup=False)
-        if gain(OURS, list(stage.tasks.values())) < WORTHWHILE:
-            console.print(cost_of_width(pair.target, own_model(recorder.inner)))
-    console.print(f"\n{NEXT}", markup=False)
+        with aside(console):
+            for line in stage.said_after(settings.details):
+                console.print(line, markup=False)
+            if gain(OURS, list(stage.tasks.values())) < WORTHWHILE:
+                console.print(cost_of_width(pair.target, own_model(recorder.inner)))
+            console.print(f"\n{NEXT}", markup=False)
     if settings.output is not None:
         console.save_svg(settings.output, title="hf-specdec demo")
 
@@ -191,7 +188,7 @@ class Stage:
     def _beside(self, kind: str, inputs: dict[str, Any], ours: Outcome) -> None:
         found = []
         for method in self.methods[:-1]:
-            with self.console.status(f"{method.name} on the same"):
+            with self.console.status(f"{method.name}: the same prompt"):
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", SpeculationWarning)  # our hint, beside transformers' refusal
@@ -217,12 +214,13 @@ class Stage:
         tokens = ", ".join(f"{kind} {task.shared}" for kind, task in self.tasks.items())
         shared = [kind for kind, task in self.tasks.items() if task in of_all(list(self.tasks.values()))]
         return (
-            f"Speed-ups over plain decoding: medians of {rounds} rounds, in which all methods take turns and write the "
-            f"same number of new tokens ({tokens}). all: {', '.join(shared)} together; rounds: its smallest and its "
-            f"largest value.\nIn {self.dtype} a text can part from plain decoding's where two tokens are nearly tied, "
-            "and two runs can part likewise: how much is drafted follows measured times. Nearly tied: the logits of "
-            f"plain's two best tokens are at most {TOP_TWO_STEPS} steps of {self.dtype} apart ({NEXT_STEPS} for any "
-            "other token).\n"
+            f"Speed-ups over plain decoding are medians of {rounds} rounds. In each round every method writes "
+            f"the same number of new tokens ({tokens}). Column all: {', '.join(shared)} together. Column "
+            f"rounds: the smallest and the largest speed-up of a round.\nIn {self.dtype} a text can differ from "
+            "plain decoding's where two tokens are nearly tied. Two runs can differ likewise, because measured "
+            "times decide how much is drafted. Nearly tied means that the logits of plain decoding's two best "
+            f"tokens are at most {TOP_TWO_STEPS} steps of {self.dtype} apart ({NEXT_STEPS} for any other "
+            "token).\n"
         )
 
     @property
@@ -234,14 +232,19 @@ class Stage:
         lines = summed_up(self.parted, self.compared)
         by_round = gains(OURS, of_all(list(self.tasks.values())))
         if max(by_round) > UNSTEADY * min(by_round):
-            lines.append("The rounds disagree: something else kept this machine busy. Run it again when it is quiet.")
+            lines.append(
+                "The rounds differ a lot: something else kept this machine busy. Run it again when the machine is idle."
+            )
         lines += [f"  {parting.text}" for parting in self.parted if details and parting.near_tie]
         target = self.pair.target
         if self.dtype != "float32" and target.num_parameters() <= SMALL and not getattr(target, "is_quantized", False):
             lines.append(self.in_float32())
         for kind, task in self.tasks.items():
             if (share := max(map(repeats, task.outcomes[OURS].rows))) > REPETITIVE:
-                lines.append(f"{kind}: {share:.0%} of an answer repeats itself, and is easier to draft than most text.")
+                lines.append(
+                    f"{kind}: {share:.0%} of an answer repeats earlier parts of it, which is easier to draft than "
+                    "most text."
+                )
         return lines
 
     def in_float32(self) -> str:
@@ -251,7 +254,9 @@ class Stage:
             target = copy.deepcopy(self.pair.target).float()
             found = [decode(target, method, task.inputs, **self.options) for method in (self.methods[0], ours)]
         same, count = found[0].rows == found[1].rows, len(found[0].rows[0])
-        return f"In float32: {kind}, {count} tokens, " + ("the same text." if same else "NOT the same text: a fault.")
+        return f"In float32: {kind}, {count} tokens, " + (
+            "the same text." if same else "NOT the same text. This is a bug, please report it."
+        )
 
     def _decode(self, method: Method, inputs: dict[str, Any], live: LiveText | None = None, **options: Any) -> Outcome:
         self.recorder.told = live.told if live is not None else None

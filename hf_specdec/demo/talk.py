@@ -16,7 +16,7 @@ from ..loading.models import Pair
 from ..target.inputs import CACHE
 from .live import LiveText
 
-HELP = "An empty line is ignored, /new begins anew, /exit or Ctrl-D ends; Ctrl-C cuts an answer short."
+HELP = "/new starts a new conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer. Empty lines are ignored."
 
 
 class Conversation:
@@ -91,7 +91,7 @@ def talk(
                 chat.answer(question, streamer=live, **options)
             except KeyboardInterrupt:
                 live.end()
-                console.print("cut short; the question and its answer are forgotten", style="dim")
+                console.print("stopped; the question and its answer are forgotten", style="dim")
             else:
                 console.print(str(recorder.last_stats).splitlines()[0], style="dim", markup=False)
 
