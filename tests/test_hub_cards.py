@@ -1,6 +1,7 @@
-"""Cards say what is so: whose figures, on which target, ties as ties, and what was trained on what."""
+"""Model cards: whose figures they take, on which target, how texts compare, and what was trained on what."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from hf_specdec.bench.plan import Settings
 from hf_specdec.bench.run import run_bench
 from hf_specdec.cli import app
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
-from hf_specdec.hub.cards import make_card, with_license
-from hf_specdec.hub.measured import facts
+from hf_specdec.hub.cards import MEASURED, OPTIONS, REPO_PLACEHOLDER, draft_sentence, make_card, with_license
+from hf_specdec.hub.measured import compared_texts, facts
 from hf_specdec.hub.tokenizer import public_name
+from hf_specdec.registry import drafter_class
 
 torch.set_num_threads(1)
 
@@ -52,6 +54,11 @@ def results(folder: Path, *runs: dict[str, Any], **provenance: Any) -> Path:
     return path
 
 
+def table_of(card: str) -> list[str]:
+    """The rows of the measured table, without its head."""
+    return [line for line in card.split(MEASURED)[1].splitlines() if line.startswith("| ")][2:]
+
+
 def saved(drafter: Drafter, path: Path, folder: Path, **more: Any) -> str:
     """The card of a drafter saved with these results."""
     drafter.save_pretrained(str(folder), results=path, **more)
@@ -67,15 +74,31 @@ def test_only_figures_of_this_drafter_are_taken(tmp_path: Path) -> None:
         with pytest.raises(SpeculationError, match=r"has no row of this drafter.*hf-specdec bench"):
             saved(drafter, results(tmp_path, run_of("plain"), run_of(name)), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    name = "draft_model:num_draft_tokens=5"
-    card = saved(drafter, results(tmp_path, run_of("plain"), run_of(name), run_of("suffix")), tmp_path / "x")
-    assert f"| **{name}** | gsm8k |" in card and "| plain | gsm8k |" in card and "| suffix |" in card
+    mine = run_of("draft_model:num_draft_tokens=5", tokens_per_second=18.51, speedup=1.25, speedup_interval=None)
+    runs = run_of("plain"), run_of("suffix", tokens_per_second=77.7, identical=False, differences=[TIE]), mine
+    card = saved(drafter, results(tmp_path, *runs), tmp_path / "x")
+    assert table_of(card) == ["| gsm8k | 40 | 12.3 | 18.5 | 1.25x | 2.25 |"]
+    assert "77.7" not in card and "all 40 equal" in card
+
+
+def test_each_row_stands_beside_plain_decoding_of_the_same_setting(tmp_path: Path) -> None:
+    settings = [{}, {"temperature": 1.0}, {"batch_size": 4}, {"dataset": "humaneval"}]
+    speeds = dict(enumerate(settings, start=1))
+    runs = [run_of("plain", tokens_per_second=speed, **more) for speed, more in list(speeds.items())[:3]]
+    runs += [run_of("prompt_lookup", tokens_per_second=10 * speed, **more) for speed, more in speeds.items()]
+    card = saved(PromptLookupDrafter(), results(tmp_path, *runs), tmp_path / "drafter")
+    assert [line.split(" | ")[:4] for line in table_of(card)] == [
+        ["| gsm8k", "40", "1.0", "10.0"],
+        ["| gsm8k, T=1", "40", "2.0", "20.0"],
+        ["| gsm8k, batch of 4", "40", "3.0", "30.0"],
+        ["| humaneval", "40", "-", "40.0"],
+    ]
 
 
 def test_a_file_that_tells_its_drafters_options_is_believed_rather_than_the_spec(tmp_path: Path) -> None:
     drafter = PromptLookupDrafter(max_match=5)
     told = {"mine": facts(PromptLookupDrafter(max_match=5).config)}
-    assert "| **mine** |" in saved(drafter, results(tmp_path, run_of("mine"), drafters=told), tmp_path / "a")
+    assert len(table_of(saved(drafter, results(tmp_path, run_of("mine"), drafters=told), tmp_path / "a"))) == 1
     for other in (PromptLookupDrafter(max_match=6), DraftModelDrafter(tiny_model(1))):
         with pytest.raises(SpeculationError, match="no row"):
             saved(other, results(tmp_path, run_of("mine"), drafters=told), tmp_path / "b")
@@ -84,17 +107,18 @@ def test_a_file_that_tells_its_drafters_options_is_believed_rather_than_the_spec
 def test_an_option_that_a_file_does_not_know_was_at_its_default(tmp_path: Path) -> None:
     told = {"mine": facts(PromptLookupDrafter().config)}
     assert told["mine"].pop("num_branches") == 1
-    assert "| **mine** |" in saved(
-        PromptLookupDrafter(), results(tmp_path, run_of("mine"), drafters=told), tmp_path / "a"
-    )
+    path = results(tmp_path, run_of("mine"), drafters=told)
+    assert len(table_of(saved(PromptLookupDrafter(), path, tmp_path / "a"))) == 1
     with pytest.raises(SpeculationError, match="no row"):
-        saved(PromptLookupDrafter(num_branches=2), results(tmp_path, run_of("mine"), drafters=told), tmp_path / "b")
+        saved(PromptLookupDrafter(num_branches=2), path, tmp_path / "b")
 
 
 def test_a_folder_that_was_measured_by_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
-    card = saved(PromptLookupDrafter(), results(tmp_path, run_of(str(folder))), folder)
-    assert "| **drafter** |" in card and str(tmp_path) not in card
+    command = f"hf-specdec bench --drafter {folder} --json {tmp_path}/results.json"
+    card = saved(PromptLookupDrafter(), results(tmp_path, run_of(str(folder)), command=command), folder)
+    assert len(table_of(card)) == 1 and "`hf-specdec bench --drafter drafter --json results.json`" in card
+    assert str(tmp_path) not in card
 
 
 # ------------------------------------------------------------------ on which target
@@ -105,7 +129,7 @@ def test_figures_of_another_target_are_refused(entry: str, tmp_path: Path) -> No
     drafter = DraftModelDrafter(tiny_model(1))
     drafter.config.target = TARGET
     same = results(tmp_path, run_of("draft_model"), target=TARGET | {"name": "/models/target"})
-    assert "target: target" in saved(drafter, same, tmp_path / "good")
+    assert "target `target`" in saved(drafter, same, tmp_path / "good")
     other = {"name": "org/target-instruct", "tokenizer_hash": "1" * 64}.get(entry, 41)
     path = results(tmp_path, run_of("draft_model"), target=TARGET | {entry: other})
     with pytest.raises(SpeculationError, match=f"measured another target: its {entry} is"):
@@ -117,7 +141,7 @@ def test_older_files_tell_the_targets_name_alone(tmp_path: Path) -> None:
     drafter.config.target = TARGET
     path = results(tmp_path, run_of("draft_model"), settings={"target": "/home/somebody/target"})
     card = saved(drafter, path, tmp_path / "a")
-    assert "target: target" in card and "somebody" not in card
+    assert "target `target`" in card and "somebody" not in card
     for settings, words in (({"target": "org/other"}, "another target"), ({}, "does not say which target")):
         with pytest.raises(SpeculationError, match=words):
             saved(drafter, results(tmp_path, run_of("draft_model"), settings=settings), tmp_path / "b")
@@ -131,28 +155,48 @@ def test_the_names_of_models() -> None:
     assert public_name(str(ROOT / "tests" / "pair" / "target")) == "target"
 
 
-# ------------------------------------------------------------------ ties
+# ------------------------------------------------------------------ texts
 
 
-def test_ties_are_shown_as_ties(tmp_path: Path) -> None:
+def said_of(*runs: dict[str, Any]) -> str:
+    return compared_texts(runs)
+
+
+def test_near_ties_are_counted_and_other_differences_named() -> None:
     end = TIE | {"prompt": 9, "other_token": None, "gap": None, "rounding": None, "near_tie": False}
-    rows = [
-        run_of("prompt_lookup", identical=False, differences=[TIE, end]),
-        run_of("suffix", identical=False, differences=[TIE | {"turn": 1}]),
-        run_of("plain", temperature=1.0, identical=None),
-        run_of("pearl", batch_size=4, identical=False),
-    ]
+    ties = {"identical": False, "differences": [TIE, TIE | {"prompt": 4}]}
+    tied = "near ties, where rounding decides"
+    assert said_of(run_of("suffix"), run_of("suffix", dataset="mbpp", **ties)) == (
+        f"Greedy texts: 78 of 80 equal plain decoding's; differences start at {tied}."
+    )
+    assert said_of(run_of("suffix", identical=False, differences=[TIE, end])) == (
+        f"Greedy texts: 38 of 40 equal plain decoding's; differences start at {tied}, except for gsm8k 9 (token 17)."
+    )
+    assert said_of(run_of("suffix", identical=False, differences=[end | {"turn": 1}])) == (
+        "Greedy texts: 39 of 40 equal plain decoding's; no near tie explains gsm8k 9, turn 2 (token 17)."
+    )
+
+
+def test_texts_that_were_not_compared_one_by_one_are_not_called_equal() -> None:
+    assert said_of(run_of("pearl", temperature=1.0, identical=None)) == ""
+    assert said_of(run_of("pearl", batch_size=4)) == "Greedy texts equal plain decoding's."
+    assert said_of(run_of("pearl", batch_size=4, identical=False)) == (
+        "Not all texts are equal in gsm8k, batch of 4, and where they part is not recorded."
+    )
+    later = run_of("pearl", dataset="mbpp", identical=False)  # in a later repetition
+    assert said_of(run_of("pearl"), later) == (
+        "Greedy texts: all 40 equal plain decoding's; not all texts are equal in mbpp, and where they part is not "
+        "recorded."
+    )
+
+
+def test_a_card_counts_its_own_drafters_texts(tmp_path: Path) -> None:
+    rows = run_of("prompt_lookup", identical=False, differences=[TIE]), run_of("suffix"), run_of("plain")
     card = saved(PromptLookupDrafter(), results(tmp_path, *rows), tmp_path / "drafter")
-    lines = [line for line in card.splitlines() if "12.3" in line]
-    assert [line.split(" | ")[-1] for line in lines] == ["38/40 (1 tie) |", "39/40 (1 tie) |", "- |", "not all |"]
-    assert "| prompt_lookup | gsm8k 3 | 17 | 5 / 6 | 0.0125 | 0.0312 | yes |" in card
-    assert "| prompt_lookup | gsm8k 9 | 17 | 5 / (ended) | - | - | no |" in card
-    assert "| suffix | gsm8k 3, turn 2 | 17 |" in card
-
-
-def test_without_differences_there_is_no_table_of_them(tmp_path: Path) -> None:
-    card = saved(PromptLookupDrafter(), results(tmp_path, run_of("prompt_lookup")), tmp_path / "drafter")
-    assert "first parts" not in card and "| all |" in card
+    assert "Greedy texts: 39 of 40 equal plain decoding's; differences start at near ties" in card
+    assert "Greedy texts" not in saved(
+        PromptLookupDrafter(), results(tmp_path, run_of("prompt_lookup", identical=None)), tmp_path / "sampled"
+    )
 
 
 # ------------------------------------------------------------------ what bench writes
@@ -172,7 +216,7 @@ def test_what_bench_has_written_fills_a_card(tmp_path: Path, capsys: pytest.Capt
     assert about["drafters"] == {str(folder): facts(PromptLookupDrafter(max_match=4).config)}
 
     card = saved(Drafter.from_pretrained(folder), path, folder)
-    assert "| **mine** | prompts |" in card and "the target's MLPs cost-padded to 800" in card
+    assert table_of(card)[0].startswith("| prompts | 2 |") and "the target's MLPs cost-padded to 800" in card
     with pytest.raises(SpeculationError, match="no row"):
         saved(PromptLookupDrafter(), path, tmp_path / "other")
     drafter = PromptLookupDrafter(max_match=4)
@@ -204,12 +248,34 @@ def test_a_card_uses_the_targets_name() -> None:
 def test_a_card_says_whom_an_ngram_model_serves_and_never_that_it_was_trained_on_nothing() -> None:
     card = card_of("ngram", tokenizer={"name": "org/target"})
     assert "Targets with the tokenizer of `org/target`; others are refused." in card
-    assert "Nothing: " not in card and "Not told" in card
+    assert "Nothing: " not in card and "Not stated" in card
     assert "Any target." in card_of("suffix") and "Nothing: this drafter has no weights" in card_of("suffix")
     named = {"repo_id": "org/draft", "revision": "0" * 40}
-    assert "it is the draft model that was trained" in card_of("pearl", draft_model=named)
-    assert "Not told" in card_of("disco", draft_model=named)
-    assert "Not told" in card_of("pearl", draft_model={"subfolder": "draft_model"})
+    assert "only the draft model is trained" in card_of("pearl", draft_model=named)
+    assert "Not stated" in card_of("disco", draft_model=named)
+    assert "Not stated" in card_of("pearl", draft_model={"subfolder": "draft_model"})
+
+
+def test_the_options_of_a_card_are_options_of_the_drafter() -> None:
+    for name, options in OPTIONS.items():
+        assert set(options) <= set(drafter_class(name).config_class.options())
+    assert "- `max_draft_tokens` (8): " in card_of("prompt_lookup", max_draft_tokens=8)
+    assert '- `num_draft_tokens` ("auto"): ' in card_of("draft_model", num_draft_tokens="auto")
+    assert "## Options" not in card_of("mtp")
+
+
+SHIPPED = sorted((ROOT / "hub_configs").glob("**/README.md"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.parent.relative_to(ROOT / "hub_configs").as_posix())
+def test_a_shipped_card_is_short_and_says_what_its_config_says(path: Path) -> None:
+    text, config = path.read_text(), json.loads((path.parent / "config.json").read_text())
+    assert len(text.split()) < 350 and REPO_PLACEHOLDER in text
+    assert (draft_sentence(config["draft_model"]) in text) if "draft_model" in config else "## Draft model" not in text
+    for option in re.findall(r"^- `(\w+)` \((.+?)\): ", text, re.MULTILINE):
+        assert json.dumps(config[option[0]]) == option[1]
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        compile(block, str(path), "exec")
 
 
 @pytest.mark.parametrize("name", ["ngram", "prompt_lookup"])

@@ -149,7 +149,7 @@ def test_a_model_repo_may_hold_it(hub: HubServer, tmp_path: Path) -> None:
 def test_a_repo_with_another_draft_is_refused(family: Path, hub: HubServer) -> None:
     DraftModelDrafter(tiny_model(7)).push_to_hub("org/other", token=TOKEN)
     PromptLookupDrafter().push_to_hub("org/none", token=TOKEN)
-    for repo, words in (("org/other", "another model.safetensors"), ("org/none", "lacks model.safetensors")):
+    for repo, words in (("org/other", "a different model.safetensors"), ("org/none", "lacks model.safetensors")):
         with pytest.raises(SpeculationError, match=words):
             push_folder(family / "two", "org/two", token=TOKEN, draft_repo=repo)
     with pytest.raises(SpeculationError, match="leave draft_repo"):
@@ -180,8 +180,8 @@ def test_the_ready_repos_store_the_demos_draft_once() -> None:
 
 def test_the_card_of_a_named_draft_says_whose_training_it_was(family: Path) -> None:
     card = ModelCard.load(family / "two" / "README.md").text
-    assert "it is the draft model that was trained" in card
-    assert "Not told" in ModelCard.load(family / "one" / "README.md").text
+    assert "only the draft model is trained" in card
+    assert "Not stated" in ModelCard.load(family / "one" / "README.md").text
 
 
 def test_the_push_command_takes_the_drafts_repo_and_a_licence(

@@ -1,5 +1,6 @@
 """The model card of a drafter: metadata for the Hub, the code to use it, and what was measured."""
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,53 @@ REPO_PLACEHOLDER = "ORG/NAME"
 MEASURED = "## Measured"
 
 SUMMARIES = {
-    "prompt_lookup": "Copies what followed an earlier occurrence of the last tokens. No draft model, any target.",
-    "ngram": "Draws from a Kneser-Ney n-gram model over token ids: no forward pass, for targets with this tokenizer.",
-    "suffix": "Copies from a suffix index over the prompt and past outputs. No draft model, any target.",
-    "hybrid": "Copies earlier text and asks a small model, and verifies what promises most tokens per second.",
+    "prompt_lookup": "Copies what followed an earlier occurrence of the last tokens; no draft model, any target.",
+    "ngram": "Draws from an n-gram model over token ids; no forward pass, for targets with this tokenizer.",
+    "suffix": "Copies from an index over the prompt and past outputs; no draft model, any target.",
+    "hybrid": "Merges copies of earlier text and a small model's tokens into one tree.",
     "draft_model": "A small model drafts and the target verifies (speculative sampling, Leviathan et al. 2023).",
     "disco": "A small model drafts, and a classifier decides after every token whether to go on (DISCO, 2024).",
     "pearl": "A small model drafts while the target verifies (PEARL, 2024).",
     "streaming": "The target drafts for itself, by trained streams in its upper layers (Bhendawade et al. 2024).",
 }
 
-NOT_TOLD = "Not told; `trained_on=` of `save_pretrained` says it here."
+AUTO_WINDOW = 'tokens drafted per round; `"auto"` follows measured times'
+OPTIONS = {
+    "prompt_lookup": {
+        "max_draft_tokens": "the longest copy",
+        "num_branches": "continuations drafted at once, as a tree",
+    },
+    "ngram": {"num_draft_tokens": AUTO_WINDOW},
+    "suffix": {
+        "max_draft_tokens": "the longest copy",
+        "num_branches": "continuations drafted at once, as a tree",
+        "memory_mb": "memory for past outputs, in MiB",
+    },
+    "hybrid": {
+        "num_draft_tokens": AUTO_WINDOW,
+        "num_candidates": "draft-model tokens tried per position",
+        "max_draft_tokens": "the longest copy",
+    },
+    "draft_model": {
+        "num_draft_tokens": AUTO_WINDOW,
+        "num_candidates": "tokens tried per position in greedy decoding",
+    },
+    "disco": {
+        "rule": 'when to stop: `"budget"` by measured times, `"token"` or `"draft"` by a threshold',
+        "max_draft_tokens": "the longest draft",
+    },
+    "pearl": {
+        "window": AUTO_WINDOW,
+        "worker": 'where the draft model runs: `"thread"`, `"process"`, or `"auto"`',
+    },
+    "streaming": {
+        "copies": "whether copies of earlier text join the draft",
+        "num_nodes": AUTO_WINDOW,
+    },
+}
+"""The options that a reader is likely to change, and what they do."""
+
+UNKNOWN_TRAINING = "Not stated. The argument `trained_on` of `save_pretrained` fills this in."
 
 
 def make_card(
@@ -59,17 +96,20 @@ def make_card(
     sections = [
         f"---\n{data.to_yaml()}\n---",
         f"# {REPO_PLACEHOLDER}",
-        f"A `{name}` drafter for [speculative decoding](https://arxiv.org/abs/2211.17192) inside `model.generate`: "
+        f"A `{name}` drafter for [speculative decoding](https://arxiv.org/abs/2211.17192) in `model.generate`: "
         f"fewer target calls, the same text. {SUMMARIES.get(name, '')}".rstrip(),
         "## Use",
         _usage(name, base or "your/target", config.get("mode") == "tuned"),
-        "## Made for",
+        "## Target",
         _made_for(config),
         *(["## Draft model", draft_sentence(draft)] if draft else []),
+        *_options(config),
         "## Trained on",
-        trained_on or _untold(name, draft),
+        trained_on or _unknown_training(name, draft),
         MEASURED,
-        "Nothing yet. `hf-specdec bench` measures it on your model and texts.",
+        f"No figures yet. Measure your own prompts, and push the result with `--results results.json`:\n\n```sh\n"
+        f"hf-specdec bench --target {base or 'your/target'} --drafter {REPO_PLACEHOLDER} \\\n"
+        "  --prompts prompts.jsonl --output results.json\n```",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -101,16 +141,28 @@ def _made_for(config: dict[str, Any]) -> str:
         return f"`{target['name']}`; other targets are refused."
     if tokenizer.get("name"):
         return f"Targets with the tokenizer of `{tokenizer['name']}`; others are refused."
-    return "One target, by its sizes and its tokenizer; others are refused." if target or tokenizer else "Any target."
+    if target or tokenizer:
+        return "One target, known by its sizes and its tokenizer; others are refused."
+    return "Any target."
 
 
-def _untold(name: str, draft: dict[str, str] | None) -> str:
-    """What is said of the training where nobody has said anything."""
+def _unknown_training(name: str, draft: dict[str, str] | None) -> str:
+    """What follows from the type alone, where nobody described the training."""
     if drafter_class(name).weights is not Storable.weights:
-        return NOT_TOLD
+        return UNKNOWN_TRAINING
     if draft is None:
         return "Nothing: this drafter has no weights of its own."
-    return NOT_TOLD if is_embedded(draft) else "Nothing of its own: it is the draft model that was trained."
+    return UNKNOWN_TRAINING if is_embedded(draft) else "Nothing of its own; only the draft model is trained."
+
+
+def _options(config: dict[str, Any]) -> list[str]:
+    """The section on options, for types that have one."""
+    lines = [
+        f"- `{option}`" + (f" ({json.dumps(config[option])})" if option in config else "") + f": {meaning}"
+        for option, meaning in OPTIONS.get(config["drafter_type"], {}).items()
+    ]
+    lead = "Arguments of `Drafter.from_pretrained`, with the stored values in brackets:"
+    return ["## Options", "\n".join([lead, "", *lines])] if lines else []
 
 
 def _usage(name: str, target: str, tunes: bool = False) -> str:
@@ -123,11 +175,13 @@ tokenizer = AutoTokenizer.from_pretrained("{target}")
 model = AutoModelForCausalLM.from_pretrained("{target}")
 drafter = Drafter.from_pretrained("{REPO_PLACEHOLDER}")
 {tune}
-inputs = tokenizer("Hello", return_tensors="pt")
-model.generate(**inputs, assistant_model=drafter)
-model.generate(**inputs, speculation_type="{name}", speculation={{"drafter": "{REPO_PLACEHOLDER}"}})  # or as a flag
-model.generate(**inputs, custom_generate="{REPO_PLACEHOLDER}", trust_remote_code=True)  # or with nothing imported
-```"""
+inputs = tokenizer("The quick brown fox", return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens=64, assistant_model=drafter)
+print(tokenizer.decode(output[0]))
+```
+
+As a flag: `speculation_type="{name}", speculation={{"drafter": "{REPO_PLACEHOLDER}"}}`.
+Without an import: `custom_generate="{REPO_PLACEHOLDER}", trust_remote_code=True`."""
 
 
 def _is_repo_id(name: str | None) -> bool:

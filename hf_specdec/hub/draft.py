@@ -49,7 +49,7 @@ def check_draft_entry(entry: Any, path: Path) -> None:
         return
     if not isinstance(entry["repo_id"], str):
         raise SpeculationError(
-            f"{path}: draft_model.repo_id is {shown(entry['repo_id'])}; it must be such as 'org/name'"
+            f"{path}: draft_model.repo_id is {shown(entry['repo_id'])}; it must look like 'org/name'"
         )
     if not isinstance(entry["revision"], str) or not COMMIT_HASH.fullmatch(entry["revision"]):
         raise SpeculationError(
@@ -147,14 +147,14 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig"
             safe_file(folder, path.name)
     if (folder / "adapter_config.json").exists():
         raise SpeculationError(
-            f"{folder / 'adapter_config.json'}: an adapter names a base model elsewhere; merge it with "
+            f"{folder / 'adapter_config.json'}: this is an adapter without its base model; merge it with "
             "merge_and_unload() and save the whole model"
         )
     content = read_json(folder, "config.json")
     if content.get("auto_map") and not trust_remote_code:
         raise SpeculationError(
-            f"{folder / 'config.json'} names code of its own (auto_map), which is not run unasked; read it, then pass "
-            "trust_remote_code=True, or use a model of a family that transformers knows"
+            f"{folder / 'config.json'} names Python code of its own (auto_map), which is not run by default; "
+            "read it, then pass trust_remote_code=True, or use a model of a family that transformers knows"
         )
     if (folder / GENERATION).exists():
         read_json(folder, GENERATION)
@@ -171,7 +171,7 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig"
     except SpeculationError:
         raise
     except Exception as error:  # every model family has its own way to reject a config
-        raise SpeculationError(f"{folder / 'config.json'} describes no model: {_one_line(error)}") from error
+        raise SpeculationError(f"{folder / 'config.json'} does not describe a model: {_one_line(error)}") from error
 
 
 def _auto(config: "PreTrainedConfig") -> Any:

@@ -35,8 +35,9 @@ def draft_on_hub(
         return entry
     if draft_repo is None:
         raise SpeculationError(
-            f"{folder} names its draft model in {beside!r}, which a repo on the Hub does not have; push that folder, "
-            "then this one with --draft-repo ORG/NAME (draft_repo=), the repo that it was pushed to"
+            f"{folder} names its draft model in {beside!r}, a folder that a repo on the Hub does not have; push "
+            "the draft model first, then this drafter with --draft-repo ORG/NAME (draft_repo=), the repo that "
+            "holds it"
         )
     subfolder = "/".join(PurePosixPath(beside).parts[2:])
     try:
@@ -62,6 +63,6 @@ def _check_same(path: Path, held: RepoFile | None, where: str) -> None:
         raise SpeculationError(f"{where} lacks {path.name} of {path.parent}; push the draft model there first")
     if held.size != path.stat().st_size or (held.lfs is not None and held.lfs.sha256 != mine):
         raise SpeculationError(
-            f"{where} has another {path.name} than {path.parent}; push the draft model that this drafter drafts with, "
-            "or name the repo that holds it"
+            f"{where} has a different {path.name} than {path.parent}; push the draft model that this drafter "
+            "uses, or name the repo that holds it"
         )

@@ -72,7 +72,9 @@ def find_folder(repo_or_folder: str | Path, subfolder: str, patterns: Iterable[s
         hub: what `snapshot_download` takes (`revision`, `token`, `cache_dir`, `force_download`, `local_files_only`).
     """
     if not isinstance(repo_or_folder, str | Path) or not str(repo_or_folder):
-        raise SpeculationError(f"the drafter is {repo_or_folder!r}; name a local folder, or a repo such as 'org/name'")
+        raise SpeculationError(
+            f"a drafter must be a local folder or a Hub repo such as 'org/name', got {repo_or_folder!r}"
+        )
     prefix = check_relative(subfolder, "subfolder") + "/" if subfolder else ""
     if Path(repo_or_folder).is_dir():
         if hub.get("revision") is not None:
@@ -88,7 +90,7 @@ def find_folder(repo_or_folder: str | Path, subfolder: str, patterns: Iterable[s
         raise SpeculationError(f"{repo_or_folder} has no folder {subfolder!r}; check the name of the subfolder")
     allowed = _allowed_roots(root)
     if not any(folder.resolve().is_relative_to(place) for place in allowed):
-        raise SpeculationError(f"{folder} is a link that leads out of {root}; replace it by the folder itself")
+        raise SpeculationError(f"{folder} is a link that leads out of {root}; replace it with the folder itself")
     return folder
 
 
@@ -125,12 +127,12 @@ def safe_file(folder: Path, name: str) -> Path:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise SpeculationError(
-            f"{path} is a symbolic link that leads nowhere; replace it by the file itself ({error})"
+            f"{path} is a symbolic link that leads nowhere; replace it with the file itself ({error})"
         ) from error
     if not any(target.is_relative_to(root) for root in _allowed_roots(folder)):
-        raise SpeculationError(f"{path} is a symbolic link out of its folder; replace it by the file itself")
+        raise SpeculationError(f"{path} is a symbolic link out of its folder; replace it with the file itself")
     if not target.is_file():
-        raise SpeculationError(f"{path} is not a regular file; replace it by the file that save_pretrained() writes")
+        raise SpeculationError(f"{path} is not a regular file; replace it with the file that save_pretrained() writes")
     return path
 
 
@@ -159,7 +161,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     path = safe_file(folder, name)
     if (size := path.stat().st_size) > MAX_JSON_BYTES:
         raise SpeculationError(
-            f"{path} has {size} bytes, more than the {MAX_JSON_BYTES} a config may have; is it a config?"
+            f"{path} has {size} bytes, more than the {MAX_JSON_BYTES} a config may have; check that this is a "
+            "drafter's config"
         )
     try:
         text = path.read_bytes()

@@ -95,15 +95,15 @@ def _make(cls: type[Storable], options: dict[str, Any], assistant: "PreTrainedMo
         return load_drafter(cls, options["drafter"], **loading)
     if cls.needs_draft_model and assistant is None:
         raise SpeculationError(
-            f"speculation_type={cls.config_class.drafter_type!r} needs a draft model, and there is none; pass "
-            'assistant_model=<a small model>, or speculation={"drafter": <a repo or folder that names one>}; '
+            f"speculation_type={cls.config_class.drafter_type!r} needs a draft model, and none was given; pass "
+            f'assistant_model=<a small model>, or speculation={{"drafter": <a repo or folder that names one>}}; '
             "if the model's own config names one, import hf_specdec before loading the model"
         )
     try:
         return cls(*[assistant] * cls.needs_draft_model, **options)
     except MemoryError as error:
         raise SpeculationError(
-            f"there is not the memory that speculation={options} asks for ({error}); lower its options"
+            f"there is not enough memory for speculation={options} ({error}); lower its options"
         ) from error
 
 

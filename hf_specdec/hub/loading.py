@@ -67,8 +67,8 @@ def load_drafter(
     found, config = read_config(folder)
     if not issubclass(found, cls):
         raise SpeculationError(
-            f"{folder / CONFIG} holds a {config.drafter_type!r} drafter, and {cls.__name__}.from_pretrained() loads "
-            f"others; call Drafter.from_pretrained(), or {found.__name__}.from_pretrained()"
+            f"{folder / CONFIG} holds a {config.drafter_type!r} drafter, which {cls.__name__}.from_pretrained() "
+            f"does not load; call Drafter.from_pretrained(), or {found.__name__}.from_pretrained()"
         )
     stored = {name: value for name, value in config.to_dict().items() if name not in ("target", "draft_model")}
     arguments: list[Any] = []
@@ -102,7 +102,7 @@ def load_drafter(
         drafter = _with_weights(found, arguments, stored | options, folder)
     except MemoryError as error:
         raise SpeculationError(
-            f"{folder / CONFIG}: there is not the memory that its options ask for ({error}); lower them"
+            f"{folder / CONFIG}: there is not enough memory for its options ({error}); lower them"
         ) from error
     drafter.config.target, drafter.config.draft_model = config.target, config.draft_model
     return drafter
@@ -119,12 +119,12 @@ def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
             else ""
         )
         raise SpeculationError(
-            f'{path} has no "drafter_type", so this is no drafter{hint}; known types: {", ".join(drafter_types())}'
+            f'{path} has no "drafter_type", so it is not a drafter{hint}; known types: {", ".join(drafter_types())}'
         )
     if not isinstance(drafter_type, str) or drafter_type not in drafter_types():
         raise SpeculationError(
-            f"{path}: unknown drafter_type {shown(drafter_type)}; known: {', '.join(drafter_types())}. "
-            "It is a name, never an import path; a newer hf_specdec may know more"
+            f"{path}: unknown drafter_type {shown(drafter_type)}; known: {', '.join(drafter_types())}. A newer "
+            "hf_specdec may know it; an import path is not allowed here"
         )
     if type(version) is not int or version < 1:
         raise SpeculationError(f'{path}: "format_version" is {shown(version)}; it must be {FORMAT_VERSION}')

@@ -1,4 +1,4 @@
-"""What `hf-specdec bench` has measured, as a model card shows it: of this drafter, on its target, ties as ties."""
+"""What `hf-specdec bench` measured, as a model card shows it: this drafter beside plain decoding, on its own target."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -10,18 +10,10 @@ from ..config import DrafterConfig, parse_options
 from ..errors import SpeculationError, shown
 from .target import SIZES
 
-COLUMNS = {
-    "method": lambda run: method_name(run["name"]),
-    "data": lambda run: run["dataset"],
-    "batch": lambda run: str(run["batch_size"]),
-    "T": lambda run: f"{run['temperature']:g}",
-    "prompts": lambda run: str(run["prompts"]),
-    "tokens/s": lambda run: f"{run['tokens_per_second']:.1f}",
-    "speed-up": lambda run: _with_interval(run["speedup"], run.get("speedup_interval")),
-    "tokens per target call": lambda run: f"{run['mean_acceptance_length']:.2f}",
-    "accepted of drafted": lambda run: _rate(run["draft_acceptance_rate"]),
-    "same text": lambda run: same_text(run),
-}
+COLUMNS = ("data", "prompts", "plain tokens/s", "tokens/s", "speed-up (95% interval)", "tokens per call")
+PLAIN = "plain"
+PACKAGES = ("hf-specdec", "torch", "transformers")
+"""those whose versions a card names"""
 DIFFERENCES = ("method", "prompt", "new token", "plain's / its own", "gap", "rounding", "near-tie")
 """gap: plain's logit of its own token less that of the other; rounding: one step of the target's dtype there"""
 Facts = dict[str, Any]
@@ -34,10 +26,10 @@ def facts(config: DrafterConfig) -> Facts:
 
 
 def measured_section(path: str | Path, config: DrafterConfig, names: Collection[str] = ()) -> str:
-    """The `runs` of a result file as a table, where their texts part from plain decoding's, and where it was measured.
+    """This drafter's `runs` of a result file as a table, how many texts equal plain decoding's, and where it ran.
 
     Args:
-        config: of the drafter that the card is about; its rows are set in bold.
+        config: of the drafter that the card is about.
         names: what else it may be called in the file: its folder, its repo.
 
     Raises:
@@ -46,26 +38,51 @@ def measured_section(path: str | Path, config: DrafterConfig, names: Collection[
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         runs, provenance = content["runs"], content["provenance"]
-        mine = [_is_of(run["name"], config, names, provenance.get("drafters") or {}) for run in runs]
-        rows = [[cell(run) for cell in COLUMNS.values()] for run in runs]
-        parted = differences(runs)
-        where = _measured_where(provenance)
+        mine = [run for run in runs if _is_of(run["name"], config, names, provenance.get("drafters") or {})]
+        plain = {_cell(run): run["tokens_per_second"] for run in runs if run["name"] == PLAIN}
+        rows = [_row(run, plain.get(_cell(run))) for run in mine]
+        parts = [_markdown(COLUMNS, rows), compared_texts(mine), _measured_where(provenance)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpeculationError(
             f"results={str(path)!r} is not a result file of `hf-specdec bench`: {error!r}"
         ) from error
     _check_target(str(path), config.target or {}, provenance)
-    if not any(mine):
+    if not mine:
         raise SpeculationError(
             f"results={str(path)!r} has no row of this drafter, {shown(facts(config))}; it measured "
             f"{', '.join(dict.fromkeys(run['name'] for run in runs)) or 'nothing'}. Measure it: "
             "hf-specdec bench --drafter <its folder>"
         )
-    rows = [[f"**{row[0]}**" if own else row[0], *row[1:]] for own, row in zip(mine, rows, strict=True)]
-    parts = [_markdown(list(COLUMNS), rows)]
-    if parted:
-        parts += ["Where the text first parts from plain decoding's:", _markdown(list(DIFFERENCES), parted)]
-    return "\n\n".join([*parts, where]).rstrip()
+    return "\n\n".join(filter(None, parts))
+
+
+def compared_texts(runs: Iterable[dict[str, Any]]) -> str:
+    """How many greedy texts equal plain decoding's, and where the others part from them; "" if none was compared.
+
+    A text that parts where there is no near tie is named. Batches, and repetitions after the first, are compared as a
+    whole: a result file holds whether they differ, but not where.
+    """
+    greedy = [run for run in runs if run["identical"] is not None]
+    located = [run for run in greedy if run["batch_size"] == 1 and (run["identical"] or run.get("differences"))]
+    unlocated = [_setting(run) for run in greedy if not run["identical"] and run not in located]
+    if not located and not unlocated:
+        return "Greedy texts equal plain decoding's." if greedy else ""
+
+    found = [(run, one) for run in located for one in run.get("differences") or []]
+    others = ", ".join(_place(run, one) for run, one in found if not one["near_tie"])
+    total = sum(run["prompts"] for run in located)
+    same = f"{total - len(found)} of {total}" if found else f"all {total}"
+    parts = [f"Greedy texts: {same} equal plain decoding's"] if located else []
+    if any(one["near_tie"] for _, one in found):
+        parts.append(
+            "differences start at near ties, where rounding decides" + (f", except for {others}" * bool(others))
+        )
+    elif others:
+        parts.append(f"no near tie explains {others}")
+    if unlocated:
+        parts.append(f"not all texts are equal in {', '.join(unlocated)}, and where they part is not recorded")
+    sentence = "; ".join(parts)
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def same_text(run: dict[str, Any]) -> str:
@@ -151,25 +168,57 @@ def _measured_target(provenance: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured_where(provenance: dict[str, Any]) -> str:
-    """Target, device, versions and command line, without the folders of that machine."""
-    target = _measured_target(provenance).get("name")
-    known = provenance | {"target": target and method_name(target)}
-    names = ("target", "device", "threads", "git_revision", "time")
-    found = [f"{name}: {known[name]}" for name in names if known.get(name) is not None]
-    found += provenance.get("pretended") or []
-    found += [f"{name} {version}" for name, version in provenance.get("versions", {}).items() if version]
+    """Command, device, date, target and versions in one line, without the folders of that machine."""
     command = " ".join(method_name(word) for word in str(provenance.get("command", "")).split())
-    return "; ".join(found) + (f"\n\n```sh\n{command}\n```" if command else "")
+    threads = provenance.get("threads") if provenance.get("device_type") != "cuda" else None
+    target, revision = _measured_target(provenance).get("name"), provenance.get("git_revision")
+    versions = provenance.get("versions") or {}
+    found = [
+        provenance.get("device"),
+        threads and f"{threads} thread{'s' * (threads != 1)}",
+        str(provenance.get("time") or "")[: len("2026-01-31")],
+        target and f"target `{method_name(target)}`",
+        *(provenance.get("pretended") or []),
+        *(f"{name} {versions[name]}" for name in PACKAGES if versions.get(name)),
+        revision and f"commit {revision}",
+    ]
+    where = ", ".join(str(fact) for fact in found if fact)
+    return " ".join(filter(None, ["Measured", command and f"with `{command}`", where and f"on {where}"])) + "."
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _cell(run: dict[str, Any]) -> tuple[str, int, float]:
+    """What was measured; plain decoding and the drafters are compared on the same."""
+    return run["dataset"], run["batch_size"], run["temperature"]
+
+
+def _setting(run: dict[str, Any]) -> str:
+    """The data set, with batch size and temperature where they are not 1 and 0."""
+    batch, temperature = run["batch_size"], run["temperature"]
+    return run["dataset"] + f", batch of {batch}" * (batch > 1) + (f", T={temperature:g}" if temperature else "")
+
+
+def _row(run: dict[str, Any], plain: float | None) -> list[str]:
+    """By `COLUMNS`."""
+    return [
+        _setting(run),
+        str(run["prompts"]),
+        "-" if plain is None else f"{plain:.1f}",
+        f"{run['tokens_per_second']:.1f}",
+        _with_interval(run["speedup"], run.get("speedup_interval")),
+        f"{run['mean_acceptance_length']:.2f}",
+    ]
+
+
+def _place(run: dict[str, Any], found: dict[str, Any]) -> str:
+    """Which text it is, and the new token at which it parts from plain decoding's."""
+    turn = f", turn {found['turn'] + 1}" if found.get("turn") else ""
+    return f"{run['dataset']} {found['prompt']}{turn} (token {found['position']})"
+
+
+def _markdown(header: Collection[str], rows: list[list[str]]) -> str:
+    align = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, align, *rows])
 
 
 def _with_interval(ratio: float, interval: list[float] | None) -> str:
     return f"{ratio:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
-
-
-def _rate(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.0%}"

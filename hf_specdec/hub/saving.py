@@ -54,7 +54,7 @@ def write_drafter(
     """
     folder = Path(folder)
     if folder.is_file():
-        raise SpeculationError(f"folder={str(folder)!r} is a file; name a folder")
+        raise SpeculationError(f"folder={str(folder)!r} is a file; name a folder to save into")
     config = drafter.config.to_dict()
     made = made_for(target, tokenizer) if target is not None else config.get("target")
     entry = _draft_entry(drafter, embed_draft_model, folder)
