@@ -116,7 +116,7 @@ def parse_options(spec: str) -> tuple[str, dict[str, Any]]:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise SpeculationError(f"cannot read {part!r} in {spec!r}; options look like name:key=value,key=value")
+            raise SpeculationError(f"cannot read {part!r} in {spec!r}; write options as name:key=value,key=value")
         try:
             options[key.strip()] = json.loads(value)
         except ValueError:

@@ -30,7 +30,7 @@ def device_name(name: str) -> str:
         device = torch.device("meta")  # which no model can run on either
     if (device.index or 0) >= counts.get(device.type, 0):
         known = ", ".join(f"{kind}:0 to {kind}:{count - 1}" if count > 1 else kind for kind, count in counts.items())
-        raise SpeculationError(f"device must be auto, or one that torch sees here ({known}), got {name!r}")
+        raise SpeculationError(f"device must be auto, or a device that torch sees here ({known}), got {name!r}")
     return "cpu" if device.type == "cpu" else str(device)
 
 
@@ -63,7 +63,7 @@ def dtype_name(name: str, device: str) -> str:
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
         return cpu_dtype(cpu_capabilities()) if device == "cpu" else "float32"
     if SHORT.get(name, name) not in DTYPES:
-        raise SpeculationError(f"dtype must be auto, {', '.join([*DTYPES, *SHORT])}, got {name!r}")
+        raise SpeculationError(f"dtype must be one of auto, {', '.join([*DTYPES, *SHORT])}, got {name!r}")
     return SHORT.get(name, name)
 
 

@@ -61,7 +61,8 @@ def pack_linear(model: nn.Module) -> int:
         if not _packable(weight):
             raise SpeculationError(
                 f"pack_linear needs weights on the CPU in {' or '.join(packable_dtypes())}, got "
-                f"{str(weight.dtype).removeprefix('torch.')} on {weight.device}; load them so, or leave pack_linear out"
+                f"{str(weight.dtype).removeprefix('torch.')} on {weight.device}; load the model that way, or "
+                "leave pack_linear out"
             )
     if not torch.backends.mkldnn.is_available():
         raise SpeculationError("pack_linear needs a torch that was built with oneDNN; leave it out")

@@ -144,7 +144,7 @@ def _probe(model: "PreTrainedModel") -> Ability:
         why = differs(_ragged(model, ids, mask), expected, noise)
         found = found if why else Support.RAGGED
     except Exception as error:  # whatever a model raises here, it is run another way
-        why = STATE if cache is not None and keeps_state(cache) else "cannot be tried"
+        why = STATE if cache is not None and keeps_state(cache) else "failed in a trial run"
         why += f": it raised {shown(error)}"
     return Ability(found, vocab, why)
 
@@ -153,8 +153,8 @@ def _keeps_rows_together(model: "PreTrainedModel") -> str:
     """Why rows of different lengths are not even tried; empty where they are."""
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     if attention not in TAKES_MASKS:
-        return f"has attention ({attention}) that takes no mask of ours"
-    return "counts the columns of its local attention" if _counts_columns(model) else ""
+        return f"has attention ({attention}) that does not accept custom masks"
+    return "has local attention that counts the columns of the batch" if _counts_columns(model) else ""
 
 
 def runner_agrees(model: "PreTrainedModel", wrap: Callable[[Runner], Runner]) -> bool:
@@ -257,6 +257,6 @@ def differs(got: Tensor, expected: Tensor, noise: float) -> str:
     if apart <= most:
         return ""
     return (
-        f"gives other logits when several tokens are verified and some of them rolled back ({apart:.2g} apart, where "
-        f"rounding explains {most:.2g})"
+        "gives different logits when several tokens are verified at once and some of them rolled back "
+        f"({apart:.2g} apart, and rounding explains {most:.2g})"
     )

@@ -316,7 +316,7 @@ class DraftSession(CandidateGenerator):
         Asked only of drafts with `token_probs` and without `q`, before they are tested.
         """
         if self._taken is None or self._taken.q is None:
-            raise TypeError(f"{type(self).__name__} gives token_probs, and neither Draft.q nor an answer for q")
+            raise TypeError(f"{type(self).__name__} gives token_probs without Draft.q, and has no q() of its own")
         q = self._taken.q[row, node]
         return q if tokens is None else q[tokens]
 

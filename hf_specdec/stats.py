@@ -233,7 +233,7 @@ class SpeculationStats:
         parts = [f"{self.mean_acceptance_length:.1f} tokens per call" + " and row" * several]
         parts.append(f"acceptance rate {self.alpha:.0%}" if self.alpha is not None else "nothing was drafted")
         if better is not None:
-            parts.append(f"try num_draft_tokens={better}" if better else "to draft costs more than it gains here")
+            parts.append(f"try num_draft_tokens={better}" if better else "drafting costs more than it gains here")
         said = f"{gain:.2f}x" if measured else f"{'at most ' * self.gain_is_bound}{gain:.1f}x estimated"
         return f"{said}: {'; '.join(parts)}"
 

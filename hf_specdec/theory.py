@@ -189,7 +189,7 @@ def line_through(table: Mapping[int, float], weights: Mapping[int, float] | None
 
 def _check_alpha(alpha: float, name: str = "alpha") -> None:
     if not 0 <= alpha <= 1:
-        raise SpeculationError(f"{name} is an acceptance rate and must lie in [0, 1], got {alpha}")
+        raise SpeculationError(f"{name} is an acceptance rate and must be from 0 to 1, got {alpha}")
 
 
 def _check_at_least_zero(name: str, value: float) -> None:

@@ -42,9 +42,9 @@ class Greedy:
         yield self.guarded("greedy text", lambda: self._identity(method))
         yield self.guarded("greedy batch", lambda: self._batch(method))
         for name, test in (
-            ("ends at an end token", self._ends),
-            ("ends at a stop string", self._strings),
-            ("asks criteria of your own", self._criteria),
+            ("stops at an EOS token", self._ends),
+            ("stops at a stop string", self._strings),
+            ("obeys your criteria", self._criteria),
             ("keeps to max_new_tokens", self._lengths),
             ("streams what it returns", self._streams),
         ):
@@ -102,12 +102,13 @@ class Greedy:
         found = Audit(self.target, prompt, plain, pad_token_id=self.tokenizer.pad_token_id).difference(said)
         if found is None:
             return None
-        where = f"prompt {number + 1} parts at new token {found.position}"
+        where = f"prompt {number + 1} differs at new token {found.position}"
         if found.gap is None or found.rounding is None:
             return False, f"{where}: one text has ended there, the other goes on"
         tokens = [repr(self.tokenizer.decode([token])) for token in (found.plain_token, found.other_token)]
         apart = (
-            f"{tokens[1]} for {tokens[0]}, whose logits are {found.gap:.4f} apart, {found.gap / found.rounding:.1f} "
+            f"{tokens[1]} instead of {tokens[0]}, whose logits are {found.gap:.4f} apart, "
+            f"{found.gap / found.rounding:.1f} "
         )
         return found.near_tie, f"{where}: {apart}rounding steps"
 
@@ -175,7 +176,7 @@ class Greedy:
         said = self.say(method, self.inputs[number], streamer=heard)[0]
         if heard.tokens != [*self.prompts[number], *said]:
             return f"{len(heard.tokens) - len(self.prompts[number])} tokens streamed, {len(said)} returned"
-        return "" if heard.ended else "the streamer was not told of the end"
+        return "" if heard.ended else "the streamer's end() was not called"
 
 
 def _of_texts(test: str, told: list[tuple[bool, str] | None]) -> Finding:

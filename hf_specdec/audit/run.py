@@ -34,7 +34,9 @@ def run_audit(settings: AuditSettings) -> list[Report]:
     loading = settings.of_drafts() | {"target": pair.target}
     specs = dict.fromkeys([*(settings.baselines or []), *(settings.drafters or [])])
     if PLAIN in specs:
-        raise SpeculationError(f"{PLAIN} is what the others are compared with; audit something else")
+        raise SpeculationError(
+            f"{PLAIN} decoding is what every method is compared with; name another --baseline or a --drafter"
+        )
     methods = [build_method(spec, pair.draft, **loading) for spec in specs]
     ids = [prompt_ids(pair.tokenizer, prompt, settings.raw) for prompt in prompts]
     reports = [Report(method.name) for method in methods]

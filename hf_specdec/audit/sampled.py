@@ -54,9 +54,9 @@ class Sampled:
         tested = [two_samples(plain, self.draw(method, x)) for plain, x in zip(self.plain, self.inputs, strict=True)]
         p, power = min(1.0, len(tested) * min(p for p, _ in tested)), max(found for _, found in tested)
         detail = (
-            f"{PLACES} tokens in a row, {self.samples} texts of {len(tested)} prompts, plainly and with the method; "
-            f"were {power:.0%} of the compared mass elsewhere it would be found {POWER:.0%} of the time, at a level "
-            f"of {LEVEL:g}"
+            f"{PLACES} tokens of {self.samples} sampled texts, for each of {len(tested)} prompts, with plain "
+            f"decoding and with the method; a difference in {power:.0%} of the probability mass would be found "
+            f"{POWER:.0%} of the time, at a significance level of {LEVEL:g}"
         )
         return Finding("sampled distribution", p >= LEVEL, f"p = {p:.2g}", [detail])
 

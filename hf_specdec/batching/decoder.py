@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NOT_TAKEN = {
-    "position_ids": "a row's begin at 0",
-    "output_scores": "a result is tokens alone; use model.generate",
-    "output_logits": "a result is tokens alone; use model.generate",
-    "output_hidden_states": "a result is tokens alone; use model.generate",
-    "output_attentions": "a result is tokens alone; use model.generate",
-    "return_dict_in_generate": "a result is tokens alone, and an answer's `stats` stand beside them",
+    "position_ids": "the positions of each request begin at 0",
+    "output_scores": "a result holds tokens only; use model.generate",
+    "output_logits": "a result holds tokens only; use model.generate",
+    "output_hidden_states": "a result holds tokens only; use model.generate",
+    "output_attentions": "a result holds tokens only; use model.generate",
+    "return_dict_in_generate": "a result holds tokens only, and `answer.stats` the statistics",
 }
 """options of `generate` that nothing here would come of"""
 
@@ -90,13 +90,13 @@ class BatchDecoder:
         """
         for name, value in (("max_rows", max_rows), ("max_tokens", max_tokens), ("max_waiting", max_waiting)):
             if type(value) is not int or value < 1:
-                raise SpeculationError(f"{name} must be a whole number from 1 up, got {shown(value)}")
+                raise SpeculationError(f"{name} must be a whole number of 1 or more, got {shown(value)}")
         self.model, self.generation_config, self.max_waiting = model, generation_config, max_waiting
         self.drafter = drafter_for(model, drafter, generation_config)
         if self.drafter is not None and type(self.drafter).schedule is not Drafter.schedule:
             raise SpeculationError(
-                f"drafter={self.drafter} has an order of its own of drafting and verifying, for the rows of one call; "
-                "rows that come and go are served by those without, for example hybrid, draft_model or prompt_lookup"
+                f"drafter={self.drafter} drafts while the target verifies, which works for the rows of one call "
+                "only; give BatchDecoder another drafter, for example hybrid, draft_model or prompt_lookup"
             )
         self._engine = Engine(model, self.drafter, max_rows, max_tokens)
         self._waiting: deque[Row] = deque()
@@ -129,8 +129,8 @@ class BatchDecoder:
                 raise SpeculationError("this BatchDecoder is closed; make a new one")
             if len(self._waiting) >= self.max_waiting:
                 raise QueueFull(
-                    f"{len(self._waiting)} requests wait already, as many as max_waiting={self.max_waiting} allows; "
-                    "try again later"
+                    f"{len(self._waiting)} requests are waiting already, the most that "
+                    f"max_waiting={self.max_waiting} allows; try again later"
                 )
             if streamer is not None:
                 streamer.put(row.call.input_ids.cpu())
@@ -179,13 +179,15 @@ class BatchDecoder:
         ids = self._ids(input_ids)
         for name, why in NOT_TAKEN.items():
             if options.get(name) is not None and options[name] is not False:
-                raise SpeculationError(f"{name} is not taken here: {why}")
+                raise SpeculationError(f"{name} is not supported by BatchDecoder: {why}")
         if options.get("assistant_model") is not None:
-            raise SpeculationError("assistant_model: the drafter of all rows is named where BatchDecoder is made")
+            raise SpeculationError(
+                "assistant_model is not taken per request; name one drafter for all: BatchDecoder(model, drafter)"
+            )
         if options.get("speculation_type") is not None or Rules.split(options.get("speculation"))[1]:
             raise SpeculationError(
-                "speculation_type and a drafter's options are named where BatchDecoder is made; of a request only "
-                f"{', '.join(Rules.names())}"
+                "speculation_type and a drafter's options are set when BatchDecoder is created; a request may "
+                f"only set {', '.join(Rules.names())}"
             )
         config = self.generation_config
         if config is not None:
@@ -201,7 +203,8 @@ class BatchDecoder:
         if not self._engine.ever_fits(row):
             raise SpeculationError(
                 f"a prompt of {ids.shape[1]} tokens and up to {row.end - ids.shape[1]} new ones do not fit into "
-                f"max_tokens={self._engine.most_tokens}; ask for fewer new tokens, or make more room"
+                f"max_tokens={self._engine.most_tokens}; ask for fewer new tokens, or create BatchDecoder with "
+                "a larger max_tokens"
             )
         return row
 
@@ -221,7 +224,10 @@ class BatchDecoder:
             )
         vocab = self.model.get_input_embeddings().weight.shape[0]
         if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-            raise SpeculationError(f"input_ids has tokens from {int(ids.min())} to {int(ids.max())}; there are {vocab}")
+            raise SpeculationError(
+                f"input_ids holds token ids from {int(ids.min())} to {int(ids.max())}, and the model has ids from 0 "
+                f"to {vocab - 1}; use the model's own tokenizer"
+            )
         return ids.to(input_device(self.model), torch.long, copy=True)
 
     def _check(self, call: Call) -> None:
@@ -232,27 +238,34 @@ class BatchDecoder:
         most, limit = call.stopping.max_length, position_limit(self.model)
         cache = call.model_kwargs.get(CACHE)
         if not isinstance(cache, DynamicCache) or cache.offloading or cache.get_seq_length():
-            raise SpeculationError(f"a row needs a dynamic cache of its own; leave {CACHE} and use_cache out")
+            raise SpeculationError(
+                f"each request gets a dynamic cache of its own; leave {CACHE}, cache_implementation and use_cache out"
+            )
         if not bool(call.prompt_mask.all()):
-            raise SpeculationError("attention_mask must be all ones: a prompt is submitted without padding")
+            raise SpeculationError("attention_mask must be all ones; submit prompts without padding")
         if call.input_ids.shape[0] != 1:
-            raise SpeculationError("num_return_sequences must be 1; submit the prompt as often as you want answers")
+            raise SpeculationError("num_return_sequences must be 1; submit the prompt once for every answer you want")
         if call.processing.opaque or call.stopping.opaque:
             raise SpeculationError(
-                "logits processors and stopping criteria of your own are asked about whole batches; they are served by "
-                "model.generate"
+                "BatchDecoder does not take logits processors and stopping criteria of your own, which expect "
+                "whole batches; use model.generate"
             )
         if not takes_ragged_inputs(self.model, call.model_kwargs):
-            raise SpeculationError(f"{type(self.model).__name__} was given inputs beside tokens; use model.generate")
+            raise SpeculationError(
+                f"{type(self.model).__name__} was given other inputs besides token ids, which BatchDecoder does not "
+                "take; use model.generate"
+            )
         if rope_changes(call, joined=True):
             raise SpeculationError(
-                f"a prompt of {call.input_ids.shape[1]} tokens and its answer pass the length at which rotary "
-                f"embeddings of {type(self.model).__name__} change; all rows of a forward go by it: use model.generate"
+                f"a prompt of {call.input_ids.shape[1]} tokens and its answer can grow past the length at which "
+                f"the rotary embeddings of {type(self.model).__name__} change, and all rows of a batch share "
+                "them; shorten the prompt, lower max_new_tokens, or use model.generate"
             )
         if most is None or call.input_ids.shape[1] >= limit:
             raise SpeculationError(
-                f"a prompt of {call.input_ids.shape[1]} tokens and its answer may come to {most or 'any number'}, and "
-                f"{type(self.model).__name__} is made for {limit}; shorten the prompt, or set max_new_tokens"
+                f"a prompt of {call.input_ids.shape[1]} tokens and its answer may reach "
+                f"{most or 'any number of'} tokens, and {type(self.model).__name__} has positions for {limit}; "
+                "shorten the prompt, or set max_new_tokens"
             )
         call.stopping.max_length = min(most, limit)  # where its positions end, an answer does
 

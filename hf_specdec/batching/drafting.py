@@ -77,7 +77,7 @@ class Drafting:
         self.guarded = GuardedDrafter(drafter)
         self.session = GuardedSession(self.guarded, context, cost)
         if self.session.ask(lambda session: tuple(session.features)):
-            self.session.drop("it reads the target's hidden states, which are not kept of rows that come and go")
+            self.session.drop("it reads the target's hidden states, which BatchDecoder does not keep")
         self.slots_per_token = self.session.ask(lambda session: session.slots_per_token) or 1
         self.likeliest = self.session.ask(lambda session: successors_of(session, vocab)) or 0
         self.schedule: Schedule = Serial(self.session)

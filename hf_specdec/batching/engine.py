@@ -56,8 +56,8 @@ class Engine:
         """
         if ability(model).support is not Support.RAGGED:
             raise SpeculationError(
-                f"{type(model).__name__} {ability(model).why}; a batch of rows that come and go needs a model that "
-                "takes rows of different lengths. Use model.generate"
+                f"BatchDecoder needs a model that decodes rows of different lengths, and {type(model).__name__} "
+                f"{ability(model).why}; use model.generate"
             )
         self.model, self.drafter, self.most_rows, self.most_tokens = model, drafter, most_rows, most_tokens
         self.vocab, self.limit = ability(model).vocab_size, position_limit(model)
@@ -150,7 +150,10 @@ class Engine:
         try:
             logits = moved(reading.read(self._piece(left)), self.rows.device)
             if reading.cache.get_seq_length() != reading.done:
-                raise SpeculationError(f"{type(self.model).__name__} keeps its prompt elsewhere; use model.generate")
+                raise SpeculationError(
+                    f"{type(self.model).__name__} keeps its prompt outside the cache, which BatchDecoder cannot "
+                    "use; use model.generate"
+                )
             first = None if reading.left else self._first(row, logits)
         except Exception as error:
             self.reading = None

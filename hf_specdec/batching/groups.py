@@ -46,7 +46,9 @@ class Part:
             return [Result(0, [], [0], []) for _ in self.places]
         drafting = self.group.drafting or shared
         if not block.sound and drafting is not None:
-            drafting.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
+            drafting.session.drop(
+                "it returned token ids or probabilities out of range, or a q that does not match them"
+            )
         depths = [max(below[:n], default=0) for below, n in zip(draft.depths(), draft.lengths, strict=True)]
         likeliest = block.likeliest or [[]] * len(depths)
         return [

@@ -39,12 +39,12 @@ nothing behind it is of use"""
 def why_not(target: "PreTrainedModel", draft: Any) -> str:
     """Why a call with beams cannot be sped up; empty where it can."""
     if target.config.is_encoder_decoder:
-        return "beams of an encoder-decoder are not drafted"
+        return "speculation does not support beam search with an encoder-decoder"
     if draft is None:
-        return "beams are drafted by a draft model (DraftModelDrafter), and here is none"
+        return "beam search needs a draft model (DraftModelDrafter), and this drafter has none"
     for model in (target, draft):
         if support(model) is not Support.RAGGED or any(attention_windows(model).values()) or _turns(model):
-            return f"{type(model).__name__} does not take a tree of texts"
+            return f"{type(model).__name__} cannot read a tree of texts in one forward"
     return ""
 
 
@@ -147,7 +147,11 @@ class Lookahead:
             return [[] for _ in asked]
 
     def _drop(self, error: Exception) -> None:
-        self.guesser, self.dropped = None, f"the draft was dropped: it raised {shown(error)}"
+        self.guesser = None
+        self.dropped = (
+            f"the draft model was dropped: it raised {shown(error)}. The text is not affected: the target finishes it "
+            "without drafts"
+        )
         warn(self.dropped)
 
     def _searched(self, guesser: TreeModel, asked: list[list[Path]]) -> list[list[Path]]:
@@ -225,7 +229,9 @@ class _Answering:
     def __call__(self, asked: Tensor, first: bool, given: dict[str, Any], **_: Any) -> ModelOutput:
         ahead = self.lookahead
         if first and not takes_ragged_inputs(ahead.target, {k: v for k, v in given.items() if k not in NO_INPUTS}):
-            raise SpeculationError("inputs beside tokens do not go with drafted beams; leave the drafter out")
+            raise SpeculationError(
+                "beam search with a drafter takes token ids only, and this call has other inputs; leave the drafter out"
+            )
         logits = ahead.begin(asked, given.get("attention_mask")) if first else ahead.answer(asked)
         return ModelOutput(logits=logits[:, None])
 

@@ -143,7 +143,10 @@ class Bench:
         length = inputs["input_ids"].shape[1] + self.settings.max_new_tokens
         if room is not None and length > room:
             what = f"{unit.dataset} {unit.index}" + (f" from turn {unit.turn + 1} on" if unit.turn else "")
-            warn(f"{what} left out: it needs {length} of the target's {room} positions")
+            warn(
+                f"{what} left out: with its new tokens it needs {length} positions, and the target has {room}. "
+                "Lower max_new_tokens to keep it"
+            )
             return None
         return inputs
 

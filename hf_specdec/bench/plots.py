@@ -28,8 +28,8 @@ def save_plots(cells: Cells, folder: Path) -> dict[str, Path]:
             "time.png",
             time_split,
         ),
-        "Speed-up predicted by Theorem 3.8 beside the measured one; on the line they agree.": ("theory.png", theory),
-        "How often the i-th draft token is accepted, of the rounds that drafted that many.": (
+        "Speed-up predicted by Theorem 3.8 against the measured one; on the line they agree.": ("theory.png", theory),
+        "How often the i-th draft token is accepted, in the rounds that drafted at least i tokens.": (
             "acceptance.png",
             acceptance,
         ),

@@ -17,9 +17,9 @@ from .tables import COLUMN_HELP, COLUMNS, figures, overview
 
 TITLE = "What speculation gains"
 PARTED = (
-    "Where texts first part from plain decoding's. The gap is plain's logit of its own token less that of the other; "
-    "at a near-tie the two are plain's own top two, at most 4 rounding steps of the dtype apart, or the other is no "
-    "better than third, and at most 2 apart."
+    "Where texts first differ from plain decoding's. The gap is the logit of plain decoding's token less that "
+    "of the other token. At a near tie, the two are plain decoding's top two tokens and at most 4 rounding "
+    "steps of the dtype apart, or the other token ranks third or lower and is at most 2 steps apart."
 )
 
 
@@ -32,7 +32,9 @@ def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
     files = {path: Results.load(path) for path in paths}
     for path, results in files.items():
         if not results.runs:
-            raise SpeculationError(f"{path} holds no finished prompt; run the benchmark, or go on with --resume")
+            raise SpeculationError(
+                f"{path} holds no finished prompt; run the benchmark again, with --resume to continue it"
+            )
     cells = cells_of(files)
     try:
         folder.mkdir(parents=True, exist_ok=True)

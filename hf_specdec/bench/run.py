@@ -47,11 +47,13 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
     except KeyboardInterrupt:
         done = len({m.unit for m in results.measurements})
         Console(stderr=True).print(
-            f"\nstopped: {path} holds {done} of {len(units)} prompts; --resume goes on from there"
+            f"\nstopped: {path} holds {done} of {len(units)} prompts; run the same command with --resume to continue"
         )
         return INTERRUPTED
     if not results.measurements:
-        raise SpeculationError("no prompt fits into the target's context with this max_new_tokens; lower it")
+        raise SpeculationError(
+            f"no prompt fits into the target's context together with max_new_tokens={settings.max_new_tokens}; lower it"
+        )
     if pretended := pretended_costs(vars(settings)):
         Console().print(f"pretended costs: {', '.join(pretended)}")
     for table in summary_tables(results.runs):
@@ -82,7 +84,7 @@ def summary_tables(runs: list[dict[str, Any]]) -> Iterator[Table]:
 def _difference_table(parted: list[list[str]]) -> Table:
     """Where texts first part from plain decoding's, as many as a terminal has room for."""
     more = f"; {len(parted) - MOST_DIFFERENCES} more in `hf-specdec report`" if len(parted) > MOST_DIFFERENCES else ""
-    table = Table(title=f"where texts first part from plain decoding's{more}", **LOOKS)
+    table = Table(title=f"where texts first differ from plain decoding's{more}", **LOOKS)
     for name in DIFFERENCES:
         table.add_column(name, justify="left" if name in DIFFERENCES[:2] else "right", overflow="fold")
     for row in parted[:MOST_DIFFERENCES]:
@@ -100,12 +102,13 @@ def _held(settings: Settings, path: Path, resume: bool) -> Results | None:
     if not path.exists():
         return None
     if not resume:
-        raise SpeculationError(f"{path} exists; add --resume to go on with it, or name another file")
+        raise SpeculationError(f"{path} exists; add --resume to continue it, or name another file")
     results = Results.load(path)
     before, now = results.provenance.get("settings", {}), asdict(settings)
     if unknown := [name for name in now if name not in before]:
         raise SpeculationError(
-            f"cannot resume {path}: the version that made it had no setting {', '.join(unknown)}; name another file"
+            f"cannot resume {path}: it was made by a version without the setting {', '.join(unknown)}; name "
+            "another file"
         )
     if changed := [name for name in now if before[name] != now[name]]:
         raise SpeculationError(

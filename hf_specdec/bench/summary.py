@@ -24,7 +24,7 @@ def check_installed() -> None:
         SpeculationError: scipy is missing.
     """
     if find_spec("scipy") is None:
-        raise SpeculationError("intervals need scipy; pip install 'hf-specdec[bench]', or scipy itself")
+        raise SpeculationError("intervals need scipy; pip install 'hf-specdec[bench]'")
 
 
 def summarize(measurements: Sequence[Measurement], seed: int = 0) -> list[dict[str, Any]]:

@@ -23,17 +23,17 @@ NARROW = ("method", "tok/s", "speed-up", "tokens/call", "α", "c", "same text")
 """what a terminal has room for"""
 COLUMN_HELP = {
     "tok/s": "new tokens per second of the whole call, prefill included",
-    "speed-up": "tok/s over plain decoding's, with the 95% bootstrap interval over prompts",
-    "over hf-assisted": "the same over transformers' own assisted generation",
+    "speed-up": "tok/s divided by plain decoding's, with the 95% bootstrap interval over prompts",
+    "over hf-assisted": "tok/s divided by that of transformers' own assisted generation",
     "tokens/call": "mean acceptance length: tokens per verification, the target's own included",
-    "accepted": "accepted over drafted tokens",
+    "accepted": "share of the drafted tokens that were accepted",
     "α": "acceptance rate, the mean of β = Σ min(p, q)",
-    "c": "time of a draft step over that of a target step, as bare forwards",
-    "theory": "speed-up by Theorem 3.8 from α, c and the mean window",
-    "bound": "share of the decoding time that the forwards take by themselves",
+    "c": "time of a draft step divided by that of a target step, both as bare forwards",
+    "theory": "speed-up that Theorem 3.8 predicts from α, c and the mean window",
+    "bound": "share of the decoding time that bare forwards account for",
     "draft / verify / other": "decoding time in percent: forwards of the draft, of the target, the rest",
-    "peak memory": "most that the GPU held in a call, weights and all; without a GPU, the process",
-    "same text": "prompts with plain decoding's very tokens; in brackets, those that part from it at a near-tie",
+    "peak memory": "peak memory of a call, weights included: the GPU's, or the process's where there is no GPU",
+    "same text": "prompts whose tokens are exactly plain decoding's; in brackets, those that differ at a near tie",
 }
 
 

@@ -115,6 +115,6 @@ def why_rested(rested: int, rounds: int, c: float | None, alpha: float) -> list[
     if not rested or c is None:
         return []
     return [
-        f"the draft model was left out in {rested} of {rounds} rounds, as it would have cost more than it gained: a "
-        f"draft step costs {c:.2g} of a target step, at an expected acceptance rate of {alpha:.0%}"
+        f"the draft model was not used in {rested} of {rounds} rounds, because it would have cost more than it "
+        f"gained: a draft step costs {c:.2g} of a target step, and the expected acceptance rate is {alpha:.0%}"
     ]

@@ -7,6 +7,11 @@ from ..audit.run import run_audit
 
 
 def audit(settings: AuditSettings) -> None:
-    """Ends with 1 where something is wrong."""
+    """Ends with 1 where something is wrong.
+
+    Example:
+
+    hf-specdec audit --target smollm2 --drafter prompt_lookup --prompts chat --limit 2
+    """
     if not all(report.fine for report in run_audit(settings)):
         raise Exit(1)

@@ -11,8 +11,16 @@ from ..bench.run import run_bench
 
 def bench(
     settings: Settings,
-    output: Annotated[Path, Option("--output", "--json", help="Result file (JSON) to write.")],
-    resume: Annotated[bool, Option("--resume", help="Go on with a result file that was not finished.")] = False,
+    output: Annotated[
+        Path, Option("--output", "--json", help="Result file (JSON) to write; `hf-specdec report` reads it.")
+    ],
+    resume: Annotated[bool, Option("--resume", help="Continue the result file of an interrupted run.")] = False,
 ) -> None:
-    """Measure drafters."""
+    r"""Measure drafters.
+
+    Example:
+
+    hf-specdec bench --target smollm2 --drafter hub_configs/hybrid --drafter prompt_lookup \
+      --prompts chat --limit 4 --pack-linear --output chat.json
+    """
     raise Exit(run_bench(settings, output, resume))

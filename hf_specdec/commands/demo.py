@@ -4,5 +4,10 @@ from ..demo import DemoSettings, run_demo
 
 
 def demo(settings: DemoSettings) -> None:
-    """Answer a few prompts."""
+    """Answer a few prompts.
+
+    Example:
+
+    hf-specdec demo --max-new-tokens 48
+    """
     run_demo(settings)

@@ -5,5 +5,11 @@ from ..explain.run import run_explain
 
 
 def explain(settings: ExplainSettings) -> None:
-    """Take a generation apart."""
+    r"""Take a generation apart.
+
+    Example:
+
+    hf-specdec explain --target smollm2 --drafter hub_configs/hybrid \
+      --prompt "Once upon a time" --output explained.html
+    """
     run_explain(settings)

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import SpeculationError
+from ..loading.models import EXPERIMENTS, LOADING
 
 
 class _Command(TyperCommand):
@@ -25,17 +26,23 @@ class _Command(TyperCommand):
 def command(run: Callable[..., None], name: str | None, help: str | None) -> Any:
     """The command that calls `run` with what was typed."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name, cls=_Command, help=help)(expanded(run))
+    app.command(name, cls=_Command, help=help, epilog=_example(run))(expanded(run))
     return typer.main.get_command(app)
+
+
+def _example(run: Callable[..., None]) -> str | None:
+    """The last part of the docstring, which `--help` ends with."""
+    _, found, text = (inspect.getdoc(run) or "").partition("Example:")
+    return found + text if found else None
 
 
 def expanded(run: Callable[..., None]) -> Callable[..., None]:
     """`run` as typer reads it: an option for each field of a parameter that is a dataclass; those that must be given
-    come first."""
+    come first, how models are loaded comes last."""
     parameters = inspect.signature(run).parameters.values()
     settings: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
     shown = [option for p in parameters for option in (_options(p.annotation) if p.name in settings else [p])]
-    signature = inspect.Signature(sorted(shown, key=lambda p: p.default is not p.empty))
+    signature = inspect.Signature(sorted(shown, key=lambda p: (p.default is not p.empty, _is_aside(p))))
 
     def main(*args: Any, **options: Any) -> None:
         given = signature.bind(*args, **options).arguments
@@ -47,6 +54,11 @@ def expanded(run: Callable[..., None]) -> Callable[..., None]:
     main.__annotations__ = {p.name: p.annotation for p in shown}
     main.__doc__ = run.__doc__
     return main
+
+
+def _is_aside(parameter: inspect.Parameter) -> bool:
+    panels = (getattr(option, "rich_help_panel", None) for option in getattr(parameter.annotation, "__metadata__", ()))
+    return not {LOADING, EXPERIMENTS}.isdisjoint(panels)
 
 
 def _options(settings: Any) -> Iterator[inspect.Parameter]:

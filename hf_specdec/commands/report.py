@@ -9,9 +9,14 @@ from ..bench.report import write_report
 
 
 def report(
-    results: Annotated[list[Path], Argument(help="Result files of `hf-specdec bench`.")],
-    output: Annotated[Path, Option(help="Folder for report.md, report.html and the plots.")] = Path("report"),
+    results: Annotated[list[Path], Argument(help="Result files (JSON) of `hf-specdec bench`, one or several.")],
+    output: Annotated[Path, Option(help="Folder to write report.md, report.html and the plots to.")] = Path("report"),
 ) -> None:
-    """Write a report, and say which files it is."""
+    """Write a report, and say which files it is.
+
+    Example:
+
+    hf-specdec report chat.json --output report
+    """
     for path in write_report(results, output):
         echo(path)

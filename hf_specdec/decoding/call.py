@@ -171,13 +171,20 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     cache = own_cache(both)
     name = type(call.target).__name__
     if why := lacks(call, both):
-        raise PlainDecodingNeeded(call, f"speculation rolls a cache back, and {why}")
+        raise PlainDecodingNeeded(call, f"speculation needs a cache that can be rolled back, and {why}")
     if isinstance(both, EncoderDecoderCache) != (call.source is not None):
-        raise PlainDecodingNeeded(call, f"{name} was given a {type(both).__name__}")
+        raise PlainDecodingNeeded(
+            call, f"{name} was given a {type(both).__name__} as its cache, which does not fit it; leave {CACHE} out"
+        )
     if call.config.prefill_chunk_size is not None:
-        raise PlainDecodingNeeded(call, "prefill_chunk_size is set, and speculation does its prefill in one piece")
+        raise PlainDecodingNeeded(
+            call, "prefill_chunk_size is set, but speculation reads the prompt in one piece; leave it out"
+        )
     if rope_changes(call):
-        raise PlainDecodingNeeded(call, "the call passes the length at which this model's rotary embeddings change")
+        raise PlainDecodingNeeded(
+            call,
+            "the text may grow past the length at which this model's rotary embeddings change; lower max_new_tokens",
+        )
     can, _, why = ability(call.target)
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(call, f"{name} {why}")
@@ -191,9 +198,12 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     if not takes_ragged and not alone:
         if can is Support.LOCKSTEP and _may_be_staggered(call, drafter):
             return Mode(True, False, LockstepRunner)
-        what = f"{name} {why or 'was given inputs, or a cache, that rows of different lengths cannot share'}"
-        what = "the cache moves layers to the host" if cache.offloading else what
-        warn(f"the batch advances by its slowest row: {what}")
+        what = f"{name} {why or 'was given inputs, or a cache, that do not allow rows of different lengths'}"
+        what = "the cache is offloaded to the host" if cache.offloading else what
+        warn(
+            f"the batch advances at the pace of its slowest row: {what}. The text is not affected; smaller batches "
+            "gain more"
+        )
     wanted = drafter.proposes_trees or drafter.brings_runner
     ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)
     blocks = not call.processing.opaque and not StepOutputs.wanted(call.config)
@@ -209,20 +219,23 @@ def lacks(call: Call, given: Any) -> str:
     """What a call's cache lacks, so that neither it nor a dynamic one in its place can be rolled back; empty where one
     can."""
     if call.config.use_cache is False or given is None:
-        return "the call uses no cache"
+        return "this call uses no cache; leave use_cache at True"
     if isinstance(cache := own_cache(given), DynamicCache):
         return ""
     if not isinstance(given, StaticCache):
-        return f"a {type(cache).__name__} cannot be rolled back here"
+        return f"a {type(cache).__name__} cannot be; use the default cache"
     whole = all(type(layer) is StaticLayer for layer in given.layers)
     lengths = [layer.max_cache_len for layer in given.layers if type(layer) is StaticLayer]
     most = call.stopping.max_length
     if given.offloading:
-        return "a static cache that moves layers to the host is there to hold less than a dynamic one does"
+        return (
+            "an offloaded static cache saves the memory that speculation would need for a second cache; use "
+            "another cache"
+        )
     if not whole and (call.keeps_cache or cached_columns(given)):
-        return "a static cache with layers that slide or keep a state cannot be filled from a dynamic one"
+        return "a static cache with sliding or recurrent layers cannot be; use the default cache"
     if most is None or most - 1 + call.unnamed > min(lengths, default=2**31):
-        return "the static cache does not hold the text"
+        return "the static cache is shorter than the text may become; lower max_new_tokens, or make the cache longer"
     return ""
 
 
@@ -230,7 +243,11 @@ def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
     """The rows of an encoder-decoder have one length in its cache, by which positions are counted."""
     states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
     if states or call.model_kwargs[CACHE].get_seq_length():
-        what = "its hidden states and attentions are asked for" if states else "a cache is continued"
+        what = (
+            "speculation does not return its hidden states and attentions"
+            if states
+            else "speculation cannot continue its cache"
+        )
         raise PlainDecodingNeeded(call, f"{type(call.target).__name__} is an encoder-decoder, and {what}")
     return Mode(_may_be_staggered(call, drafter), False, EncoderDecoderRunner)
 

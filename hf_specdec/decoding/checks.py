@@ -29,7 +29,7 @@ def successors_of(session: DraftSession, vocab: int) -> int:
     """
     count = session.likeliest
     if type(count) is not int or not 0 <= count <= MOST_SUCCESSORS:
-        raise ValueError(f"likeliest is {count!r}; a whole number from 0 to {MOST_SUCCESSORS} is expected")
+        raise ValueError(f"likeliest must be a whole number from 0 to {MOST_SUCCESSORS}, got {count!r}")
     return min(count, vocab)
 
 
@@ -40,18 +40,21 @@ def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
         ValueError, TypeError: it says what is wrong with the draft.
     """
     if not isinstance(draft, Draft):
-        raise TypeError(f"a Draft is expected, got {type(draft).__name__}")
+        raise TypeError(f"a session must return a Draft, got {type(draft).__name__}")
     rows, tokens, counts, sources = len(budget), draft.tokens, draft.lengths, list(draft.sources)
     if not _is_plain(tokens) or tokens.ndim != 2 or tokens.shape[0] != rows or len(counts) != rows:
-        raise ValueError(f"a draft for {rows} rows came with tokens of shape {tuple(tokens.shape)}")
+        raise ValueError(
+            f"a draft for {rows} rows needs tokens of shape [{rows}, any] and {rows} lengths, got shape "
+            f"{tuple(tokens.shape)}"
+        )
     width = tokens.shape[1]
     if sources and (len(sources) != rows or not all(type(name) is str for name in sources)):
-        raise ValueError(f"a draft for {rows} rows came with sources {sources!r}; one string per row is expected")
+        raise ValueError(f"sources must hold one string for each of {rows} rows, got {sources!r}")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"tokens must be integers, got {tokens.dtype}")
     lengths = [int(length) for length in counts]
     if not all(0 <= length <= width for length in lengths):
-        raise ValueError(f"lengths {lengths} do not fit {width} drafted tokens")
+        raise ValueError(f"lengths must be from 0 to {width}, the columns of tokens, got {lengths}")
     parents = None if draft.parents is None else _checked_parents(draft.parents, rows, width)
     if parents is None:
         lengths = [min(length, most) for length, most in zip(lengths, budget, strict=True)]
@@ -64,7 +67,7 @@ def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
         if values is None:
             continue
         if not _is_plain(values) or values.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}, and should have {tuple(shape)}")
+            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(values.shape)}")
         if not values.is_floating_point():
             raise ValueError(f"{name} must be floating point numbers, got {values.dtype}")
     survival = None if draft.survival is None else _checked_survival(draft.survival, lengths)
@@ -76,7 +79,9 @@ def _checked_survival(survival: object, lengths: list[int]) -> list[list[float]]
     if len(lists) != len(lengths) or not all(0 <= chance <= 1 for row in lists for chance in row):
         raise ValueError(f"survival must hold {len(lengths)} rows of chances from 0 to 1, got {shown(survival)}")
     if any(len(row) < length for row, length in zip(lists, lengths, strict=True)):
-        raise ValueError(f"survival has rows of {[len(row) for row in lists]} chances, for {lengths} nodes")
+        raise ValueError(
+            f"survival must have a chance for each of {lengths} nodes, got rows of {[len(row) for row in lists]}"
+        )
     return [row[:length] for row, length in zip(lists, lengths, strict=True)]
 
 
@@ -89,7 +94,9 @@ def _checked_parents(parents: object, rows: int, width: int) -> list[list[int]]:
     """[B][K] on the host; a tensor is taken, too."""
     lists = parents.tolist() if isinstance(parents, Tensor) else [list(row) for row in parents]  # type: ignore[attr-defined]
     if len(lists) != rows or any(len(row) != width for row in lists):
-        raise ValueError(f"parents has rows of {[len(row) for row in lists]} nodes, tokens {rows} rows of {width}")
+        raise ValueError(
+            f"parents must have {rows} rows of {width} nodes as tokens has, got rows of {[len(row) for row in lists]}"
+        )
     if not all(type(parent) is int for row in lists for parent in row):
         raise ValueError("parents must be integers")
     if not all(-1 <= parent < i for row in lists for i, parent in enumerate(row)):
@@ -125,7 +132,9 @@ def with_q(session: DraftSession, draft: Draft, device: torch.device, vocab: int
             for node in range(length):
                 row = session.q(b, node)
                 if row.shape != (vocab,):
-                    raise ValueError(f"q has shape {tuple(row.shape)}, the target has {vocab} tokens")
+                    raise ValueError(
+                        f"q must have shape ({vocab},) for the target's {vocab} tokens, got {tuple(row.shape)}"
+                    )
                 q[b, node] = row.to(q)
     if probs is None and q is not None:
         probs = q.gather(2, moved(draft.tokens, q.device).long().clamp(0, vocab - 1)[..., None])[..., 0]

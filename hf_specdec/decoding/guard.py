@@ -48,7 +48,9 @@ class GuardedDrafter:
         """Give the drafter up for the rest of the call, with one warning."""
         if self.alive:
             self.alive = False
-            self.dropped = f"{self.name} was dropped: {reason}. The target finishes the text alone."
+            self.dropped = (
+                f"{self.name} was dropped: {reason}. The text is not affected: the target finishes it without drafts"
+            )
             warn(self.dropped)
 
     @staticmethod
@@ -130,14 +132,20 @@ class GuardedSession:
         """How often nothing was verified, as it would not have paid; empty where that never was."""
         if not self.unpaid:
             return ""
-        return f"of {self.rounds} drafts {self.unpaid} did not promise to pay, and were not verified"
+        return (
+            f"{self.unpaid} of {self.rounds} drafts were not verified, because too few of their tokens were likely "
+            "to be accepted"
+        )
 
     def _bounded(self, draft: Draft) -> Draft:
         """No more than `most_nodes` go to the target. Parents come before children: what is left is a tree, too."""
         most = most_nodes(len(draft.lengths))
         if max(draft.lengths) > most and not self.was_cut:
             self.was_cut = True
-            warn(f"{self.drafter.name} drafted {max(draft.lengths)} nodes in a row; the target is fed {most} of them")
+            warn(
+                f"{self.drafter.name} drafted {max(draft.lengths)} tokens for one row, and the target is fed {most} "
+                "of them at most. The text is not affected"
+            )
         return cut(draft, [min(length, most) for length in draft.lengths])
 
     def drop(self, reason: str) -> None:
@@ -151,7 +159,7 @@ class GuardedSession:
             try:
                 session.close()
             except Exception as error:
-                warn(f"{self.drafter.name} could not be closed: {shown(error)}")
+                warn(f"{self.drafter.name} raised {shown(error)} when it was closed. The text is not affected")
 
 
 def opened(drafter: AnyDrafter, context: DraftContext) -> DraftSession:

@@ -209,7 +209,7 @@ class Decoding:
         self._count(draft, verdict, active, width=width)
         self._drop_finished()
         if not sound:
-            self.session.drop("it returned token ids or probabilities out of range, or a q that is not theirs")
+            self.session.drop("it returned token ids or probabilities out of range, or a q that does not match them")
         self.stats.draft_seconds += verdict.draft_seconds
         if self.serial:  # beside a worker in the background a forward takes longer
             again = max(starts) - min(starts) if self.mode.staggered else 0

@@ -44,14 +44,14 @@ def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, mode: M
     if not (drafter.brings_runner or features) or not session.alive:
         return runner
     if ranks_of(call.target) is not None:  # only the leading one has a session
-        session.drop("it lives inside the target, which is spread over several ranks")
+        session.drop("it runs inside the target, which is spread over several processes")
         runner.features = ()
         return runner
     if not drafter.brings_runner:
         return runner
     if not isinstance(runner, RaggedRunner):
         runner.features = ()
-        session.drop("its runner needs rows of uneven lengths, which this model or call does not take")
+        session.drop("its runner needs rows of different lengths, which this model or call does not support")
         return runner
     return behind_own(runner, drafter, session)
 
@@ -69,7 +69,7 @@ def _named(features: Sequence[int], model: "PreTrainedModel") -> tuple[int, ...]
     states = model.config.get_text_config(decoder=True).num_hidden_layers + 1
     for name in features:
         if type(name) is not int or not -states <= name < states:
-            raise ValueError(f"features has {name!r}, the target has hidden states from {-states} to {states - 1}")
+            raise ValueError(f"features must name hidden states from {-states} to {states - 1}, got {name!r}")
     return tuple(features)
 
 
@@ -230,12 +230,19 @@ def _in_form(answer: Forward, rows: int, width: int, vocab: int) -> Forward:
     logits, nodes = answer.logits, answer.nodes
     places = logits.shape[1]
     if logits.shape != (rows, places, vocab) or not 1 <= places <= width or not logits.is_floating_point():
-        raise ValueError(f"logits of shape {tuple(logits.shape)} for tokens of {(rows, width)}")
+        raise ValueError(
+            f"the runner returned logits of shape {tuple(logits.shape)} for tokens of shape {(rows, width)}"
+        )
     if nodes is not None:
         if nodes.shape != (rows, places - 1) or nodes.dtype != torch.int64:
-            raise ValueError(f"nodes of shape {tuple(nodes.shape)} for logits of {tuple(logits.shape)}")
+            raise ValueError(
+                f"the runner returned nodes of shape {tuple(nodes.shape)} with logits of shape {tuple(logits.shape)}"
+            )
         answer.nodes = nodes.clamp(-1, width - 2)
     for name, states in answer.features.items():
         if states.ndim != 3 or states.shape[0] != rows or (width > 1 and states.shape[1] != places):
-            raise ValueError(f"features[{name}] of shape {tuple(states.shape)} for logits of {tuple(logits.shape)}")
+            raise ValueError(
+                f"the runner returned features[{name}] of shape {tuple(states.shape)} with logits of shape "
+                f"{tuple(logits.shape)}"
+            )
     return answer

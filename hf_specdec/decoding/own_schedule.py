@@ -53,15 +53,16 @@ class GuardedSchedule:
         def action(own: Schedule) -> tuple[Draft, list[int] | None]:
             draft, answered = own.test(fed)
             if answered is not None and [min(max(0, n), fed.tokens.shape[1]) for n in answered] != answered:
-                raise ValueError(f"{answered} nodes answered, of {fed.tokens.shape[1]} that were fed")
+                raise ValueError(f"the schedule answered {answered} nodes, and {fed.tokens.shape[1]} were fed")
             if answered is not None and len(answered) != len(self.room):
-                raise ValueError(f"{len(answered)} rows answered, of {len(self.room)}")
+                raise ValueError(f"the schedule answered {len(answered)} rows, and the batch has {len(self.room)}")
             held = self._held(draft)
             if held.token_probs is not None and held.q is None and own.correct is None:
-                raise ValueError("token_probs need q, or a correction, for what comes after a rejection")
+                raise ValueError("token_probs need q, or a correction, to replace a rejected token")
             if held.parents is None and held.tokens.shape[1] > fed.tokens.shape[1] + 1:
                 raise ValueError(
-                    f"{held.tokens.shape[1]} tokens tested, {fed.tokens.shape[1]} fed and one more at most"
+                    f"the schedule tested {held.tokens.shape[1]} tokens; {fed.tokens.shape[1]} were fed, and "
+                    "one more is allowed"
                 )
             return _as_fed(held, fed, answered), answered
 
@@ -72,7 +73,7 @@ class GuardedSchedule:
         """A draft as it is, if it is in form and no longer than there is room for."""
         held = in_form(draft, self.room, self.vocab)
         if held.lengths != draft.lengths:
-            raise ValueError(f"lengths {draft.lengths} do not fit the room {self.room}")
+            raise ValueError(f"lengths {draft.lengths} exceed the room of {self.room} tokens")
         return on_device(held, self.device)
 
     def _empty(self) -> Draft:
@@ -88,7 +89,7 @@ class GuardedSchedule:
         try:
             found = own(p, row, node)
             if found.shape != p.shape or not found.is_floating_point():
-                raise ValueError(f"a correction of shape {tuple(found.shape)} for {tuple(p.shape)}")
+                raise ValueError(f"a correction must have the shape {tuple(p.shape)}, got {tuple(found.shape)}")
             return found.to(p)
         except Exception as error:
             self.session.drop(f"its schedule raised {shown(error)}")

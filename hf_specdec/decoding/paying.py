@@ -202,10 +202,10 @@ class Paying:
         """Why drafts were left out, if they were."""
         if not self.rested:
             return ""
-        why = "a rejected draft costs this target, which keeps a state, a second forward"
+        why = "this model keeps a recurrent state, so that every rejected draft costs a second forward"
         if not self.keeps_state:
-            why = "a plain round gives as many tokens per second"
-        return f"drafting was stopped in {self.rested} of {self.rounds} rounds, as it did not pay: {why}"
+            why = "plain decoding was as fast"
+        return f"drafting was paused in {self.rested} of {self.rounds} rounds, as it did not pay: {why}"
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
         return self.inner.test(fed)

@@ -71,7 +71,7 @@ class Drafter(Storable):
             source: as of `DraftContext.source`.
         """
         known = prompt_ids.shape[1] > 0 or not self.reads_prompt
-        return "" if known else f"{type(self).__name__} reads token ids, and the prompt is inputs_embeds"
+        return "" if known else f"{type(self).__name__} needs token ids, and the prompt is inputs_embeds"
 
     def takes_ragged(self) -> bool:
         """Whether sessions can serve rows of uneven lengths."""

@@ -18,20 +18,20 @@ from ..stats import SpeculationStats
 class ExplainSettings(DrafterSettings):
     """What to explain."""
 
-    prompt: Annotated[str, Option(help="The text to continue.")]
+    prompt: Annotated[str, Option(help="Text to continue.")]
     output: Annotated[
         list[str],
         Option(
             "--output",
             "--html",
             "--timeline",
-            help="Page to write (.html), picture of when each model was busy (.png, .svg, .pdf), or a folder for both; "
-            "may be given several times.",
+            help="File to write: a page (.html) or a picture of when each model was busy (.png, .svg, .pdf); or a "
+            "folder for both. May be given several times.",
         ),
     ] = field(default_factory=list)
-    max_new_tokens: Annotated[int, Option(help="Tokens to generate, per prompt.")] = 128
-    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
-    seed: Annotated[int, Option(help="Of sampling.")] = 0
+    max_new_tokens: Annotated[int, Option(help="New tokens, at most.")] = 128
+    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = 0.0
+    seed: Annotated[int, Option(help="Seed of sampling.")] = 0
 
     def check(self) -> None:
         """

@@ -72,7 +72,7 @@ def headline(explanation: Explanation) -> dict[str, str]:
     e = explanation
     speed, plain_speed = e.new_tokens / e.meter.seconds, e.plain_tokens / e.plain_meter.seconds
     figures = {
-        "times plain decoding's speed": f"{speed / plain_speed:.2f}x",
+        "speed-up over plain decoding": f"{speed / plain_speed:.2f}x",
         "tokens per second": f"{speed:.1f}",
         "tokens": str(e.new_tokens),
         "target calls": str(len(e.meter.of("target"))),
@@ -94,11 +94,11 @@ def audit_text(explanation: Explanation) -> str:
     plain, other = explanation.difference_texts
     if d.gap is None:
         return f"Exactness: one text ends at new token {d.position}, where the other goes on ({plain!r}, {other!r})."
-    verdict = "a near-tie of its best, within rounding" if d.near_tie else "not a near-tie: please report this"
+    verdict = "a near tie, within rounding" if d.near_tie else "not a near tie: please report this"
     return (
-        f"Exactness: first difference at new token {d.position}: plain decoding took {plain!r}, this {other!r}. "
-        f"Plain's logits are {d.gap:.4g} apart there ({explanation.settings.dtype} rounds them to {d.rounding:.4g}): "
-        f"{verdict}."
+        f"Exactness: first difference at new token {d.position}: plain decoding chose {plain!r}, this drafter's "
+        f"text has {other!r}. Plain decoding's logits of the two are {d.gap:.4g} apart "
+        f"({explanation.settings.dtype} rounds them to {d.rounding:.4g}): {verdict}."
     )
 
 
@@ -195,7 +195,7 @@ def _tree_html(nodes: Sequence[TreeNode]) -> str:
 
 def _rejections_html(explanation: Explanation) -> str:
     if not explanation.rejections:
-        return "<p>The target put no token of its own in a drafted one's place.</p>"
+        return "<p>The target replaced no drafted token.</p>"
     rows = "".join(
         f'<tr><td>{r.round}</td><td class="text">{escape(repr(r.drafted))}</td>'
         f'<td class="text">{escape(repr(r.replaced_by))}</td><td>{r.wasted_tokens}</td>'

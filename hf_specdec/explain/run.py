@@ -47,8 +47,7 @@ def files_of(output: str) -> list[Path]:
         return [folder / "explanation.html", *([folder / "timeline.png"] if can_draw() else [])]
     if suffix not in PAGES + PICTURES:
         raise SpeculationError(
-            f"output {output!r} is neither a page ({', '.join(PAGES)}), nor a picture ({', '.join(PICTURES)}), nor a "
-            "folder"
+            f"output must be a page ({', '.join(PAGES)}), a picture ({', '.join(PICTURES)}) or a folder, got {output!r}"
         )
     if suffix in PICTURES and not can_draw():
         raise SpeculationError(f"output {output!r} is a picture, which needs matplotlib; pip install matplotlib")

@@ -24,7 +24,7 @@ def paced(model: PreTrainedModel, milliseconds: float) -> Iterator[None]:
         SpeculationError: the time is not above 0.
     """
     if not milliseconds > 0:
-        raise SpeculationError(f"a pace must be above 0 milliseconds, got {milliseconds}")
+        raise SpeculationError(f"pace_target and pace_draft must be above 0 milliseconds, got {milliseconds}")
     device, overrun = threading.Lock(), threading.Event()
 
     def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,10 @@ def paced(model: PreTrainedModel, milliseconds: float) -> Iterator[None]:
             output = forward(*args, **kwargs)
             if pace.over and not overrun.is_set():
                 overrun.set()
-                warn(f"a forward of {type(model).__name__} takes longer than its pace of {milliseconds} ms; raise it")
+                warn(
+                    f"a forward of {type(model).__name__} takes longer than its pace of {milliseconds} ms, so the "
+                    "measured times are too long; raise the pace"
+                )
             pace.sleep()
             return output
 

@@ -57,7 +57,7 @@ def _widen(
     weight: Tensor = layer.weight.T if conv else layer.weight
     extra = width - weight.shape[0 if outputs else 1]
     if extra < 0:
-        raise SpeculationError(f"cannot pad an MLP of {width - extra} units to {width}: give a larger width")
+        raise SpeculationError(f"cannot pad an MLP of {width - extra} units to {width}; give a larger width")
     shape = (extra, weight.shape[1]) if outputs else (weight.shape[0], extra)
     units = weight.new_zeros(shape)
     if outputs:

@@ -30,7 +30,7 @@ def synthetic_acceptance(
         seed: of the coins; the same position always falls the same way, however often it is drafted.
     """
     if not 0 <= acceptance <= 1:
-        raise SpeculationError(f"synthetic acceptance must lie in [0, 1], got {acceptance}")
+        raise SpeculationError(f"synthetic_acceptance must be from 0 to 1, got {acceptance}")
     coins = torch.rand(len(sequence), generator=torch.Generator().manual_seed(seed)) < acceptance
 
     def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -87,7 +87,9 @@ def _told(original: Callable[..., Any]) -> Callable[..., Any]:
         kind = speculation(self, {"generation_config": generation_config}).kind
         if kind not in (None, "none", *UPSTREAM_TYPES):
             warn(
-                f"continuous batching serves no drafters; speculation_type={kind!r} is left out, and it decodes plainly"
+                f"transformers' continuous batching does not draft: speculation_type={kind!r} is left out, and "
+                "requests are decoded plainly. The text is not affected; hf_specdec.BatchDecoder drafts for "
+                "requests that come and go"
             )
         return original(self, generation_config, **kwargs)
 
@@ -102,7 +104,8 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         named = by_name(parameters[1:], args, kwargs)
         if isinstance(assistant := named.get("assistant_model"), type) and issubclass(assistant, Drafter):
             raise SpeculationError(
-                f"assistant_model is the class {assistant.__name__}; make one: {assistant.__name__}(...)"
+                f"assistant_model must be a drafter, got the class {assistant.__name__}; make one: "
+                f"{assistant.__name__}(...)"
             )
         if isinstance(named.get("custom_generate"), str):  # a recipe from the Hub, ours among them, comes back here
             return original(self, *args, **kwargs)
@@ -123,7 +126,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache  # once per process
 def _hint_at_batches() -> None:
     warn(
-        "transformers' own assisted generation takes one row at a time; with hf_specdec a batch is "
+        "transformers' own assisted generation takes one row at a time; for a batch use hf_specdec: "
         'generate(..., assistant_model=draft, speculation_type="draft_model")'
     )
 
@@ -146,7 +149,7 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
     if nobody and not rules.coupled:
         if kind != "none" and (given or set(said or ()) - {"sampling"}):
             raise SpeculationError(
-                f"speculation={said} goes with speculation_type={kind!r}, which does not use it; name a "
+                f"speculation={said} has no effect with speculation_type={kind!r}; name another "
                 "speculation_type, or pass assistant_model=<a drafter>"
             )
         return original(model, **named, assistant_model=None if isinstance(assistant, Drafter) else assistant)
@@ -155,8 +158,9 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
     elif isinstance(assistant, Drafter):
         if given or flag not in (None, assistant.config.drafter_type):
             raise SpeculationError(
-                f"speculation_type={flag!r}, speculation={given} do not go with assistant_model={assistant}: "
-                f"a drafter's type and options are set where it is made; only {', '.join(Rules.names())} are of a call"
+                f"speculation_type={flag!r}, speculation={given} cannot be combined with "
+                f"assistant_model={assistant}: a drafter's type and options are set when it is created; a call "
+                f"may only set {', '.join(Rules.names())}"
             )
         drafter = assistant
     else:
@@ -180,8 +184,11 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
         return original(model, **named, custom_generate=_loop(drafter, streamer, named, rules))
     except PlainDecodingNeeded as reason:
         if rules.coupled:
-            raise SpeculationError(f"sampling='coupled' is not transformers' sampling, and {reason}") from None
-        warn(f"plain decoding: {reason}")
+            raise SpeculationError(
+                f"sampling='coupled' needs speculation, which cannot serve this call: {reason}; or leave "
+                "sampling='coupled' out"
+            ) from None
+        warn(f"falling back to plain decoding: {reason}. The text is not affected, only the speed")
         began = now()
         output = original(model, **plain, streamer=streamer)
         call = reason.call
@@ -198,8 +205,8 @@ def _nobody(kind: str | None, assistant: Any) -> Undrafted:
     """
     if kind in UPSTREAM_TYPES or (assistant is not None and kind is None):
         raise SpeculationError(
-            "sampling='coupled' is not transformers' own; name one of ours for the draft, for example "
-            "speculation_type='draft_model'"
+            "sampling='coupled' does not work with transformers' own assisted generation; name a drafter of "
+            "hf_specdec, for example speculation_type='draft_model'"
         )
     return Undrafted()
 
@@ -211,7 +218,7 @@ def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
     if strings is None:
         return
     if tokenizer is None:
-        raise SpeculationError("stop_strings needs generate(..., tokenizer=...), the tokenizer of the target")
+        raise SpeculationError("stop_strings needs the target's tokenizer: generate(..., tokenizer=tokenizer)")
     config = named.get("generation_config")
     if getattr(getattr(model, "generation_config", None), "stop_strings", None) is not None or config is None:
         named["stop_strings"] = None  # said outright: transformers fills in what is only left out
@@ -235,11 +242,16 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     refuse(model, named, rules)
     if (beams := setting(model, named, "num_beams") or 1) > 1:
-        raise SpeculationError(f"num_beams={beams} is not served here; use model.generate")
+        raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")
     if named.get("assistant_tokenizer") is not None:
-        raise SpeculationError("assistant_tokenizer is for a draft model that is made here; use translated(...) before")
+        raise SpeculationError(
+            "assistant_tokenizer is not supported by BatchDecoder; pass a draft model that translated(draft_model, "
+            "tokenizer, draft_tokenizer) has prepared"
+        )
     if named.get("inputs_embeds") is not None:
-        raise SpeculationError("inputs_embeds is not served here, where texts come and go as ids; use model.generate")
+        raise SpeculationError(
+            "inputs_embeds is not supported by BatchDecoder, which takes token ids; use model.generate"
+        )
     _take_over_stop_strings(model, named)
     made: list[Call] = []
     as_call = calls(streamer, named, rules)
@@ -263,7 +275,7 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
         if isinstance(drafter, (str, Path)):
             raise SpeculationError(
                 f"drafter must be a drafter or a draft model, got {str(drafter)!r}; load one with "
-                "Drafter.from_pretrained, or name a kind by speculation_type in generation_config"
+                "Drafter.from_pretrained, or set speculation_type in generation_config"
             )
         kind = "draft_model" if drafter is not None and kind is None else kind
         if kind in (None, "none", *UPSTREAM_TYPES):

@@ -26,9 +26,9 @@ def with_beams(
     own = [
         f"{name}={getattr(rules, name)!r}" for name in Rules.names() if getattr(rules, name) != getattr(Rules(), name)
     ]
-    reason = f"{', '.join(own)} is for drafts that are judged one by one" if own else _not_served(model, named)
+    reason = f"{', '.join(own)} does not work with beam search" if own else _not_served(model, named)
     if draft is not None and translation(draft) is not None:
-        reason = reason or "beams are drafted in the target's own tokens, and the draft model is translated"
+        reason = reason or "beam search needs a draft model with the target's tokenizer, and this one is translated"
     reason = reason or why_not(model, draft)
     if reason:
         raise SpeculationError(f"num_beams={beams}: {reason}; leave the drafter out, or use num_beams=1")
@@ -41,7 +41,7 @@ def with_beams(
     padding, most = setting(model, named, "pad_token_id"), _most(model, named)
     output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, padding, most, named)
     if reading_ahead(cast(Any, draft)) is not None:
-        stats.notes.append("the draft model did not read ahead: beams are drafted several texts at a time")
+        stats.notes.append("the draft model did not read ahead: with beam search it drafts several texts at a time")
     GuardedDrafter(drafter).report(stats)
     if not isinstance(output, torch.Tensor):
         output.speculation = stats
@@ -51,8 +51,8 @@ def with_beams(
 def _plainly(
     original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, ends: set[int]
 ) -> Any:
-    why = "beams are drafted from token ids, and the prompt is inputs_embeds"
-    warn(f"plain decoding: {why}")
+    why = "beam search with a drafter needs token ids, and the prompt is inputs_embeds"
+    warn(f"falling back to plain decoding: {why}. The text is not affected, only the speed")
     began, ids = now(), named.get("input_ids")
     output = original(model, **named)
     told = plain_stats(output, 0 if ids is None else ids.shape[1], ends, now() - began, why)
@@ -67,13 +67,13 @@ def _not_served(model: Any, named: dict[str, Any]) -> str:
         return setting(model, named, name)
 
     if asked("output_hidden_states") or asked("output_attentions"):
-        return "hidden states and attentions are those of single steps"
+        return "output_hidden_states and output_attentions are not supported with a drafter"
     if named.get(CACHE) is not None or asked("cache_implementation") not in (None, "dynamic", "static"):
-        return "a tree of texts has a cache of its own"
+        return "a cache of your own is not supported with a drafter"
     if named.get("position_ids") is not None or asked("prefill_chunk_size") is not None:
-        return "position_ids and prefill_chunk_size do not go with a tree of texts"
+        return "position_ids and prefill_chunk_size are not supported with a drafter"
     if asked("guidance_scale") not in (None, 1, 1.0):
-        return "guidance_scale asks the model beside the beams"
+        return "guidance_scale is not supported with a drafter"
     return ""
 
 

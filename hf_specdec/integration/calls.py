@@ -78,10 +78,14 @@ def _of_compiling(model: Any, config: GenerationConfig, model_kwargs: dict[str, 
     """What a user should know who expects a compiled forward; empty where nobody does."""
     if hasattr(model.forward, "_torchdynamo_orig_callable") or model._compiled_call_impl is not None:
         return (
-            f"{type(model).__name__} is compiled, and rounds with a drafter have many shapes: torch compiles for each "
-            "of them, and gives up after some; leave compilation out beside a drafter"
+            f"{type(model).__name__} is compiled, and a drafter calls it with many shapes: torch compiles for "
+            "each of them and gives up after some, which is slow. The text is not affected; do not compile the "
+            "model when you use a drafter"
         )
     would_be = getattr(model, "_valid_auto_compile_criteria", None)
     if would_be is not None and would_be(model_kwargs, config):
-        return "plain decoding would be compiled; rounds with a drafter are not"
+        return (
+            "plain decoding would be compiled, and calls with a drafter are not. The text is not affected; compare "
+            "both speeds"
+        )
     return ""

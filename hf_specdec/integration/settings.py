@@ -82,13 +82,13 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     for name, nothing in OTHER_MODES.items():
         if (value := asked(name)) not in (None, nothing):
             raise SpeculationError(
-                f"{name}={str(value)[:80]} asks for another way of decoding, which does not go with speculation; leave "
-                'it out, or pass speculation_type="none"'
+                f"{name}={str(value)[:80]} asks for another way of decoding, which cannot be combined with "
+                'speculation; leave it out, or pass speculation_type="none"'
             )
     if rules.typical_acceptance and not asked("do_sample"):
         raise SpeculationError(
-            f"typical_acceptance={shown(rules.typical_acceptance)} needs do_sample=True; for greedy decoding there is "
-            "lenience"
+            f"typical_acceptance={shown(rules.typical_acceptance)} needs do_sample=True; for greedy decoding "
+            "set lenience instead"
         )
     if named.get("synced_gpus") or _is_sharded(model):
         raise SpeculationError(
@@ -98,17 +98,19 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
     for name, nothing in OTHER_SPECULATION.items():  # what the model's own config says of them is not of this call
         if (value := setting(None, named, name)) not in (None, nothing):
             raise SpeculationError(
-                f"{name}={value} is of transformers' own speculation and does nothing beside a drafter; leave it out. "
-                f"Drafters are named by speculation_type ({', '.join(drafter_types())}), their options by "
-                "speculation={...}, for example num_draft_tokens"
+                f"{name}={value} is an option of transformers' own speculation and has no effect with a "
+                f"drafter; leave it out. Drafters are named by speculation_type ({', '.join(drafter_types())}), "
+                f"their options by speculation={{...}}, for example num_draft_tokens"
             )
     for name in ("use_model_defaults", "custom_generate"):
         if named.get(name) is not None:
-            raise SpeculationError(f"{name} does not go with speculation; leave it out")
+            raise SpeculationError(f"{name} cannot be combined with speculation; leave it out")
     ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
     alone = named.get("inputs_embeds") is None and not model.config.is_encoder_decoder
     if ids is not None and alone and (ids.ndim != 2 or ids.shape[1] == 0):
-        raise SpeculationError(f"input_ids must be [batch, 1 token or more], got shape {tuple(ids.shape)}")
+        raise SpeculationError(
+            f"input_ids must have the shape [batch, tokens], with 1 token or more, got shape {tuple(ids.shape)}"
+        )
 
 
 def understood(drafter: AnyDrafter, named: dict[str, Any]) -> AbstractContextManager[None]:
@@ -121,8 +123,8 @@ def understood(drafter: AnyDrafter, named: dict[str, Any]) -> AbstractContextMan
         return nullcontext()
     tokenizer = named.get("tokenizer")
     if tokenizer is None or not isinstance(drafter, (ModelDrafter, HybridDrafter)):
-        what = "tokenizer=..., the target's" if tokenizer is None else "a draft model"
-        raise SpeculationError(f"assistant_tokenizer goes with {what}; name both, or leave it out")
+        what = "the target's tokenizer (tokenizer=...)" if tokenizer is None else "a draft model"
+        raise SpeculationError(f"assistant_tokenizer needs {what}; pass both, or leave it out")
     return translating(drafter.draft_model, tokenizer, theirs)
 
 

@@ -34,15 +34,17 @@ class Rules:
             allowed, got = getattr(self, name.upper()), getattr(self, name)
             if got not in allowed:
                 raise SpeculationError(
-                    f"{name} must be {' or '.join(map(repr, allowed))}, got {shown(got)}; it goes in "
-                    "speculation={...}"
+                    f"{name} must be {' or '.join(map(repr, allowed))}, got {shown(got)}; set it in speculation={{...}}"
                 )
-        _within("lenience", self.lenience, self.lenience != 0, "from 0 (not itself) to 1, which is exact", EXACT)
-        _within("typical_acceptance", self.typical_acceptance, True, f"from 0, off, to {MOST_TYPICAL}", MOST_TYPICAL)
+        _within("lenience", self.lenience, self.lenience != 0, "above 0 and up to 1 (1 is exact)", EXACT)
+        _within("typical_acceptance", self.typical_acceptance, True, f"from 0 (off) to {MOST_TYPICAL}", MOST_TYPICAL)
         named = [name for name in ("lenience", "typical_acceptance") if getattr(self, name) != _default(name)]
         if len(named) > 1 or (named and self.sampling == "coupled"):
             other = named[1] if len(named) > 1 else "sampling='coupled'"
-            raise SpeculationError(f"{named[0]} and {other} do not go together: each says by itself what is accepted")
+            raise SpeculationError(
+                f"{named[0]} and {other} cannot be combined, because each decides which tokens are accepted; set "
+                "one of them"
+            )
 
     @classmethod
     def names(cls) -> list[str]:
@@ -69,14 +71,15 @@ class Rules:
         """For the statistics: what of the target's text is given up; empty where nothing is."""
         if self.lenience != EXACT:
             return (
-                f"lenience={self.lenience:g}: the text is not the target's own. Sampled, no token is more than "
-                f"{1 / self.lenience:.3g} times as likely as the target finds it; greedy, a drafted one stands that is "
-                f"at least {self.lenience:g} times as likely as the likeliest. Drafts are judged token by token"
+                f"lenience={self.lenience:g}: the text is no longer exactly the target's. In sampling a token "
+                f"can be up to {1 / self.lenience:.3g} times as likely as the target finds it; in greedy "
+                f"decoding a drafted token is kept if it is at least {self.lenience:g} times as likely as the "
+                "likeliest one. Drafts are judged token by token"
             )
         if self.typical_acceptance:
             return (
-                f"typical_acceptance={self.typical_acceptance:g}: the text has not the target's distribution. Drafts "
-                "are judged token by token"
+                f"typical_acceptance={self.typical_acceptance:g}: the text no longer has exactly the target's "
+                "distribution. Drafts are judged token by token"
             )
         return ""
 
@@ -88,4 +91,4 @@ def _default(name: str) -> Any:
 def _within(name: str, value: Any, allowed: bool, range_: str, most: float) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not (number and allowed and 0 <= value <= most):  # NaN is in no range
-        raise SpeculationError(f"{name} must be a number {range_}, got {shown(value)}; it goes in speculation={{...}}")
+        raise SpeculationError(f"{name} must be a number {range_}, got {shown(value)}; set it in speculation={{...}}")

@@ -51,8 +51,8 @@ def conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
     except TemplateError as error:
         roles = shortened(", ".join(message["role"] for message in messages))
         raise SpeculationError(
-            f"the tokenizer's chat template refuses messages of {roles}: {error}; change their order, or ask without "
-            "a system message or without the template (raw)"
+            f"the tokenizer's chat template does not accept messages of {roles}: {error}; change their order, "
+            "or leave out the system message or the template (raw)"
         ) from error
     return tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written the special tokens
 

@@ -25,7 +25,7 @@ def check_tokens(ids: Tensor, prompt: str) -> None:
         SpeculationError: a tokenizer knows nothing of a prompt.
     """
     if not ids.numel():
-        raise SpeculationError(f"prompt {shown(prompt)} has no token in the target's vocabulary; give another text")
+        raise SpeculationError(f"prompt {shown(prompt)} gives no token of the target's vocabulary; give another text")
 
 
 def check_new_tokens(count: int) -> None:

@@ -16,6 +16,9 @@ from ..hub.files import find_folder
 from ..hub.loading import read_config
 from .models import Pair, PairSettings
 
+SPEC = "a folder, a Hub repo, or TYPE:KEY=VALUE,... such as draft_model:num_draft_tokens=5"
+"""what `load_drafter` takes, for `--help`"""
+
 
 def default_drafter(draft: str | None) -> str:
     """The SPEC where none is given: a draft model drafts if there is one, else the prompt is looked up."""
@@ -28,7 +31,7 @@ class DrafterSettings(PairSettings):
 
     drafter: Annotated[
         str | None,
-        Option(help="Folder, repo or type:key=value,...; draft_model where there is a --draft, else prompt_lookup."),
+        Option(help=f"Drafter: {SPEC}. Default: draft_model if there is a --draft, else prompt_lookup."),
     ] = None
 
     @property
@@ -106,7 +109,7 @@ def _read(spec: str, others: Iterable[str]) -> tuple[str | None, dict[str, Any]]
     if "/" in spec:
         return None, {}
     known = ", ".join((*registry.drafter_types(), *others))
-    raise SpeculationError(f"{spec!r} is no folder, no Hub repo and no known drafter; known: {known}")
+    raise SpeculationError(f"drafter {spec!r} is not a folder, a Hub repo or a known name; known: {known}")
 
 
 def own_model(drafter: Drafter) -> PreTrainedModel | None:

@@ -29,7 +29,7 @@ def located(name: str, file: str | None, revision: str | None = None) -> Path:
         if file is not None:
             raise SpeculationError(f"{name!r} is a GGUF file already; leave out gguf_file={file!r}")
         if not Path(name).is_file():
-            raise SpeculationError(f"there is no file {name!r}")
+            raise SpeculationError(f"there is no GGUF file {name!r}; check the path")
         return Path(name)
     try:
         return Path(cached_file(name, file, revision=revision))
@@ -54,7 +54,10 @@ def converted(file: Path, dtype: str) -> Path:
     kept = Path(constants.HF_HOME) / "hf_specdec" / "gguf" / f"{identity}-{dtype}"
     if kept.is_dir():
         return kept
-    print(f"converting {file.name} to {dtype}, once, into {kept}, which may be deleted", file=sys.stderr)
+    print(
+        f"converting {file.name} to {dtype}, once; the result stays in {kept} and may be deleted at any time",
+        file=sys.stderr,
+    )
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         # Beside its place, so that it gets there whole or not at all.

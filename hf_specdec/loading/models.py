@@ -53,9 +53,23 @@ class Pair:
     draft: PreTrainedModel | None
 
 
+LOADING, EXPERIMENTS = "How models are loaded", "Experiments: pretended costs"
+"""headings of `--help`"""
+PROMPT_SOURCES = (
+    "a set of this package (chat, code, maths, summaries, sentences, sql), a data set of the Hub (ORG/NAME or "
+    "ORG/NAME:SPLIT), or a file of JSON lines or of plain text with a prompt per line"
+)
+"""what `load_prompts` takes, for `--help`"""
+
+
 def _how(help: str, *names: str) -> Any:
     """An option that says how models are loaded."""
-    return Option(*names, help=help, rich_help_panel="How models are loaded")
+    return Option(*names, help=help, rich_help_panel=LOADING)
+
+
+def experiment(help: str, *names: str) -> Any:
+    """An option that makes a model seem slower, or a draft seem better, than it is."""
+    return Option(*names, help=help, rich_help_panel=EXPERIMENTS)
 
 
 @dataclass(kw_only=True)
@@ -65,33 +79,38 @@ class TargetSettings:
     `device` and `dtype` are names that torch knows once the settings are made: `auto` is decided by then.
     """
 
-    target: Annotated[str, Option(help="Folder, Hub repo or GGUF file of the model to speed up; or smollm2.")]
+    target: Annotated[
+        str,
+        Option(help="Model to speed up: a folder, a Hub repo, a GGUF file, or smollm2 (SmolLM2-135M-Instruct)."),
+    ]
     dtype: Annotated[
         str,
         _how(
-            "Of the weights: bfloat16 (bf16), float16 (fp16), float32 (fp32); auto: bfloat16 where the device "
-            "multiplies it, else float32."
+            "Number format of the weights: bfloat16 (bf16), float16 (fp16), float32 (fp32) or float64; auto is "
+            "bfloat16 where the device computes in it, else float32."
         ),
     ] = "auto"
-    device: Annotated[str, _how("cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")] = "auto"
+    device: Annotated[str, _how("Device: cpu, cuda, cuda:1, ...; auto is a GPU if there is one, else cpu.")] = "auto"
     device_map: Annotated[
-        str | None, _how("Instead of a device: how to spread models over several, as auto, balanced, or JSON.")
+        str | None,
+        _how("Spread the models over several devices, instead of --device: auto, balanced, or a JSON object."),
     ] = None
-    threads: Annotated[int | None, _how("CPU threads; all where not given.")] = None
-    revision: Annotated[str | None, _how("Branch, tag or commit of the target's repo.")] = None
-    gguf_file: Annotated[str | None, _how("GGUF file in the target's folder or repo.")] = None
-    trust_remote_code: Annotated[bool, _how("Run Python code that a repo brings.", "--trust-remote-code")] = False
+    threads: Annotated[int | None, _how("Number of CPU threads; by default as many as torch chooses.")] = None
+    revision: Annotated[str | None, _how("Branch, tag or commit of the target's Hub repo.")] = None
+    gguf_file: Annotated[str | None, _how("Name of the GGUF file in the target's folder or Hub repo.")] = None
+    trust_remote_code: Annotated[bool, _how("Run Python code that comes with a model.", "--trust-remote-code")] = False
     attn_implementation: Annotated[
-        str | None, _how("sdpa, eager, flash_attention_2, ...; transformers chooses where not given.")
+        str | None, _how("Attention: sdpa, eager, flash_attention_2, ...; by default transformers chooses.")
     ] = None
     quantization: Annotated[
-        str | None, _how("Of the target: int8, int4 (optimum-quanto), bnb-int8, bnb-nf4 (bitsandbytes).")
+        str | None,
+        _how("Quantize the target: int8 or int4 (needs optimum-quanto), bnb-int8 or bnb-nf4 (needs bitsandbytes)."),
     ] = None
 
     pack_linear: Annotated[
         bool,
         _how(
-            "On the CPU: hold weights as oneDNN multiplies them, faster and the same within rounding.",
+            "On a CPU: store the weights in oneDNN's own layout. Faster, with the same outputs within rounding.",
             "--pack-linear",
         ),
     ] = False
@@ -148,10 +167,13 @@ class TargetSettings:
 class PairSettings(TargetSettings):
     """What every command that loads a target and may load a draft model is told of them."""
 
-    draft: Annotated[str | None, Option(help="Folder, Hub repo or GGUF file of a draft model.")] = None
-    draft_revision: Annotated[str | None, _how("Branch, tag or commit of the draft's repo.")] = None
-    pad_target_mlp: Annotated[int | None, _how("Widen the target's MLPs to cost more, outputs the same.")] = None
-    pad_draft_mlp: Annotated[int | None, _how("Widen the draft's MLPs likewise.")] = None
+    draft: Annotated[str | None, Option(help="Draft model: a folder, a Hub repo or a GGUF file.")] = None
+    draft_revision: Annotated[str | None, _how("Branch, tag or commit of the draft model's Hub repo.")] = None
+    pad_target_mlp: Annotated[
+        int | None,
+        experiment("Widen every MLP of the target to this many units: it costs more, its outputs are the same."),
+    ] = None
+    pad_draft_mlp: Annotated[int | None, experiment("The same for the draft model.")] = None
 
     def load(self) -> Pair:
         """The target, its tokenizer and the draft model if one is named, with torch set to the number of threads.
@@ -251,7 +273,9 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         options["device_map"] = _device_map(source.device_map)
     if source.quantization is not None:
         if source.pad_mlp:
-            raise SpeculationError("quantization leaves no MLP that could be padded; leave out one of the two")
+            raise SpeculationError(
+                "quantization and padded MLPs cannot be combined; leave out --quantization, or --pad-target-mlp"
+            )
         options["quantization_config"] = quantization_config(source.quantization, dtype)
         options.setdefault("device_map", device)  # quantized weights cannot always be moved
     with _named("model", source):

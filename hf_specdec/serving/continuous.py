@@ -84,7 +84,7 @@ class Joined(utils.BaseGenerateManager):
 
     def summary(self) -> str:
         """What was served."""
-        served = f"{self.answers} answers" + f", {self.given_up} of them given up" * bool(self.given_up)
+        served = f"{self.answers} answers" + f", {self.given_up} of them not finished" * bool(self.given_up)
         stats = self.decoder.stats
         return f"{served}; {stats.emitted_tokens:,} tokens; {stats.summary()}" if stats.emitted_tokens else served
 
@@ -96,7 +96,7 @@ class Joined(utils.BaseGenerateManager):
         from fastapi import HTTPException
 
         if not self.decoder.alive:
-            raise HTTPException(ENDED, "the server is ending")
+            raise HTTPException(ENDED, "the server is shutting down")
         config = copy(gen_config)
         config.use_cache = True  # transformers' own manager brings its cache
         config.stop_strings = config.stop_strings or None  # [] asks for none
@@ -115,7 +115,7 @@ class Joined(utils.BaseGenerateManager):
     def _done(self, number: int, answer: Answer, error: BaseException | None) -> None:
         self.given_up += error is not None or answer.finish_reason == "cancelled"
         if error is not None:
-            self.say(f"{number}: ended by {type(error).__name__} {error}")
+            self.say(f"{number}: stopped by {type(error).__name__} {error}")
         else:
             self.say(f"{number}: {line(answer.stats)}" + "; cancelled" * (answer.finish_reason == "cancelled"))
 

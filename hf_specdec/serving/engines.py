@@ -38,7 +38,7 @@ def translated(config: DrafterConfig, engine: str, draft: str | None) -> str:
     known = ENGINES[engine]
     if config.drafter_type not in known:
         raise SpeculationError(
-            f"{engine} has nothing like speculation_type={config.drafter_type!r}; what can be translated: "
+            f"{engine} has no equivalent of speculation_type={config.drafter_type!r}; these can be translated: "
             f"{', '.join(known)}"
         )
     return known[config.drafter_type](config, draft)
@@ -97,11 +97,12 @@ def _window(config: Any) -> int:
 
 def _named(draft: str | None) -> str:
     if draft is None:
-        raise SpeculationError("an engine loads the draft model itself; name its repo or folder with --draft")
+        raise SpeculationError("the engine loads the draft model itself; name its repo or folder with --draft")
     if (Path(draft) / "config.json").is_file():
         kind = read_json(Path(draft), "config.json").get("model_type")
         if kind in OWN_MODELS:
             raise SpeculationError(
-                f"{draft} is a {kind}, a kind of model that engines do not have; name a draft of the target's own kind"
+                f"{draft} is a {kind} model, which the engines cannot load; name a draft of the target's own "
+                "architecture"
             )
     return draft

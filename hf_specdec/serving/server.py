@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 from transformers.cli.serve import Serve
 from transformers.cli.serving import model_manager
@@ -32,18 +33,25 @@ from .speculating import Speculating
 NOT_OURS = ("force_model", "model_timeout", "compile", "non_blocking")
 """options of transformers' server that say how it loads models, or ask for what serves no drafter; and its tests'"""
 
+_batching: Any = partial(Option, rich_help_panel="With --continuous-batching")
+
 
 @dataclass(kw_only=True)
 class ServeSettings(DrafterSettings):
     """What is served."""
 
-    target: Annotated[str, Argument(help="Folder, Hub repo or GGUF file of the model; or smollm2.", metavar="MODEL")]
+    target: Annotated[
+        str,
+        Argument(help="Model to serve: a folder, a Hub repo, a GGUF file, or smollm2.", metavar="MODEL"),
+    ]
     continuous_batching: Annotated[
-        bool, Option(help="Requests join a batch that is being decoded, rather than wait for each other.")
+        bool, Option(help="Decode requests together, in a batch that each joins when it comes, instead of in turn.")
     ] = False
-    max_rows: Annotated[int, Option(help="With continuous batching: requests decoded at once.", min=1)] = 16
-    max_tokens: Annotated[int, Option(help="Likewise: bound of the cache, in tokens of all of them.", min=1)] = 32_768
-    max_waiting: Annotated[int, Option(help="Likewise: requests that may wait for their turn.", min=1)] = 1024
+    max_rows: Annotated[int, _batching(help="Requests decoded at the same time.", min=1)] = 16
+    max_tokens: Annotated[int, _batching(help="Size of the cache, in tokens of all requests together.", min=1)] = 32_768
+    max_waiting: Annotated[
+        int, _batching(help="Requests that may wait; one more is refused with the status 429.", min=1)
+    ] = 1024
 
 
 def _options_of(server: type) -> type:
@@ -51,8 +59,17 @@ def _options_of(server: type) -> type:
     known = {one.name for one in fields(ServeSettings)}.union(NOT_OURS)
     own = [p for p in inspect.signature(server).parameters.values() if p.name not in known and p.name[:3] != "cb_"]
     return make_dataclass(
-        "ServerOptions", [(p.name, p.annotation, field(default=p.default)) for p in own], kw_only=True
+        "ServerOptions", [(p.name, _of_server(p.annotation), field(default=p.default)) for p in own], kw_only=True
     )
+
+
+def _of_server(annotation: Any) -> Any:
+    """The option under a heading of its own."""
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    kind, option = get_args(annotation)[0], copy(annotation.__metadata__[0])
+    option.rich_help_panel = "The server (transformers' own options)"
+    return Annotated[kind, option]
 
 
 ServerOptions = _options_of(Serve)
@@ -75,11 +92,11 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
     serving = joining(settings, speculating) if settings.continuous_batching else speculating.in_place()
     with serving as summary, handing_out(pair, settings.target), ending_by_signal():
         if speculating.plain_because:
-            say(f"{settings.target} is served plainly: {speculating.plain_because}")
+            say(f"{settings.target} is served without drafts: {speculating.plain_because}")
         else:
             say(f"{settings.target} is served with {speculating.drafter}")
         if not getattr(pair.tokenizer, "chat_template", None):
-            say(f"{settings.target} has no chat template: it completes prompts (/v1/completions), and cannot chat")
+            say(f"{settings.target} has no chat template: use /v1/completions, not /v1/chat/completions")
         try:
             Serve(settings.target, continuous_batching=settings.continuous_batching, **asdict(options))
         except KeyboardInterrupt:
@@ -131,7 +148,7 @@ def check_options(options: Any) -> None:
             raise SpeculationError(f"chat_template_kwargs must be a JSON object, got {given!r}")
     decisions = getattr(options, "decision_config", None)  # of newer releases
     if decisions is not None and not Path(decisions).is_file():
-        raise SpeculationError(f"decision_config must be a JSON file, and there is no {decisions!r}")
+        raise SpeculationError(f"decision_config must be a JSON file, got {decisions!r}, which does not exist")
 
 
 def check_address(host: str, port: int) -> None:
@@ -151,8 +168,7 @@ def check_address(host: str, port: int) -> None:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise SpeculationError(
-            f"cannot serve on host={host!r}, port={port}: {why}; name another with --host or --port, or end what is "
-            "there"
+            f"cannot serve on host={host!r}, port={port}: {why}; choose another --host or --port, or stop what uses it"
         ) from error
 
 
@@ -186,11 +202,11 @@ def _answering(tokenizer: Any) -> Any:
 
     def apply_chat_template(*args: Any, **options: Any) -> Any:
         if not tokenizer.chat_template:
-            raise HTTPException(BAD, "this model has no chat template: ask /v1/completions")
+            raise HTTPException(BAD, "this model has no chat template; use /v1/completions")
         try:
             return tokenizer.apply_chat_template(*args, **options)
         except (ValueError, TypeError, KeyError, TemplateError) as error:
-            raise HTTPException(BAD, f"the chat template takes no such conversation: {error}") from error
+            raise HTTPException(BAD, f"the chat template does not accept this conversation: {error}") from error
 
     twin = copy(tokenizer)
     twin.apply_chat_template = apply_chat_template

@@ -80,8 +80,8 @@ class Speculating:
             self.given_up += 1
             kind = type(error).__name__
             gone = "Cancelled" in kind  # what transformers' server ends its streams with
-            why = "its client, who has hung up" if gone else f"{kind} {error}"
-            self.say(f"{number}: ended after {now() - began:.2f} s by {why}")
+            why = "the client, which closed the connection" if gone else f"{kind} {error}"
+            self.say(f"{number}: stopped after {now() - began:.2f} s by {why}")
             if isinstance(error, ValueError):
                 raise _bad_request(error) from error
             raise
@@ -92,7 +92,7 @@ class Speculating:
         try:
             output = plain(*args, **kwargs, assistant_model=self.drafter)
         except SpeculationError as refusal:  # said before any forward was made
-            self.say(f"{number}: decoded plainly, as {refusal}")
+            self.say(f"{number}: decoded plainly: {refusal}")
             return None
         stats = self.drafter.last_stats
         assert stats is not None
@@ -103,7 +103,7 @@ class Speculating:
 
     def summary(self) -> str:
         """What was served."""
-        served = f"{self.answers} answers" + f", {self.given_up} of them given up" * bool(self.given_up)
+        served = f"{self.answers} answers" + f", {self.given_up} of them not finished" * bool(self.given_up)
         gain = self.plain_seconds / self.total.total_seconds if self.total.total_seconds else None
         return f"{served}; {line(self.total, gain)}" if self.total.emitted_tokens else served
 
@@ -116,7 +116,7 @@ class Speculating:
         ids = next((ids for ids in given if ids is not None), None)
         config, limit = kwargs.get("generation_config"), position_limit(self.model)
         if ids is not None and not 0 < ids.shape[1] < limit:
-            raise ValueError(f"a prompt has from 1 to {limit - 1} tokens, this one has {ids.shape[1]}")
+            raise ValueError(f"a prompt must have 1 to {limit - 1} tokens, got {ids.shape[1]}")
         if config is not None and config.stop_strings == []:
             config.stop_strings = None
 

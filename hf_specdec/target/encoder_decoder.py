@@ -122,7 +122,7 @@ def encoded(model: "PreTrainedModel", source: dict[str, Any]) -> dict[str, Any]:
         return {"encoder_outputs": as_said(states)}
     name = model.main_input_name
     if name not in source:
-        raise ValueError(f"the draft model reads {name}, which the call does not hold")
+        raise ValueError(f"the draft model reads {name}, which was not passed to generate")
     given = moved(source[name], input_device(model))
     inputs = {name: given if not given.is_floating_point() else given.to(model.dtype)}
     said = model.get_encoder()(**inputs | ({} if mask is None else {"attention_mask": mask}), return_dict=True)

@@ -37,7 +37,8 @@ def hold_to(path: Path, manifest: dict[str, Any]) -> None:
         raise SpeculationError(f"{path} is damaged ({error}); remove {path.parent}, or name another folder") from error
     if different:
         raise SpeculationError(
-            f"{path.parent} holds what was made with other {', '.join(different)}; name another folder, or remove it"
+            f"{path.parent} holds a training with another {', '.join(different)}; name another folder, or "
+            "remove this one"
         )
 
 

@@ -82,7 +82,7 @@ class Examined(Trainer):
         if not loss.isfinite():
             raise SpeculationError(
                 f"the loss is {float(loss)} at step {self.state.global_step + 1}, with a learning rate of "
-                f"{self.args.learning_rate:g}; set learning_rate lower"
+                f"{self.args.learning_rate:g}; lower learning_rate"
             )
         return loss
 
@@ -157,7 +157,8 @@ def learn(
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     except (OSError, SafetensorError) as error:
         raise SpeculationError(
-            f"cannot write to {folder}: {error}; once there is room the same command goes on from the last checkpoint"
+            f"cannot write to {folder}: {error}; make room and run the same command again, which continues from "
+            "the last checkpoint"
         ) from error
 
 

@@ -3,39 +3,49 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
 from ..errors import SpeculationError
 from ..loading.chat import prompt_ids
 from ..loading.checks import check_seed
-from ..loading.models import Pair, TargetSettings
+from ..loading.models import PROMPT_SOURCES, Pair, TargetSettings
 from ..loading.prompts import sample_examples, sample_prompts
 from ..target.inputs import position_limit
 from .writing import Text, own_prompts, prompts_of, write_texts
+
+_texts: Any = partial(Option, rich_help_panel="Texts that the target writes")
+training_option: Any = partial(Option, rich_help_panel="Training")
 
 
 @dataclass(kw_only=True)
 class OwnTextSettings(TargetSettings):
     """Arguments of such a command."""
 
-    output: Annotated[str, Option(help="Folder of what is trained; an interrupted run goes on from there.")]
+    output: Annotated[str, Option(help="Folder to write to; the same command continues an interrupted training there.")]
     data: Annotated[
-        list[str], Option(help="Prompts to answer, beside those the target writes itself; may be given several times.")
+        list[str],
+        Option(
+            help=f"More prompts for the target to answer: {PROMPT_SOURCES}; may be given several times. Of a data set "
+            "the split train is the default."
+        ),
     ] = field(default_factory=list)
-    own_prompts: Annotated[int, Option(help="Prompts that the target writes itself.")] = 2000
-    limit: Annotated[int | None, Option(help="Prompts to take of each file, drawn at random.")] = None
-    max_new_tokens: Annotated[int, Option(help="Tokens of an answer.")] = 224
-    rows: Annotated[int, Option(help="Texts that are written at once.")] = 48
-    raw: Annotated[float, Option(help="Share of the prompts continued as they are, without the chat template.")] = 0.2
-    sampled: Annotated[float, Option(help="Share answered at temperature 1; the others greedily.")] = 0.4
-    epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 8.0
-    batch_size: Annotated[int, Option(help="Texts per step of the training.")] = 16
-    learning_rate: Annotated[float, Option(help="At its highest.")] = 1e-3
-    held_out: Annotated[float, Option(help="Share of the prompts whose texts are never learned from.")] = 0.04
-    seed: Annotated[int, Option(help="Of sampling, of the split and of the training.")] = 0
+    own_prompts: Annotated[int, _texts(help="Number of prompts that the target makes up itself.")] = 2000
+    limit: Annotated[
+        int | None, _texts(help="Take only this many prompts of each --data, at random; default: all.")
+    ] = None
+    max_new_tokens: Annotated[int, _texts(help="Tokens per answer, at most.")] = 224
+    rows: Annotated[int, _texts(help="Batch size when the target writes.")] = 48
+    raw: Annotated[float, _texts(help="Share of prompts continued as plain text, without the chat template.")] = 0.2
+    sampled: Annotated[float, _texts(help="Share answered at temperature 1; the others are greedy.")] = 0.4
+    epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 8.0
+    batch_size: Annotated[int, training_option(help="Texts per training step.")] = 16
+    learning_rate: Annotated[float, training_option(help="Peak learning rate.")] = 1e-3
+    held_out: Annotated[float, training_option(help="Share of the prompts kept for testing.")] = 0.04
+    seed: Annotated[int, training_option(help="Seed of sampling, of the split and of the training.")] = 0
 
     ranges: ClassVar[dict[str, tuple[float, float]]] = {
         "own_prompts": (0, 10_000_000),
@@ -60,7 +70,7 @@ class OwnTextSettings(TargetSettings):
         if self.limit is not None and self.limit < 1:
             raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
         if not self.data and not self.own_prompts:
-            raise SpeculationError("there is nothing to answer: give data, or own_prompts above 0")
+            raise SpeculationError("there are no prompts to answer; give data, or set own_prompts above 0")
         check_seed(self.seed)
 
     def questions(self) -> list[str]:
@@ -80,8 +90,8 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
     prompts = prompts_of(pair.tokenizer, questions, settings.raw, settings.sampled, longest, settings.seed)
     if not prompts:
         raise SpeculationError(
-            f"no prompt has {longest} tokens or less, which max_new_tokens={settings.max_new_tokens} and the target's "
-            "context leave; give shorter prompts"
+            f"every prompt is longer than the {longest} tokens that max_new_tokens={settings.max_new_tokens} "
+            "and the target's context leave room for; give shorter prompts"
         )
     return write_texts(
         pair.target,
@@ -103,7 +113,7 @@ def special_tokens(pair: Pair, vocab: int, known: int) -> list[int]:
     special = [token for token in set(pair.tokenizer.all_special_ids) if token < vocab]
     if len(special) > known:
         raise SpeculationError(
-            f"known_tokens must be {len(special)} or more, as many as the target has special tokens, got {known}"
+            f"known_tokens must be {len(special)} or more, the number of the target's special tokens, got {known}"
         )
     return special
 
@@ -130,7 +140,7 @@ def halves(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text
     """What is learned from, and what is examined on: other prompts, one at least."""
     places = {text.prompt: random.Random(seed * 1_000_003 + text.prompt).random() for text in texts}
     if len(places) < 2:
-        raise SpeculationError(f"{len(texts)} texts are too few to hold some of them out; give more prompts")
+        raise SpeculationError(f"{len(texts)} texts are too few to train on some and test on others; give more prompts")
     least = sorted(places.values())
     border = min(max(held_out, least[1]), least[-1])  # one prompt is examined, and one is learned from, in any case
     parts: tuple[list[Text], list[Text]] = ([], [])

@@ -152,8 +152,8 @@ def own_prompts(
             fruitless = fruitless + 1 if len(known) == before else 0
             if fruitless == FRUITLESS:
                 raise SpeculationError(
-                    f"the target wrote {fruitless * rows} prompts of its own, none of more than {SHORTEST} characters; "
-                    "set own_prompts to 0 and give data"
+                    f"the target wrote {fruitless * rows} prompts of its own, none longer than {SHORTEST} "
+                    "characters; set own_prompts to 0 and give data"
                 )
             write_whole(file, json.dumps(known))
             bar.update(min(len(known), count) - bar.n)

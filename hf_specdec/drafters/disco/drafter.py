@@ -92,7 +92,9 @@ class DiscoDrafter(ModelDrafter):
             )
         vocab = draft_model.config.get_text_config(decoder=True).vocab_size
         if self.config.k > vocab:
-            raise SpeculationError(f"k={self.config.k} is more than the draft's vocabulary of {vocab} tokens; lower it")
+            raise SpeculationError(
+                f"k={self.config.k} is more than the draft model's vocabulary of {vocab} tokens; lower k"
+            )
         self.trained = classifier is not None
         self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden)
         self.classifier.requires_grad_(False)
@@ -108,8 +110,9 @@ class DiscoDrafter(ModelDrafter):
     def check_target(self, target: "PreTrainedModel") -> None:
         if not self.trained:
             raise SpeculationError(
-                "speculation_type='disco' has no trained stop classifier; train one with `hf-specdec train disco` and "
-                "pass it as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
+                "speculation_type='disco' needs a trained stop classifier; train one with `hf-specdec train "
+                "disco` and pass it as assistant_model=Drafter.from_pretrained(folder) or "
+                "speculation={'drafter': folder}"
             )
         super().check_target(target)
 

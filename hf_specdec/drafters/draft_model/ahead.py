@@ -74,19 +74,21 @@ def read_ahead(draft_model: "PreTrainedModel", smaller: "PreTrainedModel | None"
     below = smaller
     while below is not None:
         if below is draft_model:
-            raise SpeculationError("a draft model cannot read ahead by itself; name a smaller one, or none for copies")
+            raise SpeculationError(
+                "smaller must be another model than draft_model; pass a smaller one, or None to guess by copying"
+            )
         below = how.smaller if (how := reading_ahead(below)) is not None else None
     if smaller is not None:
         mine, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (draft_model, smaller))
         if sizes_apart(mine, theirs):
             raise SpeculationError(
-                f"smaller has a vocabulary of {theirs} tokens and the draft model one of {mine}; name a model of the "
-                "same tokenizer, or none for copies"
+                f"smaller has a vocabulary of {theirs} tokens and the draft model one of {mine}; pass a model "
+                "with the same tokenizer, or None to guess by copying"
             )
         if support(smaller) < Support.LOCKSTEP:
             raise SpeculationError(
-                f"smaller is a {type(smaller).__name__}, which {ability(smaller).why}; name one with attention layers "
-                "only, or none for copies"
+                f"smaller is a {type(smaller).__name__}, which {ability(smaller).why}; pass a model with "
+                "attention layers only, or None to guess by copying"
             )
     vars(draft_model)[HOW] = ReadingAhead(smaller)
 
@@ -223,7 +225,7 @@ class Ahead:
         """What it gained, in words."""
         if not self.steps:
             return []
-        return [f"{self.known} of {self.steps} draft steps were foreseen and needed no forward of the draft model"]
+        return [f"{self.known} of {self.steps} draft steps were read ahead and needed no forward of the draft model"]
 
 
 def copied(text: np.ndarray) -> tuple[int, list[int]]:

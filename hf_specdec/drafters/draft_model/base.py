@@ -36,8 +36,8 @@ class ModelDrafter(Drafter):
         expect_model("draft_model", draft_model)
         if getattr(draft_model.config.get_text_config(decoder=True), "vocab_size", None) is None:
             raise SpeculationError(
-                f"draft_model {type(draft_model).__name__} has no vocabulary, so it is no language model; a "
-                "DFlash model drafts with DFlashDrafter"
+                f"draft_model must be a causal language model, got {type(draft_model).__name__}, which has no "
+                "vocabulary; for a DFlash model use DFlashDrafter"
             )
         self.draft_model = draft_model
 
@@ -50,19 +50,20 @@ class ModelDrafter(Drafter):
             )
         if target.config.is_encoder_decoder and not crosses(self.draft_model):
             raise SpeculationError(
-                f"draft_model {mine} reads no source, as {theirs} does; an encoder-decoder needs a draft of its own "
-                "family, or a decoder that shares its encoder"
+                f"the target {theirs} is an encoder-decoder, and draft_model {mine} is not; use a draft of the "
+                "same family, or a decoder that shares the target's encoder"
             )
         if target.main_input_name != self.draft_model.main_input_name and self.draft_model.config.is_encoder_decoder:
             raise SpeculationError(
-                f"{theirs} reads {target.main_input_name}, draft_model {mine} {self.draft_model.main_input_name}; name "
-                "a draft of the same family"
+                f"the target {theirs} reads {target.main_input_name}, and draft_model {mine} reads "
+                f"{self.draft_model.main_input_name}; use a draft of the same family"
             )
         if (speech := translation(self.draft_model)) is None:
             check_same_tokenizer(target, self.draft_model)
         elif crosses(target):
             raise SpeculationError(
-                "a translated draft reads no source; for an encoder-decoder use one of its tokenizer"
+                "a translated draft model cannot draft for an encoder-decoder; use a draft with the target's "
+                "own tokenizer"
             )
         else:
             speech.check(target)
@@ -87,9 +88,9 @@ class ModelDrafter(Drafter):
 def unreadable(draft: "PreTrainedModel", prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
     """What a call lacks that a draft model would have to read; empty where it lacks nothing."""
     if prompt_ids.shape[1] == 0:
-        return f"draft_model {type(draft).__name__} reads token ids, and the prompt is inputs_embeds"
+        return f"draft_model {type(draft).__name__} needs token ids, and the prompt is inputs_embeds"
     if source is not None and draft.config.is_encoder_decoder and draft.main_input_name not in source:
-        return f"draft_model {type(draft).__name__} reads {draft.main_input_name}, which the call does not hold"
+        return f"draft_model {type(draft).__name__} reads {draft.main_input_name}, which was not passed to generate"
     return ""
 
 
@@ -115,6 +116,6 @@ def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") ->
             differ.append(f"{name} {sorted(a)} and {sorted(b)}")
     if differ:
         raise SpeculationError(
-            f"the target and the draft have different tokenizers ({'; '.join(differ)}). Use a draft of the same "
-            "family, or name both tokenizers: generate(..., tokenizer=..., assistant_tokenizer=...)"
+            f"the target and the draft model have different tokenizers ({'; '.join(differ)}). Use a draft of "
+            "the same family, or pass both tokenizers: generate(..., tokenizer=..., assistant_tokenizer=...)"
         )

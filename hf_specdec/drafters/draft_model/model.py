@@ -203,7 +203,7 @@ def check_room(prompt_mask: Tensor, limit: int) -> None:
         ValueError: one does.
     """
     if (longest := int(prompt_mask.sum(-1).max())) >= limit:
-        raise ValueError(f"the prompt has {longest} tokens, the draft's context {limit}")
+        raise ValueError(f"the prompt has {longest} tokens, and the draft model's context holds {limit}")
 
 
 def _windowed(model: "PreTrainedModel") -> bool:

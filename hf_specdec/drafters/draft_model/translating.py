@@ -57,9 +57,9 @@ class Translation:
         ends, mine = ids_of(getattr(config, "eos_token_id", None)), self.target.eos_token_id
         if sizes_apart(self.size, config.vocab_size) or (mine is not None and ends and mine not in ends):
             raise SpeculationError(
-                f"the draft model is translated for a target of {self.size} tokens that ends with {mine}, and "
-                f"{type(target).__name__} has {config.vocab_size} and ends with {sorted(ends)}; name this target's "
-                "tokenizer in translated(...), or undo it with untranslated(draft_model)"
+                f"the draft model was translated for a target of {self.size} tokens with the EOS token {mine}, "
+                f"and {type(target).__name__} has {config.vocab_size} tokens and the EOS tokens {sorted(ends)}; "
+                "pass this target's tokenizer to translated(...), or undo it with untranslated(draft_model)"
             )
 
     def prompt(self, tokens: Sequence[int]) -> list[int]:
@@ -113,7 +113,7 @@ def translated(
     same = dict(known.target_to_assistant_input_ids)
     if len(same) < 2:
         raise SpeculationError(
-            f"the target's vocabulary and the draft's have {len(same)} tokens in common, of {size} and "
+            f"the target's vocabulary and the draft model's share {len(same)} tokens, of {size} and "
             f"{len(draft_tokenizer)}; use a draft of a closer family"
         )
     vars(draft_model)[SPEAKS] = Translation(tokenizer, draft_tokenizer, same, size)
@@ -175,7 +175,9 @@ class TranslatedModel(OverCache):
         real = to_device([[0] * (width - len(row)) + [1] * len(row) for row in mine], self.device)
         # Rows as long as each other in the target's tokens are not so in the draft's.
         if len(mine) > 1 and support(model) is not Support.RAGGED:
-            raise ValueError("rows of a translated batch have different lengths, which the draft model does not take")
+            raise ValueError(
+                "rows of a translated batch have different lengths, which the draft model does not support"
+            )
         alone, ids = lockstep and len(mine) == 1, to_device(self.texts, self.device)
         self.inner = ModelOverCache(model, ids, real, alone, *others, **options)
         self.stats = self.inner.stats
@@ -210,7 +212,9 @@ class TranslatedModel(OverCache):
         self.held = list(lengths)
         width, mine = max(map(len, self.texts)), [len(text) for text in self.texts]
         if width > self.inner.context_limit:
-            raise ValueError(f"the text has {width} of the draft's tokens, its context {self.inner.context_limit}")
+            raise ValueError(
+                f"the text has {width} tokens of the draft model, whose context holds {self.inner.context_limit}"
+            )
         padded = [text + [0] * (width - len(text)) for text in self.texts]
         return self.speech.logits(read(to_device(padded, self.device), mine))
 

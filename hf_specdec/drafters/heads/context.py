@@ -22,8 +22,8 @@ def check_attention(config: PreTrainedConfig) -> None:
     kind = config._attn_implementation
     if kind not in (None, "eager", "sdpa"):
         raise SpeculationError(
-            f"the heads' attention is {kind!r}, which takes no rows of different lengths; load what they belong to "
-            'with attn_implementation="sdpa"'
+            f"the heads use {kind!r} attention, which does not support rows of different lengths; load their "
+            'model with attn_implementation="sdpa"'
         )
 
 

@@ -116,8 +116,8 @@ class DFlashDrafter(Drafter):
         super().__init__()
         if missing := [n for n in ("block_size", "mask_token_id", "target_layer_ids") if not _has(draft_model, n)]:
             raise SpeculationError(
-                f"draft_model {type(draft_model).__name__} is no DFlash model: its config has no {missing[0]}; draft "
-                "with DraftModelDrafter"
+                f"draft_model {type(draft_model).__name__} is not a DFlash model: its config has no "
+                f"{missing[0]}; use DraftModelDrafter"
             )
         self.draft_model = draft_model
 
@@ -126,8 +126,8 @@ class DFlashDrafter(Drafter):
         if mine.hidden_size != theirs.hidden_size or max(mine.target_layer_ids) >= theirs.num_hidden_layers:
             raise SpeculationError(
                 f"this DFlash model reads layers {list(mine.target_layer_ids)} of width {mine.hidden_size}, and "
-                f"{type(target).__name__} has {theirs.num_hidden_layers} of width {theirs.hidden_size}; use the target "
-                "that it was trained for"
+                f"{type(target).__name__} has {theirs.num_hidden_layers} layers of width {theirs.hidden_size}; "
+                "use the target that it was trained for"
             )
         check_attention(mine)
 

@@ -115,12 +115,14 @@ class MtpDrafter(Drafter):
     def check_target(self, target: "PreTrainedModel") -> None:
         if not getattr(target.config.get_text_config(), "num_mtp_layers", None):
             raise SpeculationError(
-                f"{type(target).__name__} has no layers for multi-token prediction (num_mtp_layers in its config); "
-                "draft with another drafter"
+                f"{type(target).__name__} has no layers for multi-token prediction (num_mtp_layers in its "
+                "config); use another drafter"
             )
         config = self._layers(target).config
         if unknown := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
-            raise SpeculationError(f"no masks for MTP layers of type {', '.join(sorted(unknown))}; use another drafter")
+            raise SpeculationError(
+                f"MTP layers of type {', '.join(sorted(unknown))} are not supported; use another drafter"
+            )
         check_attention(config)
 
     def start(self, context: DraftContext) -> DraftSession:
@@ -139,8 +141,8 @@ class MtpDrafter(Drafter):
             except Exception as error:  # every checkpoint fails in its own way
                 said = " ".join(str(error).split())
                 raise SpeculationError(
-                    f"the checkpoint {target.config.name_or_path!r} gave no layers for multi-token prediction: {said}; "
-                    "load the target from one that has them, or pass MtpDrafter(model)"
+                    f"the checkpoint {target.config.name_or_path!r} holds no layers for multi-token prediction: "
+                    f"{said}; load the target from one that has them, or pass MtpDrafter(model)"
                 ) from error
         return loaded[0]
 

@@ -95,8 +95,8 @@ class NGramDrafter(Drafter):
     def check_target(self, target: "PreTrainedModel") -> None:
         if self.model is None:
             raise SpeculationError(
-                "speculation_type='ngram' has no trained model; train one with `hf-specdec train ngram` and pass it "
-                "as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
+                "speculation_type='ngram' needs a trained model; train one with `hf-specdec train ngram` and "
+                "pass it as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
             )
         vocab_size = target.config.get_text_config().vocab_size
         fix = "Train the drafter with the target's tokenizer: hf-specdec train ngram --tokenizer <the target>"
@@ -109,7 +109,10 @@ class NGramDrafter(Drafter):
 
     def start(self, context: DraftContext) -> DraftSession:
         if self.model is None:
-            raise SpeculationError("NGramDrafter has no trained model; give it one as its first argument")
+            raise SpeculationError(
+                "NGramDrafter needs a trained n-gram model as its first argument; train one with `hf-specdec train "
+                "ngram`"
+            )
         gamma = self.config.num_draft_tokens
         if gamma != "auto":
             context.stats.window = int(gamma)

@@ -177,7 +177,10 @@ class NGramModel:
             good &= bool((np.diff(keys) > 0).all()) and bool(((keys >= 0) & (keys < parents * self.vocab_size)).all())
             parents = len(keys)
         if not good:
-            raise SpeculationError("n-gram weights are damaged: tables disagree or hold no probabilities; train again")
+            raise SpeculationError(
+                "n-gram weights are damaged: their tables do not fit each other, or do not hold probabilities; "
+                "train the drafter again"
+            )
 
 
 def _largest(values: np.ndarray, count: int) -> list[int]:

@@ -167,7 +167,7 @@ class PearlDrafter(ModelDrafter):
             self._joined().check(ranks_of(target))
         if target.config.is_encoder_decoder:
             raise SpeculationError(
-                f"PEARL's worker is told of texts, and {type(target).__name__} is an encoder-decoder; use "
+                f"PEARL does not support encoder-decoders such as {type(target).__name__}; use "
                 "DraftModelDrafter(draft_model)"
             )
         super().check_target(target)

@@ -79,12 +79,12 @@ class Seat:
                 "is False"
             )
         if self.closed:
-            raise SpeculationError("this drafter was closed, and its drafting rank has ended; launch anew")
+            raise SpeculationError("this drafter was closed, and its drafting rank has ended; start the launch again")
         if self.targets > 1 and (ranks is None or ranks.size != self.targets):
             raise SpeculationError(
-                f"the launch has {self.targets} ranks for the target, and this one lies on "
-                f"{1 if ranks is None else ranks.size}; load it after the drafter was made, spread over them: "
-                'from_pretrained(name, distributed_config=DistributedConfig(tp_plan="auto"))'
+                f"the launch has {self.targets} ranks for the target, and this target is on "
+                f"{1 if ranks is None else ranks.size}; create the drafter first, then load the target over all "
+                'of them: from_pretrained(name, distributed_config=DistributedConfig(tp_plan="auto"))'
             )
 
     def close(self) -> None:
@@ -98,14 +98,17 @@ class Seat:
         line, self.line = self.line, None
         if line is None:
             raise SpeculationError(
-                f"serve() belongs on the drafting rank, and once: this is rank {self.rank}, the drafting one is rank "
-                f"{self.targets}. Ask drafter.drafts first, and generate where it is False"
+                f"serve() must be called once, on the drafting rank, which is rank {self.targets}, and this is "
+                f"rank {self.rank}. Check drafter.drafts first, and call generate where it is False"
             )
         serve(line, model)
         if line.error:
-            warn(f"the drafting rank stops, it raised {line.error}. The target's ranks finish alone.")
+            warn(
+                f"the drafting rank stops, because it raised {line.error}. The text is not affected: the target's "
+                "ranks finish it without drafts"
+            )
         elif line.in_call:
-            warn("the drafting rank stops: the target's leading rank hung up in the middle of a call.")
+            warn("the drafting rank stops: the target's leading rank closed the connection in the middle of a call")
 
 
 class DraftersLine(Link):
@@ -167,8 +170,8 @@ def join(draft_model: "PreTrainedModel", patience: float) -> Seat:
         card = json.loads(shelf.get("card"))
     except dist.DistStoreError as error:
         raise SpeculationError(
-            f"rank {ranks - 1}, the drafting one, has made no drafter in {PATIENCE} seconds; every rank makes "
-            'PearlDrafter(draft_model, worker="rank").join(), the last one too'
+            f"rank {ranks - 1}, the drafting one, has not created its drafter within {PATIENCE} seconds; call "
+            'PearlDrafter(draft_model, worker="rank").join() on every rank, the last one too'
         ) from error
     seat = Seat(rank, ranks - 1, Support(card["support"]))
     if rank == 0:
@@ -183,18 +186,20 @@ def _launched() -> tuple[int, int]:
     """This process's rank and how many there are."""
     if _joined:
         raise SpeculationError(
-            'worker="rank" serves one drafter per launch, and this process has made one; use it again, or launch anew'
+            'worker="rank" allows one drafter per launch, and this process has created one; reuse it, or start '
+            "a new launch"
         )
     if dist.is_initialized():
         raise SpeculationError(
-            'worker="rank": this process has a process group already, and the drafting rank must stay out of it; make '
-            "the drafter before the target is loaded and before anything else of accelerate or torch.distributed"
+            'worker="rank": this process has a process group already, and the drafting rank must stay out of '
+            "it; create the drafter before you load the target, and before anything else of accelerate or "
+            "torch.distributed"
         )
     told = {name: os.environ.get(name) for name in LAUNCH if name != "LOCAL_WORLD_SIZE"}
     if missing := [name for name, value in told.items() if not value]:
-        raise SpeculationError(f'worker="rank" needs a launch of 2 ranks or more, {missing[0]} is not set; {HOW}')
+        raise SpeculationError(f'worker="rank" needs a launch of 2 ranks or more, and {missing[0]} is not set; {HOW}')
     if (ranks := int(told["WORLD_SIZE"] or 1)) < 2:
-        raise SpeculationError(f'worker="rank" needs a launch of 2 ranks or more, WORLD_SIZE is {ranks}; {HOW}')
+        raise SpeculationError(f'worker="rank" needs a launch of 2 ranks or more, got WORLD_SIZE={ranks}; {HOW}')
     return int(told["RANK"] or 0), ranks
 
 
@@ -262,8 +267,8 @@ def _admit(listener: socket.socket, secret: bytes, patience: float) -> socket.so
             pass
         end.close()
     raise SpeculationError(
-        f"the target's leading rank, rank 0, has not connected to the drafting one in {patience} seconds; it must "
-        'make PearlDrafter(draft_model, worker="rank").join(), too, and reach this host'
+        f"rank 0, the target's leading one, has not connected to the drafting rank within {patience} seconds; "
+        'it must call PearlDrafter(draft_model, worker="rank").join(), too, and be able to reach this host'
     )
 
 

@@ -224,7 +224,7 @@ class PearlSession(DraftSession):
         """The next message, taken in; what was drafted for older orders is passed over."""
         message = None if deadline.over else self.worker.link.receive(deadline.left)
         if message is None:
-            raise TimeoutError(f"the draft worker said nothing of use for {self.patience} seconds")
+            raise TimeoutError(f"the draft worker gave no usable answer for {self.patience} seconds")
         kind, body = message
         if kind is Kind.ERROR:
             raise RuntimeError(f"the draft worker raised {body[:1000].decode(errors='replace')}")

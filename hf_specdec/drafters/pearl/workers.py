@@ -141,7 +141,7 @@ def make_ready(worker: Worker, model: "PreTrainedModel", patience: float, thread
         worker.link.send(Kind.MODEL, encode_object((model, threads)))
         answer = worker.link.receive(QUIET) or _heard(worker.link)
         if answer is None or answer[0] is not Kind.READY:
-            reason = "it said nothing" if answer is None else answer[1].decode(errors="replace")
+            reason = "it did not answer" if answer is None else answer[1].decode(errors="replace")
             raise RuntimeError(f"the draft worker could not start: {reason}")
         worker.link.patience, worker.ready = patience, True
     except BaseException:
@@ -151,5 +151,5 @@ def make_ready(worker: Worker, model: "PreTrainedModel", patience: float, thread
 
 def _heard(link: Link) -> tuple[Kind, bytes] | None:
     """The answer of a worker that takes its time."""
-    _log.warning("PEARL's draft worker is starting in a process of its own, which takes some seconds, once per drafter")
+    _log.warning("PEARL starts its draft worker in a process of its own. This takes some seconds, once per drafter")
     return link.receive(START_PATIENCE)

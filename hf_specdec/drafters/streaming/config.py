@@ -64,8 +64,8 @@ class StreamingConfig(DrafterConfig):
         gamma, k = self.num_streams, self.num_candidates
         if self.tree == "product" and sum(k**g for g in range(1, gamma + 1)) > LARGEST_PRODUCT:
             raise ValueError(
-                f"tree is 'product', and {k} candidates of {gamma} streams make more than {LARGEST_PRODUCT} nodes; set "
-                "num_candidates lower, or tree to 'value'"
+                f"tree='product' allows at most {LARGEST_PRODUCT} nodes, and {k} candidates of {gamma} streams "
+                "make more; set num_candidates lower, or tree to 'value'"
             )
         if 0 < self.known_tokens < k:
             raise ValueError(f"num_candidates must be at most known_tokens={self.known_tokens}, got {k}")

@@ -107,7 +107,9 @@ class StreamingDrafter(Drafter):
             acceptance_sampled=acceptance_sampled or [],
         )
         if prune_below > 0 and prune_rank == 0:
-            raise SpeculationError(f"prune_below is {prune_below}, and streams without a pruning map take 0 only")
+            raise SpeculationError(
+                f"prune_below must be 0 for streams without a pruning map (prune_rank=0), got {prune_below}"
+            )
         self.streams = Streams(self.config).to(torch.bfloat16).requires_grad_(False)
         self.trained = False
         """whether its weights have been loaded or learned"""
@@ -125,8 +127,9 @@ class StreamingDrafter(Drafter):
     def check_target(self, target: "PreTrainedModel") -> None:
         if not self.trained:
             raise SpeculationError(
-                "speculation_type='streaming' has no trained streams; train them with `hf-specdec train streaming` and "
-                "pass them as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
+                "speculation_type='streaming' needs trained streams; train them with `hf-specdec train "
+                "streaming` and pass them as assistant_model=Drafter.from_pretrained(folder) or "
+                "speculation={'drafter': folder}"
             )
         self._check_fit(target)
         self._check_tuned(target)
@@ -135,8 +138,9 @@ class StreamingDrafter(Drafter):
         size = target.config.get_text_config(decoder=True).hidden_size
         if size != self.config.hidden_size:
             raise SpeculationError(
-                f"these streams were trained for states of {self.config.hidden_size} units, and the target's have "
-                f"{size}; use the target they were trained for, or train others with `hf-specdec train streaming`"
+                f"these streams were trained for hidden states of size {self.config.hidden_size}, and the "
+                f"target's have size {size}; use the target they were trained for, or train others with "
+                "`hf-specdec train streaming`"
             )
         upper = Upper(target, self.config.num_layers)
         for name, (size, out) in self.config.adapted.items():
@@ -152,7 +156,9 @@ class StreamingDrafter(Drafter):
                         f"layers have {found or 'none of this name'}; use the target they were trained for"
                     )
         if upper.head.weight.is_meta:
-            raise SpeculationError("streams need the target's head in memory, and it is offloaded; give it a device")
+            raise SpeculationError(
+                "streams need the target's output head in memory, and it is offloaded; place it on a device"
+            )
         vocab = upper.head.out_features
         if (
             len(known := self.streams.known)
@@ -160,15 +166,15 @@ class StreamingDrafter(Drafter):
             and not 0 <= int(known.min()) <= int(known.max()) < vocab
         ):
             raise SpeculationError(
-                f"these streams know tokens up to id {int(known.max())}, and the target has {vocab}; use the target "
-                "they were trained for"
+                f"these streams know token ids up to {int(known.max())}, and the target has {vocab} tokens; use "
+                "the target they were trained for"
             )
 
     def _check_tuned(self, target: "PreTrainedModel") -> None:
         if self.config.mode == "tuned" and getattr(target.config, MARK, None) != self.mark():
             raise SpeculationError(
-                "these streams were trained together with the target's upper layers, and this target is as it was "
-                "before; call drafter.tune(target) first, or train streams that leave it untouched"
+                "these streams were trained together with the target's upper layers, and this target has not "
+                "been tuned; call drafter.tune(target) first, or train streams with --mode untouched"
             )
 
     def tune(self, target: "PreTrainedModel") -> None:
@@ -184,7 +190,7 @@ class StreamingDrafter(Drafter):
             raise SpeculationError("these streams leave their target untouched; use them as they are, without tune()")
         found, mark = getattr(target.config, MARK, None), self.mark()
         if found not in (None, mark):
-            raise SpeculationError("the target was tuned together with other streams; load it anew")
+            raise SpeculationError("the target was tuned together with other streams; load the target again")
         self._check_fit(target)
         upper = Upper(target, self.config.num_layers)
         weights: list[Any] = [
@@ -192,8 +198,8 @@ class StreamingDrafter(Drafter):
         ]
         if not all(type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta for weight in weights):
             raise SpeculationError(
-                "tune() adds to plain weights in memory, and the target's are quantized or offloaded; load it plainly, "
-                "tune it, and save it"
+                "tune() needs the target's weights in memory and not quantized; load it without quantization "
+                "and offloading, tune it, and save it"
             )
         if found is None:
             self.streams.merge(upper)
@@ -225,7 +231,7 @@ class StreamingDrafter(Drafter):
     def start(self, context: DraftContext) -> StreamingSession:
         target = context.target
         if target is None:
-            raise SpeculationError("streams live inside the target, which is in another process; use another drafter")
+            raise SpeculationError("streams run inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
         tuner = self._tuners[context.do_sample].of(target, context.rows)
         survival = self._survival.of(target, context.do_sample)

@@ -180,9 +180,9 @@ class StreamingSession(DraftSession):
     def close(self) -> None:
         notes = self.context.stats.notes
         if self.pruned:
-            notes.append(f"{self.pruned} of {self.drafted} drafted tokens were pruned in mid-forward")
+            notes.append(f"{self.pruned} of {self.drafted} drafted tokens were pruned in the middle of the forward")
         if self.rested:
-            notes.append(f"in {self.rested} of {self.rounds} rounds no tree promised to pay for itself")
+            notes.append(f"nothing was drafted in {self.rested} of {self.rounds} rounds, as no draft was likely to pay")
 
 
 def _node(kinds: Sequence[object]) -> Node | None:

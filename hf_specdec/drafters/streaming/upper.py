@@ -35,12 +35,14 @@ class Upper:
         rotary = getattr(decoder, "rotary_emb", None)
         if not fine or (rotary is None and not hasattr(decoder, "embed_positions")):
             raise SpeculationError(
-                f"streams join decoders with `layers`, one norm behind them and rotary or learned positions (Llama, "
-                f"Qwen2 and 3, Phi, OPT and their like); {type(model).__name__} is built otherwise. Use another drafter"
+                "streams need a decoder with `layers`, one norm behind them, and rotary or learned positions "
+                f"(Llama, Qwen2 and 3, Phi, OPT and similar models); {type(model).__name__} is built "
+                "differently. Use another drafter"
             )
         if not count < len(layers):
             raise SpeculationError(
-                f"num_layers must be below the target's {len(layers)} layers, got {count}: streams begin above one"
+                f"num_layers must be below the target's {len(layers)} layers, got {count}: streams begin above "
+                "at least one"
             )
         self.decoder, self.layers, self.head = decoder, layers[len(layers) - count :], head
         self.first, self.rotary, self.norm = len(layers) - count, rotary, getattr(decoder, norms[0])

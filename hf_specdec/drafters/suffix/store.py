@@ -172,7 +172,7 @@ class SuffixStore:
                 metadata = stored.metadata() or {}
                 tokens = stored.get_tensor("tokens").numpy()
         except (SafetensorError, OSError) as error:
-            raise SpeculationError(f"{file} is no whole suffix store ({error}); save the store again") from error
+            raise SpeculationError(f"{file} is not a complete suffix store ({error}); save the store again") from error
         if tokens.dtype != np.int32 or tokens.ndim != 1 or metadata.get("crc32") != str(zlib.crc32(tokens.tobytes())):
             raise SpeculationError(f"{file} is damaged: its tokens do not match their checksum; save the store again")
         store = cls(memory_mb)

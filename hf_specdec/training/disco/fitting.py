@@ -60,8 +60,9 @@ def fit(
         if min(mean, 1 - mean) < 1e-6:
             name = "sampled" if do_sample else "greedy"
             raise SpeculationError(
-                f"the {name} training records hold {'accepted' if mean > 0.5 else 'rejected'} tokens only, so there is "
-                "nothing to tell apart; give more data, or a fixed window (speculation_type='draft_model')"
+                f"the {name} training records hold {'accepted' if mean > 0.5 else 'rejected'} tokens only, so "
+                "there is nothing to learn; give more data, or use a fixed window "
+                "(speculation_type='draft_model')"
             )
     classifier = StopClassifier(x.shape[1] - EXTRA, hidden)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=LEARNING_RATE, weight_decay=1e-3)
@@ -114,7 +115,7 @@ def f1(predicted: Tensor, actual: Tensor) -> float:
 def _stack(records: Mapping[bool, Sequence[Record]]) -> tuple[Tensor, Tensor, Tensor]:
     """Features [N, k + 4], regime [N], β [N] of all tokens."""
     if not records or any(not some for some in records.values()):
-        raise SpeculationError("there are no records to train on; extract some from at least one prompt")
+        raise SpeculationError("there are no records to train on; give at least one prompt")
     x = torch.cat([r.features for some in records.values() for r in some])
     beta = torch.cat([r.beta for some in records.values() for r in some])
     sizes = {do_sample: sum(map(len, some)) for do_sample, some in records.items()}

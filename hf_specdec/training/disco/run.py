@@ -5,6 +5,7 @@ import random
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -15,7 +16,7 @@ from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError, warn
 from ...loading.checks import check_seed
-from ...loading.models import Pair, PairSettings
+from ...loading.models import PROMPT_SOURCES, Pair, PairSettings
 from ...loading.outputs import writable_folder
 from ...loading.prompts import Prompt, sample_prompts
 from ..folder import interruptible
@@ -31,33 +32,52 @@ REGIMES = {"greedy": False, "sampled": True}
 BUDGET: Literal["budget"] = "budget"
 """the rule without a τ"""
 
+_texts: Any = partial(Option, rich_help_panel="Texts that the target writes")
+_rule: Any = partial(Option, rich_help_panel="The stop rule")
+_classifier: Any = partial(Option, rich_help_panel="The classifier")
+
 
 @dataclass(kw_only=True)
 class TrainSettings(PairSettings):
     """Arguments of the command."""
 
-    draft: Annotated[str, Option(help="Folder, Hub repo or GGUF file of the draft model.")] = field()  # must be named
-    data: Annotated[list[str], Option(help="Prompts to train on (the first turn of a conversation); may be repeated.")]
-    output: Annotated[str, Option(help="Folder of the drafter; an interrupted run goes on from there.")]
+    draft: Annotated[str, Option(help="Draft model: a folder, a Hub repo or a GGUF file.")] = field()  # must be named
+    data: Annotated[
+        list[str],
+        Option(
+            help=f"Prompts to train on: {PROMPT_SOURCES}; may be given several times. Of a conversation the first turn "
+            "is taken, of a data set by default the split train."
+        ),
+    ]
+    output: Annotated[
+        str, Option(help="Folder to write the drafter to; the same command continues an interrupted training there.")
+    ]
     validation: Annotated[
-        list[str], Option(help="Prompts to choose τ and SLmax on; a quarter of the data if not given.")
+        list[str], Option(help="Prompts to choose τ and SLmax on, as --data. Default: a quarter of --data.")
     ] = field(default_factory=list)
     limit: Annotated[
-        int | None, Option(help="Prompts to take of each file, drawn at random; half as many for validation.")
+        int | None,
+        _texts(
+            help="Take only this many prompts of each --data, at random; of --validation half as many. Default: all."
+        ),
     ] = None
-    max_new_tokens: Annotated[int, Option(help="Tokens that the target writes per prompt.")] = 128
+    max_new_tokens: Annotated[int, _texts(help="Tokens that the target writes per prompt, at most.")] = 128
     rules: Annotated[
-        list[str], Option("--rule", help="budget, by measured times; or the best τ of token, draft, or both.")
+        list[str],
+        _rule(
+            "--rule",
+            help="When drafting stops: budget (by measured times), or by a threshold τ: token, draft, or both.",
+        ),
     ] = field(default_factory=lambda: ["budget"])
-    longest: Annotated[int, Option(help="Largest SLmax to consider.")] = 32
+    longest: Annotated[int, _rule(help="Largest SLmax (draft tokens per round) to try.")] = 32
     timed_prompts: Annotated[
-        int, Option(help="Prompts on which the clock decides among the best rules; 0 leaves it to a simulation.")
+        int, _rule(help="Prompts on which the best rules are timed; 0 chooses by a simulation instead.")
     ] = 12
-    k: Annotated[int, Option(help="Largest probabilities of the draft that the classifier sees.")] = 10
-    lookup: Annotated[bool, Option(help="Tell the classifier what copying from earlier text proposes.")] = True
-    hidden: Annotated[int, Option(help="Hidden units of the classifier.")] = 32
-    epochs: Annotated[int, Option(help="Of the classifier's training.")] = 100
-    seed: Annotated[int, Option(help="Of sampling, of the split and of the classifier.")] = 0
+    k: Annotated[int, _classifier(help="Number of the draft's largest probabilities that the classifier sees.")] = 10
+    lookup: Annotated[bool, _classifier(help="Also show the classifier what copying earlier text would draft.")] = True
+    hidden: Annotated[int, _classifier(help="Hidden units of the classifier.")] = 32
+    epochs: Annotated[int, _classifier(help="Training epochs of the classifier.")] = 100
+    seed: Annotated[int, _classifier(help="Seed of sampling, of the split and of the classifier.")] = 0
 
     @property
     def rule_names(self) -> list[RuleName]:
@@ -79,7 +99,7 @@ class TrainSettings(PairSettings):
         if not self.data:
             raise SpeculationError("data must name at least one file of prompts")
         if self.rules != [BUDGET] and (not self.rules or set(self.rules) - {"token", "draft"}):
-            raise SpeculationError(f"rules must be {BUDGET}, or token, draft, or both, got {self.rules}")
+            raise SpeculationError(f"rules must be {BUDGET}, or one or both of token and draft, got {self.rules}")
 
 
 @dataclass
@@ -111,7 +131,7 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
     settings.check()
     writable_folder(settings.output)
     prompts = _prompts(settings)
-    with interruptible("the same command goes on where it stopped"):
+    with interruptible("run the same command again to continue"):
         return _train(_Training(settings, settings.load(), *prompts))
 
 
@@ -153,9 +173,10 @@ def _train(run: _Training) -> dict[str, Any]:
         report[name] = {"quality": asdict(found)}
         if found.f1 < found.f1_always:
             warn(
-                f"{name}: the classifier's F1, {found.f1:.3f}, is below the {found.f1_always:.3f} of always accepting: "
-                "it stops drafts that the target would take. Give it more prompts or longer texts to learn from, or "
-                "draft a fixed window (speculation_type='draft_model')"
+                f"{name}: the classifier's F1, {found.f1:.3f}, is below the {found.f1_always:.3f} of always "
+                "accepting: it stops drafts that the target would accept. Texts are not affected, only speed; "
+                "give it more prompts or longer texts to learn from, or use a fixed window "
+                "(speculation_type='draft_model')"
             )
         chosen[name] = _choose(run, classifier, held_out, costs, do_sample)
         report[name]["choices"] = [asdict(choice) for choice in chosen[name]]
@@ -172,14 +193,18 @@ def _prompts(settings: TrainSettings) -> tuple[list[Prompt], list[Prompt]]:
     training = [prompt for path in settings.data for prompt in sample_prompts(path, settings.limit, settings.seed)]
     if settings.validation:
         limit = None if settings.limit is None else max(1, settings.limit // 2)
-        validation = [prompt for path in settings.validation for prompt in sample_prompts(path, limit, settings.seed)]
+        validation = [
+            prompt
+            for path in settings.validation
+            for prompt in sample_prompts(path, limit, settings.seed, split="validation")
+        ]
     else:
         random.Random(settings.seed).shuffle(training)
         held = max(1, len(training) // 4)
         training, validation = training[held:], training[:held]
     training = [prompt for prompt in dict.fromkeys(training) if prompt not in set(validation)]
     if not training:
-        raise SpeculationError("data leaves no prompt to train on beside those for validation; give more prompts")
+        raise SpeculationError("data has no prompt left for training beside those for validation; give more prompts")
     return training, validation
 
 

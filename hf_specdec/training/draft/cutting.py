@@ -50,8 +50,8 @@ def take_over(draft: CutLlamaForCausalLM, earlier: PreTrainedModel) -> None:
     alike = {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
     if not isinstance(earlier, CutLlamaForCausalLM) or earlier.vocab_size != draft.vocab_size or not alike:
         raise SpeculationError(
-            f"start_from must be a draft that was cut out of this target with {len(draft.model.layers)} layers, got a "
-            f"{type(earlier).__name__} of {earlier.config.num_hidden_layers}"
+            f"start_from must be a draft that was cut out of this target with {len(draft.model.layers)} layers, "
+            f"got a {type(earlier).__name__} with {earlier.config.num_hidden_layers}"
         )
     draft.load_state_dict(theirs, strict=False)
     rows = earlier.row_of[draft.token_of]
@@ -67,14 +67,16 @@ def check_cuttable(target: PreTrainedModel, layers: Sequence[int]) -> None:
     """
     if type(target) is not LlamaForCausalLM:
         raise SpeculationError(
-            f"target is a {type(target).__name__}; a draft can be cut out of a LlamaForCausalLM only. For others train "
-            "a small model of the same tokenizer and give it as --draft"
+            f"target is a {type(target).__name__}, and a draft can be cut out of a LlamaForCausalLM only. For "
+            "other models train a small model with the same tokenizer and pass it as --draft"
         )
     if getattr(target, "is_quantized", False):
-        raise SpeculationError("target is quantized; a draft is cut out of plain weights, so load it without")
+        raise SpeculationError(
+            "target is quantized, and a draft can be cut out of plain weights only; load it without quantization"
+        )
     count = target.config.num_hidden_layers
     if not layers or any(not 0 <= layer < count for layer in layers):
-        raise SpeculationError(f"layers must be from 0 to {count - 1} and at least one, got {list(layers)}")
+        raise SpeculationError(f"layers must name at least one layer, from 0 to {count - 1}, got {list(layers)}")
 
 
 def _nearest(rows: Tensor, tokens: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from typer import Option
@@ -23,6 +24,8 @@ from .cutting import check_cuttable, cut, take_over
 from .distilling import Distillation, acceptance, collate, said
 from .teacher import digest, read_lessons
 
+_cut: Any = partial(Option, rich_help_panel="The draft model")
+
 
 @dataclass(kw_only=True)
 class DraftSettings(OwnTextSettings):
@@ -30,11 +33,15 @@ class DraftSettings(OwnTextSettings):
 
     layers: Annotated[
         list[int],
-        Option("--layer", help="Layer of the target to start as; may be given several times; first and last if not."),
+        _cut(
+            "--layer", help="Layer of the target to copy; may be given several times. Default: the first and the last."
+        ),
     ] = field(default_factory=list)
-    known_tokens: Annotated[int, Option(help="Tokens that the draft can write: those the target writes most.")] = 8192
+    known_tokens: Annotated[
+        int, _cut(help="Size of the draft's vocabulary: the tokens that the target writes most often.")
+    ] = 8192
     start_from: Annotated[
-        str | None, Option(help="Draft that was cut out of this target before: go on from what it has learned.")
+        str | None, _cut(help="Folder of a draft that was cut out of this target before; its training is continued.")
     ] = None
 
     ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {"known_tokens": (16, 32_768)}
@@ -54,7 +61,7 @@ def train_draft(settings: DraftSettings) -> dict[str, float]:
     work = writable_folder(settings.output) / "training"
     work.mkdir(exist_ok=True)
     questions = settings.questions()
-    with quiet(), interruptible("the same command goes on where it stopped"):
+    with quiet(), interruptible("run the same command again to continue"):
         pair = settings.load()
         special = _check_target(settings, pair)
         hold_to(work / "made_for.json", {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens})
@@ -80,7 +87,10 @@ def train_draft(settings: DraftSettings) -> dict[str, float]:
 def closing(settings: DraftSettings, found: dict[str, float]) -> Iterator[str]:
     """What the command says at its end."""
     yield f"held out: {said(found)}"
-    yield f"{found['parameters'] / 1e6:.1f} M parameters, and a word of its own for {found['covered']:.1%} of the text"
+    yield (
+        f"{found['parameters'] / 1e6:.1f} M parameters; its vocabulary covers {found['covered']:.1%} of the "
+        "target's tokens"
+    )
     yield f"saved to {settings.output}; try it:"
     own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
     models = ["--target", settings.target, *own, "--draft", settings.output]

@@ -200,6 +200,6 @@ def said(found: dict[str, Any]) -> str:
     streams = ", ".join(f"{sum(row):.0%}" for row in found["acceptance"] or found["acceptance_sampled"])
     early = f"; early exit right {found['early_exit']:.0%}" if "early_exit" in found else ""
     return (
-        f"first stream right {found['first']:.1%}; a candidate of each is, behind those before: {streams}; a tree of "
-        f"{NODES} nodes promises {found['promised']:.2f} tokens per call{early}"
+        f"first stream right {found['first']:.1%}; one of the candidates of each stream right, given those "
+        f"before: {streams}; a tree of {NODES} nodes would give {found['promised']:.2f} tokens per call{early}"
     )

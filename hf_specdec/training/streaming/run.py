@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,10 +25,12 @@ from ...showing.quiet import quiet
 from ...target.masks import attention_windows
 from ..folder import hold_to, interruptible, write_whole
 from ..learning import learn
-from ..own_text import OwnTextSettings, given_texts, halves, own_texts, special_tokens
+from ..own_text import OwnTextSettings, given_texts, halves, own_texts, special_tokens, training_option
 from ..writing import Text, most_frequent
 from .learner import Learner, StreamTraining, acceptance, collate, said
 from .states import read_states
+
+_streams: Any = partial(Option, rich_help_panel="The streams")
 
 
 @dataclass(kw_only=True)
@@ -36,28 +39,35 @@ class StreamingSettings(OwnTextSettings):
 
     mode: Annotated[
         Literal["untouched", "tuned"],
-        Option(help="Leave the target's own text as it is, or let its upper layers learn the texts, too."),
+        Option(help="untouched leaves the target's text as it is; tuned also trains its upper layers on the texts."),
     ] = "untouched"
     answers: Annotated[
-        Literal["own", "given"], Option(help="Learn what the target writes itself, or the answers that the data gives.")
+        Literal["own", "given"], Option(help="Train on the target's own answers, or on those given in --data.")
     ] = "own"
-    streams: Annotated[int, Option(help="γ, tokens foretold behind the target's own next one.")] = 4
-    num_layers: Annotated[int, Option(help="N_s, upper layers that streams run through.")] = 8
-    adapter_rank: Annotated[int, Option(help="Rank of the adapters beside the linear layers there; 0 for none.")] = 16
+    streams: Annotated[int, _streams(help="γ: number of streams, tokens drafted behind the target's next one.")] = 4
+    num_layers: Annotated[int, _streams(help="N_s: number of upper layers that the streams run through.")] = 8
+    adapter_rank: Annotated[int, _streams(help="Rank of the adapters at those layers' linear maps; 0 for none.")] = 16
     adapted: Annotated[
         list[str],
-        Option("--adapt", help="Name of a linear layer to adapt, within a layer; may be given several times; all."),
+        _streams(
+            "--adapt",
+            help="Linear map to adapt, such as self_attn.q_proj; may be given several times. Default: all.",
+        ),
     ] = field(default_factory=list)
-    map_rank: Annotated[int, Option(help="η of the map that begins the streams; 0 is the identity.")] = 0
-    prune_rank: Annotated[int, Option(help="θ of the pruning map; 0 for none.")] = 8
-    rotation: Annotated[float, Option(help="ε of value rotation in radians (Appendix B); 0 for none.")] = 0.0
-    known_tokens: Annotated[int, Option(help="Tokens that streams foretell: those written most; 0 for all.")] = 8192
-    places: Annotated[int, Option(help="Places of a text that are learned from at once, drawn anew in each epoch.")] = (
-        64
+    map_rank: Annotated[int, _streams(help="η: rank of the map at the streams' beginning; 0 is the identity.")] = 0
+    prune_rank: Annotated[int, _streams(help="θ: rank of the pruning map; 0 for none.")] = 8
+    rotation: Annotated[float, _streams(help="ε: value rotation in radians (Appendix B of the paper); 0 for none.")] = (
+        0.0
     )
-    candidates: Annotated[int, Option(help="k, tokens per stream whose acceptance is measured.")] = 6
-    epochs: Annotated[float, Option(help="Times that every text is learned from.")] = 3.0
-    start_from: Annotated[str | None, Option(help="Folder of streams of the same form to go on from.")] = None
+    known_tokens: Annotated[
+        int, _streams(help="Tokens that streams can draft: those the target writes most often; 0 for all.")
+    ] = 8192
+    places: Annotated[int, training_option(help="Positions of each text trained on per epoch, drawn at random.")] = 64
+    candidates: Annotated[int, _streams(help="k: candidates per stream whose acceptance is measured.")] = 6
+    epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 3.0
+    start_from: Annotated[
+        str | None, _streams(help="Folder of streams of the same shape; their training is continued.")
+    ] = None
 
     ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {
         "streams": (1, 16),
@@ -86,13 +96,13 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
     """
     settings.check()
     if settings.mode == "tuned" and not settings.adapter_rank:
-        raise SpeculationError("mode is tuned, and adapter_rank 0: there would be nothing to tune; set it to 1 or more")
+        raise SpeculationError("mode='tuned' needs adapter_rank of 1 or more, got 0: there would be nothing to tune")
     if settings.answers == "given" and not settings.data:
-        raise SpeculationError("answers are to be given, and data is empty; name files with prompts and answers")
+        raise SpeculationError("answers='given' needs data; name files with prompts and answers")
     work = writable_folder(settings.output) / "training"
     work.mkdir(exist_ok=True)
     questions = settings.questions() if settings.answers == "own" else []
-    with quiet(), interruptible("the same command goes on where it stopped"):
+    with quiet(), interruptible("run the same command again to continue"):
         pair = settings.load()
         upper = Upper(pair.target, settings.num_layers)
         _try(settings, pair, upper)
@@ -175,8 +185,9 @@ def _go_on_from(folder: str, drafter: StreamingDrafter) -> None:
         n: w.shape for n, w in wanted.items()
     }:
         raise SpeculationError(
-            f"start_from is {folder}, which holds {type(found).__name__} of another form; go on from streams that were "
-            "trained with the same streams, num_layers, adapter_rank, adapt, map_rank, prune_rank and known_tokens"
+            f"start_from={folder!r} holds a {type(found).__name__} of another shape; continue from streams that "
+            "were trained with the same streams, num_layers, adapter_rank, adapt, map_rank, prune_rank and "
+            "known_tokens"
         )
     drafter.load_weights(found.weights())
 
@@ -213,7 +224,9 @@ def _adapted(settings: StreamingSettings, upper: Upper) -> dict[str, list[int]]:
         if isinstance(linear, nn.Linear)
     }
     if unknown := [name for name in settings.adapted if name not in found]:
-        raise SpeculationError(f"adapt is {', '.join(unknown)}; the target's layers have {', '.join(found)}")
+        raise SpeculationError(
+            f"adapt names {', '.join(unknown)}, which the target's layers do not have; they have {', '.join(found)}"
+        )
     return {name: found[name] for name in settings.adapted or found}
 
 

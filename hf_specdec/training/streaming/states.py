@@ -78,8 +78,8 @@ def read_states(
         except OSError as error:
             room = shape[0] * shape[1] * target.dtype.itemsize / 1e9
             raise SpeculationError(
-                f"cannot write the states of the texts, {room:.1f} GB, to {file}: {error.strerror}; make room, or take "
-                "fewer texts"
+                f"cannot write the states of the texts, {room:.1f} GB, to {file}: {error.strerror}; make room, "
+                "or train on fewer texts"
             ) from error
         finally:
             partial.unlink(missing_ok=True)
