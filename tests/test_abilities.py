@@ -67,8 +67,8 @@ def test_attention_that_takes_no_mask_is_given_none(kind: str, rows: int) -> Non
         assert torch.equal(target.generate(**options, assistant_model=drafter), plain)
     assert set(SEEN) <= {0, 2}
     assert drafter.last_stats.mode in ("lockstep", "staggered") and drafter.last_stats.drafted_tokens > 0
-    assert all("takes no mask of ours" in str(warning.message) for warning in caught)
-    with pytest.raises(SpeculationError, match="takes no mask of ours"):
+    assert all("does not accept custom masks" in str(warning.message) for warning in caught)
+    with pytest.raises(SpeculationError, match="does not accept custom masks"):
         BatchDecoder(target, None)
 
 
@@ -106,7 +106,7 @@ def coarse() -> Any:
     [
         (spoilt, "logits that are NaN or infinite"),
         (raising, "raised ArithmeticError"),
-        (coarse, r"gives other logits when several tokens are verified .*apart, where rounding explains"),
+        (coarse, r"gives different logits when several tokens are verified .*apart, and rounding explains"),
         (lambda: models.build("Mamba", "eager"), "keeps a state that cannot be rolled back"),
     ],
     ids=["nan", "raises", "int8", "state"],
@@ -122,10 +122,10 @@ def test_it_is_said_why_a_model_cannot_verify_or_draft(make: Any, why: str) -> N
 def test_a_model_that_cannot_verify_decodes_plainly_and_says_why() -> None:
     model, drafter = coarse(), PromptLookupDrafter()
     options: dict[str, Any] = {**models.prompts([7]), "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    with pytest.warns(UserWarning, match="plain decoding: LlamaForCausalLM gives other logits"):
+    with pytest.warns(UserWarning, match="plain decoding: LlamaForCausalLM gives different logits"):
         text = model.generate(**options, assistant_model=drafter)
     assert torch.equal(text, model.generate(**options))
-    assert "gives other logits" in drafter.last_stats.notes[0]
+    assert "gives different logits" in drafter.last_stats.notes[0]
 
 
 def test_a_model_that_can_do_everything_has_no_excuse() -> None:

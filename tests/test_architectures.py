@@ -125,48 +125,76 @@ def mode(name: str, attention: str, batch: str) -> str:
 
 
 def table() -> str:
-    rows = []
+    """A line for each way of running, the commonest first, with all architectures that run so."""
+    found: dict[tuple[str, str], list[str]] = {}
     for name in models.ARCHITECTURES:
         answers = {
             (mode(name, a, "one row"), mode(name, a, "four uneven rows")): a
             for a in ("sdpa", "eager")
             if target(name, a) is not None
         }
-        for (one, four), attention in answers.items():
-            label = name if len(answers) == 1 else f"{name} ({attention})"
-            trees = "yes" if four == "ragged" else "first branch"
-            rows.append(f"| {label} | {one} | {four} | {'-' if one == 'plain' else trees} |")
-    return "\n".join(rows)
+        for way, attention in answers.items():
+            found.setdefault(way, []).append(name if len(answers) == 1 else f"{name} ({attention})")
+    return as_lines(found)
+
+
+def as_lines(found: dict[tuple[str, str], list[str]]) -> str:
+    lines = []
+    for (one, four), names in sorted(found.items(), key=lambda way: -len(way[1])):
+        trees = "-" if one == "plain" else "yes" if four == "ragged" else "first branch"
+        lines.append(f"| {one} | {four} | {trees} | {', '.join(names)} |")
+    return "\n".join(lines)
 
 
 def page() -> str:
     version = ".".join(transformers.__version__.split(".")[:2])
+    return written(version, len(models.ARCHITECTURES), len(DRAFTERS), table())
+
+
+def written(version: str, architectures: int, drafters: int, lines: str) -> str:
     return f"""# Which models run how
 
-{len(models.ARCHITECTURES)} decoder-only architectures, each with {len(DRAFTERS)} kinds of draft (always right, always
-wrong, noisy, a tree, in the background, out of the forward itself, a draft model's), γ of 1, 5 and 9, one row and four
-uneven ones, eager and SDPA attention: the greedy text in float32 is plain decoding's, token for token.
-This is transformers {version}.
+This page shows in which mode each model architecture runs with a drafter. To check a model of your own:
 
-| architecture | one row | four uneven rows | trees |
+```py
+from hf_specdec.probe import ability
+
+print(ability(model))  # the best mode it supports, and why not a better one
+```
+
+The engine finds this out with a few small forwards, once per model. It has no list of model names.
+
+| one row | four uneven rows | trees | architectures |
 |---|---|---|---|
-{table()}
+{lines}
+
+These {architectures} decoder-only architectures are tested with transformers {version}. Greedy text in float32
+equals plain decoding's, token for token, in each combination of:
+
+- {drafters} kinds of draft: always right, always wrong, noisy, a tree, drafted in the background, from the target's own
+  forward, from a draft model
+- γ (tokens drafted per round) of 1, 5 and 9
+- one row and four uneven rows
+- eager and SDPA attention
+
+[Every model](every-model.md) has the other causal models of transformers.
+
+## The modes
 
 - **ragged**: each row advances by its own accepted count and leaves the batch when it stops.
-- **staggered**: each row goes ahead of the slowest one by a few tokens, which are fed again with every forward.
-- **lockstep**: all rows advance together, by the slowest one; the model sees what plain decoding shows it, several
-  tokens at a time. A single row is the simple case and loses nothing.
-- **state**: in lockstep; layers with a recurrent state are rolled back by a copy, and what was accepted is fed once
-  more after a rejection. It drafts only while that is measured to pay.
-- **plain**: the model's state cannot be rolled back exactly, so it decodes plainly, with one warning.
+- **staggered**: a row may be a few tokens ahead of the slowest row. These tokens are fed again with every forward.
+- **lockstep**: all rows advance together, by the count of the slowest row. A single row loses nothing.
+- **state**: lockstep for layers with a recurrent state. After a rejection the state is restored from a copy, and
+  accepted tokens are fed once more. Such a model drafts only while that pays.
+- **plain**: the state cannot be rolled back exactly. The model decodes plainly, with one warning.
 
-A model is asked by trying, once: a few tiny forwards compared with plain ones (`hf_specdec/probe.py`). So a model that
-is not in this table gets an answer too, and one that would get another text never runs that way.
-Every other causal model of transformers is on [a page of its own](every-model.md).
+"First branch" means that only the first branch of a draft tree is verified.
 
-Run the whole grid, and write this page:
+## Run it
 
-```
+In the clone's `.venv`, test the whole grid and write this page:
+
+```sh
 pytest tests/test_architectures.py -m slow
 WRITE_DOCS=1 pytest tests/test_architectures.py -k page
 ```

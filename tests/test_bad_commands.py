@@ -54,7 +54,7 @@ CASES = [
     ("explain", ["--output", "data.txt/page.html"], "output 'data.txt'"),
     ("explain", ["--html", "data.txt/page.html"], "output 'data.txt'"),  # the options' old names
     ("explain", ["--timeline", "data.txt/time.png"], "output 'data.txt'"),
-    ("explain", ["--output", "page.txt"], "output 'page.txt' is neither a page"),
+    ("explain", ["--output", "page.txt"], "output must be a page"),
     ("demo", ["--output", "data.txt/picture.svg"], "output 'data.txt'"),
     ("demo", ["--output", "target"], "output 'target' is a folder"),
     ("demo", ["--svg", "data.txt/picture.svg"], "output 'data.txt'"),
@@ -113,7 +113,7 @@ def test_ctrl_c_in_a_training_says_that_nothing_was_saved(folder: Path, monkeypa
     monkeypatch.setattr(ngram, "train_ngram", interrupted)
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, ["train", "ngram", *COMMANDS["train ngram"].split()])
-    assert result.exit_code in (1, 130) and "the same command begins again" in result.output
+    assert result.exit_code in (1, 130) and "the same command starts from the beginning" in result.output
     assert "Traceback" not in result.output
 
 

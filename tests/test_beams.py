@@ -143,8 +143,8 @@ def test_the_target_is_not_touched() -> None:
     ("drafter", "options", "words"),
     [
         (PromptLookupDrafter(), {}, "draft model"),
-        (DraftModelDrafter(DRAFT), {"output_attentions": True}, "single steps"),
-        (DraftModelDrafter(DRAFT), {"speculation": {"lenience": 0.5}}, "one by one"),
+        (DraftModelDrafter(DRAFT), {"output_attentions": True}, "output_attentions are not supported"),
+        (DraftModelDrafter(DRAFT), {"speculation": {"lenience": 0.5}}, "lenience=0.5 does not work with beam search"),
     ],
 )
 def test_what_beams_cannot_have_is_refused(drafter: Any, options: dict[str, Any], words: str) -> None:

@@ -161,7 +161,7 @@ def test_first_differences_are_shown_with_their_gaps(tmp_path: Path) -> None:
     for table in summary_tables(runs):
         console.print(table)
     printed = console.file.getvalue()
-    assert "0/3" in printed and "(1 tie)" in printed and "where texts first part" in printed
+    assert "0/3" in printed and "(1 tie)" in printed and "where texts first differ" in printed
     assert max(map(len, printed.splitlines())) <= 80
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     assert "fast set 0 5 7 / 8 0.0312 0.0625 yes" in lines

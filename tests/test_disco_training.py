@@ -335,7 +335,7 @@ def test_ctrl_c_says_how_to_go_on(settings, monkeypatch, capsys):
     monkeypatch.setattr(run, "fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_disco(settings)
-    assert "the same command goes on where it stopped" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -3,62 +3,36 @@
 import doctest
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from printed import PAGES, ROOT, TEMPLATE, commands, snippets, stand_ins
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
 from hf_specdec import registry
 
-ROOT = Path(__file__).parent.parent
-
-
-def blocks(page: str) -> list[str]:
-    """Scripts for a launcher are marked ```py; tests/test_pearl_ranks.py runs them."""
-    text = (ROOT / page).read_text()
-    if page.endswith(".ipynb"):
-        return ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-
-
-WHOLE = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/add-a-drafter.md", "docs/notebook.ipynb"]
+WHOLE = [
+    "README.md",
+    "docs/index.md",
+    "docs/get-started.md",
+    "docs/how-it-works.md",
+    "docs/add-a-drafter.md",
+    "docs/notebook.ipynb",
+]
 """pages that make all that they use"""
 PARTS = [
     page
-    for folder in ("drafters", "guides")
-    for page in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / folder).glob("*.md"))
-    if "from_pretrained(" not in "".join(blocks(page))
+    for page in PAGES
+    if page.startswith(("docs/drafters/", "docs/guides/")) and "from_pretrained(" not in "".join(snippets(page))
 ]
 """pages whose blocks start from a loaded `model`, `draft_model`, `tokenizer` and `inputs`, and ask for no repo"""
 
 
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
-
-
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch, tmp_path):
-    """Documents speak of paths from the root; what they save and register is not left behind.
-
-    A small pair stands for the real model, which would have to be fetched, and for what is made for it.
-    """
-    for path in ROOT.iterdir():
-        if path.name != "hub_configs":
-            (tmp_path / path.name).symlink_to(path)
-    pair, made = ROOT / "tests" / "pair", tmp_path / "hub_configs"
-    draft = made / "draft_model" / "draft_model"
-    draft.mkdir(parents=True)
-    for path in (pair / "draft").iterdir():
-        if "token" not in path.name:  # the ready one has none of its own
-            (draft / path.name).symlink_to(path)
-    (made / "hybrid").symlink_to(pair / "hybrid")
-    real = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
-    real.mkdir(parents=True)
-    for path in (pair / "target").iterdir():
-        (real / path.name).symlink_to(path)
-    (real / "chat_template.jinja").write_text(TEMPLATE)
-    (tmp_path / "smollm2").symlink_to(real)
+    """Documents speak of paths from the root; what they save and register is not left behind."""
+    stand_ins(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_drafters", dict(registry._drafters))
 
@@ -82,7 +56,7 @@ def test_a_drafters_page_runs_on_a_loaded_pair(page):
 
 def run(page: str, names: dict) -> None:
     names["__name__"] = "__main__"
-    for number, block in enumerate(blocks(page), start=1):
+    for number, block in enumerate(snippets(page), start=1):
         where = f"{page}, block {number}"
         if block.startswith(">>>"):
             test = doctest.DocTestParser().get_doctest(block, names, where, page, 0)
@@ -92,15 +66,24 @@ def run(page: str, names: dict) -> None:
             exec(compile(block, where, "exec"), names)
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/notebook.ipynb", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))],
-)
+@pytest.mark.parametrize("page", [*PAGES, "docs/notebook.ipynb"])
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_figures_without_a_command(page):
+    """A table of measured figures stands in a section, or on a page, that prints what measured them."""
+    text = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    measured = [row for row in text.splitlines() if row.startswith("|") and len(re.findall(r"\d\.\d", row)) > 1]
+    assert not measured or commands(page), f"{page} has figures and no command: {measured[0]}"
+
+
+def test_no_page_waits_for_a_table():
+    assert [page for page in PAGES if "<!-- TABLE" in (ROOT / page).read_text()] == []
 
 
 def test_the_notebook_is_stored_without_outputs():

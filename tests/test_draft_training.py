@@ -340,7 +340,7 @@ def test_an_interrupted_run_goes_on(
     monkeypatch.setattr(distilling.Distillation, "compute_loss", counts)
     with pytest.raises(KeyboardInterrupt):
         train_draft(settings)
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
     (folder,) = (Path(settings.output) / "training" / "checkpoints").iterdir()
     (checkpoint,) = folder.iterdir()
     done = int(checkpoint.name.split("-")[1])
@@ -368,13 +368,13 @@ def test_another_target_does_not_learn_from_these_texts(settings: DraftSettings,
     ("change", "word"),
     [
         ({"data": ["nowhere.txt"]}, "nowhere.txt"),
-        ({"data": [], "own_prompts": 0}, "nothing to answer"),
+        ({"data": [], "own_prompts": 0}, "no prompts to answer"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": 512}, "max_new_tokens=512"),
         ({"limit": 0}, "limit"),
         ({"seed": -1}, "seed"),
         ({"epochs": float("nan")}, "epochs"),
-        ({"layers": [2]}, "layers must be from 0 to 1"),
+        ({"layers": [2]}, "layers must name at least one layer, from 0 to 1"),
         ({"known_tokens": 1}, "known_tokens"),
     ],
 )

@@ -155,7 +155,7 @@ def test_a_hybrid_copies_and_its_draft_model_is_not_asked(sampled: bool) -> None
 def test_a_draft_model_reads_ids_and_says_so(kind: Any) -> None:
     model, drafter = models.build("Llama"), kind(models.small(models.VOCAB))
     said = call(model, [9, 5])
-    with pytest.warns(SpeculationWarning, match="plain decoding: .* reads token ids, and the prompt is inputs_embeds"):
+    with pytest.warns(SpeculationWarning, match="plain decoding: .* needs token ids, and the prompt is inputs_embeds"):
         ours = model.generate(**said, assistant_model=drafter)
     assert torch.equal(ours, model.generate(**said)) and drafter.last_stats.mode == "plain"
     assert torch.equal(model.generate(**call(model, [9, 5], ids=True), assistant_model=drafter)[:, 9:], ours)
@@ -165,7 +165,7 @@ def test_a_draft_model_reads_ids_and_says_so(kind: Any) -> None:
 def test_beams_decode_plainly() -> None:
     model, drafter = models.build("Llama"), DraftModelDrafter(models.small(models.VOCAB))
     said = call(model, [9, 5], num_beams=3)
-    with pytest.warns(SpeculationWarning, match="plain decoding: beams are drafted from token ids"):
+    with pytest.warns(SpeculationWarning, match="plain decoding: beam search with a drafter needs token ids"):
         assert torch.equal(model.generate(**said, assistant_model=drafter), model.generate(**said))
     assert drafter.last_stats.mode == "plain" and drafter.last_stats.emitted_tokens == 40
     with pytest.raises(SpeculationError, match="sampling='coupled'"):
@@ -181,7 +181,7 @@ def test_an_encoder_reads_embeddings() -> None:
     plain = model.generate(**said)
     for drafter in (toys(plain)[0], PromptLookupDrafter()):
         assert torch.equal(model.generate(**said, assistant_model=drafter), plain)
-    with pytest.warns(SpeculationWarning, match="reads input_ids, which the call does not hold"):
+    with pytest.warns(SpeculationWarning, match="reads input_ids, which was not passed to generate"):
         drafter = DraftModelDrafter(model)
         assert torch.equal(model.generate(**said, assistant_model=drafter), plain)
     hybrid = HybridDrafter(model)

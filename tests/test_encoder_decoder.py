@@ -272,7 +272,7 @@ def test_a_decoder_alone_shares_the_targets_encoder() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model, decoder = build("T5"), models.llama(vocab=VOCAB)
-    with pytest.raises(SpeculationError, match="reads no source"):
+    with pytest.raises(SpeculationError, match="is an encoder-decoder, and draft_model LlamaForCausalLM is not"):
         generate(model, "T5", 1, DraftModelDrafter(decoder))
     with pytest.raises(SpeculationError, match="decoder-only target"):
         decoder.generate(**models.prompts([5], VOCAB), assistant_model=DraftModelDrafter(model))

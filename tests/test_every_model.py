@@ -33,44 +33,84 @@ def test_greedy_text_is_plains(kind: str) -> None:
     identical(kind)
 
 
-def page() -> str:
-    all_of_them = [every_model.outcome(kind) for kind in every_model.TYPES]
-    built = [found for found in all_of_them if not found.reason]
-    rows = "\n".join(f"| {found.kind} | {found.modes['one row']} | {found.modes['four rows']} |" for found in built)
-    left_out = "\n".join(f"| {found.kind} | {found.reason} |" for found in all_of_them if found.reason)
+def ways(rows: list[tuple[str, str, str]]) -> str:
+    """A line of the table for each way of running, the commonest first, with all model types that run so.
+
+    Args:
+        rows: model type, its mode with one row and with four.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, one, four in rows:
+        found.setdefault((one, four), []).append(kind)
+    ranked = sorted(found.items(), key=lambda way: -len(way[1]))
+    return "\n".join(f"| {one} | {four} | {len(kinds)} | {', '.join(kinds)} |" for (one, four), kinds in ranked)
+
+
+def reasons(rows: list[tuple[str, str]]) -> str:
+    """A line for each reason to leave model types out, the commonest first; what a reason adds stands in brackets.
+
+    Args:
+        rows: model type and reason.
+    """
+    found: dict[str, list[str]] = {}
+    for kind, reason in rows:
+        head, _, detail = reason.partition(": ")
+        detail = detail.removeprefix("see ").rstrip(":")
+        found.setdefault(head, []).append(f"{kind} ({detail})" if detail else kind)
+    ranked = sorted(found.items(), key=lambda reason: -len(reason[1]))
+    return "\n".join(f"| {head} | {', '.join(kinds)} |" for head, kinds in ranked)
+
+
+def page(version: str, rows: list[tuple[str, str, str]], left_out: list[tuple[str, str]], new_tokens: int) -> str:
     return f"""# Every causal model of transformers
 
-All {len(all_of_them)} types that `AutoModelForCausalLM` of transformers {VERSION} knows, each built tiny from its own
-config class: {len(built)} of them run. Each was given a noisy draft and a tree, one row and four uneven ones, and
-{every_model.NEW_TOKENS} new tokens: the greedy text in float32 is plain decoding's, token for token, in every cell.
-[What the words mean](architectures.md). Recurrent models here draft in every round, whether it pays or not.
+This page lists how each causal model of transformers {version} runs with a drafter. `AutoModelForCausalLM` knows
+{len(rows) + len(left_out)} model types; {len(rows)} of them run here, each built small from its own config class.
 
-| model type | one row | four rows |
-|---|---|---|
-{rows}
+Each of the {len(rows)} decodes {new_tokens} new tokens with a noisy draft and with a draft tree, for one row and for
+four uneven rows. Its greedy text in float32 equals plain decoding's, token for token. [Architectures](architectures.md)
+explains the modes and shows how to check a model of your own.
+
+| one row | four rows | types | model types |
+|---|---|---:|---|
+{ways(rows)}
+
+In this test a model with a recurrent state drafts in every round. In use it drafts only while that pays.
 
 ## Left out
 
-With the reason: a type whose text model has its own line above, one that cannot be built small from its config alone,
-and one that plain `generate` itself does not run.
+Brackets hold the type of the text model, the size, or the error. Errors come from building the small model or from
+plain `generate`.
 
-| model type | reason |
+| reason | model types |
 |---|---|
-{left_out}
+{reasons(left_out)}
 
-Compare all of them, and write this page:
+## Run it
 
-```
+In the clone's `.venv`:
+
+```sh
 pytest tests/test_every_model.py -m slow
 WRITE_DOCS=1 pytest tests/test_every_model.py -m slow -k page
 ```
+
+The first command compares all types, the second writes this page.
 """
+
+
+def measured() -> str:
+    """The page, of what is found now."""
+    all_of_them = [every_model.outcome(kind) for kind in every_model.TYPES]
+    rows = [(found.kind, found.modes["one row"], found.modes["four rows"]) for found in all_of_them if not found.reason]
+    left_out = [(found.kind, found.reason) for found in all_of_them if found.reason]
+    return page(VERSION, rows, left_out, every_model.NEW_TOKENS)
 
 
 @pytest.mark.slow
 def test_the_page_is_up_to_date() -> None:
     if os.environ.get("WRITE_DOCS"):
-        PAGE.write_text(page())
+        PAGE.write_text(measured())
     if f"transformers {VERSION}" not in PAGE.read_text():
         pytest.skip("the page is about another transformers")
-    assert PAGE.read_text() == page()
+    assert PAGE.read_text() == measured()

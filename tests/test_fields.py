@@ -80,15 +80,15 @@ EVERYWHERE._compile_all_devices = True  # as on a GPU
 COMPILED: dict[str, tuple[dict[str, Any], str]] = {
     "static cache": (
         {"cache_implementation": "static", "compile_config": EVERYWHERE},
-        "plain decoding would be compiled; rounds with a drafter are not",
+        "plain decoding would be compiled, and calls with a drafter are not",
     ),
     "switched off": (
         {"cache_implementation": "static", "compile_config": EVERYWHERE, "disable_compile": True},
         "",
     ),
     "dynamic cache": ({"compile_config": EVERYWHERE}, ""),
-    "its forward": ({}, "LlamaForCausalLM is compiled, and rounds with a drafter have many shapes"),
-    "the module": ({}, "LlamaForCausalLM is compiled, and rounds with a drafter have many shapes"),
+    "its forward": ({}, "LlamaForCausalLM is compiled, and a drafter calls it with many shapes"),
+    "the module": ({}, "LlamaForCausalLM is compiled, and a drafter calls it with many shapes"),
 }
 
 

@@ -170,7 +170,7 @@ def test_two_at_once_are_one(file: Path, cache: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--target", "FOLDER/none.gguf"], "there is no file"),
+        (["--target", "FOLDER/none.gguf"], "there is no GGUF file"),
         (["--target", "FOLDER", "--gguf-file", "none.gguf"], "cannot find gguf_file 'none.gguf'"),
         (["--target", "FOLDER/tiny.gguf", "--gguf-file", "tiny.gguf"], "is a GGUF file already"),
         (["--target", "FOLDER/torn.gguf"], "cannot convert"),

@@ -261,10 +261,10 @@ def test_what_cannot_be_served() -> None:
         target.generate(**ids, assistant_model=MtpDrafter(), max_new_tokens=3)
     with pytest.raises(SpeculationError, match="must be transformers' MtpModel, got LlamaForCausalLM"):
         MtpDrafter(model)
-    with pytest.raises(SpeculationError, match="is no DFlash model: its config has no block_size"):
+    with pytest.raises(SpeculationError, match="is not a DFlash model: its config has no block_size"):
         DFlashDrafter(model)
     with pytest.raises(SpeculationError, match="reads layers"):
         models.llama(hidden_size=64).generate(**ids, assistant_model=DFlashDrafter(dflash("mixed")[1]))
     without = models.from_config(TARGETS["GLM-4-MoE"](1))
-    with pytest.raises(SpeculationError, match="gave no layers for multi-token prediction"):
+    with pytest.raises(SpeculationError, match="holds no layers for multi-token prediction"):
         without.generate(**ids, assistant_model=MtpDrafter(), max_new_tokens=3)

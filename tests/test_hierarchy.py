@@ -118,11 +118,11 @@ def test_an_oracle_saves_most_forwards_of_the_draft(lengths: list[int]) -> None:
     generate(drafter, lengths)
     assert drafter.last_stats is not None
     ahead = drafter.last_stats.draft_calls
-    assert any("were foreseen" in note for note in drafter.last_stats.notes)
+    assert any("were read ahead" in note for note in drafter.last_stats.notes)
     read_stepwise(draft)
     generate(drafter, lengths)
     assert ahead < 0.5 * drafter.last_stats.draft_calls
-    assert not any("were foreseen" in note for note in drafter.last_stats.notes)
+    assert not any("were read ahead" in note for note in drafter.last_stats.notes)
 
 
 def test_floors_below_floors() -> None:
@@ -240,13 +240,13 @@ def test_bad_wishes() -> None:
     draft, other = models.llama(), models.llama(vocab=5_000)
     with pytest.raises(SpeculationError, match="smaller has a vocabulary of 5000 tokens and the draft model one of 97"):
         read_ahead(draft, other)
-    with pytest.raises(SpeculationError, match="cannot read ahead by itself"):
+    with pytest.raises(SpeculationError, match="smaller must be another model than draft_model"):
         read_ahead(draft, draft)
     with pytest.raises(SpeculationError, match="smaller is a MambaForCausalLM, which keeps a state"):
         read_ahead(draft, models.build("Mamba", attention="eager"))
     below = models.llama(seed=1)
     read_ahead(below, draft)
-    with pytest.raises(SpeculationError, match="cannot read ahead by itself"):
+    with pytest.raises(SpeculationError, match="smaller must be another model than draft_model"):
         read_ahead(draft, below)
     with pytest.raises(SpeculationError, match=r"draft_model must be .*DraftModelDrafter.*; pass its draft_model"):
         read_ahead(DraftModelDrafter(draft))  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_a_limit_beyond_the_last_position_and_a_criterion_that_answers_with_one_
 
 
 def test_a_prompt_longer_than_the_drafts_context():
-    with pytest.warns(SpeculationWarning, match="the draft's context 16"):
+    with pytest.warns(SpeculationWarning, match="the draft model's context holds 16"):
         assert same(gpt2(64), DraftModelDrafter(gpt2(16)), input_ids=lambda: IDS, max_new_tokens=lambda: 8)
 
 

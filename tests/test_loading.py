@@ -139,7 +139,7 @@ def test_devices_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--dtype", "int8"], "dtype must be auto, bfloat16"),
+        (["--dtype", "int8"], "dtype must be one of auto, bfloat16"),
         (["--device", "gpu"], "device must be auto"),
         (["--device", "cuda:99"], "device must be auto"),
         (["--threads", "0"], "threads must be 1 or more"),
@@ -152,7 +152,7 @@ def test_devices_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> N
         (["--target", __file__], "there is no such folder"),
         (["--draft", "/no/such"], "cannot load a model from '/no/such'"),
         (["--pad-draft-mlp", "8", "--draft"], "larger width"),
-        (["--pad-target-mlp", "64", "--quantization", "int8"], "leaves no MLP"),
+        (["--pad-target-mlp", "64", "--quantization", "int8"], "quantization and padded MLPs cannot be combined"),
     ],
 )
 def test_bad_options_are_one_line(folder: Path, more: list[str], message: str) -> None:

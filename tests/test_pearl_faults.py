@@ -284,7 +284,7 @@ def test_a_stopped_process_is_given_up(short_patience):
     drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
     generate(drafter)
     (worker,) = drafter.pool.free
-    with pytest.warns(SpeculationWarning, match="said nothing") as warned:
+    with pytest.warns(SpeculationWarning, match="gave no usable answer") as warned:
         stop = Interrupt(4, lambda: os.kill(worker.process.pid, signal.SIGSTOP))
         assert torch.equal(generate(drafter, streamer=stop), generate(None))
     assert len(warned) == 1 and is_gone(worker.process)

@@ -22,7 +22,20 @@ from hf_specdec.drafters.prompt_lookup import LookupIndex, PromptLookupDrafter
 from hf_specdec.drafters.prompt_lookup.branches import cut
 from hf_specdec.judge.processing import Bans, Processing
 from hf_specdec.protocol import Sequences
-from lookup_speed import synthetic_text
+
+
+def synthetic_text(length: int, seed: int = 0, vocab: int = 8_192) -> list[int]:
+    """Phrases of 4 to 30 tokens, some heard before: text with matches of every length."""
+    rng = random.Random(seed)
+    tokens: list[int] = []
+    while len(tokens) < length:
+        phrase = rng.randint(4, 30)
+        if len(tokens) > 100 and rng.random() < 0.5:
+            start = rng.randrange(len(tokens) - phrase)
+            tokens += tokens[start : start + phrase]
+        else:
+            tokens += [int(vocab ** rng.random()) - 1 for _ in range(phrase)]  # few tokens are frequent
+    return tokens[:length]
 
 
 def searched(tokens, max_match):

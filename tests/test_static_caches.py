@@ -28,13 +28,13 @@ def test_a_static_cache_that_is_asked_for(name: str, lengths: list[int]) -> None
 @pytest.mark.parametrize("name", MIXED)
 def test_one_that_is_kept_is_filled_by_plain_decoding(name: str) -> None:
     model = models.build(name, "eager")
-    with pytest.warns(SpeculationWarning, match="that slide or keep a state cannot be filled"):
+    with pytest.warns(SpeculationWarning, match="a static cache with sliding or recurrent layers cannot be"):
         assert_plain(model, past_key_values=StaticCache(config=model.config, max_cache_len=64))
 
 
 def test_what_other_caches_lack() -> None:
     model = models.build("Llama")
-    with pytest.warns(SpeculationWarning, match="rolls a cache back, and the call uses no cache"):
+    with pytest.warns(SpeculationWarning, match="a cache that can be rolled back, and this call uses no cache"):
         assert_plain(model, use_cache=False)
 
 

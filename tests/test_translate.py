@@ -50,10 +50,10 @@ def test_what_is_drafted_by_a_model(window: int | str) -> None:
     ("spec", "draft", "message"),
     [
         ("draft_model", None, "--draft"),
-        ("hybrid", "org/draft", "nothing like"),
-        (str(ROOT / "hub_configs/streaming"), None, "nothing like"),
+        ("hybrid", "org/draft", "no equivalent"),
+        (str(ROOT / "hub_configs/streaming"), None, "no equivalent"),
         (str(ROOT / "hub_configs/draft_model"), None, "cut_llama"),
-        ("nothing", None, "no folder"),
+        ("nothing", None, "not a folder"),
         ("suffix:max_match=0", None, "max_match"),
     ],
 )

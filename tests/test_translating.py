@@ -142,9 +142,11 @@ def test_a_call_may_name_both_tokenizers() -> None:
     names = {"tokenizer": mine, "assistant_tokenizer": theirs}
     ours = target.generate(**inputs, assistant_model=draft, speculation_type="draft_model", **names)
     assert torch.equal(ours, plain)
-    with pytest.raises(SpeculationError, match=r"assistant_tokenizer goes with tokenizer=\.\.\., the target's"):
+    with pytest.raises(
+        SpeculationError, match=r"assistant_tokenizer needs the target's tokenizer \(tokenizer=\.\.\.\)"
+    ):
         target.generate(**inputs, assistant_model=DraftModelDrafter(draft), assistant_tokenizer=theirs)
-    with pytest.raises(SpeculationError, match="assistant_tokenizer goes with a draft model"):
+    with pytest.raises(SpeculationError, match="assistant_tokenizer needs a draft model"):
         target.generate(**inputs, assistant_model=PromptLookupDrafter(), **names)
     assert translation(draft) is None, "it was of that call"
 
@@ -185,19 +187,19 @@ def test_a_translation_is_of_one_target() -> None:
 def test_what_a_translated_draft_cannot_do() -> None:
     target, draft = models.llama(), drafting("oracle")
     inputs = models.prompts([7]) | {"max_new_tokens": 5}
-    with pytest.raises(SpeculationError, match="the draft model is translated"):
+    with pytest.raises(SpeculationError, match="this one is translated"):
         target.generate(**inputs, num_beams=2, assistant_model=DraftModelDrafter(draft))
     names = {"tokenizer": letters([1, 2, 3]), "assistant_tokenizer": letters([1, 2, 3])}
     with (
         BatchDecoder(target, None) as decoder,
-        pytest.raises(SpeculationError, match=r"use translated\(\.\.\.\) before"),
+        pytest.raises(SpeculationError, match=r"pass a draft model that translated\(draft_model"),
     ):
         decoder.submit([3, 4, 5], **names)
 
 
 def test_vocabularies_with_nothing_in_common() -> None:
     mine, theirs = letters(list(range(10))), letters(list(range(20, 30)))
-    with pytest.raises(SpeculationError, match="have 0 tokens in common, of 10 and 10"):
+    with pytest.raises(SpeculationError, match="share 0 tokens, of 10 and 10"):
         translated(models.llama(vocab=10), mine, theirs)
     with pytest.raises(SpeculationError, match="; pass its draft_model"):
         translated(DraftModelDrafter(models.llama(vocab=10)), mine, mine)

@@ -1,7 +1,7 @@
 """How often drafts are right on what a target writes, all asked at the same places.
 
 Run as `python docs/laboratory/acceptance.py --target smollm2 --dtype float32 --draft BEFORE --draft AFTER --prompts
-data/humaneval.jsonl --limit 12`, which compares a draft before and after `lighten.py`. The target answers the prompts
+code --limit 12`, which compares a draft before and after `lighten.py`. The target answers the prompts
 greedily and at temperature 1. Where it wrote a token, each draft says what it would have drafted behind the same text.
 """
 

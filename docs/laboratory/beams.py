@@ -1,7 +1,7 @@
 """Beam search with a draft's beams: how many calls of the target it takes, and whether its sequences are the same.
 
 Run as `python docs/laboratory/beams.py --target smollm2 --dtype float32 --draft hub_configs/draft_model/draft_model
---prompts data/e2e_nlg_test.jsonl`. Calls are counted, and sequences and scores held against plain beam search's.
+--prompts sentences`. Calls are counted, and sequences and scores held against plain beam search's.
 """
 
 from dataclasses import dataclass, field

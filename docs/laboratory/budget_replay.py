@@ -1,7 +1,7 @@
 """The budget on a clock of set times: its decisions replayed over recorded texts, beside windows set to a number.
 
     python docs/laboratory/budget_replay.py --target smollm2 --draft hub_configs/draft_model/draft_model \\
-        --pack-linear --prompts data/humaneval.jsonl --prompts data/gsm8k_test.jsonl --rows 1 --rows 4 --c 0.12 --c 0.5
+        --pack-linear --prompts code --prompts maths --rows 1 --rows 4 --c 0.12 --c 0.5
 
 The target writes its greedy texts once, and the draft says at each of their places what it finds likeliest; both are
 kept in a file. Then `GrowingSession` drafts over the recordings as it does over a model. A round takes 1 + slope for
@@ -39,6 +39,7 @@ from hf_specdec.instruments.ends import until_end
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import Pair, PairSettings
 from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.rows import set_name
 from hf_specdec.loading.sampling import sampling_at
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 
@@ -197,7 +198,7 @@ def main(settings: ReplaySettings) -> None:
     for rows, slope in zip(settings.rows, settings.slope, strict=True):
         for c in settings.c:
             title = f"rows {rows}, slope {slope}, c = {c}"
-            table = Table("", *(Path(name).stem for name in texts), "mean", title=title)
+            table = Table("", *map(set_name, texts), "mean", title=title)
             windows: list[int | str] = ["auto", *settings.window]
             for window in windows:
                 survival, times, steps = Survival(), SetTimes(slope, settings.believed), SetSteps(c, window != "auto")

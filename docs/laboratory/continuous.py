@@ -1,6 +1,6 @@
 """Rows that come and go against batches that wait for their last row, under one load of mixed lengths.
 
-Run as `python docs/laboratory/continuous.py --target smollm2 --pack-linear --prompts data/spec_bench.jsonl ...`.
+Run as `python docs/laboratory/continuous.py --target smollm2 --pack-linear --prompts chat ...`.
 Prompts are pieces of the files' text, lengths are spread evenly by their logarithm. The ways to serve the load:
 
 - `static`: as many requests as there are rows, and the next ones when all of these have ended;

@@ -1,7 +1,7 @@
 """What each of DISCO's features says about a greedy draft: cross-entropy of acceptance on texts not trained on.
 
 Run as `python docs/laboratory/disco_features.py --target smollm2 --pack-linear --draft DRAFT --trained FOLDER
---prompts data/e2e_nlg_test.jsonl ...`, where FOLDER was written by `hf-specdec train disco`: its records train a
+--prompts sentences ...`, where FOLDER was written by `hf-specdec train disco`: its records train a
 classifier for each selection of features. Every estimate is calibrated as the budget does it, token by token.
 """
 
@@ -24,6 +24,7 @@ from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import EXTRA
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.rows import set_name
 from hf_specdec.training.disco.extraction import Regime, extract, load
 from hf_specdec.training.disco.fitting import fit
 from hf_specdec.training.disco.records import Record
@@ -109,11 +110,11 @@ def main(settings: FeatureSettings) -> None:
         assert isinstance(drafter, DiscoDrafter)
         estimates["saved"] = of_classifier(drafter.classifier, range(k + EXTRA))
     regime = Regime(False, settings.max_new_tokens, k, 0, 0)
-    table = Table("nats per token", *(Path(path).stem for path in settings.prompts))
+    table = Table("nats per token", *map(set_name, settings.prompts))
     seen = []
     for path in settings.prompts:
         some = load_prompts(path)[: settings.limit]
-        mine = Path(settings.records) / Path(path).stem
+        mine = Path(settings.records) / set_name(path)
         seen.append(extract(pair.target, pair.draft, pair.tokenizer, some, regime, mine))
     for name, estimate in estimates.items():
         table.add_row(name, *(f"{nats(estimate, records):.3f}" for records in seen))

@@ -28,6 +28,7 @@ from hf_specdec.instruments.pacing import paced
 from hf_specdec.instruments.provenance import provenance
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.loading.prompts import Prompt, sample_prompts
+from hf_specdec.loading.rows import set_name
 from hf_specdec.showing.pretended import pretended_costs
 from hf_specdec.training.disco.extraction import Regime, extract
 from hf_specdec.training.disco.fitting import fit, quality
@@ -60,10 +61,10 @@ class Settings:
 
     target: Annotated[str, typer.Option(help="Folder or repo of the target.")]
     draft: Annotated[str, typer.Option(help="Folder or repo of the draft.")]
-    train: Annotated[Path, typer.Option(help="Prompts to train the classifier on.")]
-    test: Annotated[list[Path], typer.Option(help="Prompts to compare on; a further one shows transfer.")]
+    train: Annotated[str, typer.Option(help="Prompts to train the classifier on.")]
+    test: Annotated[list[str], typer.Option(help="Prompts to compare on; a further one shows transfer.")]
     output: Annotated[Path, typer.Option(help="Folder for records, tables and plots.")]
-    validation: Annotated[Path | None, typer.Option(help="Prompts to choose rules on; from --train if none.")] = None
+    validation: Annotated[str | None, typer.Option(help="Prompts to choose rules on; from --train if none.")] = None
     limit: Annotated[int, typer.Option(help="Training prompts; half as many to validate and to test.")] = 128
     timed: Annotated[
         int | None, typer.Option(help="Test prompts to decode by the clock, 8 if not given; 0 leaves it at simulation.")
@@ -213,7 +214,7 @@ def study(settings: Settings) -> Study:
     training = sample_prompts(settings.train, settings.limit, seed)
     held = sample_prompts(settings.validation or settings.train, None, seed)
     held = [prompt for prompt in held if prompt not in set(training)][:half]
-    tests = {path.stem: sample_prompts(path, half, seed) for path in settings.test}
+    tests = {set_name(source): sample_prompts(source, half, seed, split="test") for source in settings.test}
 
     def records(prompts: Sequence[Prompt], do_sample: bool, split: str, rollout: int, number: int) -> list[Record]:
         name = f"{split}-{KINDS[do_sample]}"
@@ -232,7 +233,7 @@ def compare(settings: Settings, known: Study, models: Models, costs: Costs) -> N
     """All rules on all sets at these costs; what is known is written after each set."""
     ratio = costs.draft / costs.verify(1)
     output = settings.output / f"table-{settings.kind_of_costs}-{ratio:.2f}"
-    about = ", ".join([f"trained on {settings.train.stem}", *pretended_costs(vars(settings))])
+    about = ", ".join([f"trained on {set_name(settings.train)}", *pretended_costs(vars(settings))])
     text = [f"# Stop rules at c = {ratio:.2f} ({settings.kind_of_costs}), {about}"]
     typer.echo(text[0])
     results: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """lm-evaluation-harness with a drafter in the generation config: the same scores and samples, in less time.
 
 Run as `python docs/laboratory/harness.py --target smollm2 --dtype float32 --pack-linear --folder hub_configs/hybrid
---prompts data/gsm8k_test.jsonl`. The task is greedy: a question with others and their answers before it. Questions are
+--prompts openai/gsm8k`. The task is greedy: a question with others and their answers before it. Questions are
 asked plainly and with the drafter in turn, a few at a time.
 """
 
@@ -20,6 +20,7 @@ from typer import Option
 
 from hf_specdec.commands.options import command
 from hf_specdec.loading.models import TargetSettings
+from hf_specdec.loading.rows import read_rows
 
 TASK = """
 task: asked
@@ -46,7 +47,7 @@ class HarnessSettings(TargetSettings):
     """What is asked."""
 
     folder: Annotated[str, Option(help="Of a drafter.")]
-    prompts: Annotated[str, Option(help="JSON lines with a question and an answer each.")]
+    prompts: Annotated[str, Option(help="File or data set with a question and an answer in each row.")]
     limit: Annotated[int, Option(help="Questions.")] = 20
 
 
@@ -64,7 +65,7 @@ def asked(model: HFLM, lines: list[dict[str, str]]) -> list[dict[str, Any]]:
 def measure(settings: HarnessSettings) -> None:
     """Print scores, seconds, and whether samples are the same."""
     pair = settings.load()
-    lines = [json.loads(line) for line in Path(settings.prompts).read_text().splitlines()]
+    lines = [row for _, row in read_rows(settings.prompts) if isinstance(row, dict)]
     texts = [f"Question: {line['question']}\nAnswer:" for line in lines]
     shots = [f"{text} {line['answer']}\n\n" for text, line in zip(texts[-SHOTS:], lines[-SHOTS:], strict=True)]
     questions = [

@@ -1,7 +1,7 @@
 """A draft model that reads ahead: how many forwards of it are left, and whether it drafts the same.
 
 Run as `python docs/laboratory/hierarchy.py --target smollm2 --draft hub_configs/draft_model/draft_model --prompts
-data/spec_bench.jsonl --prompts data/dialogsum_test.jsonl`, with `--smaller FOLDER` for a smaller model in place of
+chat --prompts summaries`, with `--smaller FOLDER` for a smaller model in place of
 copies. Every prompt is decoded twice, one behind the other: the draft step by step, and reading ahead.
 """
 

@@ -4,7 +4,6 @@ Run as `python docs/laboratory/ngram_alpha.py --help`. α is the mean of β = Σ
 target's own outputs (Corollary 3.6); at T=0 both p and q are all on their likeliest token.
 """
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hf_specdec.drafters.ngram import NGramModel
 from hf_specdec.loading.chat import prompt_ids
 from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.rows import set_name
 from hf_specdec.loading.sampling import sampling_at
 from hf_specdec.training.ngram import token_stream, train_ngram
 
@@ -50,8 +50,8 @@ def alphas(
 
 def main(
     target: Annotated[str, typer.Option(help="the target's folder or repo")],
-    data: Annotated[list[Path], typer.Option(help="text to train the n-gram models on")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines, as for `hf-specdec bench`")],
+    data: Annotated[list[str], typer.Option(help="text to train the n-gram models on")],
+    prompts: Annotated[str, typer.Option(help="file, set or data set, as for `hf-specdec bench`")],
     limit: Annotated[int, typer.Option(help="prompts")] = 40,
     max_new_tokens: int = 64,
 ) -> None:
@@ -70,7 +70,7 @@ def main(
                 all_betas += new
         for order, (name, beta) in enumerate(zip(("unigram", "bigram", "trigram"), betas, strict=True), start=1):
             table.add_row(name, str(temperature), f"{np.mean(beta):.2f}", PAPER.get((order, temperature), "-"))
-    Console(width=100).print(f"{prompts.name}, {sum(map(len, documents)):,} tokens of training text", table)
+    Console(width=100).print(f"{set_name(prompts)}, {sum(map(len, documents)):,} tokens of training text", table)
 
 
 if __name__ == "__main__":

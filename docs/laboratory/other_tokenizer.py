@@ -1,7 +1,7 @@
 """A draft of another tokenizer: what it saves, beside transformers' own way for such drafts.
 
 Run as `python docs/laboratory/other_tokenizer.py --target smollm2 --dtype float32 --pack-linear --draft-folder
-tests/pair/draft --prompts data/spec_bench.jsonl`. Calls of the target are counted, and greedy texts held against plain
+tests/pair/draft --prompts chat`. Calls of the target are counted, and greedy texts held against plain
 decoding's.
 """
 

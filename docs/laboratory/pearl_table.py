@@ -27,6 +27,7 @@ from hf_specdec.instruments.recording import RecordingDrafter, Round
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import Prompt, load_prompts
+from hf_specdec.loading.rows import set_name
 from hf_specdec.loading.sampling import sampling_at
 from pearl_bounds import WINDOWS, acceptances, outcomes, pearl_seconds, serial_seconds
 from pearl_pace import Pace
@@ -236,8 +237,10 @@ class Settings:
 
     target: Annotated[str, typer.Option(help="Folder or repo of the target.")]
     draft: Annotated[str, typer.Option(help="Folder or repo of the draft.")]
-    prompts: Annotated[list[Path], typer.Option(help="File of prompts; repeat for several.")]
-    json_file: Annotated[Path, typer.Option("--json", help="Where rows are kept; what it holds is not run again.")]
+    prompts: Annotated[list[str], typer.Option(help="File, set or data set of prompts; repeat for several.")]
+    json_file: Annotated[
+        Path, typer.Option("--output", "--json", help="Where rows are kept; what it holds is not run again.")
+    ]
     ratio: Annotated[list[float], typer.Option(help="T_target / T_draft; repeat for several.")] = field(
         default_factory=lambda: [3, 5, 10]
     )
@@ -250,7 +253,7 @@ class Settings:
     only: Annotated[list[str], typer.Option(help="Run the methods whose name contains this; repeat for several.")] = (
         field(default_factory=list)
     )
-    limit: Annotated[int, typer.Option(help="Prompts per file.")] = 2
+    limit: Annotated[int, typer.Option(help="Prompts per source.")] = 2
     max_new_tokens: int = 64
     draft_milliseconds: Annotated[float, typer.Option(help="Pace of a draft step.")] = 30.0
     coupled: Annotated[bool, typer.Option(help="Draw by seed and place alone: all methods write one text.")] = False
@@ -271,11 +274,11 @@ def run(settings: Settings) -> None:
     asked = {"windows": windows, "only": only, "limit": limit, "new_tokens": new_tokens, "step": step}
     asked["coupled"] = settings.coupled
     typer.echo("| prompts | T | ratio | method | tokens/s | of its bound | α | foreseen | text |\n" + "|-" * 9 + "|")
-    for file, t, c in product(settings.prompts, settings.temperature, settings.ratio):
-        cell = {"prompts": file.stem, "temperature": t, "ratio": c} | asked
+    for source, t, c in product(settings.prompts, settings.temperature, settings.ratio):
+        cell = {"prompts": set_name(source), "temperature": t, "ratio": c} | asked
         if any(cell.items() <= ({"coupled": False} | row).items() for row in held):
             continue
-        for row in table.run(file.stem, load_prompts(file, limit), c, t, windows, only):
+        for row in table.run(set_name(source), load_prompts(source, limit), c, t, windows, only):
             typer.echo(line_of(row))
             held.append(asdict(row) | asked)
         path.write_text(json.dumps(held, indent=1))

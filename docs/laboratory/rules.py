@@ -1,7 +1,7 @@
 """What rules of verification accept: tokens per call of one draft model under each of them, at a temperature.
 
 Run as `python docs/laboratory/rules.py --target smollm2 --pack-linear --draft hub_configs/draft_model/draft_model
---prompts data/spec_bench.jsonl`. A count, not a time; each rule has the same prompts and windows, and seeds of its own.
+--prompts chat`. A count, not a time; each rule has the same prompts and windows, and seeds of its own.
 """
 
 from dataclasses import dataclass, field

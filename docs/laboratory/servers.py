@@ -1,6 +1,6 @@
 """Three servers over one model: plain, transformers' own prompt lookup, and `hf-specdec serve`. Who keeps to what?
 
-Run as `python docs/laboratory/servers.py FOLDER --prompts data/spec_bench.jsonl -- --drafter hub_configs/hybrid`; what
+Run as `python docs/laboratory/servers.py FOLDER --prompts chat -- --drafter hub_configs/hybrid`; what
 stands behind `--` goes to `hf-specdec serve`. Each gets the same chats, greedy: whole answers, streams, and answers
 with a stop list.
 """

@@ -77,7 +77,7 @@ def main(settings: TableSettings) -> None:
 def answers_to(file: str) -> dict[Prompt, list[str]]:
     """The file's prompts as questions, each with all of its answers."""
     answers: dict[Prompt, list[str]] = {}
-    for prompt, answer in sample_examples(file, None, 0):
+    for prompt, answer in sample_examples(file, None, 0, split="test"):
         answers.setdefault(replace(prompt, chat=True), []).append(answer)
     return answers
 
