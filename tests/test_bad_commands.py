@@ -54,7 +54,7 @@ CASES = [
     ("explain", ["--output", "data.txt/page.html"], "output 'data.txt'"),
     ("explain", ["--html", "data.txt/page.html"], "output 'data.txt'"),  # the options' old names
     ("explain", ["--timeline", "data.txt/time.png"], "output 'data.txt'"),
-    ("explain", ["--output", "page.txt"], "output must be a page"),
+    ("explain", ["--output", "page.txt"], "page.txt"),
     ("demo", ["--output", "data.txt/picture.svg"], "output 'data.txt'"),
     ("demo", ["--output", "target"], "output 'target' is a folder"),
     ("demo", ["--svg", "data.txt/picture.svg"], "output 'data.txt'"),

@@ -118,7 +118,7 @@ def test_synthetic_acceptance_sets_what_both_loops_accept(acceptance: float) -> 
         rounds = meter.accepted_per_round(PROMPT.shape[1], 200)
         tested = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
         assert sum(accepted for _, accepted in rounds) / tested == pytest.approx(acceptance, abs=0.12), spec
-    with pytest.raises(SpeculationError, match="from 0 to 1, got 1.5"), synthetic_acceptance(draft, tokens, 1.5):
+    with pytest.raises(SpeculationError, match=r"from 0 to 1, got 1\.5"), synthetic_acceptance(draft, tokens, 1.5):
         pass
 
 

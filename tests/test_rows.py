@@ -52,22 +52,27 @@ def test_data_sets_are_read_by_name_and_split(data_sets):
     assert talk.chat and talk.turns == ("Hello.", "And now?")
     ((prompt, answer),) = sample_examples("tuetschek/e2e_nlg", None, 0)
     assert prompt.turns == ("Meaning: name[A]\nText:",) and answer == "It is A."
-    assert set_name("HuggingFaceH4/mt_bench_prompts:train") == "mt_bench_prompts"
+    assert set_name("HuggingFaceH4/mt_bench_prompts:train") == "mt_bench_prompts-train"
+    assert set_name("org/x-0.1") == "x-0.1" and set_name("folder/x.1.jsonl") == "x.1"
+    assert [answer for _, answer in sample_examples("openai/gsm8k", None, 0)] == ["6"]  # of its train split
 
 
 def test_bench_calls_a_data_set_by_its_name(data_sets):
     units = plan(Settings(target="none", prompts=["openai/gsm8k:test", "maths"], limit=1))
-    assert [unit.dataset for unit in units] == ["gsm8k", "maths"]
+    assert [unit.dataset for unit in units] == ["gsm8k-test", "maths"]
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ("openai/gsm8k:dev", "no split 'dev'; it has"),
-        ("openai/absent", "cannot read the data set openai/absent.*ORG/NAME"),
+        ("nobody/absent", "cannot read the data set nobody/absent.*ORG/NAME"),
         ("absent.jsonl", "no such file.*chat, code, maths.*ORG/NAME"),
         ("folder/absent.jsonl", "no such file"),
         ("poems", "no such file.*a set of this package"),
+        ("openai/gsm9k", "no such file.*ORG/NAME"),  # beside a folder that is there
+        ("openai", "it is a folder"),
+        ("x" * 300, "cannot read x+: "),
     ],
 )
 def test_a_source_that_is_not_there(data_sets, source, message):

@@ -7,7 +7,6 @@ greedily and at temperature 1. Where it wrote a token, each draft says what it w
 
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -22,6 +21,7 @@ from hf_specdec.instruments.ends import until_end
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import ModelSource, Pair, TargetSettings, load_model
 from hf_specdec.loading.prompts import sample_prompts
+from hf_specdec.loading.rows import set_name
 from hf_specdec.loading.sampling import sampling_at
 
 FIGURES = ("greedy", "tokens per round", "T=1")
@@ -91,7 +91,7 @@ def measure(settings: AcceptanceSettings) -> None:
             places = sum(map(len, right))
             found = [sum(map(sum, right)) / places, sum(gained) / len(gained), float(torch.cat(overlap).mean())]
             means[name].append(found)
-            table.add_row(Path(file).stem, name, str(places), *_shown(found))
+            table.add_row(set_name(file), name, str(places), *_shown(found))
     for name, rows in means.items():
         table.add_row("mean", name, "", *_shown([sum(column) / len(column) for column in zip(*rows, strict=True)]))
     Console(width=120).print(table)

@@ -212,7 +212,9 @@ def study(settings: Settings) -> Study:
     seed, half = settings.seed, settings.limit // 2
     tokenizer, target, draft = settings.load()
     training = sample_prompts(settings.train, settings.limit, seed)
-    held = sample_prompts(settings.validation or settings.train, None, seed)
+    held = sample_prompts(
+        settings.validation or settings.train, None, seed, "validation" if settings.validation else "train"
+    )
     held = [prompt for prompt in held if prompt not in set(training)][:half]
     tests = {set_name(source): sample_prompts(source, half, seed, split="test") for source in settings.test}
 

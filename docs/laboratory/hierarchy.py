@@ -22,6 +22,7 @@ from hf_specdec.hub.draft import load_draft
 from hf_specdec.loading.chat import batch, prompt_ids
 from hf_specdec.loading.models import PairSettings
 from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.loading.rows import set_name
 
 
 @dataclass(kw_only=True)
@@ -55,7 +56,7 @@ def measure(settings: HierarchySettings) -> None:
         drafted, same = 0, 0
         calls, seconds = [0, 0], [0.0, 0.0]
         prompts = load_prompts(path, settings.limit)
-        for prompt in tqdm(prompts, desc=Path(path).stem, unit="prompt"):
+        for prompt in tqdm(prompts, desc=set_name(path), unit="prompt"):
             inputs = batch([prompt_ids(pair.tokenizer, prompt)], pair.tokenizer.pad_token_id)
             texts = []
             for i, model in enumerate((draft, ahead)):
@@ -68,7 +69,7 @@ def measure(settings: HierarchySettings) -> None:
                 drafted += drafter.last_stats.drafted_tokens * i
             same += torch.equal(*texts)
         shares = f"{calls[1] / calls[0]:.2f}", f"{seconds[1] / seconds[0]:.2f}", f"{same} of {len(prompts)}"
-        table.add_row(Path(path).stem, str(drafted), *map(str, calls), *shares)
+        table.add_row(set_name(path), str(drafted), *map(str, calls), *shares)
     Console().print(table)
 
 

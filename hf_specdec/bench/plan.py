@@ -99,7 +99,8 @@ def plan(settings: Settings) -> list[Unit]:
     files = [(set_name(source), load_prompts(source, settings.limit)) for source in settings.prompts]
     if len({name for name, _ in files}) < len(files):
         raise SpeculationError(
-            "prompts must have different names, because the results are listed by name; rename one of the files"
+            "prompts must have different names, because the results are listed by name; rename a file, or name the "
+            "split of a data set, as ORG/NAME:SPLIT"
         )
     return [
         Unit(name, start // size, size, temperature, prompts[start : start + size])

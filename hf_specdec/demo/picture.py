@@ -9,7 +9,8 @@ from rich.text import Text
 
 
 class Pictured(Console):
-    """What is printed on it goes into the picture, but for what is printed `beside`. Lines are broken at its width."""
+    """What is printed on it goes into the picture, but for what is printed `aside`. Lines are broken at its width, so a
+    text that is written piece by piece appears once it ends."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, record=True, width=100, force_terminal=True, color_system="truecolor")

@@ -71,7 +71,8 @@ def compared_texts(runs: Iterable[dict[str, Any]]) -> str:
     found = [(run, one) for run in located for one in run.get("differences") or []]
     others = ", ".join(_place(run, one) for run, one in found if not one["near_tie"])
     total = sum(run["prompts"] for run in located)
-    same = f"{total - len(found)} of {total}" if found else f"all {total}"
+    parted = sum(len({one["prompt"] for one in run.get("differences") or []}) for run in located)
+    same = f"{total - parted} of {total}" if parted else f"all {total}"
     parts = [f"Greedy texts: {same} equal plain decoding's"] if located else []
     if any(one["near_tie"] for _, one in found):
         parts.append(

@@ -46,6 +46,8 @@ def _of_turns(turns: list[str]) -> Prompt:
     """A conversation of which only the questions are known, as in MT-bench."""
     if not turns:
         raise ValueError("there are no turns; give one or more texts")
+    if any(isinstance(turn, dict) for turn in turns):
+        return _of_messages({"messages": turns})
     return Prompt(tuple(turns), chat=True)
 
 
@@ -95,45 +97,32 @@ TASKS = (
     ),
     Task("dialogsum", {"dialogue": str}, lambda row: f"{row['dialogue']}\nSummary:", "summary"),
     Task("spec_bench", {"turns": list}, lambda row: _of_turns(row["turns"])),
-    Task("mt_bench of the Hub", {"prompt": list}, lambda row: _of_turns(row["prompt"])),
     Task("text", {"text": str}, lambda row: row["text"]),
     Task("messages", {"messages": list}, _of_messages),
+    Task("mt_bench of the Hub", {"prompt": list}, lambda row: _of_turns(row["prompt"])),
 )
 """The first task whose fields a line has is taken."""
 
 
-def load_prompts(
-    source: str | Path, limit: int | None = None, category: str | None = None, split: str = "test"
-) -> list[Prompt]:
+def load_prompts(source: str | Path, limit: int | None = None, split: str = "test") -> list[Prompt]:
     """The distinct prompts of a source, in order.
 
     Args:
         source: as `read_rows` takes it: a file, a set of this package, or a data set of the Hub, whose rows are those
             of one of `TASKS`; a line of plain text is a prompt.
         limit: how many to take at most.
-        category: take only rows whose field `category` is this, as those of Spec-Bench.
         split: of a data set whose name has none.
 
     Raises:
-        SpeculationError: no such source, a row that lacks the fields or is too long, no prompt at all, or none of the
-            category.
+        SpeculationError: no such source, a row that lacks the fields or is too long, or no prompt at all.
     """
     if limit is not None and limit < 1:
         raise SpeculationError(f"limit must be 1 or more, got {limit}")
     prompts: dict[Prompt, None] = {}  # a set that keeps its order
-    categories: set[str] = set()
     for where, row in read_rows(source, split):
-        if category is not None:
-            found = row.get("category") if isinstance(row, dict) else None
-            categories |= {found} if isinstance(found, str) else set()
-            if found != category:
-                continue
         prompts[_made(where, row)] = None
         if len(prompts) == limit:
             break
-    if category is not None and not prompts:
-        known = ", ".join(sorted(categories)) or "no categories; leave it out"
-        raise SpeculationError(f"no prompt of category {category!r}: {source} has {known}")
     if not prompts:
         raise SpeculationError(f"{source} holds no prompt; give JSON lines or plain text with a prompt per line")
     return list(prompts)

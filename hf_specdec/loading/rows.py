@@ -23,10 +23,14 @@ SUFFIXES = (".json", ".jsonl", ".txt", ".md")
 
 
 def set_name(source: str | Path) -> str:
-    """What the rows of a source are called in results: a file's or a data set's name, without folder and split."""
+    """What the rows of a source are called in results: a file's name, or a data set's and its split where it is named,
+    without folders."""
     source = str(source)
-    found = None if Path(source).exists() else ON_THE_HUB.fullmatch(source)
-    return Path(found["repo"] if found else source).stem
+    found = ON_THE_HUB.fullmatch(source)
+    if found is None or Path(source).suffix in SUFFIXES:
+        return Path(source).stem
+    name = found["repo"].rpartition("/")[2]
+    return f"{name}-{found['split']}" if found["split"] else name
 
 
 def read_rows(source: str | Path, split: str = "test") -> Iterator[tuple[str, Row]]:
@@ -34,23 +38,27 @@ def read_rows(source: str | Path, split: str = "test") -> Iterator[tuple[str, Ro
 
     Args:
         source: a file of JSON lines (`.json` or `.jsonl`) or plain text, the name of one of `SETS`, or a data set as
-            `ORG/NAME` or `ORG/NAME:SPLIT`: a repo of the Hub, or a folder.
+            `ORG/NAME` or `ORG/NAME:SPLIT`: a repo of the Hub, or a folder of that name here.
         split: that of a data set where its name has none; its first one where it has no such split.
 
     Raises:
         SpeculationError: there is no such source, or it cannot be read.
     """
-    path = Path(source)
-    if path.is_file() or path.is_fifo():
-        return _of_file(path)
-    if str(source) in SETS:
-        return _of_file(SETS[str(source)])
-    found = ON_THE_HUB.fullmatch(str(source))
-    if found and path.suffix not in SUFFIXES:
-        return _of_data_set(found["repo"], found["split"], split)
+    path, name = Path(source), str(source)
+    try:
+        if path.exists() and not path.is_dir():
+            return _of_file(path)
+        if name in SETS:
+            return _of_file(SETS[name])
+        found = ON_THE_HUB.fullmatch(name)
+        if found and (Path(found["repo"]).is_dir() or not (path.parent.is_dir() or path.suffix in SUFFIXES)):
+            return _of_data_set(found["repo"], found["split"], split)
+        kind = "it is a folder" if path.is_dir() else "there is no such file"
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        kind = error.strerror or str(error)
     raise SpeculationError(
-        f"cannot read {source}: there is no such file. Give a file, a set of this package ({', '.join(SETS)}), "
-        "or a data set of the Hub as ORG/NAME or ORG/NAME:SPLIT"
+        f"cannot read {source}: {kind}. Give a file, a set of this package ({', '.join(SETS)}), or a data set of the "
+        "Hub as ORG/NAME or ORG/NAME:SPLIT"
     )
 
 
@@ -103,8 +111,13 @@ def _of_data_set(repo: str, split: str | None, usual: str) -> Iterator[tuple[str
     try:
         try:
             rows = _load(datasets, repo, split, usual)
-        except RuntimeError:  # a script, which is never run; the Hub keeps what it would have made
+        except RuntimeError as error:
+            if "script" not in str(error):
+                raise
+            # It is never run; the Hub keeps what it would have made.
             rows = _load(datasets, repo, split, usual, revision="refs/convert/parquet")
+        for number, row in enumerate(rows, start=1):
+            yield f"{repo}, row {number}", row
     except SpeculationError:
         raise
     except Exception as error:  # of the network, of the Hub, of a file format
@@ -112,8 +125,6 @@ def _of_data_set(repo: str, split: str | None, usual: str) -> Iterator[tuple[str
             f"cannot read the data set {repo}: {type(error).__name__}: {error}. "
             "Give its name as ORG/NAME or ORG/NAME:SPLIT, or a file of JSON lines"
         ) from error
-    for number, row in enumerate(rows, start=1):
-        yield f"{repo}, row {number}", row
 
 
 def _load(datasets: Any, repo: str, split: str | None, usual: str, **options: Any) -> Any:

@@ -53,7 +53,11 @@ class TrainSettings(PairSettings):
         str, Option(help="Folder to write the drafter to; the same command continues an interrupted training there.")
     ]
     validation: Annotated[
-        list[str], Option(help="Prompts to choose τ and SLmax on, as --data. Default: a quarter of --data.")
+        list[str],
+        Option(
+            help="Prompts to choose τ and SLmax on: as --data, but of a data set the split validation. Default: a "
+            "quarter of --data."
+        ),
     ] = field(default_factory=list)
     limit: Annotated[
         int | None,
