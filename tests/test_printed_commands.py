@@ -148,7 +148,7 @@ def clone(tmp_path, monkeypatch):
     streams_of(target).save_pretrained(str(tmp_path / "hub_configs" / "streaming"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(sys, "argv", ["hf-specdec"])
     threads = torch.get_num_threads()
     yield tmp_path

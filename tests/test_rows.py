@@ -31,7 +31,7 @@ def data_sets(tmp_path, monkeypatch):
     """Folders that the library `datasets` reads as it reads a repo of the Hub."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     for name, split, rows in (
         ("openai/gsm8k", "test", [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]),
         ("openai/gsm8k", "train", [{"question": "3 + 3?", "answer": "6"}]),

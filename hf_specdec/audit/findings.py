@@ -11,7 +11,8 @@ from typer import Option
 from ..errors import SpeculationError
 from ..loading.checks import check_new_tokens, check_seed, check_temperature
 from ..loading.drafters import SPEC
-from ..loading.models import PROMPT_SOURCES, PairSettings
+from ..loading.models import PairSettings
+from ..loading.rows import PROMPT_SOURCES
 
 LEAST_SAMPLES = 50
 

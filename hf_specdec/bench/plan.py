@@ -10,9 +10,9 @@ from typer import Option
 from ..errors import SpeculationError
 from ..loading.checks import check_new_tokens, check_seed, check_temperature
 from ..loading.drafters import SPEC
-from ..loading.models import PROMPT_SOURCES, PairSettings, experiment
+from ..loading.models import PairSettings, experiment
 from ..loading.prompts import Prompt, load_prompts
-from ..loading.rows import set_name
+from ..loading.rows import PROMPT_SOURCES, set_name
 
 _decoding: Any = partial(Option, rich_help_panel="Prompts and decoding")
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
-from ..hub.measured import DIFFERENCES, differences
 from ..showing.page import cards, html_page, write_page
 from ..showing.pretended import pretended_costs
 from .plots import Cells, save_plots
 from .results import Results
-from .tables import COLUMN_HELP, COLUMNS, figures, overview
+from .tables import COLUMN_HELP, COLUMNS, DIFFERENCES, differences, figures, overview
 
 TITLE = "What speculation gains"
 PARTED = (

@@ -10,14 +10,13 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ..errors import SpeculationError
-from ..hub.measured import DIFFERENCES, differences
 from ..instruments.provenance import provenance
 from ..showing.pretended import pretended_costs
 from .measure import Bench
 from .plan import Settings, plan
 from .results import Results
 from .summary import check_installed
-from .tables import NARROW, figures
+from .tables import DIFFERENCES, NARROW, differences, figures
 
 INTERRUPTED = 130
 MOST_DIFFERENCES = 10

@@ -1,9 +1,12 @@
 """A run's figures as they are shown: in the terminal, in Markdown and in HTML."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from ..hub.measured import same_text
+from ..hub.measured import method_name
 
+DIFFERENCES = ("method", "prompt", "new token", "plain's / its own", "gap", "rounding", "near-tie")
+"""gap: plain's logit of its own token less that of the other; rounding: one step of the target's dtype there"""
 COLUMNS = (
     "method",
     "tok/s",
@@ -81,3 +84,35 @@ def _number(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
+
+
+def same_text(run: dict[str, Any]) -> str:
+    """How many prompts have plain decoding's very tokens, and how many of the others part from it at a near-tie."""
+    if run["identical"] is None:
+        return "-"
+    if run["identical"]:
+        return "all"
+    parted = run.get("differences") or []
+    if run["batch_size"] > 1 or not parted:  # in batches, and in later repetitions, nobody has looked where
+        return "not all"
+    ties = sum(difference["near_tie"] for difference in parted)
+    same = run["prompts"] - len({difference["prompt"] for difference in parted})
+    return f"{same}/{run['prompts']}" + (f" ({ties} tie{'s' * (ties != 1)})" if ties else "")
+
+
+def differences(runs: Iterable[dict[str, Any]]) -> list[list[str]]:
+    """A row of `DIFFERENCES` for each first place where a text parts from plain decoding's."""
+    return [
+        [
+            method_name(run["name"]),
+            f"{run['dataset']} {found['prompt']}" + (f", turn {found['turn'] + 1}" if found.get("turn") else ""),
+            str(found["position"]),
+            " / ".join(
+                "(ended)" if token is None else str(token) for token in (found["plain_token"], found["other_token"])
+            ),
+            *("-" if found[name] is None else f"{found[name]:.3g}" for name in ("gap", "rounding")),
+            "yes" if found["near_tie"] else "no",
+        ]
+        for run in runs
+        for found in run.get("differences") or []
+    ]

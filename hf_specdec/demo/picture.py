@@ -1,7 +1,7 @@
 """`Pictured`: a console of which a part becomes a picture."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -32,16 +32,12 @@ class Pictured(Console):
         if objects or not begun:
             super().print(*objects, **options | {"soft_wrap": False})
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is printed meanwhile is left out of the picture."""
-        self.record = False
-        try:
-            yield
-        finally:
-            self.record = True
 
-
-def aside(console: Console) -> AbstractContextManager[None]:
+@contextmanager
+def aside(console: Console) -> Iterator[None]:
     """What is printed meanwhile is for who sits there, and left out of a picture."""
-    return console.aside() if isinstance(console, Pictured) else nullcontext()
+    record, console.record = console.record, False
+    try:
+        yield
+    finally:
+        console.record = record

@@ -14,8 +14,6 @@ COLUMNS = ("data", "prompts", "plain tokens/s", "tokens/s", "speed-up (95% inter
 PLAIN = "plain"
 PACKAGES = ("hf-specdec", "torch", "transformers")
 """those whose versions a card names"""
-DIFFERENCES = ("method", "prompt", "new token", "plain's / its own", "gap", "rounding", "near-tie")
-"""gap: plain's logit of its own token less that of the other; rounding: one step of the target's dtype there"""
 Facts = dict[str, Any]
 
 
@@ -86,43 +84,9 @@ def compared_texts(runs: Iterable[dict[str, Any]]) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def same_text(run: dict[str, Any]) -> str:
-    """How many prompts have plain decoding's very tokens, and how many of the others part from it at a near-tie."""
-    if run["identical"] is None:
-        return "-"
-    if run["identical"]:
-        return "all"
-    parted = run.get("differences") or []
-    if run["batch_size"] > 1 or not parted:  # in batches, and in later repetitions, nobody has looked where
-        return "not all"
-    ties = sum(difference["near_tie"] for difference in parted)
-    same = run["prompts"] - len({difference["prompt"] for difference in parted})
-    return f"{same}/{run['prompts']}" + (f" ({ties} tie{'s' * (ties != 1)})" if ties else "")
-
-
-def differences(runs: Iterable[dict[str, Any]]) -> list[list[str]]:
-    """A row of `DIFFERENCES` for each first place where a text parts from plain decoding's."""
-    return [
-        [
-            method_name(run["name"]),
-            f"{run['dataset']} {found['prompt']}" + (f", turn {found['turn'] + 1}" if found.get("turn") else ""),
-            str(found["position"]),
-            " / ".join("(ended)" if token is None else str(token) for token in _tokens(found)),
-            *("-" if found[name] is None else f"{found[name]:.3g}" for name in ("gap", "rounding")),
-            "yes" if found["near_tie"] else "no",
-        ]
-        for run in runs
-        for found in run.get("differences") or []
-    ]
-
-
 def method_name(spec: str) -> str:
     """A SPEC or argument without the folders of the machine that measured it."""
     return Path(spec).name if spec.startswith(("/", ".", "~")) else spec
-
-
-def _tokens(difference: dict[str, Any]) -> list[int | None]:
-    return [difference["plain_token"], difference["other_token"]]
 
 
 def _is_of(name: str, config: DrafterConfig, names: Collection[str], told: dict[str, Facts]) -> bool:

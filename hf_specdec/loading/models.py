@@ -55,11 +55,6 @@ class Pair:
 
 LOADING, EXPERIMENTS = "How models are loaded", "Experiments: pretended costs"
 """headings of `--help`"""
-PROMPT_SOURCES = (
-    "a set of this package (chat, code, maths, summaries, sentences, sql), a data set of the Hub (ORG/NAME or "
-    "ORG/NAME:SPLIT), or a file of JSON lines or of plain text with a prompt per line"
-)
-"""what `load_prompts` takes, for `--help`"""
 
 
 def _how(help: str, *names: str) -> Any:

@@ -16,6 +16,11 @@ MAX_LINE_BYTES = 1_000_000
 
 SETS = {path.stem: path for path in sorted((Path(__file__).parent / "sets").glob("*.jsonl"))}
 """Prompts that come with the package, twelve each, by name."""
+PROMPT_SOURCES = (
+    f"a set of this package ({', '.join(SETS)}), a data set of the Hub (ORG/NAME or ORG/NAME:SPLIT), or a file of JSON "
+    "lines or of plain text with a prompt per line"
+)
+"""what is read here, for `--help`"""
 
 ON_THE_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<split>[\w.-]+))?")
 SUFFIXES = (".json", ".jsonl", ".txt", ".md")

@@ -12,12 +12,13 @@ from typer import Option
 from ..errors import SpeculationError
 from ..loading.chat import prompt_ids
 from ..loading.checks import check_seed
-from ..loading.models import PROMPT_SOURCES, Pair, TargetSettings
+from ..loading.models import Pair, TargetSettings
 from ..loading.prompts import sample_examples, sample_prompts
+from ..loading.rows import PROMPT_SOURCES
 from ..target.inputs import position_limit
 from .writing import Text, own_prompts, prompts_of, write_texts
 
-_texts: Any = partial(Option, rich_help_panel="Texts that the target writes")
+texts_option: Any = partial(Option, rich_help_panel="Texts that the target writes")
 training_option: Any = partial(Option, rich_help_panel="Training")
 
 
@@ -33,14 +34,16 @@ class OwnTextSettings(TargetSettings):
             "the split train is the default."
         ),
     ] = field(default_factory=list)
-    own_prompts: Annotated[int, _texts(help="Number of prompts that the target makes up itself.")] = 2000
+    own_prompts: Annotated[int, texts_option(help="Number of prompts that the target makes up itself.")] = 2000
     limit: Annotated[
-        int | None, _texts(help="Take only this many prompts of each --data, at random; default: all.")
+        int | None, texts_option(help="Take only this many prompts of each --data, at random; default: all.")
     ] = None
-    max_new_tokens: Annotated[int, _texts(help="Tokens per answer, at most.")] = 224
-    rows: Annotated[int, _texts(help="Batch size when the target writes.")] = 48
-    raw: Annotated[float, _texts(help="Share of prompts continued as plain text, without the chat template.")] = 0.2
-    sampled: Annotated[float, _texts(help="Share answered at temperature 1; the others are greedy.")] = 0.4
+    max_new_tokens: Annotated[int, texts_option(help="Tokens per answer, at most.")] = 224
+    rows: Annotated[int, texts_option(help="Batch size when the target writes.")] = 48
+    raw: Annotated[float, texts_option(help="Share of prompts continued as plain text, without the chat template.")] = (
+        0.2
+    )
+    sampled: Annotated[float, texts_option(help="Share answered at temperature 1; the others are greedy.")] = 0.4
     epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 8.0
     batch_size: Annotated[int, training_option(help="Texts per training step.")] = 16
     learning_rate: Annotated[float, training_option(help="Peak learning rate.")] = 1e-3

@@ -16,10 +16,12 @@ from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError, warn
 from ...loading.checks import check_seed
-from ...loading.models import PROMPT_SOURCES, Pair, PairSettings
+from ...loading.models import Pair, PairSettings
 from ...loading.outputs import writable_folder
 from ...loading.prompts import Prompt, sample_prompts
+from ...loading.rows import PROMPT_SOURCES
 from ..folder import interruptible
+from ..own_text import texts_option
 from .extraction import Regime, extract
 from .fitting import fit, quality
 from .records import Record
@@ -32,7 +34,6 @@ REGIMES = {"greedy": False, "sampled": True}
 BUDGET: Literal["budget"] = "budget"
 """the rule without a τ"""
 
-_texts: Any = partial(Option, rich_help_panel="Texts that the target writes")
 _rule: Any = partial(Option, rich_help_panel="The stop rule")
 _classifier: Any = partial(Option, rich_help_panel="The classifier")
 
@@ -61,11 +62,11 @@ class TrainSettings(PairSettings):
     ] = field(default_factory=list)
     limit: Annotated[
         int | None,
-        _texts(
+        texts_option(
             help="Take only this many prompts of each --data, at random; of --validation half as many. Default: all."
         ),
     ] = None
-    max_new_tokens: Annotated[int, _texts(help="Tokens that the target writes per prompt, at most.")] = 128
+    max_new_tokens: Annotated[int, texts_option(help="Tokens that the target writes per prompt, at most.")] = 128
     rules: Annotated[
         list[str],
         _rule(
