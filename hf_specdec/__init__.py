@@ -9,7 +9,6 @@ Importing this package registers it with transformers:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .batching import BatchDecoder
 from .drafters import (
     DFlashDrafter,
     DiscoDrafter,
@@ -29,13 +28,14 @@ from .drafters import (
     untranslated,
 )
 from .errors import SpeculationError, SpeculationWarning
-from .integration import register, unregister
-from .packing import pack_linear, unpack_linear
+from .generate import register, unregister
+from .generate.decoder import BatchDecoder
 from .stats import SpeculationStats
+from .target.packing import pack_linear, unpack_linear
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .loading.models import load
+    from .tools.loading.models import load
 
 __all__ = [
     "BatchDecoder",
@@ -70,7 +70,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`load` needs models and auto classes, which take longer to import than all of this package."""
     if name == "load":
-        return import_module(".loading.models", __name__).load
+        return import_module(".tools.loading.models", __name__).load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
-from .asking import Forbids, Picker
 from .budget import Advance, Cost, are_chains
+from .picker import Forbids, Picker
 from .stats import SpeculationStats
 from .transfer import to_device
 

@@ -7,15 +7,8 @@ import models
 import torch
 from test_disco import classifier
 
-from hf_specdec import (
-    DiscoDrafter,
-    DraftModelDrafter,
-    HybridDrafter,
-    NGramDrafter,
-    PromptLookupDrafter,
-    SuffixDrafter,
-)
-from hf_specdec.training.ngram import train_ngram
+from hf_specdec import DiscoDrafter, DraftModelDrafter, HybridDrafter, NGramDrafter, PromptLookupDrafter, SuffixDrafter
+from hf_specdec.train.ngram import train_ngram
 
 REQUESTS = [(5, 20), (1, 7), (30, 12), (17, 1), (8, 33), (3, 3), (12, 18), (26, 9), (2, 25), (9, 14)]
 """tokens of the prompt, and new ones"""

@@ -10,9 +10,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from hf_specdec import clock
-from hf_specdec.batching import engine
-from hf_specdec.decoding import loop, paying
-from hf_specdec.instruments.forwards import input_shape, wrapped_forward
+from hf_specdec.engine import joined as engine
+from hf_specdec.engine import loop, paying
+from hf_specdec.tools.instruments.forwards import input_shape, wrapped_forward
 
 LAYER, TOKEN = 1e-3, 0.02
 """seconds per layer of a forward of one token, and the share of it that each further token takes"""

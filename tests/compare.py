@@ -3,9 +3,9 @@
 from inspect import isfunction
 from typing import Any
 
-import drafters
 import models
 import torch
+import toy_drafters as drafters
 from torch import Tensor
 
 import hf_specdec

@@ -15,7 +15,7 @@ from transformers.generation import (
 )
 
 from hf_specdec import Drafter, SpeculationStats
-from hf_specdec.decoding.serial import Serial
+from hf_specdec.engine.serial import Serial
 from hf_specdec.protocol import Draft, DraftContext
 from hf_specdec.schedule import Guarded, Round
 

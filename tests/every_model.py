@@ -13,14 +13,14 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-import drafters
 import models
 import torch
+import toy_drafters as drafters
 import transformers as tf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import hf_specdec
-from hf_specdec.probe import Support, support
+from hf_specdec.target.probe import Support, support
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 NEW_TOKENS = 20
@@ -286,7 +286,7 @@ def _compare(model: Any, texts: dict[str, torch.Tensor], result: Outcome) -> Non
         for name, drafter_of in DRAFTERS.items():
             drafter = drafter_of(drafters.Future(text))
             try:
-                with mock.patch("hf_specdec.decoding.paying.TRIAL", 1 << 30):  # drafting never pauses
+                with mock.patch("hf_specdec.engine.paying.TRIAL", 1 << 30):  # drafting never pauses
                     ours = generate(model, batch, assistant_model=drafter)
                 mode = _mode(model, drafter.last_stats)
                 fault = "" if torch.equal(ours, text) else "another text"

@@ -21,7 +21,7 @@ from transformers import (
 
 from hf_specdec import DFlashDrafter, Drafter, StreamingDrafter
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
-from hf_specdec.registry import drafter_class, drafter_types
+from hf_specdec.hub.registry import drafter_class, drafter_types
 
 ROOT = Path(__file__).parents[1]
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])

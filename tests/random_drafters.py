@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from drafters import Drafter, Future
 from random_faults import Dice, Undecided, errors, lie, nonsense, spoil
 from torch import Tensor
+from toy_drafters import Drafter, Future
 
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 

@@ -6,9 +6,7 @@ import models
 import torch
 
 from hf_specdec import StreamingDrafter
-from hf_specdec.drafters.streaming import (
-    Upper,
-)
+from hf_specdec.drafters.streaming import Upper
 
 GAMMA = 3
 TARGETS = ["Llama", "Qwen2", "Qwen3", "Phi", "OPT", "Mistral", "Qwen2 sliding", "Gemma2"]

@@ -10,7 +10,7 @@ from printed import PAGES, ROOT, TEMPLATE, commands, snippets, stand_ins
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
-from hf_specdec import registry
+from hf_specdec.hub import registry
 
 WHOLE = [
     "README.md",
@@ -97,14 +97,12 @@ def test_the_reference_has_every_public_name():
     assert [name for name in hf_specdec.__all__ if f"::: hf_specdec.{name}" not in lines] == []
 
 
-def test_the_house_names_every_file():
-    """By its folder, then its name: floors are told one after the other."""
-    page = (ROOT / "docs/house.md").read_text().split("## The floors")[1]
-    for path in sorted((ROOT / "hf_specdec").rglob("*.py")):
-        folders = path.relative_to(ROOT / "hf_specdec").parts[:-1]
-        if path.name != "__init__.py":
-            rest = page
-            for folder in folders:
-                assert f"`{folder}/`" in rest, path
-                rest = rest.split(f"`{folder}/`", 1)[1]
-            assert f"`{path.name}`" in rest, path
+def test_the_house_names_every_room_and_only_what_is_there():
+    """In the pages that say where things are: rooms and files by their path, what all share by its name."""
+    package = ROOT / "hf_specdec"
+    house, contributing = ((ROOT / "docs" / name).read_text() for name in ("house.md", "contributing.md"))
+    rooms = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(re.findall(r"^\| `(\w+/)` \|", house, re.MULTILINE))
+    assert not [path.name for path in package.glob("[a-z]*.py") if f"`{path.name}`" not in house]
+    for name in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", house + contributing):
+        assert any((folder / name).exists() for folder in (package, package / "tools", package / "train", ROOT)), name

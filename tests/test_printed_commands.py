@@ -16,7 +16,7 @@ from stream_models import streams_of
 from transformers import AutoModelForCausalLM
 
 import hf_specdec_cli
-from hf_specdec.loading.rows import SETS
+from hf_specdec.tools.loading.rows import SETS
 
 
 def words_of(command: str) -> list[str]:

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from hf_specdec.commands.options import command
-from hf_specdec.instruments.ends import until_end
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.models import ModelSource, Pair, TargetSettings, load_model
-from hf_specdec.loading.prompts import sample_prompts
-from hf_specdec.loading.rows import set_name
-from hf_specdec.loading.sampling import sampling_at
+from hf_specdec.tools.instruments.ends import until_end
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.models import ModelSource, Pair, TargetSettings, load_model
+from hf_specdec.tools.loading.prompts import sample_prompts
+from hf_specdec.tools.loading.rows import set_name
+from hf_specdec.tools.loading.sampling import sampling_at
 
 FIGURES = ("greedy", "tokens per round", "T=1")
 

@@ -17,9 +17,9 @@ from transformers import DynamicCache, PreTrainedModel
 from typer import Option
 
 from hf_specdec.commands.options import command
-from hf_specdec.loading.models import PairSettings
 from hf_specdec.target import ragged
 from hf_specdec.target.inputs import CACHE
+from hf_specdec.tools.loading.models import PairSettings
 
 REPEATS = 9
 WARM_UP = 2

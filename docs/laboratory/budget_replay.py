@@ -35,13 +35,13 @@ from hf_specdec.commands.options import command
 from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelSession, GrowingSession
 from hf_specdec.drafters.draft_model.growing import LONGEST
 from hf_specdec.drafters.draft_model.stepped import Own
-from hf_specdec.instruments.ends import until_end
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.models import Pair, PairSettings
-from hf_specdec.loading.prompts import load_prompts
-from hf_specdec.loading.rows import set_name
-from hf_specdec.loading.sampling import sampling_at
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
+from hf_specdec.tools.instruments.ends import until_end
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.models import Pair, PairSettings
+from hf_specdec.tools.loading.prompts import load_prompts
+from hf_specdec.tools.loading.rows import set_name
+from hf_specdec.tools.loading.sampling import sampling_at
 
 RECORDED = 4
 """of the draft's likeliest tokens at each place"""

@@ -24,11 +24,11 @@ from typer import Option
 
 from hf_specdec import BatchDecoder, Drafter
 from hf_specdec.commands.options import command
-from hf_specdec.loading.drafters import DrafterSettings
-from hf_specdec.loading.models import Pair
-from hf_specdec.loading.prompts import load_prompts
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
-from hf_specdec.serving.apart import apart
+from hf_specdec.serve.threads import apart
+from hf_specdec.tools.loading.drafters import DrafterSettings
+from hf_specdec.tools.loading.models import Pair
+from hf_specdec.tools.loading.prompts import load_prompts
 
 WAYS = ("static", "joined", "drafted", "adversary", "stock")
 NO_END = 3

@@ -12,7 +12,7 @@ from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import Chance
 from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
 from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
-from hf_specdec.training.disco.simulation import Costs, Rule, Values
+from hf_specdec.train.disco.simulation import Costs, Rule, Values
 
 LONGEST = 32
 """tokens that any rule drafts at most"""

@@ -17,9 +17,9 @@ from disco_baselines import (
 )
 from hf_specdec.budget import Survival
 from hf_specdec.drafters.disco import StopClassifier, StopRule
-from hf_specdec.training.disco.records import Record
-from hf_specdec.training.disco.simulation import Costs, Rule, Values, play, values_of
-from hf_specdec.training.disco.tuning import chances, simulated_choices
+from hf_specdec.train.disco.records import Record
+from hf_specdec.train.disco.simulation import Costs, Rule, Values, play, values_of
+from hf_specdec.train.disco.tuning import chances, simulated_choices
 
 LIMITS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)
 THRESHOLDS = tuple(0.05 * i for i in range(1, 20))

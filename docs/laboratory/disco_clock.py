@@ -9,12 +9,12 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from disco_baselines import LONGEST, Chosen, OracleDrafter, PerplexityDrafter
-from hf_specdec.bench.methods import Method, build_method
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.prompts import Prompt
-from hf_specdec.training.disco.extraction import Regime
-from hf_specdec.training.disco.records import record_text
+from hf_specdec.tools.bench.methods import Method, build_method
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.prompts import Prompt
+from hf_specdec.train.disco.extraction import Regime
+from hf_specdec.train.disco.records import record_text
 
 
 def clock_methods(chosen: Sequence[Chosen], draft: PreTrainedModel, classifier: StopClassifier) -> dict[str, Method]:

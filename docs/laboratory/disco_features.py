@@ -22,12 +22,12 @@ from hf_specdec.budget import Band, Survival
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import EXTRA
-from hf_specdec.loading.models import PairSettings
-from hf_specdec.loading.prompts import load_prompts
-from hf_specdec.loading.rows import set_name
-from hf_specdec.training.disco.extraction import Regime, extract, load
-from hf_specdec.training.disco.fitting import fit
-from hf_specdec.training.disco.records import Record
+from hf_specdec.tools.loading.models import PairSettings
+from hf_specdec.tools.loading.prompts import load_prompts
+from hf_specdec.tools.loading.rows import set_name
+from hf_specdec.train.disco.extraction import Regime, extract, load
+from hf_specdec.train.disco.fitting import fit
+from hf_specdec.train.disco.records import Record
 
 Estimate = Callable[[Tensor], Tensor]
 """chances [N] by features [N, k + 4]"""

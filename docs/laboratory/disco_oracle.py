@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hf_specdec.errors import SpeculationError
-from hf_specdec.training.disco.simulation import Costs, Round, Values
+from hf_specdec.train.disco.simulation import Costs, Round, Values
 
 
 def oracle_rounds(values: Values) -> list[Round]:

@@ -24,17 +24,17 @@ from disco_oracle import oracle_report, plot_oracle
 from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.disco import StopClassifier
 from hf_specdec.errors import SpeculationError
-from hf_specdec.instruments.pacing import paced
-from hf_specdec.instruments.provenance import provenance
-from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
-from hf_specdec.loading.prompts import Prompt, sample_prompts
-from hf_specdec.loading.rows import set_name
-from hf_specdec.showing.pretended import pretended_costs
-from hf_specdec.training.disco.extraction import Regime, extract
-from hf_specdec.training.disco.fitting import fit, quality
-from hf_specdec.training.disco.records import Record
-from hf_specdec.training.disco.simulation import Costs
-from hf_specdec.training.disco.tuning import WIDTHS, measure_costs
+from hf_specdec.tools.instruments.pacing import paced
+from hf_specdec.tools.instruments.provenance import provenance
+from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.prompts import Prompt, sample_prompts
+from hf_specdec.tools.loading.rows import set_name
+from hf_specdec.tools.showing.pretended import pretended_costs
+from hf_specdec.train.disco.extraction import Regime, extract
+from hf_specdec.train.disco.fitting import fit, quality
+from hf_specdec.train.disco.records import Record
+from hf_specdec.train.disco.simulation import Costs
+from hf_specdec.train.disco.tuning import WIDTHS, measure_costs
 
 STATED_WIDTH_COST = 0.03
 """by which each further token widens a verification, in target steps, where costs are stated"""

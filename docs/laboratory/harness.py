@@ -19,8 +19,8 @@ from rich.console import Console
 from typer import Option
 
 from hf_specdec.commands.options import command
-from hf_specdec.loading.models import TargetSettings
-from hf_specdec.loading.rows import read_rows
+from hf_specdec.tools.loading.models import TargetSettings
+from hf_specdec.tools.loading.rows import read_rows
 
 TASK = """
 task: asked

@@ -19,10 +19,10 @@ from typer import Option
 from hf_specdec import DraftModelDrafter, SpeculationError, read_ahead
 from hf_specdec.commands.options import command
 from hf_specdec.hub.draft import load_draft
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.models import PairSettings
-from hf_specdec.loading.prompts import load_prompts
-from hf_specdec.loading.rows import set_name
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.models import PairSettings
+from hf_specdec.tools.loading.prompts import load_prompts
+from hf_specdec.tools.loading.rows import set_name
 
 
 @dataclass(kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any
 from tqdm import tqdm
 
 from hf_specdec import SpeculationStats
-from hf_specdec.instruments.ends import until_end
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.prompts import Prompt
+from hf_specdec.tools.instruments.ends import until_end
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.prompts import Prompt
 
 
 @dataclass(kw_only=True)

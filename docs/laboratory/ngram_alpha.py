@@ -14,12 +14,12 @@ from rich.table import Table
 from tqdm import tqdm
 
 from hf_specdec.drafters.ngram import NGramModel
-from hf_specdec.loading.chat import prompt_ids
-from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
-from hf_specdec.loading.prompts import load_prompts
-from hf_specdec.loading.rows import set_name
-from hf_specdec.loading.sampling import sampling_at
-from hf_specdec.training.ngram import token_stream, train_ngram
+from hf_specdec.tools.loading.chat import prompt_ids
+from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.prompts import load_prompts
+from hf_specdec.tools.loading.rows import set_name
+from hf_specdec.tools.loading.sampling import sampling_at
+from hf_specdec.train.ngram import token_stream, train_ngram
 
 PAPER = {
     (1, 0): "0.03 / 0.08 / 0.13",

@@ -19,9 +19,9 @@ from typer import Option
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, translated
 from hf_specdec.commands.options import command
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.models import TargetSettings
-from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.models import TargetSettings
+from hf_specdec.tools.loading.prompts import load_prompts
 
 
 @dataclass(kw_only=True)

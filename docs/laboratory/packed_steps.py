@@ -16,9 +16,9 @@ from typer import Option
 
 from hf_specdec import pack_linear, unpack_linear
 from hf_specdec.commands.options import command
-from hf_specdec.instruments.bare import time_bare_forwards
-from hf_specdec.instruments.meter import Forward
-from hf_specdec.loading.models import PairSettings
+from hf_specdec.tools.instruments.bare import time_bare_forwards
+from hf_specdec.tools.instruments.meter import Forward
+from hf_specdec.tools.loading.models import PairSettings
 
 CONTEXT = 128
 """tokens before the forward"""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.drafters.pearl import Timeline
-from hf_specdec.instruments.recording import Round
+from hf_specdec.tools.instruments.recording import Round
 
 WINDOWS = range(1, 25)
 TRIALS = 200

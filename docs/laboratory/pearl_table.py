@@ -22,13 +22,13 @@ from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.draft_model import DraftModelDrafter
 from hf_specdec.drafters.pearl import PearlDrafter
-from hf_specdec.instruments.pacing import paced
-from hf_specdec.instruments.recording import RecordingDrafter, Round
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.models import PairSettings
-from hf_specdec.loading.prompts import Prompt, load_prompts
-from hf_specdec.loading.rows import set_name
-from hf_specdec.loading.sampling import sampling_at
+from hf_specdec.tools.instruments.pacing import paced
+from hf_specdec.tools.instruments.recording import RecordingDrafter, Round
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.models import PairSettings
+from hf_specdec.tools.loading.prompts import Prompt, load_prompts
+from hf_specdec.tools.loading.rows import set_name
+from hf_specdec.tools.loading.sampling import sampling_at
 from pearl_bounds import WINDOWS, acceptances, outcomes, pearl_seconds, serial_seconds
 from pearl_pace import Pace
 

@@ -15,10 +15,10 @@ from typer import Option
 
 from hf_specdec import DraftModelDrafter, SpeculationError, SpeculationStats
 from hf_specdec.commands.options import command
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.models import PairSettings
-from hf_specdec.loading.prompts import load_prompts
-from hf_specdec.loading.sampling import sampling_at
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.models import PairSettings
+from hf_specdec.tools.loading.prompts import load_prompts
+from hf_specdec.tools.loading.sampling import sampling_at
 
 RULES: dict[str, dict[str, Any]] = {
     "token by token": {"verification": "token"},

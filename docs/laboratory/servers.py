@@ -21,7 +21,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 from typer import Argument, Option, run
 
-from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.tools.loading.prompts import load_prompts
 from serving_load import listens, open_port
 
 STOCK = ["-c", "from transformers.cli.transformers import main; main()", "serve"]

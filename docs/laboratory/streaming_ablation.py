@@ -20,8 +20,8 @@ from typer import Option
 
 from hf_specdec import SpeculationStats, StreamingDrafter
 from hf_specdec.commands.options import command
-from hf_specdec.loading.models import PairSettings
-from hf_specdec.loading.prompts import load_prompts
+from hf_specdec.tools.loading.models import PairSettings
+from hf_specdec.tools.loading.prompts import load_prompts
 from in_turn import Way, take_turns
 
 

@@ -23,14 +23,14 @@ from typer import Option
 from hf_specdec import StreamingDrafter
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.streaming import Upper
-from hf_specdec.loading.models import Pair
 from hf_specdec.target.masks import as_bias, attention_windows
-from hf_specdec.training.learning import learn
-from hf_specdec.training.own_text import given_texts, halves, own_texts
-from hf_specdec.training.streaming.learner import Learner, MainStream, StreamTraining, collate
-from hf_specdec.training.streaming.run import StreamingSettings, beginning
-from hf_specdec.training.streaming.states import read_states
-from hf_specdec.training.writing import Text, batched
+from hf_specdec.tools.loading.models import Pair
+from hf_specdec.train.learning import learn
+from hf_specdec.train.own_text import given_texts, halves, own_texts
+from hf_specdec.train.streaming.learner import Learner, MainStream, StreamTraining, collate
+from hf_specdec.train.streaming.run import StreamingSettings, beginning
+from hf_specdec.train.streaming.states import read_states
+from hf_specdec.train.writing import Text, batched
 from medusa import Medusa
 
 

@@ -24,10 +24,10 @@ from typer import Option
 
 from hf_specdec import Drafter, StreamingDrafter, pack_linear
 from hf_specdec.commands.options import command
-from hf_specdec.loading.chat import batch, prompt_ids
-from hf_specdec.loading.drafters import load_drafter
-from hf_specdec.loading.models import PairSettings
-from hf_specdec.loading.prompts import Prompt, sample_examples
+from hf_specdec.tools.loading.chat import batch, prompt_ids
+from hf_specdec.tools.loading.drafters import load_drafter
+from hf_specdec.tools.loading.models import PairSettings
+from hf_specdec.tools.loading.prompts import Prompt, sample_examples
 from in_turn import Way, take_turns
 from medusa import Medusa, MedusaDrafter
 

@@ -2,8 +2,8 @@
 
 from typer import Exit
 
-from ..audit.findings import AuditSettings
-from ..audit.run import run_audit
+from ..tools.audit.findings import AuditSettings
+from ..tools.audit.run import run_audit
 
 
 def audit(settings: AuditSettings) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Exit, Option
 
-from ..bench.plan import Settings
-from ..bench.run import run_bench
+from ..tools.bench.plan import Settings
+from ..tools.bench.run import run_bench
 
 
 def bench(

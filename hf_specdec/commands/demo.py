@@ -1,6 +1,6 @@
 """`hf-specdec demo`."""
 
-from ..demo import DemoSettings, run_demo
+from ..tools.demo import DemoSettings, run_demo
 
 
 def demo(settings: DemoSettings) -> None:

@@ -1,7 +1,7 @@
 """`hf-specdec explain`."""
 
-from ..explain.explanation import ExplainSettings
-from ..explain.run import run_explain
+from ..tools.explain.explanation import ExplainSettings
+from ..tools.explain.run import run_explain
 
 
 def explain(settings: ExplainSettings) -> None:

@@ -1,6 +1,6 @@
 """`hf-specdec generate`."""
 
-from ..demo import GenerateSettings, run_generate
+from ..tools.demo import GenerateSettings, run_generate
 
 
 def generate(settings: GenerateSettings) -> None:

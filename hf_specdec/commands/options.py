@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import SpeculationError
-from ..loading.models import EXPERIMENTS, LOADING
+from ..tools.loading.models import EXPERIMENTS, LOADING
 
 
 class _Command(TyperCommand):

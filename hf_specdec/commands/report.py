@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from ..bench.report import write_report
+from ..tools.bench.report import write_report
 
 
 def report(

@@ -1,6 +1,6 @@
 """`hf-specdec serve`."""
 
-from ..serving.server import ServerOptions, ServeSettings, run_serve
+from ..serve.server import ServerOptions, ServeSettings, run_serve
 
 
 def serve(settings: ServeSettings, server: ServerOptions) -> None:  # type: ignore[valid-type]

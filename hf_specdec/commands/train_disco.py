@@ -2,7 +2,7 @@
 
 from typer import echo
 
-from ..training import disco
+from ..train import disco
 
 
 def train_disco(settings: disco.TrainSettings) -> None:

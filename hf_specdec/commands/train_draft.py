@@ -2,7 +2,7 @@
 
 from typer import echo
 
-from ..training import draft
+from ..train import draft
 
 
 def train_draft(settings: draft.DraftSettings) -> None:

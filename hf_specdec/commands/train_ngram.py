@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Option, echo
 
-from ..loading.models import ModelSource, load_tokenizer
-from ..training.ngram import train_ngram_drafter
+from ..tools.loading.models import ModelSource, load_tokenizer
+from ..train.ngram import train_ngram_drafter
 
 
 def train_ngram(

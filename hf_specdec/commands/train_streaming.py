@@ -2,7 +2,7 @@
 
 from typer import echo
 
-from ..training import streaming
+from ..train import streaming
 
 
 def train_streaming(settings: streaming.StreamingSettings) -> None:

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from ..loading.drafters import SPEC, config_of
-from ..serving.engines import translated
+from ..serve.engines import translated
+from ..tools.loading.drafters import SPEC, config_of
 
 
 def translate(

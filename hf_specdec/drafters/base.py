@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from ..hub import load_drafter, push_drafter, save_drafter
+from ..hub.registry import Storable
 from ..protocol import DraftContext, DraftSession
-from ..registry import Storable
 from ..schedule import Guarded, Schedule
 from ..stats import SpeculationStats
 

@@ -9,9 +9,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..config import DrafterConfig
-from ..registry import Storable, drafter_class
 from .draft import is_embedded
 from .measured import measured_section
+from .registry import Storable, drafter_class
 
 REPO_PLACEHOLDER = "ORG/NAME"
 """Stands for the repo in a card that was not pushed yet."""

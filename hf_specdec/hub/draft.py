@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers  # its auto classes and model families are loaded where they are asked for
 
-from .. import packing
 from ..errors import SpeculationError, shortened, shown
+from ..target import packing
 from .files import (
     COMMIT_HASH,
     FLOATING,

@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError
-from ..registry import Storable, drafter_class
 from .loading import load_drafter
 from .recent import Recent
+from .registry import Storable, drafter_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,9 +7,9 @@ import torch
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError, shown
-from ..registry import Storable, drafter_class, drafter_types
 from .draft import PATTERNS, check_draft_entry, find_draft, is_embedded, load_draft
 from .files import check_no_pickles, find_folder, read_json, read_tensors
+from .registry import Storable, drafter_class, drafter_types
 from .target import check_fields
 
 if TYPE_CHECKING:

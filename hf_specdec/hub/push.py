@@ -11,13 +11,13 @@ from huggingface_hub import CommitInfo, HfApi
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError
-from ..registry import Storable
 from ..version import __version__
 from .cards import REPO_PLACEHOLDER, draft_sentence, make_card, with_license, with_results
 from .draft import PATTERNS, is_embedded
 from .draft_repo import draft_on_hub
 from .files import check_no_pickles, read_json, safe_file
 from .loading import CARD, CONFIG, WEIGHTS, read_config
+from .registry import Storable
 from .saving import write_drafter
 
 GENERATE, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"

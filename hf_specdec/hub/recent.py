@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
-from ..registry import Storable
+from .registry import Storable
 
 
 class Recent:

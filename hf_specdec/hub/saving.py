@@ -10,12 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import SpeculationError
-from ..registry import Storable
 from ..version import __version__
 from .cards import make_card, with_results
 from .draft import is_embedded
 from .files import COMMIT_HASH
 from .loading import CARD, CONFIG, FORMAT_VERSION, WEIGHTS
+from .registry import Storable
 from .target import made_for
 
 if TYPE_CHECKING:

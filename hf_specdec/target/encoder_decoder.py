@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
-from ..devices import input_device
 from ..protocol import Forward
 from ..transfer import moved, to_device
+from .devices import input_device
 from .inputs import CACHE
 from .lockstep import LockstepRunner, answered, longer_mask, longer_positions, prefill
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from ..devices import input_device
 from .cache import BLOCK, RaggedCache
+from .devices import input_device
 from .inputs import CACHE
 from .lockstep import prefill
 from .masks import TreeShapes

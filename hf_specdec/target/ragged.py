@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..devices import input_device
 from ..protocol import Forward
 from ..transfer import to_device
 from .cache import RaggedCache, Slots
+from .devices import input_device
 from .grouped import grouped_attention
 from .inputs import CACHE, position_limit
 from .lockstep import answered, prefill

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from place import DEVICE, note, synchronize
 
-from hf_specdec.instruments.provenance import provenance
+from hf_specdec.tools.instruments.provenance import provenance
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "triton", "gguf", "kernels", "flash-attn")

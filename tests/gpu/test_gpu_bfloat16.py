@@ -10,7 +10,7 @@ from samples import SAMPLES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter, SuffixDrafter
-from hf_specdec.instruments.audit import Audit
+from hf_specdec.tools.instruments.audit import Audit
 
 PAIR = Path(__file__).parent.parent / "pair"
 NEW = 64 if DEVICE.type == "cuda" else 24

@@ -4,10 +4,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import drafters
 import models
 import pytest
 import torch
+import toy_drafters as drafters
 from compare import PROMPTS, Sides
 from every_drafter import drafting_goes_on
 from place import DEVICE

@@ -4,14 +4,14 @@ process. After each, the device answers, and plain decoding says what it said be
 from collections.abc import Callable
 from typing import Any
 
-import drafters
 import models
 import pytest
 import torch
+import toy_drafters as drafters
 from compare import PROMPTS, Sides
-from drafters import Draft
 from place import DEVICE, synchronize
 from test_faults import FAULTS, changed, run_with_one_warning
+from toy_drafters import Draft
 
 BATCHES = pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])
 CHOSEN = [

@@ -10,7 +10,7 @@ from place import DEVICE, note, synchronize
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
-from hf_specdec.instruments.provenance import peak_memory_bytes, reset_peak_memory
+from hf_specdec.tools.instruments.provenance import peak_memory_bytes, reset_peak_memory
 
 PAIR = Path(__file__).parent.parent / "pair"
 NEW, PROMPT = (256, 512) if DEVICE.type == "cuda" else (16, 64)

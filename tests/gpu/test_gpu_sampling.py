@@ -11,7 +11,7 @@ from place import DEVICE
 from test_distribution import LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
-from hf_specdec.judge.randomness import Purpose, Randomness
+from hf_specdec.verify.randomness import Purpose, Randomness
 
 CHUNK = 2_500
 

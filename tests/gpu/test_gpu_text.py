@@ -2,10 +2,10 @@
 
 import warnings
 
-import drafters
 import models
 import pytest
 import torch
+import toy_drafters as drafters
 from compare import Sides, sequences_of
 from every_drafter import drafting_goes_on
 from place import DEVICE, synchronize

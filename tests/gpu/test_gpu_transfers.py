@@ -1,7 +1,7 @@
 """The host waits for a GPU as often as was counted on the CPU: torch itself says where it waits.
 
 `torch.cuda.set_sync_debug_mode("warn")` warns of each waiting read, and of each write from memory that is not pinned.
-The dry run on a CPU counts as `tests/test_transfers.py` does.
+The dry run on a CPU counts as `tests/engine/test_transfers.py` does.
 """
 
 import sys
@@ -22,7 +22,7 @@ from place import DEVICE, note
 from test_transfers import BATCHES, DRAFTERS, NEW, VOCAB, allowed, rounds
 
 from hf_specdec import SpeculationWarning
-from hf_specdec.decoding.loop import Decoding
+from hf_specdec.engine.loop import Decoding
 
 OF_TRANSFORMERS = str(transformers.__path__[0])
 HELD_TO = [kind for kind in DRAFTERS if kind != "ngram"]

@@ -27,17 +27,17 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from hf_specdec.bench.methods import Method, build_method
 from hf_specdec.errors import SpeculationWarning
-from hf_specdec.instruments.audit import Audit
-from hf_specdec.instruments.bare import decode_forwards
-from hf_specdec.instruments.meter import Meter, metered
-from hf_specdec.instruments.padding import pad_mlps
-from hf_specdec.instruments.provenance import peak_memory_bytes, reset_peak_memory
-from hf_specdec.loading.models import ModelSource, load_model, load_tokenizer
-from hf_specdec.loading.sampling import sampling_at
 from hf_specdec.target.grouped import grouped_attention
 from hf_specdec.target.inputs import CACHE
+from hf_specdec.tools.bench.methods import Method, build_method
+from hf_specdec.tools.instruments.audit import Audit
+from hf_specdec.tools.instruments.bare import decode_forwards
+from hf_specdec.tools.instruments.meter import Meter, metered
+from hf_specdec.tools.instruments.padding import pad_mlps
+from hf_specdec.tools.instruments.provenance import peak_memory_bytes, reset_peak_memory
+from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.sampling import sampling_at
 
 PAIR = Path(__file__).parent.parent / "pair"
 DRY = DEVICE.type != "cuda"

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ...budget import DraftCost, Learned, Survival
-from ...devices import input_device
 from ...errors import SpeculationError
+from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
-from ...registry import register_drafter
+from ...target.devices import input_device
 from ...transfer import waits
 from ..draft_model import BudgetedSession, GrowingSession, ModelDrafter, candidates_of
 from .classified import Classified, ClassifiedChain

@@ -19,10 +19,10 @@ from ...budget import Advance, Cost, DraftCost, Survival, most_per_second, steps
 from ...clock import now
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import sizes_apart
-from ...judge.largest import argmax
-from ...probe import Support, ability, support
+from ...target.probe import Support, ability, support
 from ...transfer import to_device, to_host
-from .over import OverCache
+from ...verify.largest import argmax
+from .over_cache import OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

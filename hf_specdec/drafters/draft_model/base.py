@@ -6,10 +6,10 @@ from torch import Tensor
 
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import ids_of, sizes_apart
-from ...probe import Support, ability, support
 from ...protocol import DraftContext
 from ...target.encoder_decoder import crosses
 from ...target.inputs import position_limit
+from ...target.probe import Support, ability, support
 from ..base import Drafter
 from .model import takes_uneven
 from .translating import translation

@@ -7,9 +7,9 @@ from huggingface_hub.dataclasses import strict
 
 from ...budget import DraftCost, Learned, Survival, Window
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
-from ...devices import input_device
+from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
-from ...registry import register_drafter
+from ...target.devices import input_device
 from ...transfer import waits
 from .base import ModelDrafter
 from .growing import LONGEST, GrowingSession

@@ -19,10 +19,10 @@ from ...budget import (
     why_rested,
 )
 from ...clock import now
-from ...devices import input_device
 from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...target.devices import input_device
 from ...transfer import to_host, waits
-from ..merged import Joining, TreeSession
+from ..tree_session import Joining, TreeSession
 from .base import columns_for
 from .chain import Chain
 from .model import check_room

@@ -9,19 +9,19 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...clock import now
-from ...devices import input_device
-from ...probe import Support, support
 from ...stats import SpeculationStats
+from ...target.devices import input_device
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
 from ...target.inputs import CACHE, position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.masks import attention_windows
+from ...target.probe import Support, support
 from ...target.ragged import RaggedRunner
 from ...target.staggered import StaggeredRunner
 from ...transfer import moved, to_device
 from .ahead import Ahead, reading_ahead
-from .over import OverCache
+from .over_cache import OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from ...budget import DraftCost, Window, why_rested
 from ...clock import now
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
-from .over import OverCache
+from .over_cache import OverCache
 from .translating import over_cache
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
 
-from ...devices import input_device
 from ...errors import SpeculationError, expect_model
 from ...hub.tokenizer import ids_of, sizes_apart
-from ...probe import Support, support
+from ...target.devices import input_device
+from ...target.probe import Support, support
 from ...transfer import to_device, to_host
 from .model import ModelOverCache
-from .over import OverCache
+from .over_cache import OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -14,10 +14,10 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
 from ...config import DrafterConfig
-from ...devices import input_device
 from ...errors import SpeculationError
+from ...hub.registry import register_drafter
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
-from ...registry import register_drafter
+from ...target.devices import input_device
 from ...target.inputs import CACHE
 from ...target.masks import as_bias, attention_windows
 from ...transfer import to_device

@@ -16,8 +16,8 @@ from torch import Tensor
 from ...budget import Learned
 from ...config import DrafterConfig
 from ...errors import SpeculationError
+from ...hub.registry import register_drafter
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
-from ...registry import register_drafter
 from ...target.inputs import CACHE
 from ...target.masks import allowed_slots, as_bias, attention_windows
 from ...transfer import to_device

@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 
 from ...budget import Band, Survival, Tree
 from ...protocol import Draft, DraftContext, Sequences
-from ..merged import TreeSession
+from ..tree_session import TreeSession
 from .model import NGramModel
 
 SUCCESSORS = 4

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...clock import now
-from ...devices import input_device
-from ...judge.picking import DraftPicker
+from ...target.devices import input_device
 from ...transfer import to_device, to_host
+from ...verify.picking import DraftPicker
 from ..draft_model.session import write_tokens
 from ..draft_model.translating import over_cache
 from .foresight import REMEMBERED, Place, likeliest

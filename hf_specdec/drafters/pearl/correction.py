@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...judge.randomness import Purpose, Randomness
-from ...judge.verification import residual
 from ...transfer import to_device
+from ...verify.randomness import Purpose, Randomness
+from ...verify.verification import residual
 
 DRAWS = (16, 64, 256)
 """sizes of the batches of draws that a correction asks about, before it asks for the whole distribution"""

@@ -10,19 +10,19 @@ from huggingface_hub.dataclasses import strict
 
 from ...budget import Learned, Survival
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
-from ...devices import input_device
 from ...errors import SpeculationError
-from ...probe import Support
+from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
-from ...registry import register_drafter
 from ...schedule import Guarded, Schedule
+from ...target.devices import input_device
+from ...target.probe import Support
 from ...target.ranks import ranks_of
 from ..draft_model import ModelDrafter
 from ..draft_model.ahead import reading_ahead
 from ..draft_model.translating import translation
 from .copying import Copying
+from .rank import Seat, join
 from .schedule import Overlapped
-from .seat import Seat, join
 from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner

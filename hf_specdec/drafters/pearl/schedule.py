@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ...clock import now
-from ...judge.picking import DraftPicker
-from ...judge.verification import residual
 from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Correct, Guarded, Round
 from ...transfer import to_device
+from ...verify.picking import DraftPicker
+from ...verify.verification import residual
 from .copying import Chain
 from .correction import corrected
 from .session import as_draft

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...clock import Deadline
-from ...judge.picking import DraftPicker
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
+from ...verify.picking import DraftPicker
 from .background import Setup
 from .copying import Chain, Copying, as_likely_as, faster_than
 from .link import Fork, Kind, Order, Step, decode_forks, decode_numbers, encode_numbers, encode_object

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...devices import input_device
+from ...target.devices import input_device
 from .background import BackgroundDraft, CancelledError
 from .link import Kind, Link, Order, decode_numbers, decode_object, encode_numbers
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...budget import Learned, Survival
-from ...devices import input_device
 from ...errors import SpeculationError
+from ...hub.registry import register_drafter
 from ...protocol import DraftContext
-from ...registry import register_drafter
+from ...target.devices import input_device
 from ..base import Drafter
 from .config import StreamingConfig
 from .lora import write_lora

@@ -9,8 +9,8 @@ from torch import Tensor
 from ...budget import MOST_NODES, Band, Survival, Tree, are_chains
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
-from ..merged import draft_of
 from ..prompt_lookup import Copies, PromptLookupConfig
+from ..tree_session import draft_of
 from .config import StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...packing import PackedLinear, pack_linear
+from ...target.packing import PackedLinear, pack_linear
 from ...transfer import moved
 from .config import StreamingConfig
 from .upper import Upper, here_only

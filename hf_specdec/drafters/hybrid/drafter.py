@@ -1,0 +1,110 @@
+"""Hybrid drafter: copies and a draft model's tokens in one tree, each token once, as far as they pay."""
+
+from typing import TYPE_CHECKING, Literal
+
+from ...budget import DraftCost, Learned, Survival, Window
+from ...hub.registry import register_drafter
+from ...protocol import DraftContext
+from ..base import Drafter
+from ..draft_model import DraftModelDrafter
+from ..prompt_lookup import Copies
+from ..suffix import SuffixStore
+from ..suffix.memory import Memory
+from ..tree_session import TreeSession
+from .config import HybridConfig
+from .recycled import Recycled
+from .sampled import SampledHybridSession
+from .session import HybridSession
+from .sources import Sources
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["HybridConfig", "HybridDrafter", "HybridSession", "SampledHybridSession"]
+
+
+@register_drafter
+class HybridDrafter(Drafter):
+    """Prompt lookup and a draft model in one tree; what was measured is kept for the next call."""
+
+    config_class = HybridConfig
+    config: HybridConfig
+    needs_draft_model = True
+    reads_prompt = False
+
+    def __init__(
+        self,
+        draft_model: "PreTrainedModel",
+        *,
+        num_draft_tokens: int | Literal["auto"] = "auto",
+        num_candidates: int = 4,
+        max_draft_tokens: int = 32,
+        tokens_per_match: int = 4,
+        min_match: int = 1,
+        max_match: int = 8,
+        num_branches: int = 3,
+        num_recycled: int = 4,
+        memory_mb: int = 0,
+    ) -> None:
+        """
+        Args:
+            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            num_draft_tokens: γ of the draft model, from 1 to 512; "auto" stops where the next step does not promise to
+                pay.
+            num_candidates: of the draft model, tokens thought of at each position, from 1 to 16; those that pay are
+                verified.
+            max_draft_tokens: the longest copy, from 1 to 512.
+            tokens_per_match: copied tokens per matched token, from 1 to 512: a short match copies little, a long one
+                much.
+            min_match: shorter matches copy nothing; from 1 to 256.
+            max_match: places are found by so many last tokens at most; from 1 to 256, and at least `min_match`.
+            num_branches: competing copies that join the tree, from 1 to 64; those that pay are verified.
+            num_recycled: of the tokens that the target found likely behind each token of a call, how many are thought
+                of when it comes again, from 0 to 16.
+            memory_mb: bound of a memory of past outputs in 2^20 bytes, from 0 to 65536. Where it is not 0, what they
+                went on with joins the tree; the oldest make room.
+
+        Raises:
+            SpeculationError: a bad option, or a model that cannot draft.
+        """
+        super().__init__(
+            num_draft_tokens=num_draft_tokens,
+            num_candidates=num_candidates,
+            max_draft_tokens=max_draft_tokens,
+            tokens_per_match=tokens_per_match,
+            min_match=min_match,
+            max_match=max_match,
+            num_branches=num_branches,
+            num_recycled=num_recycled,
+            memory_mb=memory_mb,
+        )
+        self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
+        self.draft_model = draft_model
+        self._model_drafter = DraftModelDrafter(
+            draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
+        )
+        self._survival, self._draft_costs, self._draws = Learned(Survival), Learned(DraftCost), Learned(Window)
+        self.proposes_trees = True
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        self._model_drafter.check_target(target)
+
+    def takes_ragged(self) -> bool:
+        return self._model_drafter.takes_ragged()
+
+    def start(self, context: DraftContext) -> TreeSession:
+        rows = context.rows
+        survival = self._survival.of(context.target, context.do_sample)
+        cost = self._draft_costs.of(context.target, rows).begin()
+        if self.config.num_draft_tokens != "auto":
+            context.stats.window = int(self.config.num_draft_tokens)
+        branches = self.config.num_branches
+        memory = None if self.store is None else Memory(context, self.store, survival, branches)
+        count = self.config.num_recycled
+        recycled = Recycled(context, survival, count) if count else None
+        sources = Sources(Copies(context, self.config, survival), memory, recycled)
+        if context.do_sample:
+            draws = self._draws.of(context.target, rows)
+            return SampledHybridSession(context, self.config, self.draft_model, survival, cost, draws, sources)
+        window, candidates = self.config.num_draft_tokens, self.config.num_candidates
+        return HybridSession(context, self.draft_model, window, candidates, survival, cost, sources)

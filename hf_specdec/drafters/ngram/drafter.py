@@ -1,0 +1,124 @@
+"""N-gram drafter: draws from a Kneser-Ney model over token ids (Leviathan et al. 2023, §3.6 and Table 3).
+
+A lookup costs next to nothing beside the target (c ≈ 0), and q is a true distribution, so sampling stays lossless.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+
+from ...budget import DraftCost, Learned, Survival, Window
+from ...config import LONGEST_DRAFT, DrafterConfig, ranged
+from ...errors import SpeculationError
+from ...hub.registry import register_drafter
+from ...hub.tokenizer import check_fingerprint, check_same_ids
+from ...protocol import DraftContext, DraftSession
+from ..base import Drafter
+from .drawing import DrawingSession, NGramSession
+from .growing import NGramTrees
+from .model import Level, NGramModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
+
+
+@strict
+@dataclass(kw_only=True)
+class NGramConfig(DrafterConfig):
+    """Options of `NGramDrafter`, which says what they mean."""
+
+    drafter_type: ClassVar[str] = "ngram"
+
+    num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
+    vocab_size: int = ranged(0, 0, 1 << 24)
+    sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)
+    tokenizer: dict | None = None
+
+    def validate_tokenizer(self) -> None:
+        check_fingerprint(self.tokenizer or {})
+
+
+@register_drafter
+class NGramDrafter(Drafter):
+    """Drafts from an n-gram model, trained by `hf-specdec train ngram` or `training.ngram.train_ngram`."""
+
+    config_class = NGramConfig
+    reads_prompt = False
+    config: NGramConfig
+
+    def __init__(
+        self,
+        model: NGramModel | None = None,
+        *,
+        num_draft_tokens: int | Literal["auto"] = "auto",
+        vocab_size: int = 0,
+        sizes: list[int] | None = None,
+        tokenizer: dict | None = None,
+    ) -> None:
+        """
+        Args:
+            model: as trained; sets `vocab_size` and `sizes`.
+            num_draft_tokens: γ, tokens per draft, from 1 to 512; "auto" verifies as many as pay, when decoding greedily
+                with other likely tokens beside each.
+            vocab_size: of the stored model, from 0 to 2^24; written by training.
+            sizes: stored n-grams of each order from 2 up: at most 15 orders, of 0 to 2^30 each; written by training.
+            tokenizer: fingerprint of the tokenizer that made the ids (`hub.tokenizer.fingerprint`), by training;
+                models without one are held against the target by the size of their vocabulary.
+
+        Raises:
+            SpeculationError: a bad option.
+        """
+        if model is not None:
+            vocab_size, sizes = model.vocab_size, model.sizes
+        super().__init__(
+            num_draft_tokens=num_draft_tokens,
+            vocab_size=vocab_size,
+            sizes=[] if sizes is None else sizes,
+            tokenizer=tokenizer,
+        )
+        self.model = model
+        self.proposes_trees = self.config.num_draft_tokens == "auto"
+        # What a call has measured serves the next one.
+        self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
+
+    def weights(self) -> dict[str, Tensor]:
+        model = self.model or NGramModel.empty(self.config.vocab_size, self.config.sizes)
+        return model.tensors()
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        self.model = NGramModel.from_tensors(weights)
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        if self.model is None:
+            raise SpeculationError(
+                "speculation_type='ngram' needs a trained model; train one with `hf-specdec train ngram` and "
+                "pass it as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
+            )
+        vocab_size = target.config.get_text_config().vocab_size
+        fix = "Train the drafter with the target's tokenizer: hf-specdec train ngram --tokenizer <the target>"
+        if self.model.vocab_size > vocab_size:
+            raise SpeculationError(
+                f"the n-gram model has {self.model.vocab_size} token ids, more than the target's {vocab_size}. {fix}"
+            )
+        known = {"vocab_size": self.model.vocab_size} | (self.config.tokenizer or {})
+        check_same_ids(known, target, "the n-gram model", fix)
+
+    def start(self, context: DraftContext) -> DraftSession:
+        if self.model is None:
+            raise SpeculationError(
+                "NGramDrafter needs a trained n-gram model as its first argument; train one with `hf-specdec train "
+                "ngram`"
+            )
+        gamma = self.config.num_draft_tokens
+        if gamma != "auto":
+            context.stats.window = int(gamma)
+            return NGramSession(context, self.model, int(gamma))
+        # Whatever is forbidden, and coupled draws, are known to the picker alone.
+        if context.do_sample or context.coupled or context.forbids is not None:
+            window = self._windows.of(context.target, (context.rows, context.do_sample))
+            return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows).begin())
+        return NGramTrees(context, self.model, self._survival.of(context.target))

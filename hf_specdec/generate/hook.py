@@ -1,0 +1,301 @@
+"""The seam to transformers: a wrapper around the public `GenerationMixin.generate`.
+
+A call that names one of our drafters runs our loop through `custom_generate`, transformers' own hook; every other call
+goes to the original untouched. No other part of the package knows transformers' generation API.
+"""
+
+import copy
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
+from transformers.generation import StoppingCriteriaList, StopStringCriteria
+
+from ..clock import now
+from ..drafters.base import Drafter
+from ..engine.call import Call, PlainDecodingNeeded, plain_stats
+from ..engine.guard import GuardedDrafter
+from ..engine.loop import decode
+from ..engine.no_drafts import Undrafted
+from ..errors import SpeculationError, warn
+from ..hub import check_made_for
+from ..hub.flag import drafter_from_flag
+from ..schedule import AnyDrafter
+from ..verify.rules import Rules
+from .beam_search import with_beams
+from .calls import calls
+from .settings import UPSTREAM_TYPES, Asked, by_name, refuse, setting, speculation, understood
+
+_originals: dict[str, Callable[..., Any]] = {}
+"""what `register` has replaced, by name (see `_WRAPPED`)"""
+
+OWN_MODELS = {"cut_llama": "hf_specdec.drafters.draft_model.cut"}
+"""`model_type` of a config.json → the module whose import registers it with transformers' auto classes"""
+
+
+def register() -> None:
+    """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
+    if not _originals:
+        for owner, name, wrap in _WRAPPED:
+            _originals[name] = inspect.getattr_static(owner, name)
+            setattr(owner, name, wrap(_originals[name]))
+
+
+def unregister() -> None:
+    """Put transformers' own functions back."""
+    for owner, name, _ in _WRAPPED if _originals else ():
+        setattr(owner, name, _originals.pop(name))
+
+
+def _with_options(original: Callable[..., None]) -> Callable[..., None]:
+    """Keep `speculation` in a config made from a model's: transformers drops unknown fields of those on load."""
+
+    @functools.wraps(original)
+    def __init__(self: GenerationConfig, **kwargs: Any) -> None:
+        original(self, **kwargs)
+        if kwargs.get("speculation") is not None:
+            self.speculation = kwargs["speculation"]
+
+    return __init__
+
+
+def _knowing(original: Any) -> Any:
+    """A model of ours is registered once a config names it: transformers' auto classes and a model's code take longer
+    to import than all of this package."""
+
+    @classmethod  # type: ignore[misc]
+    @functools.wraps(original.__func__)
+    def get_config_dict(cls: type[PreTrainedConfig], *args: Any, **kwargs: Any) -> Any:
+        config, unused = original.__func__(cls, *args, **kwargs)
+        if module := OWN_MODELS.get(str(config.get("model_type"))):
+            importlib.import_module(module)
+        return config, unused
+
+    return get_config_dict
+
+
+def _told(original: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' continuous batching knows nothing of drafters: say so, rather than ignore the flag."""
+
+    @functools.wraps(original)
+    def init_continuous_batching(self: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
+        kind = speculation(self, {"generation_config": generation_config}).kind
+        if kind not in (None, "none", *UPSTREAM_TYPES):
+            warn(
+                f"transformers' continuous batching does not draft: speculation_type={kind!r} is left out, and "
+                "requests are decoded plainly. The text is not affected; hf_specdec.BatchDecoder drafts for "
+                "requests that come and go"
+            )
+        return original(self, generation_config, **kwargs)
+
+    return init_continuous_batching
+
+
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = list(inspect.signature(original).parameters)
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = by_name(parameters[1:], args, kwargs)
+        if isinstance(assistant := named.get("assistant_model"), type) and issubclass(assistant, Drafter):
+            raise SpeculationError(
+                f"assistant_model must be a drafter, got the class {assistant.__name__}; make one: "
+                f"{assistant.__name__}(...)"
+            )
+        if isinstance(named.get("custom_generate"), str):  # a recipe from the Hub, ours among them, comes back here
+            return original(self, *args, **kwargs)
+        asked = speculation(self, named)
+        nobody_drafts = not isinstance(assistant, Drafter) and asked.kind in (None, *UPSTREAM_TYPES)
+        if nobody_drafts and not asked.rules.coupled and not named.get("speculation"):
+            try:
+                return original(self, *args, **kwargs)
+            except ValueError:
+                if assistant is not None and asked.kind is None and _rows(self, named) > 1:
+                    _hint_at_batches()
+                raise
+        return _generate(original, self, named, asked)
+
+    return generate
+
+
+@functools.cache  # once per process
+def _hint_at_batches() -> None:
+    warn(
+        "transformers' own assisted generation takes one row at a time; for a batch use hf_specdec: "
+        'generate(..., assistant_model=draft, speculation_type="draft_model")'
+    )
+
+
+def _rows(model: Any, named: dict[str, Any]) -> int:
+    """How many rows a call decodes."""
+    given = [named[name] for name in ("inputs", "input_ids") if named.get(name) is not None]
+    return len(given[0]) * (setting(model, named, "num_return_sequences") or 1) if given else 1
+
+
+def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], asked: Asked) -> Any:
+    """One call that asks for speculation, or switches it off."""
+    flag, said = named.get("speculation_type"), named.get("speculation")
+    given = Rules.split(said)[1]
+    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
+    assistant = named.pop("assistant_model", None)
+    kind, options, rules = asked
+    drafter: AnyDrafter
+    nobody = kind == "none" or (kind in (None, *UPSTREAM_TYPES) and not isinstance(assistant, Drafter))
+    if nobody and not rules.coupled:
+        if kind != "none" and (given or set(said or ()) - {"sampling"}):
+            raise SpeculationError(
+                f"speculation={said} has no effect with speculation_type={kind!r}; name another "
+                "speculation_type, or pass assistant_model=<a drafter>"
+            )
+        return original(model, **named, assistant_model=None if isinstance(assistant, Drafter) else assistant)
+    if nobody:
+        drafter = _nobody(kind, assistant)
+    elif isinstance(assistant, Drafter):
+        if given or flag not in (None, assistant.config.drafter_type):
+            raise SpeculationError(
+                f"speculation_type={flag!r}, speculation={given} cannot be combined with "
+                f"assistant_model={assistant}: a drafter's type and options are set when it is created; a call "
+                f"may only set {', '.join(Rules.names())}"
+            )
+        drafter = assistant
+    else:
+        drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, assistant))
+    with understood(drafter, named):
+        return _drafted(original, model, named, drafter, rules)
+
+
+def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, rules: Rules) -> Any:
+    """A call for which somebody drafts."""
+    refuse(model, named, rules)
+    if isinstance(drafter, Drafter):
+        check_made_for(drafter.config.target, model)
+        drafter.check_target(model)
+    if (beams := setting(model, named, "num_beams") or 1) > 1:
+        return with_beams(original, model, named, drafter, beams, rules)
+    streamer = named.pop("streamer", None)
+    plain = dict(named)
+    _take_over_stop_strings(model, named)
+    try:
+        return original(model, **named, custom_generate=_loop(drafter, streamer, named, rules))
+    except PlainDecodingNeeded as reason:
+        if rules.coupled:
+            raise SpeculationError(
+                f"sampling='coupled' needs speculation, which cannot serve this call: {reason}; or leave "
+                "sampling='coupled' out"
+            ) from None
+        warn(f"falling back to plain decoding: {reason}. The text is not affected, only the speed")
+        began = now()
+        output = original(model, **plain, streamer=streamer)
+        call = reason.call
+        told = plain_stats(output, call.input_ids.shape[1], call.stopping.eos, now() - began, str(reason))
+        GuardedDrafter(drafter).report(told)
+        return output
+
+
+def _nobody(kind: str | None, assistant: Any) -> Undrafted:
+    """For coupled sampling without drafts.
+
+    Raises:
+        SpeculationError: transformers' own speculation would draft, which couples nothing.
+    """
+    if kind in UPSTREAM_TYPES or (assistant is not None and kind is None):
+        raise SpeculationError(
+            "sampling='coupled' does not work with transformers' own assisted generation; name a drafter of "
+            "hf_specdec, for example speculation_type='draft_model'"
+        )
+    return Undrafted()
+
+
+def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:
+    """transformers builds the criterion for `stop_strings` on its own routes only."""
+    strings = setting(model, named, "stop_strings")
+    tokenizer = named.pop("tokenizer", None)
+    if strings is None:
+        return
+    if tokenizer is None:
+        raise SpeculationError("stop_strings needs the target's tokenizer: generate(..., tokenizer=tokenizer)")
+    config = named.get("generation_config")
+    if getattr(getattr(model, "generation_config", None), "stop_strings", None) is not None or config is None:
+        named["stop_strings"] = None  # said outright: transformers fills in what is only left out
+    else:  # in a copy: beside a config, transformers warns of every argument
+        named["generation_config"] = config = copy.deepcopy(config)
+        config.stop_strings = None
+        named.pop("stop_strings", None)
+    criteria = named.get("stopping_criteria") or []
+    named["stopping_criteria"] = StoppingCriteriaList(
+        [*criteria, StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)]
+    )
+
+
+def prepared(model: Any, streamer: Any, **named: Any) -> Call:
+    """What `model.generate` would decode for these arguments, without decoding it.
+
+    Raises:
+        SpeculationError, ValueError: what speculation, or transformers, refuses.
+    """
+    rules = speculation(model, named).rules
+    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
+    refuse(model, named, rules)
+    if (beams := setting(model, named, "num_beams") or 1) > 1:
+        raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")
+    if named.get("assistant_tokenizer") is not None:
+        raise SpeculationError(
+            "assistant_tokenizer is not supported by BatchDecoder; pass a draft model that translated(draft_model, "
+            "tokenizer, draft_tokenizer) has prepared"
+        )
+    if named.get("inputs_embeds") is not None:
+        raise SpeculationError(
+            "inputs_embeds is not supported by BatchDecoder, which takes token ids; use model.generate"
+        )
+    _take_over_stop_strings(model, named)
+    made: list[Call] = []
+    as_call = calls(streamer, named, rules)
+
+    def custom_generate(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made.append(as_call(*args, **kwargs))
+        return made[0].input_ids
+
+    _originals.get("generate", GenerationMixin.generate)(model, **named, custom_generate=custom_generate)
+    return made[0]
+
+
+def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | None) -> Drafter | None:
+    """A drafter, or that over a draft model, or the one that a flag asks for; None where nobody asks for any.
+
+    Raises:
+        SpeculationError: it is for another target.
+    """
+    kind, options, _ = speculation(model, {"generation_config": generation_config})
+    if not isinstance(drafter, Drafter):
+        if isinstance(drafter, (str, Path)):
+            raise SpeculationError(
+                f"drafter must be a drafter or a draft model, got {str(drafter)!r}; load one with "
+                "Drafter.from_pretrained, or set speculation_type in generation_config"
+            )
+        kind = "draft_model" if drafter is not None and kind is None else kind
+        if kind in (None, "none", *UPSTREAM_TYPES):
+            return None
+        drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, drafter))
+    check_made_for(drafter.config.target, model)
+    drafter.check_target(model)
+    return drafter
+
+
+def _loop(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Any]:
+    """The callable for `custom_generate`."""
+    as_call = calls(streamer, named, rules)
+    return lambda *args, **kwargs: decode(as_call(*args, **kwargs), drafter)
+
+
+_WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (GenerationMixin, "generate", _wrapped),
+    (GenerationMixin, "init_continuous_batching", _told),
+    (GenerationConfig, "__init__", _with_options),
+    (PreTrainedConfig, "get_config_dict", _knowing),
+)
+"""public functions of transformers, and what is put around each"""

@@ -1,0 +1,135 @@
+"""What a `generate` call was asked for, and which of it speculation does not serve."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from ..drafters import HybridDrafter
+from ..drafters.draft_model import ModelDrafter
+from ..drafters.draft_model.translating import translating
+from ..errors import SpeculationError, shown
+from ..hub.registry import drafter_types
+from ..schedule import AnyDrafter
+from ..target.inputs import CACHE
+from ..verify.rules import Rules
+from .fields import OTHER_MODES, OTHER_SPECULATION
+
+UPSTREAM_TYPES = ("dflash",)
+"""values of `speculation_type` that are transformers' own"""
+
+
+def by_name(parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call was given, the cache by the name that transformers has for it: both are taken, as they are there. A
+    parameter of `generate` that is None, as it is by default, is none that was given."""
+    named = dict(zip(parameters, args, strict=False)) | kwargs
+    named = {name: value for name, value in named.items() if value is not None or name not in parameters}
+    if "past_key_values" in named:
+        named.setdefault(CACHE, named.pop("past_key_values"))
+    return named
+
+
+class Asked(NamedTuple):
+    """What `speculation_type` and `speculation` ask for."""
+
+    kind: str | None
+    options: Any
+    """of a drafter: a dict, or what was given in place of one"""
+    rules: Rules
+
+
+def speculation(model: Any, named: dict[str, Any]) -> Asked:
+    """The two fields: of the call, else of the config passed, else of the model's own. A drafter's options go with its
+    type; rules of verification stand until they are overridden.
+
+    Raises:
+        SpeculationError: a rule with a value that is none of those allowed.
+    """
+    kind = named.get("speculation_type")
+    rules, options = Rules.split(named.get("speculation"))
+    for config in (named.get("generation_config"), getattr(model, "generation_config", None)):
+        theirs, rest = Rules.split(getattr(config, "speculation", None))
+        rules = theirs | rules
+        if kind is None:
+            kind = getattr(config, "speculation_type", None)
+            options = options or (rest if kind else None)
+    asked = Asked(kind, options, Rules(**rules))
+    if asked.rules.coupled and not setting(model, named, "do_sample"):  # nothing is drawn
+        return asked._replace(rules=dataclasses.replace(asked.rules, sampling="independent"))
+    return asked
+
+
+def setting(model: Any, named: dict[str, Any], name: str) -> Any:
+    """A `generate` setting: the call's, else the passed config's, else the model's own."""
+    if named.get(name) is not None:
+        return named[name]
+    config = named.get("generation_config")
+    if config is not None and getattr(config, name, None) is not None:
+        return getattr(config, name)
+    return getattr(getattr(model, "generation_config", None), name, None)
+
+
+def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
+    """Settings that speculation does not serve: one clear error, before any forward."""
+
+    def asked(name: str) -> Any:
+        return setting(model, named, name)
+
+    for name, nothing in OTHER_MODES.items():
+        if (value := asked(name)) not in (None, nothing):
+            raise SpeculationError(
+                f"{name}={str(value)[:80]} asks for another way of decoding, which cannot be combined with "
+                'speculation; leave it out, or pass speculation_type="none"'
+            )
+    if rules.typical_acceptance and not asked("do_sample"):
+        raise SpeculationError(
+            f"typical_acceptance={shown(rules.typical_acceptance)} needs do_sample=True; for greedy decoding "
+            "set lenience instead"
+        )
+    if named.get("synced_gpus") or _is_sharded(model):
+        raise SpeculationError(
+            "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "
+            "leave the drafter out"
+        )
+    for name, nothing in OTHER_SPECULATION.items():  # what the model's own config says of them is not of this call
+        if (value := setting(None, named, name)) not in (None, nothing):
+            raise SpeculationError(
+                f"{name}={value} is an option of transformers' own speculation and has no effect with a "
+                f"drafter; leave it out. Drafters are named by speculation_type ({', '.join(drafter_types())}), "
+                f"their options by speculation={{...}}, for example num_draft_tokens"
+            )
+    for name in ("use_model_defaults", "custom_generate"):
+        if named.get(name) is not None:
+            raise SpeculationError(f"{name} cannot be combined with speculation; leave it out")
+    ids = named.get("inputs") if named.get("inputs") is not None else named.get("input_ids")
+    alone = named.get("inputs_embeds") is None and not model.config.is_encoder_decoder
+    if ids is not None and alone and (ids.ndim != 2 or ids.shape[1] == 0):
+        raise SpeculationError(
+            f"input_ids must have the shape [batch, tokens], with 1 token or more, got shape {tuple(ids.shape)}"
+        )
+
+
+def understood(drafter: AnyDrafter, named: dict[str, Any]) -> AbstractContextManager[None]:
+    """Where a call names the draft's tokenizer, take it out of the call: the draft is translated within the block.
+
+    Raises:
+        SpeculationError: there is no draft model, or the target's tokenizer is not given.
+    """
+    if (theirs := named.pop("assistant_tokenizer", None)) is None:
+        return nullcontext()
+    tokenizer = named.get("tokenizer")
+    if tokenizer is None or not isinstance(drafter, (ModelDrafter, HybridDrafter)):
+        what = "the target's tokenizer (tokenizer=...)" if tokenizer is None else "a draft model"
+        raise SpeculationError(f"assistant_tokenizer needs {what}; pass both, or leave it out")
+    return translating(drafter.draft_model, tokenizer, theirs)
+
+
+def _is_sharded(model: Any) -> bool:
+    """Whether every forward is a collective one, so that all processes must make the same number of them."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    return torch.distributed.get_world_size() > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))

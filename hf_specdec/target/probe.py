@@ -1,0 +1,262 @@
+"""What a model can do, found out by trying: a few tiny forwards, compared with plain ones, once per model.
+
+A model that ignores a 4-D mask (ALiBi), or whose cache rolls back wrongly, gives other logits; it never gets the
+chance to change a text.
+"""
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ..errors import shown
+from ..protocol import Runner
+from .cache import is_adoptable
+from .devices import input_device
+from .encoder_decoder import EncoderDecoderRunner, as_said, crosses, fresh_cache
+from .inputs import CACHE, takes_ragged_inputs
+from .lockstep import LockstepRunner, prefill
+from .ragged import RaggedRunner
+from .state import StateRunner, keeps_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Support(IntEnum):
+    """How much of the engine a model can run under; each includes those below."""
+
+    PLAIN = 0
+    STATE = 1
+    LOCKSTEP = 2
+    RAGGED = 3
+
+
+class Ability(NamedTuple):
+    """What was found out about a model."""
+
+    support: Support
+    vocab_size: int
+    """of its logits"""
+    why: str = ""
+    """not more, in words that go on from the model's name; empty where there is no more"""
+
+
+_known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Ability]]" = weakref.WeakKeyDictionary()
+
+_probing = threading.Lock()
+
+IDS = ((7, 3, 11, 5, 2, 13, 17), (4, 9, 6, 1, 8, 10, 12))
+PADDING = 2
+"""columns of it on the left of the second row"""
+WINDOW = 4
+"""tokens of a sliding window while it is probed"""
+TAKES_MASKS = ("eager", "sdpa", "flex_attention")
+"""attention that takes a 4-D mask. Others read its nonzero places as something else: on a GPU that may be an assertion
+of the device, which ends the process. Nothing is tried there"""
+STATE = "keeps a state that cannot be rolled back"
+NOISES = 4
+"""times a model's own rounding that two ways of computing the same may be apart"""
+MOST_NOISE = 1e-3
+"""of the logits' scale that can be rounding in float32. What is more is another computation: a model that sees other
+keys, or clamps otherwise, in a forward of several tokens than in one of a single token"""
+
+
+def support(model: "PreTrainedModel") -> Support:
+    """The best way to run this model, remembered as long as it keeps its attention, dtype and mode."""
+    return ability(model).support
+
+
+def ability(model: "PreTrainedModel") -> Ability:
+    """What this model can do, likewise."""
+    per_model = _known.setdefault(model, {})
+    kind = input_device(model).type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training} {cast}"
+    with _probing:
+        if state not in per_model:
+            with torch.no_grad():
+                per_model[state] = _probe(_narrow(model))
+    return per_model[state]
+
+
+def _narrow(model: "PreTrainedModel") -> "PreTrainedModel":
+    """With a sliding window so short that the probe's text goes past it: what a model does there differs. It is a twin
+    of the same weights, for the model itself may be decoding in another thread. Attention kernels with a window of
+    their own keep it, so there it stays; so it does where something has put itself around the model's layers."""
+    config = model.config.get_text_config(decoder=True)
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or window <= WINDOW or config._attn_implementation not in ("eager", "sdpa"):
+        return model
+    parts = [part for part in model.modules() if part._modules]
+    if any("forward" in vars(part) or part._compiled_call_impl is not None for part in parts):
+        return model
+    whole = copy.deepcopy(model.config)
+    text = whole.get_text_config(decoder=True)
+    text.sliding_window = WINDOW
+    return _twin(model, {id(model.config): whole, id(config): text})
+
+
+def _twin(module: Any, configs: dict[int, Any]) -> Any:
+    """The same parameters under other configs."""
+    twin = copy.copy(module)
+    children = {name: child if child is None else _twin(child, configs) for name, child in module._modules.items()}
+    twin.__dict__["_modules"] = children
+    if id(vars(module).get("config")) in configs:
+        twin.__dict__["config"] = configs[id(module.config)]
+    return twin
+
+
+def _counts_columns(model: "PreTrainedModel") -> bool:
+    """Whether local layers hold their window as a table over columns (GPT-Neo), which no mask of ours can widen and
+    the probe's text does not go past."""
+    return "local" in (getattr(model.config, "attention_layers", None) or ())
+
+
+def _probe(model: "PreTrainedModel") -> Ability:
+    ids, mask = _inputs(model)
+    vocab = model.config.get_text_config(decoder=True).vocab_size
+    found, why, cache = Support.PLAIN, "", None
+    try:
+        cache = None if crosses(model) else _kwargs(model, mask)[CACHE]
+        expected, noise = _plain(model, ids, mask)
+        vocab = expected.shape[-1]
+        if cache is not None:
+            prefill(model, ids, _kwargs(model, mask) | {CACHE: cache}, None)
+        way = EncoderDecoderRunner if cache is None else StateRunner if keeps_state(cache) else LockstepRunner
+        if not bool(expected.isfinite().all()):
+            return Ability(found, vocab, "gives logits that are NaN or infinite")
+        if cache is not None and way is LockstepRunner and not cache.is_croppable:
+            return Ability(found, vocab, f"has a {type(cache).__name__} that cannot be rolled back")
+        if why := differs(_lockstep(way, model, ids, mask), expected, noise):
+            return Ability(found, vocab, why)
+        found = Support.STATE if way is StateRunner else Support.LOCKSTEP
+        if way is not LockstepRunner:
+            return Ability(found, vocab, STATE if way is StateRunner else "has an encoder")
+        if why := _keeps_rows_together(model):
+            return Ability(found, vocab, why)
+        why = differs(_ragged(model, ids, mask), expected, noise)
+        found = found if why else Support.RAGGED
+    except Exception as error:  # whatever a model raises here, it is run another way
+        why = STATE if cache is not None and keeps_state(cache) else "failed in a trial run"
+        why += f": it raised {shown(error)}"
+    return Ability(found, vocab, why)
+
+
+def _keeps_rows_together(model: "PreTrainedModel") -> str:
+    """Why rows of different lengths are not even tried; empty where they are."""
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    if attention not in TAKES_MASKS:
+        return f"has attention ({attention}) that does not accept custom masks"
+    return "has local attention that counts the columns of the batch" if _counts_columns(model) else ""
+
+
+def runner_agrees(model: "PreTrainedModel", wrap: Callable[[Runner], Runner]) -> bool:
+    """Whether a runner of a drafter's own leaves the target's logits as they are.
+
+    Args:
+        wrap: makes it, around the engine's runner over a prompt of 2 rows and 4 columns.
+    """
+    ids, mask = _inputs(model)
+    with torch.no_grad():
+        expected, noise = _plain(model, ids, mask)
+        runner = wrap(RaggedRunner(model, _kwargs(model, mask[:, :4]), ids[:, :4]))
+        runner.prefill()
+        runner.forward(ids[:, :2])  # rolled back: nothing of it may stay
+        runner.truncate([4, 4])
+        answer = runner.forward(ids[:, 4:6])
+        # What was pruned cannot be compared.
+        places = 2 if answer.nodes is None else 1
+        return not differs(answer.logits[:, :places], expected[:, :places], noise)
+
+
+def _inputs(model: "PreTrainedModel") -> tuple[Tensor, Tensor]:
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.tensor(IDS, device=input_device(model)) % vocabulary
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+    return ids, mask
+
+
+def _kwargs(model: "PreTrainedModel", mask: Tensor) -> dict:
+    if crosses(model):  # as if an encoder had said something
+        size = model.config.get_text_config(decoder=True).hidden_size
+        states = torch.linspace(-1, 1, 10 * size, device=input_device(model), dtype=model.dtype).view(2, 5, size)
+        return {"encoder_outputs": as_said(states), CACHE: fresh_cache(model), "use_cache": True}
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    kwargs = {"attention_mask": mask, CACHE: DynamicCache(config=model.config), "use_cache": True}
+    return kwargs | ({"position_ids": positions} if takes_ragged_inputs(model, {}) else {})
+
+
+def _plain(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> tuple[Tensor, float]:
+    """Logits after columns 4, 5 and 6 [B, 3, V], token by token as plain decoding does it; and how far those of one
+    forward over the whole text are from them, which is the model's own rounding."""
+    whole = prefill(model, ids, _kwargs(model, mask), None, all_logits=True).logits[:, -3:]
+    way = EncoderDecoderRunner if crosses(model) else LockstepRunner
+    runner = way(model, _kwargs(model, mask[:, :4]), ids[:, :4])
+    runner.prefill()
+    steps = []
+    for i in range(4, 7):
+        steps.append(runner.forward(ids[:, i : i + 1]).logits)
+        runner.truncate([i + 1] * 2)
+    expected = torch.cat(steps, dim=1)
+    return expected, float((expected.float() - whole.float()).abs().max())
+
+
+def _lockstep(way: type[LockstepRunner], model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
+    """The same by a prefill of 4 columns, wrong forwards rolled back in whole and in part, and the right ones."""
+    runner = way(model, _kwargs(model, mask[:, :4]), ids[:, :4])
+    runner.prefill()
+    runner.forward(ids[:, :2])
+    runner.truncate([4, 4])
+    first = runner.forward(torch.cat([ids[:, 4:5], ids[:, :2]], dim=1)).logits[:, :1]
+    runner.truncate([5, 5])
+    return torch.cat([first, runner.forward(ids[:, 5:]).logits], dim=1)
+
+
+def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
+    """The same with rows that advance unevenly, over slots filled with large garbage, and with one row alone."""
+    kwargs = _kwargs(model, mask[:, :3])
+    runner = RaggedRunner(model, kwargs, ids[:, :3])
+    prefill(model, ids[:, :3], kwargs, None)
+    if not is_adoptable(kwargs[CACHE]):
+        raise TypeError("not a plain attention cache")
+    runner.adopt()
+    for layer in runner.cache.layers:
+        layer.keys[:, :, 3:], layer.values[:, :, 3:] = 50.0, 50.0
+    runner.forward(ids[:, 3:5], counts=[1, 2])
+    first = runner.forward(torch.stack([ids[0, 4:7], ids[1, [5, 6, 6]]]), counts=[3, 2]).logits
+    runner.truncate([4, 4])
+    second = runner.forward(ids[:, 4:7]).logits
+    runner.select([0])  # which has no padding: a single token of it needs no mask, and is not to see what lies behind
+    runner.padded = False
+    runner.truncate([6])
+    alone = runner.forward(ids[:1, 6:7]).logits
+    return torch.stack([torch.cat([first[0, :2], alone[0]]), second[1]])
+
+
+def differs(got: Tensor, expected: Tensor, noise: float) -> str:
+    """How far logits are apart, in words; empty where that is rounding.
+
+    Args:
+        noise: what rounding makes of these logits, as far as is known. A small error of a state that was not rolled
+            back is still larger than that, and grows with the text.
+    """
+    exact = expected.dtype == torch.float32
+    got, expected = got.float(), expected.float()
+    scale = float((expected - expected.mean(-1, keepdim=True)).abs().max())
+    tolerance = (1e-4 if exact else 0.1) * scale
+    rounding = min(NOISES * noise, MOST_NOISE * scale) if exact else NOISES * noise
+    apart, most = float((got - expected).abs().max()), max(tolerance, rounding)
+    if apart <= most:
+        return ""
+    return (
+        "gives different logits when several tokens are verified at once and some of them rolled back "
+        f"({apart:.2g} apart, and rounding explains {most:.2g})"
+    )

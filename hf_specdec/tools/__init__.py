@@ -1,0 +1,1 @@
+"""Commands for people: demo, bench, audit and explain, and what they share."""

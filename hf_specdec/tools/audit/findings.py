@@ -1,0 +1,102 @@
+"""What an audit is asked, and what it finds."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from ...errors import SpeculationError
+from ..loading.checks import check_new_tokens, check_seed, check_temperature
+from ..loading.drafters import SPEC
+from ..loading.models import PairSettings
+from ..loading.rows import PROMPT_SOURCES
+
+LEAST_SAMPLES = 50
+
+_extent: Any = partial(Option, rich_help_panel="How much is tested")
+
+
+@dataclass(kw_only=True)
+class AuditSettings(PairSettings):
+    """What to audit, and how hard to look."""
+
+    prompts: Annotated[str, Option(help=f"Prompts: {PROMPT_SOURCES}.")]
+    drafters: Annotated[
+        list[str] | None, Option("--drafter", help=f"Drafter to check: {SPEC}; may be given several times.")
+    ] = None
+    baselines: Annotated[
+        list[str] | None,
+        Option(
+            "--baseline",
+            help="transformers' own speculation to check: hf-assisted, hf-confidence, hf-prompt-lookup; may be given "
+            "several times.",
+        ),
+    ] = None
+    limit: Annotated[int, _extent(help="Take only this many prompts.")] = 6
+    max_new_tokens: Annotated[int, _extent(help="New tokens per prompt, at most; 8 or more.")] = 48
+    samples: Annotated[
+        int, _extent(help="Texts sampled of each of two prompts, with plain decoding and with each method; 50 or more.")
+    ] = 200
+    temperature: Annotated[float, _extent(help="Temperature of these samples, above 0.")] = 1.0
+    raw: Annotated[bool, _extent("--raw", help="Continue chats as plain text, without the chat template.")] = False
+    seed: Annotated[int, _extent(help="Seed of these samples.")] = 0
+    output: Annotated[Path | None, Option("--output", "--json", help="File (JSON) to write the findings to.")] = None
+
+    def check(self) -> None:
+        """Raise `SpeculationError` for what cannot be audited."""
+        if find_spec("scipy") is None:
+            raise SpeculationError("the audit needs scipy for its p-values; pip install 'hf-specdec[bench]'")
+        check_new_tokens(self.max_new_tokens)
+        check_temperature(self.temperature)
+        check_seed(self.seed)
+        if not (self.drafters or self.baselines):
+            raise SpeculationError("there is nothing to audit; name at least one --drafter or --baseline")
+        if self.limit < 1:
+            raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
+        if self.max_new_tokens < 8:
+            raise SpeculationError(
+                f"max_new_tokens must be 8 or more, got {self.max_new_tokens}: the audit stops texts in the middle"
+            )
+        if self.temperature == 0:
+            raise SpeculationError("temperature must be above 0, got 0: the audit compares sampled texts")
+        if self.samples < LEAST_SAMPLES:
+            raise SpeculationError(f"samples must be {LEAST_SAMPLES} or more, got {self.samples}")
+
+
+@dataclass
+class Finding:
+    """What one test says of one method."""
+
+    test: str
+    fine: bool
+    """whether it found nothing wrong"""
+    said: str
+    """in a few words, for a table"""
+    details: list[str] = field(default_factory=list)
+    """in sentences: where, what, how far apart"""
+    refused: bool = False
+    """whether the method does not take such a call, and says so"""
+
+
+@dataclass
+class Report:
+    """Of one method."""
+
+    method: str
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def fine(self) -> bool:
+        return all(found.fine for found in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence."""
+        wrong = [found.test for found in self.findings if not found.fine]
+        if wrong:
+            return f"{self.method}: NOT the same as plain decoding ({', '.join(wrong)})"
+        ties = any("tie" in found.said for found in self.findings)
+        return f"{self.method}: the same as plain decoding" + (", up to near ties of rounding" if ties else "")

@@ -1,0 +1,81 @@
+"""`hf-specdec audit`: load, test, and say what was found."""
+
+import json
+from dataclasses import asdict
+from functools import partial
+
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from ...errors import SpeculationError
+from ..bench.methods import PLAIN, build_method
+from ..loading.chat import prompt_ids
+from ..loading.outputs import writable_file
+from ..loading.prompts import load_prompts
+from .findings import AuditSettings, Report
+from .greedy import Greedy
+from .sampled import Sampled
+
+SAMPLED_PROMPTS = 2
+
+
+def run_audit(settings: AuditSettings) -> list[Report]:
+    """Audit every method, print a table, what stands behind it and a verdict for each.
+
+    Raises:
+        SpeculationError: bad settings, models that do not work, or a file that cannot be written.
+    """
+    settings.check()
+    if settings.output is not None:
+        writable_file(settings.output, "output")
+    prompts = load_prompts(settings.prompts, settings.limit)
+    pair = settings.load()
+    loading = settings.of_drafts() | {"target": pair.target}
+    specs = dict.fromkeys([*(settings.baselines or []), *(settings.drafters or [])])
+    if PLAIN in specs:
+        raise SpeculationError(
+            f"{PLAIN} decoding is what every method is compared with; name another --baseline or a --drafter"
+        )
+    methods = [build_method(spec, pair.draft, **loading) for spec in specs]
+    ids = [prompt_ids(pair.tokenizer, prompt, settings.raw) for prompt in prompts]
+    reports = [Report(method.name) for method in methods]
+    with tqdm(total=8 * len(methods), unit="test") as progress:
+        progress.set_description("plain decoding")
+        greedy = Greedy(pair.target, pair.tokenizer, ids, settings.max_new_tokens)
+        inputs = greedy.inputs[:SAMPLED_PROMPTS]
+        pad = pair.tokenizer.pad_token_id
+        sampled = Sampled(pair.target, inputs, settings.samples, settings.temperature, settings.seed, pad)
+        for method, report in zip(methods, reports, strict=True):
+            progress.set_description(method.name)
+            for found in greedy.findings(method):
+                report.findings.append(found)
+                progress.update()
+            report.findings.append(greedy.guarded("sampled distribution", partial(sampled.finding, method)))
+            progress.update()
+    print_reports(reports)
+    if settings.output is not None:
+        settings.output.write_text(json.dumps([asdict(report) | {"fine": report.fine} for report in reports], indent=2))
+    return reports
+
+
+def print_reports(reports: list[Report]) -> None:
+    """A row for each test, a column for each method; what stands behind it; verdicts."""
+    console = Console(highlight=False)
+    table = Table(box=None)
+    table.add_column("")
+    for report in reports:
+        table.add_column(report.method)
+    for row in zip(*(report.findings for report in reports), strict=True):
+        cells = [f"{'' if found.fine else '[bold red]WRONG[/] '}{found.said}" for found in row]
+        table.add_row(row[0].test, *cells)
+    console.print(table)
+    told: dict[str, list[str]] = {}
+    for report in reports:
+        for found in report.findings:
+            for detail in found.details:
+                told.setdefault(f"{found.test}: {detail}", []).append(report.method)
+    for detail, names in told.items():
+        print(f"{'all' if len(names) == len(reports) > 1 else ', '.join(names)}, {detail}")
+    for report in reports:
+        print(report.verdict)

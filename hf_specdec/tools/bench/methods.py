@@ -1,0 +1,96 @@
+"""SPEC, the short form of a way to decode, and what it stands for in a `generate` call.
+
+A SPEC is a drafter's (`loading.drafters`), or one of `BASELINES`, which may have options, too:
+`draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ...drafters import Drafter
+from ...errors import SpeculationError
+from ..loading.drafters import load_drafter, own_model, parse_options, required_draft
+
+PLAIN = "plain"
+HF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "hf-assisted": {
+        "num_assistant_tokens": 5,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    },
+    "hf-confidence": {
+        "num_assistant_tokens": 20,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.4,
+    },
+    "hf-prompt-lookup": {"prompt_lookup_num_tokens": 10},
+}
+"""Options of transformers' own speculation: a fixed window, its default confidence threshold, and prompt lookup."""
+NEEDS_DRAFT = ("hf-assisted", "hf-confidence")
+BASELINES = (PLAIN, *HF_DEFAULTS)
+
+
+@dataclass
+class Method:
+    """One way of decoding the prompts."""
+
+    name: str
+    """the SPEC as it was given"""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """what it adds to `generate`"""
+    draft: PreTrainedModel | None = None
+    """the model that drafts, if any"""
+    drafter: Drafter | None = None
+    draft_options: dict[str, Any] = field(default_factory=dict)
+    """what transformers' loop reads from the draft's generation config"""
+    single_row: bool = False
+    """whether it takes a batch of 1 only"""
+
+    def prepared(self) -> AbstractContextManager[None]:
+        """Sets the options that live in the draft's generation config, and takes them back."""
+        return _generation_options(self.draft, self.draft_options) if self.draft is not None else nullcontext()
+
+
+def build_method(spec: str, draft: PreTrainedModel | None, **loading: Any) -> Method:
+    """What a SPEC stands for.
+
+    Args:
+        draft: for drafters and baselines that take a draft model, unless they bring their own.
+        loading: of the draft models that drafters bring, see `TargetSettings.of_drafts`, and the `target`.
+
+    Raises:
+        SpeculationError: the SPEC cannot be read, names nothing known, or needs a draft model that was not given.
+    """
+    name, options = parse_options(spec)
+    if name in BASELINES:
+        return _baseline(spec, name, options, draft)
+    drafter = load_drafter(spec, draft, others=BASELINES, **loading)
+    return Method(spec, {"assistant_model": drafter}, own_model(drafter), drafter)
+
+
+def _baseline(spec: str, name: str, options: dict[str, Any], draft: PreTrainedModel | None) -> Method:
+    defaults = HF_DEFAULTS.get(name, {})
+    if unknown := sorted(set(options) - set(defaults)):
+        raise SpeculationError(f"unknown option {unknown} of {name!r}; its options are {sorted(defaults) or '(none)'}")
+    options = defaults | options
+    if name in NEEDS_DRAFT:
+        draft = required_draft(spec, draft)
+        return Method(spec, {"assistant_model": draft}, draft, draft_options=options, single_row=True)
+    return Method(spec, options, single_row=name != PLAIN)
+
+
+@contextmanager
+def _generation_options(draft: PreTrainedModel, options: dict[str, Any]) -> Iterator[None]:
+    config = draft.generation_config
+    before = {name: getattr(config, name) for name in options}
+    for name, value in options.items():
+        setattr(config, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)

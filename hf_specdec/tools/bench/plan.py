@@ -1,0 +1,111 @@
+"""What a benchmark run measures: its settings, and the units it goes through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any
+
+from typer import Option
+
+from ...errors import SpeculationError
+from ..loading.checks import check_new_tokens, check_seed, check_temperature
+from ..loading.drafters import SPEC
+from ..loading.models import PairSettings, experiment
+from ..loading.prompts import Prompt, load_prompts
+from ..loading.rows import PROMPT_SOURCES, set_name
+
+_decoding: Any = partial(Option, rich_help_panel="Prompts and decoding")
+
+
+@dataclass(kw_only=True)
+class Settings(PairSettings):
+    """What to measure; stored in the result file, and compared by `resume`."""
+
+    prompts: Annotated[list[str], Option(help=f"Prompts: {PROMPT_SOURCES}; may be given several times.")]
+    drafters: Annotated[
+        list[str] | None, Option("--drafter", help=f"Drafter to measure: {SPEC}; may be given several times.")
+    ] = None
+    baselines: Annotated[
+        list[str] | None,
+        Option(
+            "--baseline",
+            help="transformers' own speculation to measure: hf-assisted, hf-confidence (both need --draft), "
+            "hf-prompt-lookup; may be given several times. Default: all. Plain decoding is always measured.",
+        ),
+    ] = None
+    max_new_tokens: Annotated[int, _decoding(help="New tokens per prompt, at most.")] = 128
+    limit: Annotated[int | None, _decoding(help="Take only this many prompts of each source; default: all.")] = None
+    batch_sizes: Annotated[
+        list[int], _decoding("--batch-size", help="Prompts per generate call; may be given several times.")
+    ] = field(default_factory=lambda: [1])
+    temperatures: Annotated[
+        list[float], _decoding("--temperature", help="Sampling temperature, 0 is greedy; may be given several times.")
+    ] = field(default_factory=lambda: [0.0])
+    repeats: Annotated[
+        int, _decoding(help="How often each method decodes each prompt; the median of the times counts.")
+    ] = 3
+    pace_target: Annotated[float | None, experiment("Milliseconds that every forward of the target takes.")] = None
+    pace_draft: Annotated[float | None, experiment("Milliseconds that every forward of the draft model takes.")] = None
+    synthetic_acceptance: Annotated[
+        float | None,
+        experiment("Share of draft tokens that are right, from 0 to 1, whatever the draft model has learned."),
+    ] = None
+    raw: Annotated[bool, _decoding("--raw", help="Continue chats as plain text, without the chat template.")] = False
+    system: Annotated[str | None, _decoding(help="System message for chats that have none.")] = None
+    seed: Annotated[int, _decoding(help="Seed of sampling, synthetic acceptance and bootstrap intervals.")] = 0
+
+    def check(self) -> None:
+        """Raise `SpeculationError` for values that cannot be measured."""
+        check_new_tokens(self.max_new_tokens)
+        if self.repeats < 1:
+            raise SpeculationError(f"repeats must be 1 or more, got {self.repeats}")
+        if min(self.batch_sizes) < 1:
+            raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
+        for temperature in self.temperatures:
+            check_temperature(temperature)
+        check_seed(self.seed)
+        if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
+            raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
+        if self.synthetic_acceptance is not None and (
+            self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
+        ):
+            raise SpeculationError("synthetic_acceptance needs a draft model (--draft), temperature 0 and batch size 1")
+
+
+@dataclass
+class Unit:
+    """A prompt, or a batch of them, and how to decode it; of conversations one turn."""
+
+    dataset: str
+    index: int
+    batch_size: int
+    temperature: float
+    prompts: list[Prompt]
+    turn: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, int, float]:
+        return self.dataset, self.index, self.batch_size, self.temperature
+
+    def after(self, answers: Sequence[str]) -> "Unit":
+        """The next turn, of those conversations that have one."""
+        answered = zip(self.prompts, answers, strict=True)
+        going_on = [prompt.after(answer) for prompt, answer in answered if len(prompt.turns) > 1]
+        return replace(self, prompts=going_on, turn=self.turn + 1)
+
+
+def plan(settings: Settings) -> list[Unit]:
+    """All units of a run, every prompt file read and checked."""
+    files = [(set_name(source), load_prompts(source, settings.limit)) for source in settings.prompts]
+    if len({name for name, _ in files}) < len(files):
+        raise SpeculationError(
+            "prompts must have different names, because the results are listed by name; rename a file, or name the "
+            "split of a data set, as ORG/NAME:SPLIT"
+        )
+    return [
+        Unit(name, start // size, size, temperature, prompts[start : start + size])
+        for temperature in settings.temperatures
+        for size in settings.batch_sizes
+        for name, prompts in files
+        for start in range(0, len(prompts), size)
+    ]

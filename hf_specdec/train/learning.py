@@ -1,0 +1,172 @@
+"""How transformers' `Trainer` is used: checkpoints and examinations at even distances, one bar."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from tqdm import tqdm
+from transformers import ProgressCallback, Trainer, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
+
+from ..errors import SpeculationError
+from ..target.devices import dtype_name
+from .curves import Curves
+from .own_text import OwnTextSettings
+
+PARTS = 20
+"""into which examinations and checkpoints divide a training"""
+
+
+class ByLength(Sampler[int]):
+    """Texts of about one length together, so that little is padded. The order depends on seed and epoch alone: a run
+    that goes on sees what a whole one would have seen."""
+
+    def __init__(self, lessons: Any, batch_size: int, seed: int) -> None:
+        """
+        Args:
+            lessons: a data set with `texts`; told each `epoch`.
+        """
+        self.lessons, self.batch_size, self.seed = lessons, batch_size, seed
+        self.lengths: Sequence[int] = [len(text.ids) for text in lessons.texts]
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Asked for by accelerate, before each epoch."""
+        self.lessons.epoch = self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng, size = random.Random(f"{self.seed} {self.epoch}"), self.batch_size
+        order = rng.sample(range(len(self.lengths)), len(self.lengths))
+        pieces = [order[at : at + 50 * size] for at in range(0, len(order), 50 * size)]
+        order = [i for piece in pieces for i in sorted(piece, key=lambda i: self.lengths[i])]
+        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        last = batches.pop() if len(batches[-1]) < size else []
+        rng.shuffle(batches)
+        yield from (i for batch in [*batches, last] for i in batch)
+
+
+class Examined(Trainer):
+    """Its examination says how often what is trained would be right. Lessons have `texts`."""
+
+    def get_train_dataloader(self) -> DataLoader:
+        lessons: Any = self.train_dataset
+        size = self.args.train_batch_size
+        order = ByLength(lessons, size, self.args.seed)
+        return self.accelerator.prepare(
+            DataLoader(lessons, size, sampler=order, collate_fn=self.data_collator)  # type: ignore[arg-type]
+        )
+
+    def examine(self, lessons: Dataset[Any], rows: int) -> dict[str, Any]:
+        """The figures, `rows` texts at once."""
+        raise NotImplementedError
+
+    def said(self, found: dict[str, Any]) -> str:
+        """The same in words."""
+        raise NotImplementedError
+
+    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        """
+        Raises:
+            SpeculationError: the loss is not a number; the weights have not been changed by it.
+        """
+        loss = super().training_step(*arguments, **options)
+        if not loss.isfinite():
+            raise SpeculationError(
+                f"the loss is {float(loss)} at step {self.state.global_step + 1}, with a learning rate of "
+                f"{self.args.learning_rate:g}; lower learning_rate"
+            )
+        return loss
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        """A line with the figures, above the bar."""
+        found = self.examine(eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
+        numbers = {name: value for name, value in found.items() if isinstance(value, float)}
+        metrics = {f"{metric_key_prefix}_{name}": round(value, 4) for name, value in numbers.items()}
+        self.log(metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        tqdm.write(f"step {self.state.global_step} of {self.state.max_steps}, held out: {self.said(found)}")
+        return metrics
+
+
+class Bar(ProgressCallback):
+    """The steps, with the loss of the last ones."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Nothing but the loss: what else is logged, the examination says."""
+        if self.training_bar is not None and "loss" in (logs or {}):
+            self.training_bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
+
+
+def learn(
+    settings: OwnTextSettings,
+    trainer_class: type[Examined],
+    model: nn.Module,
+    lessons: Any,
+    examination: Any,
+    collate: Callable[..., Any],
+    folder: Path,
+) -> None:
+    """Train; from the last checkpoint in the folder, where there is one.
+
+    Raises:
+        SpeculationError: the loss is not a number any more, or a checkpoint cannot be written.
+    """
+    on_cpu = settings.device == "cpu"
+    every = max(1, round(settings.epochs * len(lessons) / settings.batch_size / PARTS))
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=0.01,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        use_cpu=on_cpu,
+        bf16=settings.dtype == "bfloat16" and dtype_name("auto", settings.device) == "bfloat16",
+        eval_strategy="steps",
+        eval_on_start=True,
+        eval_steps=every,
+        save_steps=every,
+        save_total_limit=1,
+        logging_steps=10,
+        remove_unused_columns=False,
+        label_names=[],
+        report_to=[],
+        seed=settings.seed,
+        disable_tqdm=False,
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # a small model gains nothing by several
+    trainer = trainer_class(
+        model=model, args=arguments, data_collator=collate, train_dataset=lessons, eval_dataset=examination
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(Bar)
+    trainer.add_callback(Curves(Path(settings.output) / "training" / "curves.png"))
+    try:
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    except (OSError, SafetensorError) as error:
+        raise SpeculationError(
+            f"cannot write to {folder}: {error}; make room and run the same command again, which continues from "
+            "the last checkpoint"
+        ) from error
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The last one that was written to its end; one that an interruption cut is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while (last := get_last_checkpoint(str(folder))) is not None:
+        if (Path(last) / TRAINER_STATE_NAME).exists():
+            return last
+        shutil.rmtree(last)
+    return None

@@ -1,0 +1,387 @@
+"""DISCO's stop rule: it decides how much is drafted, and never what is said."""
+
+from collections import Counter
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from clocks import Clock
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_specdec import Drafter, SpeculationError
+from hf_specdec.budget import Advance, Cost, Learned, Stepwise, Survival
+from hf_specdec.drafters.disco import (
+    DiscoDrafter,
+    DiscoSession,
+    DiscoStoppingCriteria,
+    StopClassifier,
+    StopRule,
+    features,
+)
+from hf_specdec.drafters.disco.classifier import _on_device, _on_host, read
+from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
+from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelDrafter, SteppedSession
+from hf_specdec.protocol import Draft, DraftContext, Sequences
+from hf_specdec.stats import SpeculationStats
+
+STOPS = 16
+"""seed of a classifier that stops rows at different places"""
+NO_END = {"eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1}
+
+
+def tiny(seed: int, vocab: int = 97, scale: float = 1.0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab, **sizes, **NO_END, max_position_embeddings=256)).eval()
+    model.lm_head.weight.data *= scale
+    return model
+
+
+def close_to(model: LlamaForCausalLM, seed: int, noise: float) -> LlamaForCausalLM:
+    """A draft that often agrees with the model."""
+    draft = tiny(seed, model.config.vocab_size)
+    draft.load_state_dict(model.state_dict())
+    torch.manual_seed(seed)
+    for weight in draft.parameters():
+        weight.data += noise * torch.randn_like(weight) * weight.std().nan_to_num(0.1)
+    return draft
+
+
+def classifier(seed: int = 0, k: int = 4) -> StopClassifier:
+    """Random, with chances all over the place."""
+    torch.manual_seed(seed)
+    made = StopClassifier(k, 8)
+    made.outer.weight.data *= 6
+    return made
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny(0, scale=25.0)
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return close_to(target, 1, 0.05)
+
+
+def test_features_are_the_top_probabilities_entropy_and_position():
+    logits = torch.tensor([[0.0, 1.0, 3.0, -1e4], [0.0, 0.0, 0.0, 0.0]])
+    x = features(logits, [0, 9], [2, NONE], k=3)
+    p = logits.softmax(-1)
+    assert x.shape == (2, 7)
+    assert torch.allclose(x[:, :3], p.sort(descending=True).values[:, :3])
+    assert torch.allclose(x[:, 3], torch.special.entr(p).sum(-1), atol=1e-6)
+    assert torch.allclose(x[:, 4], torch.tensor([1.0, 10.0]).log())
+    assert x[:, 5:].tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
+@pytest.mark.parametrize("known", [300, 40, 8], ids="{} known tokens".format)
+def test_features_are_the_same_on_host_and_accelerator(scale, dtype, known):
+    """Of a cut draft most tokens have the lowest logit there is."""
+    torch.manual_seed(0)
+    logits = (scale * torch.randn(5, 300) + 40).to(dtype)
+    logits[:, known:] = torch.finfo(dtype).min
+    (top, best, entropy), (top2, best2, entropy2, _) = _on_host(logits, 10), _on_device(logits, 10)
+    assert np.allclose(top, top2, rtol=1e-5) and np.allclose(entropy, entropy2, rtol=1e-5, atol=2e-5)
+    assert np.isfinite(entropy).all() and (np.diff(top) <= 0).all()
+    rows = np.arange(5)
+    assert torch.equal(logits[rows, best], logits[rows, best2])  # the tokens themselves may be tied in bfloat16
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_classifier_of_a_generation_is_the_trained_one(do_sample):
+    made, logits = classifier(), 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    where = ([0, 1, 5, 40, 90, 200], [3, NONE, 7, int(logits[3].argmax()), NONE, 1])
+    chances = made.reader(do_sample)(read(logits, 4), *where)
+    wanted = made(features(logits, *where, k=4))[:, int(do_sample)].sigmoid()
+    assert chances == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert max(chances) - min(chances) > 0.1
+
+
+def test_a_branch_looks_up_its_own_tokens_first_and_leaves_the_text_alone():
+    text = Recurrence([1, 2, 3, 4, 9, 1, 2, 3])
+    assert text.proposal() == 4
+    branch = Branch(text)
+    for token in (5, 1, 2, 3):
+        branch.append(token)
+    assert (branch.proposal(), text.proposal()) == (5, 4)
+    assert Recurrence([1, 2, 3]).proposal() == NONE
+
+
+@pytest.mark.parametrize(
+    "seen, token, draft",
+    [([0.9], True, True), ([0.9, 0.6], True, True), ([0.6, 0.6], True, False), ([0.9, 0.4], False, False)],
+)
+def test_a_rule_reads_the_last_chance_or_that_of_the_whole_draft(seen, token, draft):
+    assert StopRule(0.5, whole_draft=False).goes_on(seen) is token
+    assert StopRule(0.5, whole_draft=True).goes_on(seen) is draft
+
+
+@pytest.mark.parametrize(
+    "tau, rule, candidates", [*product([0.0, 0.5, 1.0], ["token", "draft"], [1]), *product([0.4], ["budget"], [1, 3])]
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_greedy_text_is_plain_text(target, draft, rule, tau, candidates, rows):
+    torch.manual_seed(2)
+    ids = torch.randint(2, 97, (rows, 7))
+    mask = torch.ones_like(ids)
+    mask[:-1, :2] = 0  # left padding in all rows but the last
+    ids = ids.masked_fill(mask == 0, 0)
+    plain = target.generate(input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
+    drafter = DiscoDrafter(draft, classifier(), rule=rule, tau=tau, max_draft_tokens=6, num_candidates=candidates)
+    fast = target.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=24, do_sample=False, assistant_model=drafter
+    )
+    assert torch.equal(plain, fast)
+    drafted = drafter.last_stats.drafted_per_position
+    assert max(drafted) <= 5
+    if tau == 1.0:
+        assert set(drafted) == {0}, "below a chance of 1 a draft ends after its first token"
+    if tau == 0.0 and rows == 1:
+        assert drafted[5] > 0
+
+
+@pytest.mark.parametrize("step", [0.05, 0.5])
+@pytest.mark.parametrize("right", [False, True])
+def test_the_budget_drafts_as_far_as_that_pays(target, right, step, monkeypatch):
+    """Whatever its classifier says: chances are what came true. By a clock that only forwards move."""
+    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))  # other tests use this target by real clocks
+    draft = close_to(target, 1, 0.0) if right else tiny(9, scale=25.0)
+    drafter, prompt = DiscoDrafter(draft, classifier(), rule="budget", max_draft_tokens=8), torch.arange(2, 9)[None]
+    clock, taken = Clock(monkeypatch), []
+    with clock.moved_by(target, lambda width: 1.0 + 0.02 * width), clock.moved_by(draft, lambda width: step):
+        for _ in range(3):
+            clock.now = 0.0
+            target.generate(input_ids=prompt, max_new_tokens=100, do_sample=False, assistant_model=drafter)
+            taken.append(clock.now)
+    notes = drafter.last_stats.notes
+    if right:
+        assert taken[-1] < (0.35 if step < 0.1 else 0.9) * 102 and not notes
+    else:
+        assert taken[-1] < (1.06 if step < 0.1 else 1.12) * 102 and "the draft model was not used" in notes[0]
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_what_the_draft_thinks_of_next_is_verified_beside_it(target, candidates, monkeypatch):
+    """Its second choice is always the right one. By a clock that only forwards move."""
+    draft, prompt, clock = close_to(target, 1, 0.0), torch.arange(2, 9)[None], Clock(monkeypatch)
+
+    def second_before_first(module, args, kwargs, output):
+        best = output.logits.topk(2)
+        output.logits = output.logits.scatter(-1, best.indices, best.values.flip(-1))
+        return output
+
+    drafter = DiscoDrafter(draft, classifier(), max_draft_tokens=8, num_candidates=candidates)
+    with clock.moved_by(target, lambda width: 1.0 + 0.02 * width), clock.moved_by(draft, lambda width: 0.05):
+        draft.register_forward_hook(second_before_first, with_kwargs=True)
+        target.generate(input_ids=prompt, max_new_tokens=100, do_sample=False, assistant_model=drafter)
+    assert drafter.proposes_trees is (candidates > 1)
+    accepted = drafter.last_stats.accepted_tokens
+    assert accepted > 40 if candidates > 1 else accepted == 0
+
+
+def context(rows: int, do_sample: bool, lockstep: bool) -> DraftContext:
+    def pick(ids, lengths, some, logits):
+        return logits.argmax(-1), logits.float().softmax(-1) if do_sample else None
+
+    prompt = torch.arange(2, 2 + 5 * rows).view(rows, 5)
+    return DraftContext(
+        prompt_ids=prompt,
+        prompt_mask=torch.ones_like(prompt),
+        max_length=200,
+        vocab_size=97,
+        eos_token_ids=frozenset(),
+        do_sample=do_sample,
+        lockstep=lockstep,
+        trees=False,
+        pick=pick,
+        device=torch.device("cpu"),
+        stats=SpeculationStats(),
+    )
+
+
+def propose(drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = False) -> tuple[Draft, DiscoSession]:
+    opened = context(rows, do_sample, lockstep)
+    ids = torch.nn.functional.pad(torch.cat([opened.prompt_ids, torch.full((rows, 1), 7)], 1), (0, 16))
+    with torch.no_grad():
+        session = drafter.start(opened)
+        return session.propose(Sequences(ids, [6] * rows, list(range(rows)), ids[:, :6].tolist()), [8] * rows), session
+
+
+def test_rows_stop_separately_and_in_lockstep_together(draft):
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
+    ragged, session = propose(drafter, 6, lockstep=False)
+    assert len(set(ragged.lengths)) > 1
+    rule = drafter.rule(False)
+    for seen, length in zip(session.seen, ragged.lengths, strict=True):
+        stops = next((i + 1 for i in range(len(seen)) if not rule.goes_on(seen[: i + 1])), 8)
+        assert length == stops
+    alone, _ = propose(drafter, 6, lockstep=True)
+    assert alone.tokens.shape[1] == min(ragged.lengths)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize("rule", ["draft", "budget", "the draft's own chances"])
+def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(rule, planted, monkeypatch):
+    vocab, rows, calls = (6, 600, 8) if rule == "draft" else (6, 10, 300)  # the budget decides for the batch
+    target, other = tiny(4, vocab, scale=30.0), tiny(5, vocab, scale=30.0)
+    drafter = DraftModelDrafter(other)
+    if rule in ("draft", "budget"):
+        drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
+    monkeypatch.setattr(BudgetedSession, "_pays", pays_by_what_is_seen)
+    if planted:
+        honest = SteppedSession.propose
+
+        def propose_what_looks_good(self, sequences, budget):
+            draft = honest(self, sequences, budget)
+            for b, k in enumerate(draft.lengths):  # drops a token after having seen it
+                if k and int(draft.tokens[b, k - 1]) % 2:
+                    draft.lengths[b] = k - 1
+            return draft
+
+        monkeypatch.setattr(SteppedSession, "propose", propose_what_looks_good)
+    prompt = torch.tensor([[2, 3, 4]])
+    counts, drafted = torch.zeros(vocab**2), Counter()
+    torch.manual_seed(6)
+    for _ in range(calls):
+        out = target.generate(
+            input_ids=prompt.expand(rows, -1),
+            attention_mask=torch.ones(rows, 3, dtype=torch.long),
+            max_new_tokens=4,
+            do_sample=True,
+            top_k=0,
+            assistant_model=drafter,
+        )
+        counts += torch.bincount(out[:, 4] * vocab + out[:, 5], minlength=vocab**2)
+        drafted.update(drafter.last_stats.drafted_per_position)
+    expected = _pairs(target, prompt, vocab) * rows * calls
+    assert drafted[1] > 0 and (rule == "draft" or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
+    chi2 = float(((counts - expected) ** 2 / expected.clamp_min(1e-9))[expected > 5].sum())
+    freedom = int((expected > 5).sum()) - 1
+    limit = freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
+    assert (chi2 > limit) == planted, (chi2, limit)
+
+
+def pays_by_what_is_seen(self, seen, open):
+    """A decision that hangs on all that may be known, and on no clock."""
+    return not any(seen) or sum(map(sum, seen)) > 0.3 * len(seen)
+
+
+def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
+    def seconds(width):
+        return 1 + 0.02 * (width - 1)
+
+    budget = Stepwise(Survival())
+    for _ in range(200):
+        budget.observe([0.95, 0.95, 0.1], 2)  # who is sure is right, who is not is wrong
+    assert budget.pays([[0.95]], [True], seconds, 0.1)
+    assert not budget.pays([[0.95]], [True], seconds, 2.0)
+    assert not budget.pays([[0.95, 0.1]], [True], seconds, 0.1)
+    assert not budget.pays([[0.95]], [False], seconds, 0.1), "nobody drafts on"
+    assert budget.pays([[]], [True], seconds, 0.1) and not budget.pays([[]], [True], seconds, 2.0)
+    rows = [[0.95], [0.1]], [True, False]
+    assert budget.pays(*rows, seconds, 0.1), "one row is enough"
+    assert not budget.pays(*rows, seconds, 0.1, Advance(length=64)), "the other one ends the call"
+    for _ in range(400):
+        budget.observe([0.95], 0)  # who says so is believed no more
+    assert not budget.pays([[0.95]], [True], seconds, 0.1)
+
+
+@torch.no_grad()
+def _pairs(target, prompt, vocab):
+    """Exact distribution of the second and third new token."""
+    pairs = torch.zeros(vocab, vocab)
+    first = target(prompt).logits[0, -1].softmax(-1)
+    for x in range(vocab):
+        second = target(torch.cat([prompt, torch.tensor([[x]])], 1)).logits[0, -1].softmax(-1)
+        ends = torch.cat([prompt.expand(vocab, -1), torch.full((vocab, 1), x), torch.arange(vocab)[:, None]], 1)
+        pairs += first[x] * second[:, None] * target(ends).logits[:, -1].softmax(-1)
+    return pairs.flatten()
+
+
+def test_a_seeded_sampled_call_repeats(target, draft):
+    drafter = DiscoDrafter(draft, classifier(), rule="draft", tau_sampled=0.3)
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        ids = torch.tensor([[5, 6, 7]])
+        texts.append(target.generate(ids, max_new_tokens=20, do_sample=True, assistant_model=drafter).tolist())
+    assert texts[0] == texts[1]
+
+
+def test_saved_and_loaded_it_stops_at_the_same_places(target, draft, tmp_path):
+    drafter = DiscoDrafter(draft, classifier(), tau=0.35, rule="token", max_draft_tokens=5)
+    drafter.save_pretrained(tmp_path, target=target)
+    loaded = Drafter.from_pretrained(tmp_path)
+    assert isinstance(loaded, DiscoDrafter) and loaded.config.tau == 0.35
+    ids = torch.tensor([[5, 6, 7]])
+    for either in (drafter, loaded):
+        target.generate(ids, max_new_tokens=20, do_sample=False, assistant_model=either)
+    assert drafter.last_stats.drafted_per_position == loaded.last_stats.drafted_per_position
+
+
+def test_what_does_not_fit_is_refused(target, draft, tmp_path):
+    DiscoDrafter(draft, classifier()).save_pretrained(tmp_path)
+    with pytest.raises(SpeculationError, match="another draft model"):
+        Drafter.from_pretrained(tmp_path, draft_model=target)
+    wide = load_file(tmp_path / "model.safetensors")
+    wide["inner.weight"] = torch.zeros(8, 14)
+    save_file(wide, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SpeculationError, match=r"inner\.weight"):
+        Drafter.from_pretrained(tmp_path)
+    with pytest.raises(SpeculationError, match="train disco"):
+        target.generate(torch.tensor([[5]]), assistant_model=DiscoDrafter(draft), max_new_tokens=3)
+    for options in ({"tau": 1.5}, {"max_draft_tokens": 0}, {"rule": "sometimes"}, {"nope": 1}):
+        with pytest.raises(SpeculationError):
+            DiscoDrafter(draft, **options)
+    with pytest.raises(SpeculationError, match="vocabulary"):
+        DiscoDrafter(draft, k=98)
+
+
+def test_another_dtype_is_the_same_draft(target, draft):
+    made = DiscoDrafter(draft, classifier())
+    again = close_to(target, 1, 0.05).to(torch.bfloat16)
+    DiscoDrafter(again, classifier(), draft_fingerprint=made.config.draft_fingerprint)
+
+
+SCORES = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False, "max_new_tokens": 12}
+
+
+def test_the_criterion_stops_plain_generation_where_the_session_stops(draft):
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
+    ids = torch.cat([context(6, False, False).prompt_ids, torch.full((6, 1), 7)], 1)
+    criterion = DiscoStoppingCriteria(drafter, prompt_length=5)
+    drafted, _ = propose(drafter, 6, lockstep=False)
+    for row, length in zip(ids, drafted.lengths, strict=True):
+        out = draft.generate(input_ids=row[None], stopping_criteria=[criterion], **SCORES)
+        assert out.sequences.shape[1] - 6 == length
+    together = draft.generate(input_ids=ids, stopping_criteria=[criterion], **SCORES)
+    assert together.sequences.shape[1] - 6 == max(drafted.lengths)
+    with pytest.raises(SpeculationError, match="output_scores"):
+        draft.generate(input_ids=ids, stopping_criteria=[criterion], max_new_tokens=3)
+
+
+def test_the_criterion_drives_transformers_own_loop(target, draft, monkeypatch):
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
+    ids = torch.tensor([[5, 6, 7]])
+    plain = target.generate(ids, max_new_tokens=24, do_sample=False)
+    lengths = []
+
+    def generate(own, **kwargs):
+        out = own(**kwargs, stopping_criteria=[DiscoStoppingCriteria(drafter, prompt_length=3)])
+        lengths.append(len(out.scores))
+        return out
+
+    monkeypatch.setattr(draft, "generate", partial(generate, draft.generate))
+    monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 8)
+    monkeypatch.setattr(draft.generation_config, "assistant_confidence_threshold", 0.0)
+    assisted = target.generate(ids, max_new_tokens=24, do_sample=False, assistant_model=draft)
+    assert torch.equal(plain, assisted)
+    assert len(set(lengths)) > 1 and max(lengths) <= 8

@@ -1,0 +1,389 @@
+"""PEARL gives plain decoding's text and the target's distribution, whatever overlaps."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+from models import VOCAB, llama, prompts
+from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
+
+from hf_specdec import SpeculationError
+from hf_specdec.drafters.pearl import PearlDrafter, Timeline, correction
+from hf_specdec.drafters.pearl.background import BackgroundDraft
+from hf_specdec.drafters.pearl.schedule import Overlapped
+from hf_specdec.verify.judging import Judge
+from hf_specdec.verify.randomness import Purpose, Randomness
+
+
+def close_to(model, noise, seed=3):
+    """A draft that agrees with the model now and then: its weights, disturbed."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * weight.std() * noise)
+    return draft
+
+
+TARGET = llama(seed=1)
+DRAFTS = {"good": close_to(TARGET, 0.01), "middling": close_to(TARGET, 0.05), "bad": llama(seed=9)}
+
+
+def pearl(draft=DRAFTS["middling"], **options):
+    return PearlDrafter(draft, **{"worker": "thread"} | options)
+
+
+def generate(drafter=None, lengths=(7,), target=TARGET, **options):
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0} | options
+    return target.generate(**prompts(list(lengths), seed=4), assistant_model=drafter, **options)
+
+
+@pytest.fixture(autouse=True)
+def no_warnings(recwarn):
+    yield
+    assert [str(w.message) for w in recwarn if "was dropped" in str(w.message)] == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hf_specdec")]
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("lengths", [(7,), (1,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 7, 8, "auto"])
+def test_greedy_text_is_plain_decodings(window, lengths, draft):
+    assert torch.equal(generate(pearl(DRAFTS[draft], window=window), lengths), generate(None, lengths))
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("window", [1, 2, 5])
+@pytest.mark.parametrize("corrections", [0, 3])
+def test_drafting_for_corrections_changes_no_greedy_text(corrections, window, lengths, draft):
+    drafter = pearl(DRAFTS[draft], window=window, corrections=corrections)
+    assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+
+
+@pytest.mark.parametrize("pre_verify", [True, False])
+@pytest.mark.parametrize("post_verify", [True, False])
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("window", [1, 4])
+def test_each_strategy_can_be_switched_off(window, lengths, pre_verify, post_verify):
+    drafter = pearl(DRAFTS["good"], window=window, pre_verify=pre_verify, post_verify=post_verify)
+    assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("at", range(1, 14))
+def test_an_end_of_text_anywhere_in_a_round_ends_the_row(at, lengths):
+    plain = generate(None, lengths)
+    end = {"eos_token_id": int(plain[-1, max(lengths) + at])}
+    assert torch.equal(generate(pearl(DRAFTS["good"], window=4), lengths, **end), generate(None, lengths, **end))
+
+
+@pytest.mark.parametrize("new", range(1, 14))
+def test_a_length_anywhere_in_a_round_ends_the_call(new):
+    options = {"max_new_tokens": new, "lengths": (5, 9)}
+    assert torch.equal(generate(pearl(DRAFTS["good"], window=4), **options), generate(None, **options))
+
+
+def test_a_prompt_may_fill_the_drafts_context():
+    small = llama(seed=1, max_position_embeddings=16)
+    small.load_state_dict(TARGET.state_dict())
+    assert torch.equal(generate(pearl(small, window=4)), generate(None))
+
+
+@pytest.mark.parametrize("changes", [{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 9}])
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+def test_processors_see_plain_decodings_prefixes(changes, lengths):
+    options = changes | {"eos_token_id": 5}
+    drafter = pearl(DRAFTS["good"], window=3)
+    assert torch.equal(generate(drafter, lengths, **options), generate(None, lengths, **options))
+
+
+class Recorder(LogitsProcessor):
+    """A user's processor that keeps state and forbids what it saw last."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids.tolist())
+        return scores.scatter(1, input_ids[:, -1:], -torch.inf)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+def test_a_users_processor_is_called_as_in_plain_decoding(lengths):
+    calls = []
+    for drafter in (None, pearl(DRAFTS["good"], window=3)):
+        recorder = Recorder()
+        text = generate(drafter, lengths, logits_processor=LogitsProcessorList([recorder]), eos_token_id=5)
+        calls.append((text.tolist(), recorder.seen))
+    assert calls[0] == calls[1]
+
+
+def test_a_streamer_gets_every_token_once():
+    class Tokens(TextStreamer):
+        def __init__(self):
+            self.got = []
+
+        def put(self, value):
+            self.got += value.flatten().tolist()
+
+        def end(self):
+            self.got.append("end")
+
+    streams = []
+    for drafter in (None, pearl(DRAFTS["good"], window=4)):
+        stream = Tokens()
+        generate(drafter, streamer=stream)
+        streams.append(stream.got)
+    assert streams[0] == streams[1]
+
+
+def test_a_kept_cache_and_scores_are_plain_decodings():
+    options = {"return_dict_in_generate": True, "output_scores": True}
+    ours, plain = generate(pearl(DRAFTS["good"], window=4), **options), generate(None, **options)
+    assert torch.equal(ours.sequences, plain.sequences)
+    torch.testing.assert_close(torch.stack(ours.scores), torch.stack(plain.scores), atol=1e-3, rtol=1e-3)
+    assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("draft", ["good", "middling"])
+def test_a_seeded_text_depends_on_no_fixed_window_no_timing_and_no_correction_foreseen(draft, lengths):
+    texts = []
+    for window in (1, 2, 4, 8):  # "auto" may run serially for a while, where bonus tokens are drawn from p itself
+        for corrections in (0, 1, 3):
+            torch.manual_seed(5)
+            drafter = pearl(DRAFTS[draft], window=window, corrections=corrections)
+            texts.append(generate(drafter, lengths, do_sample=True))
+    assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+# ---------------------------------------------------------------------- the distribution
+
+TINY = 3
+NEW = 5
+
+
+def _tiny(seed, scale):
+    model = llama(vocab=TINY, seed=seed, bos_token_id=None, pad_token_id=None)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(scale)
+    return model
+
+
+P, Q = _tiny(2, 0.4), _tiny(5, 0.4)
+PROMPT = torch.tensor([[1, 2, 0]])
+
+
+def expected(top_k=None):
+    """The probability of each of the TINY ** NEW continuations."""
+    total = torch.ones(1)
+    prefixes = PROMPT
+    for _ in range(NEW):
+        with torch.no_grad():
+            logits = P(prefixes).logits[:, -1]
+        if top_k:
+            logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+        total = (total[:, None] * logits.softmax(-1)).flatten()
+        prefixes = torch.cat(
+            [prefixes.repeat_interleave(TINY, 0), torch.arange(TINY).repeat(len(prefixes))[:, None]], 1
+        )
+    return total.double()
+
+
+def chi_square(options, rows=1000, calls=4):
+    """Pearson's statistic of the continuations' frequencies, as a distance from its mean in standard deviations."""
+    options = dict(options)
+    top_k = options.pop("top_k", None)
+    p = expected(top_k)
+    counts = torch.zeros_like(p)
+    powers = TINY ** torch.arange(NEW - 1, -1, -1)
+    for seed in range(calls):
+        torch.manual_seed(seed)
+        drafter = pearl(Q, **options)
+        ids = PROMPT.expand(rows, -1)
+        out = P.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            assistant_model=drafter,
+            do_sample=True,
+            max_new_tokens=NEW,
+            top_k=top_k or 0,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        counts += torch.bincount((out[:, 3:] * powers).sum(1), minlength=len(p))
+    wanted = p * rows * calls
+    assert counts[wanted == 0].sum() == 0
+    rare = wanted < 5
+    got = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    wanted = torch.cat([wanted[~rare], wanted[rare].sum()[None].clamp_min(1e-9)])
+    freedom = len(got) - 1
+    statistic = ((got - wanted) ** 2 / wanted).sum()
+    return float((statistic - freedom) / (2 * freedom) ** 0.5)
+
+
+JOINT = [{"window": window, "corrections": n} for window, n in [(2, 1), (1, 1), (2, 0), (3, 2), (8, 1)]]
+JOINT += [{"window": 2, "pre_verify": False}, {"window": 2, "post_verify": False}, {"window": 3, "top_k": 2}]
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("options", JOINT, ids=str)
+def test_the_joint_distribution_is_the_targets(options):
+    """In either strategy or both, and behind a processor."""
+    assert chi_square(options) < 4
+
+
+def test_a_draw_shared_by_two_tokens_is_caught(monkeypatch):
+    def shared(self, rows, positions, purpose, attempt=0):
+        if purpose == Purpose.ACCEPT and np.ndim(attempt) == 0:
+            positions = [position // 2 for position in positions]
+        return uniform(self, rows, positions, purpose, attempt)
+
+    uniform = Randomness.uniform
+    monkeypatch.setattr(Randomness, "uniform", shared)
+    assert chi_square({"window": 2}, calls=2) > 8
+
+
+def test_testing_the_first_token_twice_is_caught(monkeypatch):
+    def block(self, draft, logits, *rest):
+        """x1 of a pre-verified row has to pass a second test."""
+        again = torch.rand(len(draft.lengths)).tolist()
+        scores = torch.log_softmax(logits[:, 0].float(), -1)
+        for b, (length, r) in enumerate(zip(draft.lengths, again, strict=True)):
+            if length == 1 and r * float(draft.token_probs[b, 0]) >= float(scores[b, draft.tokens[b, 0]].exp()):
+                draft.token_probs[b, 0] = 1e4 * draft.token_probs[b, 0]  # never passes
+        return original(self, draft, logits, *rest)
+
+    original = Judge.block
+    monkeypatch.setattr(Judge, "block", block)
+    monkeypatch.setattr("hf_specdec.verify.judging.is_sound", lambda draft, vocab: torch.tensor(True))
+    assert chi_square({"window": 2}, calls=2) > 8
+
+
+@pytest.mark.parametrize("draws", [(), (1,), (2, 4), correction.DRAWS], ids=str)
+def test_a_correction_is_a_draw_from_the_residual(draws, monkeypatch):
+    monkeypatch.setattr(correction, "DRAWS", draws)
+    p, q = torch.tensor([0.5, 0.2, 0.3, 0.0]), torch.tensor([0.2, 0.3, 0.1, 0.4])
+    counts = torch.zeros(4)
+    for row in range(4000):
+        counts += correction.corrected(p, row, 7, Randomness(1), lambda b, node, x: q if x is None else q[x])
+    torch.testing.assert_close(counts / 4000, torch.tensor([0.6, 0.0, 0.4, 0.0]), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("new", [6, 24])
+@pytest.mark.parametrize("options", [{}, {"pre_verify": False}, {"post_verify": False}], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_corrections_ask_for_the_q_that_was_sampled_from(window, rows, options, new, monkeypatch):
+    draft, checked, now = DRAFTS["middling"], [], []
+
+    def block(self, proposal, logits, sequences, *rest):
+        now[:] = proposal, sequences
+        return block_of(self, proposal, logits, sequences, *rest)
+
+    def corrected(self, p, b, node):
+        proposal, sequences = now
+        prefix = torch.cat([sequences.ids[b, : sequences.lengths[b]], proposal.tokens[b, :node]])[None]
+        q = draft(prefix).logits[0, -1].softmax(-1)
+        told = self._question(self.rows[b], self.starts[b] + node, None)
+        torch.testing.assert_close(told, q, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(proposal.token_probs[b, node], q[proposal.tokens[b, node]], atol=1e-4, rtol=1e-3)
+        checked.append(b)
+        return corrected_of(self, p, b, node)
+
+    block_of, corrected_of = Judge.block, Overlapped._correct
+    monkeypatch.setattr(Judge, "block", block)
+    monkeypatch.setattr(Overlapped, "_correct", corrected)
+    torch.manual_seed(0)
+    generate(pearl(window=window, **options), (7,) * rows, do_sample=True, top_k=0, max_new_tokens=new)
+    assert checked
+
+
+# ---------------------------------------------------------------------- the schedule, the window, the timeline
+
+
+def test_a_perfect_draft_is_never_rejected_and_saves_target_calls():
+    drafter = pearl(TARGET, window=4)
+    assert torch.equal(generate(drafter, max_new_tokens=33), generate(None, max_new_tokens=33))
+    # The prefill gives 1 token, pre-verify 1, every round of post-verify 4.
+    assert drafter.last_stats.target_calls == 1 + 1 + -(-31 // 4)
+    assert drafter.last_stats.rejections == 0
+
+
+def second_best(model):
+    """A draft whose likeliest token is never the model's, its second one always."""
+
+    def disturb(module, inputs, outputs):
+        best = outputs.logits.argmax(-1, keepdim=True)
+        worse = (best + 1) % VOCAB
+        outputs.logits = outputs.logits.scatter(-1, worse, outputs.logits.gather(-1, best) + 1)
+
+    draft = copy.deepcopy(model)
+    draft.register_forward_hook(disturb)
+    return draft
+
+
+def test_the_worker_remembers_q_of_what_is_not_verified_only(monkeypatch):
+    held, follow = [], BackgroundDraft.follow
+
+    def spy(session, order):
+        follow(session, order)
+        held.extend(q for line in session.lines for q in line.q.values())
+        assert all(len(line.q) <= 2 * order.width + 1 for line in session.lines)
+
+    monkeypatch.setattr(BackgroundDraft, "follow", spy)
+    generate(pearl(DRAFTS["good"], window=3, corrections=2), do_sample=True, max_new_tokens=48)
+    assert held and {q.untyped_storage().nbytes() for q in held} == {4 * TARGET.config.vocab_size}
+
+
+@pytest.mark.parametrize("window", [2, 4])
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+def test_every_correction_may_be_foreseen(lengths, window):
+    """Every test fails, and its correction has been drafted for. Only the last token's has no room for a draft."""
+    drafter = pearl(second_best(TARGET), window=window, corrections=1)
+    options = {"max_new_tokens": 12}
+    assert torch.equal(generate(drafter, lengths, **options), generate(None, lengths, **options))
+    made, foreseen = map(sum, zip(*drafter.last_timeline.corrections, strict=True))
+    assert made >= 9 * len(lengths) and foreseen >= made - len(lengths)
+
+
+def test_a_correction_foreseen_saves_target_calls():
+    calls = []
+    for corrections in (0, 1):
+        drafter = pearl(window=4, corrections=corrections)
+        generate(drafter, max_new_tokens=96)
+        calls.append(drafter.last_stats.target_calls)
+        assert bool(sum(hits for _, hits in drafter.last_timeline.corrections)) == bool(corrections)
+    assert calls[1] < calls[0]
+
+
+def test_a_timeline_is_recorded_and_drawn(tmp_path):
+    drafter = pearl(window=3)
+    generate(drafter)
+    line = drafter.last_timeline
+    assert len(line.target) == len(line.tests) == drafter.last_stats.target_calls - 1
+    assert 0 < line.utilisation()["target"] <= 1 and line.messages > 0 and line.bytes > 0
+    assert "target" in line.text() and Timeline().text()
+    line.plot(tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 0}, {"window": "big"}, {"worker": "gpu"}, {"gamma": 3}, {"corrections": 9}, {"corrections": "all"}],
+    ids=str,
+)
+def test_bad_options_are_refused(options):
+    with pytest.raises(SpeculationError, match=next(iter(options))):
+        PearlDrafter(TARGET, **options)
+
+
+def test_the_schedule_is_the_drafters():
+    drafter, made = pearl(), []
+    own = drafter.schedule
+    drafter.schedule = lambda session, context: made.append(own(session, context)) or made[-1]
+    generate(drafter)
+    assert [type(schedule) for schedule in made] == [Overlapped] and TARGET.config.vocab_size == VOCAB

@@ -1,0 +1,410 @@
+"""A worker that dies, hangs, raises or answers garbage costs time and one warning, and leaves nothing behind."""
+
+import itertools
+import os
+import random
+import signal
+import socket
+import threading
+import time
+import warnings
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from models import llama
+from test_pearl import DRAFTS, TARGET, close_to, generate, pearl
+from transformers import AutoModelForCausalLM
+
+import hf_specdec.drafters.pearl.worker as worker_module
+import hf_specdec.drafters.pearl.workers as workers_module
+from hf_specdec import PearlDrafter, SpeculationWarning
+from hf_specdec.drafters.pearl import PearlSession
+from hf_specdec.drafters.pearl.background import Setup
+from hf_specdec.drafters.pearl.link import FRAME, STEP, Kind, Step, encode_numbers, encode_object
+from hf_specdec.drafters.pearl.worker import serve
+from hf_specdec.drafters.pearl.workers import Pool, Worker
+from hf_specdec.verify.picking import DraftPicker
+from hf_specdec.verify.processing import Processing
+from hf_specdec.verify.randomness import Randomness
+
+DROPPED = "PearlDrafter was dropped"
+
+
+def left_behind():
+    """Threads of ours, and open files and sockets."""
+    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("hf_specdec"))
+    return threads, len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    generate(None)
+    before = left_behind()
+    yield
+    assert left_behind() == before
+
+
+@pytest.fixture
+def short_patience(monkeypatch):
+    monkeypatch.setattr(PearlSession, "patience", 0.5)
+
+
+def answers(make):
+    """A worker that answers every message with bytes of its own."""
+
+    def serve(link, model, stream=None):
+        try:
+            while True:
+                kind, body = link.receive()
+                for part in make(kind, body):
+                    link.socket.sendall(part)
+        except OSError:
+            link.close()
+
+    return serve
+
+
+def frame(kind, body, size=None):
+    return FRAME.pack(kind, len(body) if size is None else size) + body
+
+
+def epoch(body):
+    return int.from_bytes(body[:8], "little")
+
+
+def a_step(tokens, q=None):
+    return lambda kind, body: (
+        [frame(Kind.STEP, Step(epoch(body), 1, 0.0, 0.0, tokens, q).encode())] if kind is Kind.DRAFT else []
+    )
+
+
+def quits_after(messages):
+    left = [messages]
+
+    def make(kind, body):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("gone")
+        return []
+
+    return answers(make)
+
+
+def changed(kind, change):
+    """A worker that does its work, but for the messages of one kind."""
+
+    def serve_changed(link, model, stream=None):
+        send = link.send
+        link.send = lambda k, body=b"": send(k, change(body) if k is kind else body)
+        serve(link, model)
+
+    return serve_changed
+
+
+def filled(value):
+    return lambda body: np.full(len(body) // 4, value, "<f4").tobytes()
+
+
+noise = random.Random(0)
+FAULTS = {
+    "hangs": answers(lambda kind, body: []),
+    "noise": answers(lambda kind, body: [noise.randbytes(200)]),
+    "half a message": answers(lambda kind, body: [frame(Kind.STEP, b"abc", size=100)]),
+    "a huge message": answers(lambda kind, body: [frame(Kind.STEP, b"abc", size=2**60)]),
+    "ids out of range": answers(a_step([10**9], [0.5])),
+    "negative ids": answers(a_step([-1], [0.5])),
+    "rows that do not exist": answers(a_step([1, 2, 3], [0.5] * 3)),
+    "empty steps": answers(lambda kind, body: [frame(Kind.STEP, b"")]),
+    "short steps": answers(lambda kind, body: [frame(Kind.STEP, body[: STEP.size])]),
+    "done with nothing": answers(lambda kind, body: [frame(Kind.DONE, b"")]),
+    "an error": answers(lambda kind, body: [frame(Kind.ERROR, b"boom \xff")]),
+    "hangs up at once": quits_after(0),
+    "hangs up after the first order": quits_after(1),
+    "hangs up in the second round": quits_after(2),
+    "one step for ever": answers(lambda kind, body: itertools.repeat(*a_step([1], [0.5])(kind, body) or [b"", 0])),
+    "old news for ever": answers(lambda kind, body: itertools.repeat(frame(Kind.DONE, encode_numbers(-5, 1)))),
+    "forks of no step": changed(Kind.FORKS, lambda body: body[:-8] + encode_numbers(7)),
+    "half a fork": changed(Kind.FORKS, lambda body: body[:-8]),
+}
+ANSWERS = {
+    "too many": lambda body: body + body,
+    "none": lambda body: b"",
+    "parts of a number": lambda body: body[:-1],
+    "no number": filled(float("nan")),
+    "negative": filled(-0.5),
+    "above one": filled(1.5),
+}
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
+    monkeypatch.setattr(workers_module, "serve", FAULTS[fault])
+    began = time.perf_counter()
+    with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
+        text = generate(pearl(window=3), do_sample=do_sample)
+    assert len(warned) == 1
+    assert text.shape == (1, 7 + 24) and ((text >= 0) & (text < TARGET.config.vocab_size)).all()
+    assert do_sample or torch.equal(text, generate(None))
+    assert time.perf_counter() - began < 25  # others have a patience of 30
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_bad_answers_drop_the_worker(answer, monkeypatch):
+    monkeypatch.setattr(workers_module, "serve", changed(Kind.ANSWER, ANSWERS[answer]))
+    drafter, close, sound = pearl(DRAFTS["bad"], window=3), PearlSession.close, []
+    monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.sound), close(session)))
+    with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
+        assert generate(drafter, do_sample=True).shape == (1, 31)
+    assert len(warned) == 1 and sound == [False]
+
+
+@pytest.mark.parametrize("q", [0.0, -1.0, 2.0, float("nan"), float("inf")])
+def test_probabilities_that_are_none_are_dropped(q, monkeypatch, short_patience):
+    monkeypatch.setattr(workers_module, "serve", answers(a_step([1], [q])))
+    with pytest.warns(SpeculationWarning, match="garbage"):
+        assert generate(pearl(window=3), do_sample=True).shape == (1, 31)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+def test_a_draft_that_raises_is_dropped(after, lengths):
+    draft = close_to(TARGET, 0.01)
+    calls = []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) > after:
+            raise RuntimeError("the draft broke")
+
+    drafter = pearl(draft, window=4)
+    drafter.check_target(TARGET)  # the probe's forwards are not meant
+    draft.register_forward_pre_hook(fail)
+    with pytest.warns(SpeculationWarning, match="the draft broke") as warned:
+        assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+    assert len(warned) == 1
+
+
+class Interrupt:
+    """A streamer that does something at its n-th token."""
+
+    def __init__(self, at, action):
+        self.left, self.action = at, action
+
+    def put(self, value):
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+
+    def end(self):
+        pass
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [2, 3, 6])
+def test_ctrl_c_leaves_no_thread(at):
+    with pytest.raises(KeyboardInterrupt):
+        generate(pearl(window=4), streamer=Interrupt(at, interrupt))
+
+
+def test_two_calls_at_once_get_a_worker_each():
+    drafter, texts = pearl(DRAFTS["good"], window=3), []
+    inner = lambda: texts.append(generate(drafter))  # noqa: E731
+    outer = generate(drafter, streamer=Interrupt(5, inner))
+    assert torch.equal(outer, generate(None)) and torch.equal(texts[0], generate(None))
+
+
+def test_questions_stay_small_beside_whole_distributions():
+    vocab = 128_000
+    config = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    target = llama(vocab=vocab, seed=1, **config)
+    drafter = pearl(close_to(target, 0.1), window=4)
+    generate(drafter, target=target, do_sample=True, max_new_tokens=30, top_k=0, temperature=0.7)
+    line, stats = drafter.last_timeline, drafter.last_stats
+    assert stats.rejections > 5
+    assert line.bytes / stats.emitted_tokens < 0.01 * 4 * vocab
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
+def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):
+    moments, broken = random.Random(0), []
+
+    def serve_for_a_while(link, model, stream=None):
+        def cut():
+            with suppress(OSError):
+                link.socket.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(moments.uniform(0.0, 0.08), cut)
+        timer.start()
+        serve(link, model)
+        timer.join()
+
+    monkeypatch.setattr(workers_module, "serve", serve_for_a_while)
+    drafter, plain = pearl(DRAFTS["good"], window=3), generate(None, lengths, max_new_tokens=40)
+    for _ in range(25):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            text = generate(drafter, lengths, max_new_tokens=40, do_sample=do_sample)
+        assert text.shape == plain.shape and (do_sample or torch.equal(text, plain))
+        broken.append(sum(DROPPED in str(w.message) for w in caught))
+    assert set(broken) <= {0, 1} and sum(broken) > 5
+
+
+def is_gone(process):
+    return process.poll() is not None
+
+
+def test_a_process_is_used_again_and_ended():
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        for lengths in ((7,), (5, 9, 1, 7)):
+            assert torch.equal(generate(drafter, lengths), generate(None, lengths))
+            (worker,) = drafter.pool.free
+        torch.manual_seed(1)
+        sampled = generate(drafter, do_sample=True)
+        torch.manual_seed(1)
+        assert torch.equal(sampled, generate(pearl(DRAFTS["good"], window=3), do_sample=True))
+        assert drafter.pool.free == [worker]
+        with pytest.raises(KeyboardInterrupt):
+            generate(drafter, streamer=Interrupt(4, interrupt))
+        with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
+            stop = Interrupt(4, lambda: (drafter.pool.free or [worker])[0].process.kill())
+            assert torch.equal(generate(drafter, streamer=stop), generate(None))
+        assert len(warned) == 1 and is_gone(worker.process)
+    assert is_gone(worker.process) and drafter.pool.free == []
+
+
+def test_a_stopped_process_is_given_up(short_patience):
+    drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
+    generate(drafter)
+    (worker,) = drafter.pool.free
+    with pytest.warns(SpeculationWarning, match="gave no usable answer") as warned:
+        stop = Interrupt(4, lambda: os.kill(worker.process.pid, signal.SIGSTOP))
+        assert torch.equal(generate(drafter, streamer=stop), generate(None))
+    assert len(warned) == 1 and is_gone(worker.process)
+    del drafter
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_drafter_that_is_forgotten_ends_its_process(used):
+    drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
+    if used:
+        generate(drafter)
+    process = drafter.pool.free[0].process
+    del drafter
+    assert is_gone(process)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: PearlDrafter.from_pretrained(folder, worker="process"),
+        pytest.param(lambda _: PearlDrafter(DRAFTS["good"], window=3, worker="process"), marks=pytest.mark.slow),
+    ],
+    ids=["loaded", "made"],
+)
+def test_a_process_starts_with_its_drafter(make, tmp_path):
+    """Not with the first call, which would wait for its imports; made or loaded, and with no thread left behind."""
+    PearlDrafter(DRAFTS["good"], window=3, worker="thread").save_pretrained(str(tmp_path))
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with make(str(tmp_path)) as drafter:
+        (launched,) = drafter.pool.free
+        assert not launched.ready and not is_gone(launched.process)
+        assert torch.equal(generate(drafter), generate(None))
+        assert drafter.pool.free == [launched] and launched.ready
+    assert is_gone(launched.process)
+    del drafter, launched
+    after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    assert after <= before
+    assert not any(thread.name.startswith("hf_specdec") for thread in threading.enumerate())
+
+
+def test_a_process_that_died_between_two_calls_is_replaced(recwarn):
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        generate(drafter)
+        process = drafter.pool.free[0].process
+        process.kill()
+        process.wait()
+        assert torch.equal(generate(drafter), generate(None))
+        assert drafter.last_stats.draft_calls > 0
+    assert not [w for w in recwarn if DROPPED in str(w.message)]
+
+
+def test_a_worker_in_use_when_its_drafter_is_closed_ends_after_the_call():
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        generate(drafter)
+        process = drafter.pool.free[0].process
+        assert torch.equal(generate(drafter, streamer=Interrupt(4, drafter.close)), generate(None))
+        assert is_gone(process) and drafter.pool.free == []
+
+
+def test_a_worker_is_lent_once():
+    pool, lent = Pool(), []
+    workers = [Worker(None, lambda: None) for _ in range(200)]
+    pool.free.extend(workers)
+    threads = [threading.Thread(target=lambda: lent.extend(iter(pool.take, None))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lent) == 200 and {id(worker) for worker in lent} == {id(worker) for worker in workers}
+
+
+def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
+    """As when its owner is killed: nobody is left to end it."""
+    monkeypatch.setattr(worker_module, "GRACE", 0.2)
+    drafting, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    draft = close_to(TARGET, 0.01)
+    draft.register_forward_pre_hook(lambda *_: (drafting.set(), go_on.wait(20)))
+
+    def serve_and_tell(link, model, stream=None):
+        serve(link, model)
+        ended.set()
+
+    monkeypatch.setattr(workers_module, "serve", serve_and_tell)
+    worker = workers_module.start_thread(draft, 5.0)
+    picker = DraftPicker(Processing([]), TARGET.config.vocab_size, False, Randomness(0), torch.device("cpu"))
+    setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), 20, frozenset(), True, {}, picker)
+    worker.link.send(Kind.OPEN, encode_object(setup))
+    assert drafting.wait(10)
+    worker.link.close()
+    assert ended.wait(5) and not go_on.is_set()
+    go_on.set()
+    worker.close()
+    while any(thread.name.startswith("hf_specdec") for thread in threading.enumerate()):
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment():
+    moments = random.Random(0)
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        for _ in range(100):
+            generate(drafter)
+            process = drafter.pool.free[0].process
+            timer = threading.Timer(moments.uniform(0, 0.2), process.kill)
+            timer.start()
+            assert torch.equal(generate(drafter, max_new_tokens=60), generate(None, max_new_tokens=60))
+            timer.join()
+            process.wait()
+            drafter.close()
+
+
+def test_a_saved_drafter_comes_back(tmp_path):
+    drafter = PearlDrafter(llama(seed=2), window=3, post_verify=False)
+    drafter.save_pretrained(str(tmp_path))
+    again = PearlDrafter.from_pretrained(str(tmp_path))
+    assert again.config.window == 3 and again.config.post_verify is False
+    assert isinstance(again.draft_model, type(AutoModelForCausalLM.from_config(drafter.draft_model.config)))
+
+
+def test_serve_ends_with_its_line():
+    worker = workers_module.start_thread(TARGET, 5.0)
+    worker.close()
+    assert callable(serve)

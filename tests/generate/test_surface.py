@@ -1,0 +1,138 @@
+"""What a Python user sees: imports that cost little, and names that an editor completes."""
+
+import dataclasses
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec import Drafter, SpeculationError
+from hf_specdec.hub import load_drafter, push_folder
+from hf_specdec.hub.registry import drafter_class, drafter_types
+from hf_specdec.hub.saving import write_drafter
+from hf_specdec.train.draft.cutting import cut
+
+ROOT = Path(__file__).parents[2]
+
+IMPORTS = """
+import json, sys
+from transformers.generation import GenerationMixin
+before = set(sys.modules)
+import hf_specdec
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def run(code: str) -> str:
+    """What a fresh process prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_package_imports_little_beside_transformers_generation() -> None:
+    """Models and auto classes take half as long again as transformers.generation, and wait until they are used."""
+    names = json.loads(run(IMPORTS))
+    others = [name for name in names if name.split(".")[0] != "hf_specdec"]
+    assert len(others) < 10, others
+    assert not [name for name in others if name.startswith("transformers.m")], others
+    assert "hf_specdec.drafters.draft_model.cut" not in names
+
+
+def test_the_package_offers_its_public_names_only() -> None:
+    assert dir(hf_specdec) == sorted(hf_specdec.__all__)
+    assert all(hasattr(hf_specdec, name) for name in hf_specdec.__all__)
+
+
+LOADS = """
+import hf_specdec
+from transformers import AutoConfig, AutoModelForCausalLM
+print(type({load}).__name__)
+"""
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    ("load", "name"),
+    [
+        ("AutoConfig.from_pretrained({folder!r})", "CutLlamaConfig"),
+        ("AutoModelForCausalLM.from_pretrained({folder!r})", "CutLlamaForCausalLM"),
+    ],
+)
+def test_a_cut_draft_is_known_to_the_auto_classes(tmp_path: Path, load: str, name: str) -> None:
+    cut(models.llama(), [0], torch.arange(50)).save_pretrained(tmp_path)
+    assert run(LOADS.format(load=load.format(folder=str(tmp_path)))).split() == [name]
+
+
+NAMES = drafter_types()
+
+
+def keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only parameters with their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_constructor_names_its_options_as_the_config_does(name: str) -> None:
+    made, config = drafter_class(name), drafter_class(name).config_class
+    expected = {option: getattr(config(), option) for option in config.options()}
+    assert keywords(made) == {option: None if default in ([], {}) else default for option, default in expected.items()}
+    assert [p.name for p in inspect.signature(made).parameters.values() if p.kind is p.VAR_KEYWORD] == []
+    hints = {p.name: p.annotation for p in inspect.signature(made).parameters.values()}
+    types = {f.name: f.type for f in dataclasses.fields(config)}
+    assert all(hints[option] in (types[option], types[option] | None) for option in expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_constructor_says_what_its_options_mean_and_how_far_they_go(name: str) -> None:
+    text = inspect.getdoc(drafter_class(name).__init__)
+    assert text is not None
+    entries = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE))
+    for option in dataclasses.fields(drafter_class(name).config_class):
+        if "range" in option.metadata:
+            least, most = option.metadata["range"]
+            power = f"2^{int(most).bit_length() - 1}"
+            assert re.search(rf"\b{least} to ({most}|{re.escape(power)})\b", " ".join(entries[option.name].split()))
+        elif option.name in drafter_class(name).config_class.options():
+            assert entries[option.name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_is_refused_like_any_other(name: str) -> None:
+    known = drafter_class(name).config_class.options()
+    with pytest.raises(SpeculationError, match=rf"unknown option 'gama'.*{known[0] if known else 'none'}"):
+        drafter_class(name)(gama=3)
+
+
+def test_from_pretrained_names_what_can_be_said() -> None:
+    assert keywords(Drafter.from_pretrained) == keywords(load_drafter)
+    assert hf_specdec.SuffixDrafter.from_pretrained.__func__ is Drafter.from_pretrained.__func__
+
+
+def test_saving_and_pushing_name_what_can_be_said() -> None:
+    save, push = keywords(write_drafter), keywords(push_folder)
+    for name in ("results", "draft_repo"):  # of a folder: a drafter that is pushed brings its draft model
+        push.pop(name)
+    assert keywords(Drafter.push_to_hub) == push | save
+    assert keywords(Drafter.save_pretrained) == save | push | {"push_to_hub": False, "repo_id": None}
+    for method in (Drafter.save_pretrained, Drafter.push_to_hub, Drafter.from_pretrained):
+        assert "**kwargs" not in str(inspect.signature(method))
+        assert all(
+            name in (inspect.getdoc(method) or "") for name in inspect.signature(method).parameters if name != "self"
+        )
+
+
+def test_an_upload_needs_to_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(SpeculationError, match="repo_id, private, create_pr needs push_to_hub=True"):
+        hf_specdec.PromptLookupDrafter().save_pretrained(tmp_path, repo_id="a/b", private=False, create_pr=True)
+    assert list(tmp_path.iterdir()) == []

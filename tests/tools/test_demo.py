@@ -1,0 +1,366 @@
+"""What the demo and `generate` show is the truth: the text in view is the one that was decoded, token for token."""
+
+import io
+import platform
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from hf_specdec.drafters import PromptLookupDrafter
+from hf_specdec.errors import SpeculationError
+from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
+from hf_specdec.tools.bench.methods import PLAIN, Method
+from hf_specdec.tools.demo import DemoSettings, GenerateSettings, compare, run, run_demo, run_generate
+from hf_specdec.tools.demo.compare import Outcome, Task, decode, measure
+from hf_specdec.tools.demo.live import LiveText
+from hf_specdec.tools.demo.outcomes import Parting, repeats, summed_up, table
+from hf_specdec.tools.demo.picture import Pictured, aside
+from hf_specdec.tools.demo.prompts import BATCH, SAMPLES
+from hf_specdec.tools.demo.talk import Conversation, common
+from hf_specdec.tools.instruments.recording import RecordingDrafter
+from hf_specdec.tools.loading.drafters import load_drafter
+from hf_specdec.tools.loading.models import ModelSource, Pair, load_model, load_tokenizer
+
+PAIR = Path(__file__).parents[1] / "pair"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PROMPTS = {
+    "code": 'def list_files(path, suffix=".txt"):\n    result = []\n    for',
+    "a sum": "Question: A baker makes 24 rolls and sells 50 of them. How many are left?\nAnswer:",
+}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return [load_model(ModelSource(str(PAIR / name), "float32")) for name in ("target", "draft")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(ModelSource(str(PAIR / "target")))
+
+
+@pytest.fixture
+def talkative(pair):
+    """The pair with a chat template."""
+    tokenizer = load_tokenizer(ModelSource(str(PAIR / "target")))
+    tokenizer.chat_template = TEMPLATE
+    return Pair(tokenizer, pair[0], pair[1])
+
+
+def inputs_of(tokenizer, text):
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("spec", ["draft_model:num_draft_tokens=5", "draft_model", "prompt_lookup"])
+@pytest.mark.parametrize("name", list(PROMPTS))
+@pytest.mark.parametrize("coloured", [False, True])
+def test_what_is_shown_is_the_text(pair, tokenizer, name, spec, coloured):
+    """Live and afterwards; with colours the rejected tokens are in it, too, without them it is the bare text."""
+    out = io.StringIO()
+    colours = {"force_terminal": True, "color_system": "truecolor"} if coloured else {}
+    console = Console(file=out, highlight=False, width=100, **colours)
+    live = LiveText(console, tokenizer)
+    pieces, show = [], live._print
+    live._print = lambda text, kind: (pieces.append((kind, text)), show(text, kind))
+    recorder = RecordingDrafter(load_drafter(spec, pair[1]), live.told)
+    inputs = inputs_of(tokenizer, PROMPTS[name])
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain = decode(pair[0], Method(PLAIN), inputs, **options)
+    ours = decode(
+        pair[0], Method("ours", {"assistant_model": recorder, "streamer": live}, None, recorder), inputs, **options
+    )
+    assert plain.rows == ours.rows and plain.mean_acceptance_length == 1
+    text = tokenizer.decode(ours.rows[0])
+    assert "".join(piece for kind, piece in pieces if kind != "rejected") == text
+    assert sum(r.accepted for r in recorder.rounds) == recorder.last_stats.accepted_tokens
+    replaced = [r.rejected for r in recorder.rounds if r.rejected is not None and r.tokens[r.accepted :]]
+    assert sum(kind == "rejected" and piece != "" for kind, piece in pieces) <= len(replaced)
+    assert coloured == any(kind == "rejected" for kind, _ in pieces) or not replaced
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert shown == "".join(piece for _, piece in pieces) + "\n"
+    assert coloured or shown == text + "\n"
+
+
+def test_text_of_a_drafter_that_fails_is_shown_to_its_end(pair, tokenizer):
+    class Failing(PromptLookupDrafter):
+        def start(self, context):
+            session = super().start(context)
+            session.propose = lambda *_: 1 / 0
+            return session
+
+    out = io.StringIO()
+    live = LiveText(Console(file=out, width=100), tokenizer)
+    recorder = RecordingDrafter(Failing(), live.told)
+    method = Method("ours", {"assistant_model": recorder, "streamer": live}, None, recorder)
+    with pytest.warns(UserWarning, match="drop"):
+        found = decode(pair[0], method, inputs_of(tokenizer, PROMPTS["code"]), max_new_tokens=70, do_sample=False)
+    assert out.getvalue() == tokenizer.decode(found.rows[0]) + "\n"
+
+
+def test_generate_answers_with_any_pair(capsys):
+    pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft"), "dtype": "float32"}
+    run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8, compare=True))
+    printed = capsys.readouterr().out
+    assert printed.startswith("def add(a, b):") and "1 of 1" in printed
+    (speed_up,) = re.findall(r"^draft_model +[\d.]+ +([\d.]+x) ", printed, re.M)
+    assert f"\n{speed_up}: " in printed and "estimated" not in printed  # one number for one thing
+    run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
+    assert "same" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": None},
+        {"prompt": "  "},
+        {"max_new_tokens": 0},
+        {"temperature": -0.5},
+        {"chat": True, "raw": True},
+        {"chat": True, "compare": True},
+        {"raw": True, "system": "Be brief."},
+    ],
+)
+def test_generate_refuses_what_it_cannot_do(wrong):
+    with pytest.raises(SpeculationError, match=next(reversed(wrong)) if len(wrong) == 1 else "leave one of them out"):
+        run_generate(GenerateSettings(**({"target": "nowhere", "prompt": "Hello"} | wrong)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32])
+def test_a_conversation_reads_only_what_is_new(talkative, dtype):
+    """Each answer is what plain `generate` gives for the whole conversation; the cache saves its beginning."""
+    chat = Conversation(talkative, load_drafter("draft_model:num_draft_tokens=3", talkative.draft))
+    tokenizer, target = talkative.tokenizer, talkative.target
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    for question in ("How many seats are there?", "And with one more?", "Write it as code."):
+        read = len(chat.held)
+        ids = tokenizer.apply_chat_template(
+            [*chat.messages, {"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer(ids, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        plain = target.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        answer = chat.answer(question, **options)
+        assert answer == tokenizer.decode(plain[0, ids.shape[1] :], skip_special_tokens=True).strip()
+        assert chat.held == plain[0, :-1].tolist()
+        assert chat.cache.get_seq_length() == len(chat.held) > read
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 3
+
+
+def test_a_conversation_goes_on_after_an_interruption(talkative):
+    chat = Conversation(talkative, PromptLookupDrafter(), system="Be brief.")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": talkative.tokenizer.pad_token_id}
+    chat.answer("What is 2 + 2?", **options)
+    before = list(chat.messages)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chat.answer("And 3 + 3?", stopping_criteria=[interrupt], **options)
+    assert chat.messages == before and chat.cache is None
+    again = Conversation(talkative, PromptLookupDrafter())
+    again.messages = list(before)
+    assert chat.answer("And 3 + 3?", **options) == again.answer("And 3 + 3?", **options)
+
+
+def test_common_beginnings():
+    assert common([1, 2, 3], [1, 2, 4]) == 2 and common([], [1]) == 0 and common([1, 2], [1, 2, 3]) == 2
+
+
+def test_chat_in_the_terminal(talkative, monkeypatch, capsys):
+    lines = iter(["What is 2 + 2?", "", "/new", "And 3 + 3?", "/exit"])
+    monkeypatch.setattr(Console, "input", lambda *_: next(lines))
+    monkeypatch.setattr(GenerateSettings, "load", lambda _: talkative)
+    run_generate(GenerateSettings(target="pair", chat=True, max_new_tokens=6))
+    assert len(re.findall("tokens per call", capsys.readouterr().out)) == 2
+
+
+def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
+    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
+    settings = DemoSettings(
+        target="pair", drafter="draft_model:num_draft_tokens=3", beside=["prompt_lookup"], max_new_tokens=8
+    )
+    run_demo(settings)
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith("prompt_lookup ")]
+    assert len(rows) == 1 and "7 of 7" in rows[0] and "refused" not in rows[0]
+    assert "In each round every method writes the same number of new tokens (chat " in " ".join(printed.split())
+    assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
+    for sample in SAMPLES:
+        assert sample.text.splitlines()[0][:60] in printed
+    assert all(question in printed for question in BATCH)
+    assert "hf assisted: refused" in printed and "7 of 7" in printed
+    assert "hf_specdec" in printed.splitlines()[-1] or "generate(" in printed
+
+
+def test_the_picture_holds_what_was_said_and_nothing_that_turned(talkative, monkeypatch, tmp_path):
+    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
+    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
+    picture = tmp_path / "demo.svg"
+    run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, output=str(picture)))
+    text = picture.read_text()
+    assert "hf_specdec" in text and SAMPLES[0].kind in text
+    assert not any(word in text for word in ("loading", "warming", "comparing"))
+    assert BATCH[0] not in text.replace("&#160;", " ")  # what is no part of the picture
+
+
+def test_a_text_that_comes_in_pieces_is_broken_at_the_pictures_width():
+    console = Pictured()
+    for piece in ("word " * 10,) * 5:
+        console.print(Text(piece, style="green"), end="", soft_wrap=True)
+    console.print()
+    with aside(console):
+        console.print("unseen")
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 100 and " ".join(lines).split() == ["word"] * 50
+
+
+def task(seconds, rows=1, tokens=4, refused=(), texts=None):
+    """A task whose methods took so long in each round."""
+    texts = texts or {}
+    outcomes = {
+        name: Outcome(name, texts.get(name, [list(range(tokens))] * rows), 9.0, 1.0 if name == PLAIN else 2.0)
+        for name in seconds
+        if name not in refused
+    }
+    return Task({"input_ids": torch.zeros(rows, 3)}, outcomes, {name: seconds[name] for name in outcomes})
+
+
+def lines_of(table):
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+    return {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
+
+
+def test_the_table_counts_what_all_methods_decoded():
+    chat = task({PLAIN: [2.0, 2.2], "other": [4.0, 4.0], "ours": [1.0, 1.0]}, texts={"other": [[0, 1, 2, 9]]})
+    together = task({PLAIN: [1.0, 1.0], "other": [], "ours": [0.1, 0.1]}, rows=2, refused=["other"])
+    rows = lines_of(table({"chat": chat, "batch 2": together}))
+    assert rows["ours"] == ["2.10x", "10.00x", "2.10x", "2.00-2.20", "2.00", "3", "of", "3"]
+    assert rows["other"] == ["0.53x", "refused", "0.53x", "0.50-0.55", "2.00", "0", "of", "1"]
+
+
+def test_figures_of_one_table_divide():
+    """Speeds are of the tokens that every method writes, of which there are as many on all sides."""
+    alone = task({PLAIN: [2.0, 2.0], "ours": [1.0, 1.0]}, texts={"ours": [[0, 1, 2]]})
+    rows = lines_of(table({"": alone}))
+    assert alone.shared == 3 and rows[PLAIN][:2] == ["1.5", "1.00x"] and rows["ours"][:2] == ["3.0", "2.00x"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"),
+    [
+        ({PLAIN: [4.0], "other": [2.0], "ours": [1.0]}, 2),
+        ({PLAIN: [4.0], "other": [1.0, 1.0, 1.0, 1.5, 1.5], "ours": [1.0]}, 5),  # never told apart
+        ({PLAIN: [4.0], "other": [2.0, 1.0, 1.9], "ours": [1.1, 1.0, 1.1]}, 5),
+        ({PLAIN: [1.0], "other": [1.0], "ours": [2.0]}, 2),  # slower is told apart, too
+    ],
+)
+def test_rounds_go_on_until_ours_is_told_apart(monkeypatch, seconds, rounds):
+    asked = []
+
+    def decoded(target, method, inputs, seed=0, **options):
+        turn = sum(name == method.name for name, _ in asked)
+        asked.append((method.name, options["max_new_tokens"]))
+        took = seconds[method.name]
+        return Outcome(method.name, [[0] * 4], took[min(turn, len(took) - 1)], 1.0)
+
+    monkeypatch.setattr(compare, "decode", decoded)
+    one = Task({"input_ids": torch.zeros(1, 3)}, task(seconds).outcomes)
+    assert measure(None, [Method(name) for name in seconds], [one]) == rounds
+    assert {most for _, most in asked} == {4} and len(one.seconds["ours"]) == rounds
+    assert [name for name, _ in asked[:6]] == [*seconds, *list(seconds)[1:], PLAIN]  # nobody is always first
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_an_interruption_ends_the_rounds_behind_a_whole_one(monkeypatch, after):
+    names, asked = [PLAIN, "ours"], []
+
+    def decoded(target, method, *_, **__):
+        asked.append(method.name)
+        if len(asked) > after:
+            raise KeyboardInterrupt
+        return Outcome(method.name, [[0]], 1.0, 1.0)
+
+    monkeypatch.setattr(compare, "decode", decoded)
+    one = Task({"input_ids": torch.zeros(1, 3)}, {name: Outcome(name, [[0]], 1.0, 1.0) for name in names})
+    methods = [Method(name) for name in names]
+    if after < 2:
+        with pytest.raises(KeyboardInterrupt):
+            measure(None, methods, [one])
+    else:
+        assert measure(None, methods, [one]) == 2 == len(one.seconds["ours"])
+
+
+def test_a_text_that_repeats_itself_is_told():
+    assert repeats([]) == repeats(list(range(40))) == 0 == repeats([1, 2, 3] * 2)
+    assert repeats([*range(10)] * 4) == 0.75
+    assert repeats([*range(20), *range(8), *range(30, 42)]) == 8 / 40
+
+
+def test_partings_are_summed_up_and_what_rounding_does_not_explain_is_not():
+    found = [Parting("a: b", True), Parting("c: d", True)]
+    (line,) = summed_up(found, 9)
+    assert line.startswith("2 of 9 texts differ") and "all at near ties" in line
+    assert summed_up([*found, Parting("e: f", False)], 9)[1:] == ["WRONG: e: f"]
+    assert summed_up([], 9) == []
+
+
+@pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])
+def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(talkative, monkeypatch, capsys, worthwhile, said):
+    monkeypatch.setattr(run, "WORTHWHILE", worthwhile)
+    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
+    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
+    run_demo(DemoSettings(target="pair", drafter="draft_model", max_new_tokens=4))
+    assert ("On this machine a verification of 6 tokens" in capsys.readouterr().out) == said
+
+
+AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [
+        ({}, "float32"),  # an older torch, which does not say
+        ({"avx2": True, "avx512_f": False, "avx512_bf16": False, "amx_bf16": False}, "float32"),
+        (AVX512 | {"avx512_bf16": False, "amx_bf16": False}, "float32"),  # Skylake to Ice Lake
+        (AVX512 | {"avx512_bf16": True, "amx_bf16": False}, "bfloat16"),
+        (AVX512 | {"avx512_bf16": True, "amx_bf16": True}, "bfloat16"),
+        ({"avx2": True, "amx_tile": True, "amx_int8": True, "amx_bf16": False}, "float32"),
+        ({"avx2": True, "amx_tile": True, "amx_bf16": True}, "bfloat16"),
+    ],
+)
+def test_bfloat16_only_where_the_cpu_computes_in_it(capabilities, dtype):
+    assert cpu_dtype(capabilities) == dtype
+
+
+def test_the_demo_asks_torch_for_what_the_cpu_can_do(monkeypatch):
+    if hasattr(torch.cpu, "get_capabilities"):
+        assert {"avx512_bf16", "amx_bf16"} <= set(cpu_capabilities()) or platform.machine() not in ("x86_64", "AMD64")
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert cpu_capabilities() == {}
+
+
+@pytest.mark.parametrize(("limit", "kept"), [("avx512_core", False), ("AVX512_CORE_BF16", True), ("DEFAULT", True)])
+def test_a_cpu_that_pretends_to_know_less_is_believed(limit: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True, "avx2": True})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert cpu_dtype(cpu_capabilities()) == ("bfloat16" if kept else "float32") and cpu_capabilities()["avx2"]
+
+
+def test_generate_samples_the_same_for_one_seed(capsys):
+    said = []
+    for seed in (1, 2, 1):
+        settings = {"target": str(PAIR / "target"), "dtype": "float32", "device": "cpu", "threads": 1}
+        run_generate(
+            GenerateSettings(prompt="def add(a, b):", **settings, max_new_tokens=8, temperature=1.0, seed=seed)
+        )
+        said.append(capsys.readouterr().out.splitlines()[:3])
+    assert said[0] == said[2] != said[1]
