@@ -19,8 +19,8 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from ..clock import now
 from ..drafters.base import Drafter
 from ..engine.call import Call, PlainDecodingNeeded, plain_stats
+from ..engine.generation import decode
 from ..engine.guard import GuardedDrafter
-from ..engine.loop import decode
 from ..engine.no_drafts import Undrafted
 from ..errors import SpeculationError, warn
 from ..hub import check_made_for

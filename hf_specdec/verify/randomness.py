@@ -39,6 +39,10 @@ class Randomness:
         self.round = 0
         """told by the loop: the attempt of draft draws, as a position that is drafted again needs a fresh one"""
 
+    def advance(self, rows: Sequence[int]) -> None:
+        """A round of these rows begins."""
+        self.round += 1
+
     def uniform(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
     ) -> np.ndarray:
@@ -68,6 +72,10 @@ class RowRandomness(Randomness):
         super().__init__(0)
         self.of: dict[int, Randomness] = {}
         """by row"""
+
+    def advance(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.of[row].round += 1
 
     def uniform(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
