@@ -1,7 +1,7 @@
 """`Rows`: the texts of a batch, in the order of the target's runner.
 
-Token ids lie on the target's device, lengths and tokens on the host as well. Drafters are shown a copy that grows
-along: what they write into it spoils their own drafts only.
+Token ids lie on the target's device, lengths and tokens on the host as well. Drafters are shown copies: what they write
+into those spoils their own drafts only.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Rows:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.all: list[Row] = []
-        self.ids = self.shown = torch.zeros(0, BLOCK, dtype=torch.long, device=device)
+        self.ids = torch.zeros(0, BLOCK, dtype=torch.long, device=device)
         """[B, capacity]; what lies past a row's length is undefined"""
         self._ends: Tensor | None = None
 
@@ -89,35 +89,37 @@ class Rows:
         self._ends = None
         self.reserve(1)
         prompts = torch.nn.functional.pad(moved(ids, self.device).long(), (0, self.ids.shape[1] - ids.shape[1]))
-        self.ids, self.shown = torch.cat([self.ids, prompts]), torch.cat([self.shown, prompts])
+        self.ids = torch.cat([self.ids, prompts])
 
     def leave(self, order: Sequence[int]) -> None:
         """Go on with these, in this order."""
-        index = to_device(list(order), self.device)
         self.all = [self.all[b] for b in order]
-        self.ids, self.shown, self._ends = self.ids[index], self.shown[index], None
+        self.ids, self._ends = self.ids[to_device(list(order), self.device)], None
 
     def reserve(self, more: int) -> None:
         """Room for so many more tokens in every row."""
         missing = max(self.lengths) + more - self.ids.shape[1]
         if missing > 0:
-            columns = -(-missing // BLOCK) * BLOCK
-            self.ids, self.shown = (torch.nn.functional.pad(ids, (0, columns)) for ids in (self.ids, self.shown))
+            self.ids = torch.nn.functional.pad(self.ids, (0, -(-missing // BLOCK) * BLOCK))
 
     # ------------------------------------------------------------------ what others see
 
     def sequences(self, places: Sequence[int]) -> Sequences:
         """Some rows as judges see them, who may write behind their ends."""
-        return self._some(self.ids, places, [self.all[b].tokens for b in places])
+        return self._some(self._of(places), places, [self.all[b].tokens for b in places])
 
     def view(self, places: Sequence[int]) -> Sequences:
-        """Some rows as a drafter may see them."""
-        return self._some(self.shown, places, [self.all[b].shown for b in places])
+        """Some rows as a drafter may see them: in a copy."""
+        ids = self.ids.clone() if self.holds_all(places) else self._of(places)
+        return self._some(ids, places, [self.all[b].shown for b in places])
+
+    def _of(self, places: Sequence[int]) -> Tensor:
+        """The ids of some rows; of all of them the buffer itself."""
+        return self.ids if self.holds_all(places) else self.ids[to_device(list(places), self.device)]
 
     def _some(self, ids: Tensor, places: Sequence[int], tokens: list[list[int]]) -> Sequences:
         rows = [self.all[b] for b in places]
-        mine = ids[:] if self.holds_all(places) else ids[to_device(list(places), self.device)]
-        return Sequences(mine, [row.length for row in rows], [row.number for row in rows], tokens)
+        return Sequences(ids, [row.length for row in rows], [row.number for row in rows], tokens)
 
     def holds_all(self, places: Sequence[int]) -> bool:
         """Whether these are all rows, in their order."""
@@ -137,16 +139,14 @@ class Rows:
         width = texts.shape[1]
         if self.holds_all(places) and self.even:
             start = self.all[0].length
-            for ids in (self.ids, self.shown):
-                ids[:, start : start + width] = texts
+            self.ids[:, start : start + width] = texts
             return
         columns = self.ends[:, None] + torch.arange(width, device=self.device)
-        for ids in (self.ids, self.shown):
-            if self.holds_all(places):
-                ids.scatter_(1, columns, texts)
-            else:
-                index = to_device(list(places), self.device)
-                ids[index[:, None], columns[index]] = texts
+        if self.holds_all(places):
+            self.ids.scatter_(1, columns, texts)
+        else:
+            index = to_device(list(places), self.device)
+            self.ids[index[:, None], columns[index]] = texts
 
     def append(self, b: int, tokens: Sequence[int]) -> None:
         """Row b accepts tokens that were written."""

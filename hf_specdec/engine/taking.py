@@ -114,8 +114,8 @@ class EachAlone(Each):
             return True
 
 
-Step = tuple[list[int], list[bool], Tensor]
-"""tokens [B], whether each row agrees with its draft, processed scores [B, V]"""
+Step = tuple[list[int], list[bool], Tensor | None]
+"""tokens [B], whether each row agrees with its draft, processed scores [B, V] where they are wanted"""
 
 
 class Together:
@@ -135,7 +135,7 @@ class Together:
         if opaque := self.call.processing.opaque:
             logits = logits[:, : _places_of_all(tested.forward.nodes, logits.shape[1])]
             tested.sound = bool(is_sound(tested.draft, logits.shape[-1]))
-            steps = group.judge.stepwise(tested.draft, logits, rows.sequences(places), tested.correct)
+            steps: Iterator[Step] = group.judge.stepwise(tested.draft, logits, rows.sequences(places), tested.correct)
             paths = [list(range(width))] * len(rows)
         else:
             block = tested.block(group.judge, rows, places)
@@ -171,7 +171,7 @@ class Together:
 
     def _stop(self, rows: Rows, length: int, tokens: list[int]) -> bool:
         """Which rows are finished; whether that changes what is fed, because one has become padding."""
-        stopped = self.stopping.batch(rows.ids[:, :length], tokens, self.steps.scores)
+        stopped = self.stopping.batch(rows.ids, length, tokens, self.steps.scores)
         newly = any(now and not row.stopped for now, row in zip(stopped, rows.all, strict=True))
         for now, row in zip(stopped, rows.all, strict=True):
             row.stopped |= now
@@ -188,7 +188,7 @@ class Together:
         for i in range(width):
             agrees = [i < len(judged.path) for judged in block.rows]
             tokens = [judged.text[min(i, len(judged.text) - 1)] for judged in block.rows]
-            yield tokens, agrees, block.scores[:, i]
+            yield tokens, agrees, block.scores[:, i] if self.steps.scores is not None else None
 
 
 Taking = Each | Together
