@@ -1,6 +1,5 @@
 """`Call`: one `generate` call as transformers prepared it."""
 
-from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-from ..stats import SpeculationStats, text_length
+from ..stats import SpeculationStats
 from ..target.inputs import CACHE, cached_columns
 from ..verify.judging import Judge
 from ..verify.noise import Noise
@@ -117,20 +116,3 @@ class PlainDecodingNeeded(Exception):
     def __init__(self, call: Call, reason: str) -> None:
         super().__init__(reason)
         self.call = call
-
-
-def plain_stats(output: Any, columns: int, ends: Container[int], seconds: float, reason: str) -> SpeculationStats:
-    """Statistics of a call that was decoded plainly; also put on the output, if it is one that can carry them.
-
-    Args:
-        columns: of the prompt's ids.
-        ends: tokens that end a text.
-    """
-    ids = output if isinstance(output, Tensor) else output.sequences
-    steps = ids.shape[1] - columns
-    stats = SpeculationStats(mode="plain", target_calls=steps, plain_steps=steps, total_seconds=seconds, notes=[reason])
-    stats.emitted_tokens = sum(text_length(text, ends) for text in ids[:, columns:].tolist())
-    stats.row_steps = stats.emitted_tokens
-    if not isinstance(output, Tensor):
-        output.speculation = stats
-    return stats
