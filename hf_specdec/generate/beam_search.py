@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 
-from ..drafters.beams import search_beams, why_not
+from ..drafters.beams import Search, search_beams, why_not
 from ..drafters.draft_model.ahead import reading_ahead
 from ..drafters.draft_model.translating import translation
 from ..engine.guard import GuardedDrafter
@@ -40,8 +40,8 @@ def with_beams(
         columns = 0 if ids is None else ids.shape[1]
         return decoded_plainly(lambda: original(model, **named), drafter, why, columns, ends)
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
-    padding, most = setting(model, named, "pad_token_id"), _most(model, named)
-    output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, padding, most, named)
+    search = Search(beams, window, ends, setting(model, named, "pad_token_id"), _most(model, named))
+    output, stats = search_beams(original, model, cast(Any, draft), search, named)
     if reading_ahead(cast(Any, draft)) is not None:
         stats.notes.append("the draft model did not read ahead: with beam search it drafts several texts at a time")
     GuardedDrafter(drafter).report(stats)
