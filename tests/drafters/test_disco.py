@@ -151,7 +151,8 @@ def test_greedy_text_is_plain_text(target, draft, rule, tau, candidates, rows):
 @pytest.mark.parametrize("right", [False, True])
 def test_the_budget_drafts_as_far_as_that_pays(target, right, step, monkeypatch):
     """Whatever its classifier says: chances are what came true. By a clock that only forwards move."""
-    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))  # other tests use this target by real clocks
+    # Other tests use this target by real clocks.
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     draft = close_to(target, 1, 0.0) if right else tiny(9, scale=25.0)
     drafter, prompt = DiscoDrafter(draft, classifier(), rule="budget", max_draft_tokens=8), torch.arange(2, 9)[None]
     clock, taken = Clock(monkeypatch), []
