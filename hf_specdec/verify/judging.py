@@ -52,8 +52,8 @@ class Judge:
 
     @property
     def tolerant(self) -> bool:
-        """Whether a drafted token may stand in place of the one that the target chose."""
-        return bool(self.rules.typical_acceptance) or (self.rules.lenience != EXACT and not self.do_sample)
+        """Whether a drafted token may stand in place of the one that the target chose: lenient greedy decoding."""
+        return self.rules.lenience != EXACT and not self.do_sample
 
     def block(
         self,
@@ -82,7 +82,7 @@ class Judge:
         lengths = [n + d for n, below in zip(sequences.lengths, depth, strict=True) for d in below]
         scores = self._processed(logits, draft, sequences, depth, lengths, kept).view(rows, places, vocab)
         sound, likeliest = is_sound(draft, vocab), Successors.of(logits, self.likeliest)
-        if self.do_sample and not self.tolerant and draft.tokens.shape[1]:
+        if self.do_sample and draft.tokens.shape[1]:
             if self.rules.lenience != EXACT and draft.token_probs is None:
                 draft = drawn_from_points(draft, vocab)
             if draft.token_probs is not None and draft.parents is not None:
@@ -159,7 +159,7 @@ class Judge:
         every = torch.arange(rows, device=scores.device)[:, None]
         tokens = draft.tokens.clamp(0, vocab - 1)
         at = scores[every, place.clamp(max=places - 1)].view(-1, vocab)
-        margin = tolerance(at, tokens.flatten(), self.rules.lenience, self.rules.typical_acceptance).view(rows, width)
+        margin = tolerance(at, tokens.flatten(), self.rules.lenience).view(rows, width)
         margin = torch.where(sound & (place < places), margin, -1.0)
         best = margin.new_full((rows, places + 1), -1.0).scatter_reduce(1, place, margin, "amax")
         wins = (margin >= 0) & (margin == best.gather(1, place))
@@ -191,11 +191,11 @@ class Judge:
                 tokens = argmax(scores).tolist()
             else:
                 p = distribution(scores)
-                if tested and draft.token_probs is not None and not self.tolerant:
+                if tested and draft.token_probs is not None:
                     p = self.draws.one_test(draft, i, p, sequences.rows, position, correct)
                 tokens = draw(p, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
             if tested and self.tolerant:
-                margins = tolerance(scores, draft.tokens[:, i], self.rules.lenience, self.rules.typical_acceptance)
+                margins = tolerance(scores, draft.tokens[:, i], self.rules.lenience)
                 passes = [margin >= 0 and i < n for margin, n in zip(margins.tolist(), draft.lengths, strict=True)]
                 tokens = [drafted[b][i] if passes[b] else token for b, token in enumerate(tokens)]
             yield tokens, [tested and i < draft.lengths[b] and drafted[b][i] == tokens[b] for b in range(rows)], scores

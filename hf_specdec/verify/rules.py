@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import SpeculationError, shown
 
-EXACT, MOST_TYPICAL = 1.0, 0.9
-"""lenience that changes nothing; the greatest ε of typical acceptance"""
+EXACT = 1.0
+"""lenience that changes nothing"""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,6 @@ class Rules:
     lenience: float = EXACT
     """l of Leviathan A.5, from 0 (not itself) to 1. Sampled: no token is more than 1/l times as likely as the target
     finds it. Greedy: a drafted token stands whose probability is at least l times the likeliest one's."""
-    typical_acceptance: float = 0.0
-    """ε, from 0 (off) to 0.9. Sampled: a drafted token stands where p(x) ≥ min(ε, √ε · exp(-H(p)))."""
 
     def __post_init__(self) -> None:
         for name in ("verification", "sampling"):
@@ -36,14 +34,16 @@ class Rules:
                 raise SpeculationError(
                     f"{name} must be {' or '.join(map(repr, allowed))}, got {shown(got)}; set it in speculation={{...}}"
                 )
-        _within("lenience", self.lenience, self.lenience != 0, "above 0 and up to 1 (1 is exact)", EXACT)
-        _within("typical_acceptance", self.typical_acceptance, True, f"from 0 (off) to {MOST_TYPICAL}", MOST_TYPICAL)
-        named = [name for name in ("lenience", "typical_acceptance") if getattr(self, name) != _default(name)]
-        if len(named) > 1 or (named and self.sampling == "coupled"):
-            other = named[1] if len(named) > 1 else "sampling='coupled'"
+        number = isinstance(self.lenience, (int, float)) and not isinstance(self.lenience, bool)
+        if not (number and 0 < self.lenience <= EXACT):  # NaN is in no range
             raise SpeculationError(
-                f"{named[0]} and {other} cannot be combined, because each decides which tokens are accepted; set "
-                "one of them"
+                f"lenience must be a number above 0 and up to 1 (1 is exact), got {shown(self.lenience)}; set it in "
+                "speculation={...}"
+            )
+        if not self.exact and self.coupled:
+            raise SpeculationError(
+                "lenience and sampling='coupled' cannot be combined, because each decides which tokens are accepted; "
+                "set one of them"
             )
 
     @classmethod
@@ -61,7 +61,7 @@ class Rules:
     @property
     def exact(self) -> bool:
         """Whether the text is the target's own, or has its distribution."""
-        return self.lenience == EXACT and not self.typical_acceptance
+        return self.lenience == EXACT
 
     @property
     def coupled(self) -> bool:
@@ -69,26 +69,11 @@ class Rules:
 
     def note(self) -> str:
         """For the statistics: what of the target's text is given up; empty where nothing is."""
-        if self.lenience != EXACT:
-            return (
-                f"lenience={self.lenience:g}: the text is no longer exactly the target's. In sampling a token "
-                f"can be up to {1 / self.lenience:.3g} times as likely as the target finds it; in greedy "
-                f"decoding a drafted token is kept if it is at least {self.lenience:g} times as likely as the "
-                "likeliest one. Drafts are judged token by token"
-            )
-        if self.typical_acceptance:
-            return (
-                f"typical_acceptance={self.typical_acceptance:g}: the text no longer has exactly the target's "
-                "distribution. Drafts are judged token by token"
-            )
-        return ""
-
-
-def _default(name: str) -> Any:
-    return Rules.__dataclass_fields__[name].default
-
-
-def _within(name: str, value: Any, allowed: bool, range_: str, most: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (number and allowed and 0 <= value <= most):  # NaN is in no range
-        raise SpeculationError(f"{name} must be a number {range_}, got {shown(value)}; set it in speculation={{...}}")
+        if self.exact:
+            return ""
+        return (
+            f"lenience={self.lenience:g}: the text is no longer exactly the target's. In sampling a token "
+            f"can be up to {1 / self.lenience:.3g} times as likely as the target finds it; in greedy "
+            f"decoding a drafted token is kept if it is at least {self.lenience:g} times as likely as the "
+            "likeliest one. Drafts are judged token by token"
+        )

@@ -67,18 +67,13 @@ def accepts(p: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
     return r * q < p
 
 
-def tolerance(scores: Tensor, tokens: Tensor, lenience: float, typical: float) -> Tensor:
-    """By how much tokens [N] pass a tolerant test, negative where they fail; scores [N, V] processed.
+def tolerance(scores: Tensor, tokens: Tensor, lenience: float) -> Tensor:
+    """By how much tokens [N] pass the lenient test of greedy decoding, p(x) ≥ l · max p, negative where they fail.
 
-    Greedy, p(x) ≥ l · max p (Leviathan A.5, which prints the comparison the other way round); with `typical`
-    p(x) ≥ min(ε, √ε · exp(-H(p))) (Cai et al. 2024).
+    Leviathan A.5 prints the comparison the other way round. Scores [N, V] are processed.
     """
     p = distribution(scores).double()
-    mine = p.gather(1, tokens[:, None])[:, 0]
-    if typical:
-        entropy = -torch.special.xlogy(p, p).sum(-1)
-        return mine - (typical**0.5 * (-entropy).exp()).clamp(max=typical)
-    return mine - lenience * p.amax(-1)
+    return p.gather(1, tokens[:, None])[:, 0] - lenience * p.amax(-1)
 
 
 def accepted_lengths(passed: Tensor, lengths: Tensor) -> Tensor:
