@@ -1,4 +1,4 @@
-"""`Rules`: by which rules drafted tokens are judged. The defaults are exact; what is not says so."""
+"""`Rules`: the options of verification. All but `lenience` are exact."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ class Rules:
     VERIFICATION: ClassVar = ("block", "token")
 
     verification: Literal["block", "token"] = "block"
-    """of drafts drawn at random: all of a draft together, leaf to root (never fewer are accepted, in expectation), or
-    token by token (Algorithm 1). Both are exact. Where the rest of q is not at hand (PEARL) it is token by token."""
+    """of draws: a whole draft together, leaf to root, which never accepts fewer tokens in expectation; or one token
+    after the other (Algorithm 1). Both are exact. Where q is known at the drafted token only (PEARL), it is the
+    latter."""
     sampling: Literal["independent", "coupled"] = "independent"
     """`coupled`: a position's random numbers come from seed and position alone, so that one seed gives one text,
     whatever the drafter, window, batch or schedule. Each text has exactly the target's distribution."""
@@ -52,7 +53,7 @@ class Rules:
 
     @classmethod
     def split(cls, options: Any) -> tuple[dict[str, Any], Any]:
-        """Of what `speculation` holds what is a rule, and the rest."""
+        """`speculation={...}` split into rules of verification and the drafter's options."""
         if not isinstance(options, dict):
             return {}, options
         mine = {name: value for name, value in options.items() if name in cls.names()}
@@ -68,7 +69,7 @@ class Rules:
         return self.sampling == "coupled"
 
     def note(self) -> str:
-        """For the statistics: what of the target's text is given up; empty where nothing is."""
+        """For `last_stats.notes`: how the text differs from the target's own; empty where it does not."""
         if self.exact:
             return ""
         return (
