@@ -170,7 +170,7 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
 
 def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, rules: Rules) -> Any:
     """A call for which somebody drafts."""
-    refuse(model, named, rules)
+    refuse(model, named)
     if isinstance(drafter, Drafter):
         check_made_for(drafter.config.target, model)
         drafter.check_target(model)
@@ -240,7 +240,7 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     """
     rules = speculation(model, named).rules
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
-    refuse(model, named, rules)
+    refuse(model, named)
     if (beams := setting(model, named, "num_beams") or 1) > 1:
         raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")
     if named.get("assistant_tokenizer") is not None:

@@ -64,7 +64,7 @@ def target() -> Any:
 def disco(target: Any) -> DiscoDrafter:
     torch.manual_seed(0)
     return DiscoDrafter(
-        nearly(target), StopClassifier(4, 8), rule="draft", tau=0.05, tau_sampled=0.05, max_draft_tokens=6
+        nearly(target), StopClassifier(4, 8), rule="token", tau=0.05, tau_sampled=0.05, max_draft_tokens=6
     )
 
 
