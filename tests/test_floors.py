@@ -34,7 +34,7 @@ FLOORS = [
 """from the ground up; parts of one floor do not know each other"""
 OVER = {
     "disco": {"draft_model"},
-    "pearl": {"draft_model", "prompt_lookup"},
+    "pearl": {"draft_model"},
     "heads": {"draft_model"},
     "hybrid": {"draft_model", "prompt_lookup", "suffix"},
     "suffix": {"prompt_lookup"},

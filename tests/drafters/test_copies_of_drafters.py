@@ -61,7 +61,7 @@ def test_what_was_seen_in_past_outputs_stays_behind() -> None:
 def test_a_copy_has_a_worker_of_its_own() -> None:
     with PearlDrafter(tiny_model(1), worker="process", window=3) as drafter:
         with pickle.loads(pickle.dumps(drafter)) as twin:
-            ((mine,), (theirs,)) = drafter.pool.free, twin.pool.free
+            ((mine,), (theirs,)) = drafter.workers.free, twin.workers.free
             assert mine.process.pid != theirs.process.pid
         assert theirs.process.poll() is not None and mine.process.poll() is None
 

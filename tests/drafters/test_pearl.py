@@ -11,8 +11,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
 from hf_specdec.drafters.pearl import PearlDrafter, Timeline, correction
-from hf_specdec.drafters.pearl.background import BackgroundDraft
 from hf_specdec.drafters.pearl.schedule import Overlapped
+from hf_specdec.drafters.pearl.worker.drafting import BackgroundDraft
 from hf_specdec.verify.judging import Judge
 from hf_specdec.verify.randomness import Purpose, Randomness
 
@@ -331,8 +331,8 @@ def test_the_worker_remembers_q_of_what_is_not_verified_only(monkeypatch):
 
     def spy(session, order):
         follow(session, order)
-        held.extend(q for line in session.lines for q in line.q.values())
-        assert all(len(line.q) <= 2 * order.width + 1 for line in session.lines)
+        held.extend(q for branch in session.branches for q in branch.q.values())
+        assert all(len(branch.q) <= 2 * order.width + 1 for branch in session.branches)
 
     monkeypatch.setattr(BackgroundDraft, "follow", spy)
     generate(pearl(DRAFTS["good"], window=3, corrections=2), do_sample=True, max_new_tokens=48)

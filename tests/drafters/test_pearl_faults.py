@@ -17,14 +17,13 @@ from models import llama
 from test_pearl import DRAFTS, TARGET, close_to, generate, pearl
 from transformers import AutoModelForCausalLM
 
-import hf_specdec.drafters.pearl.worker as worker_module
-import hf_specdec.drafters.pearl.workers as workers_module
 from hf_specdec import PearlDrafter, SpeculationWarning
 from hf_specdec.drafters.pearl import PearlSession
-from hf_specdec.drafters.pearl.background import Setup
-from hf_specdec.drafters.pearl.link import FRAME, STEP, Kind, Step, encode_numbers, encode_object
-from hf_specdec.drafters.pearl.worker import serve
-from hf_specdec.drafters.pearl.workers import Pool, Worker
+from hf_specdec.drafters.pearl.worker import serving
+from hf_specdec.drafters.pearl.worker import thread as in_thread
+from hf_specdec.drafters.pearl.worker.serving import serve
+from hf_specdec.drafters.pearl.worker.wire import FRAME, Fork, Kind, Order, Setup, Step, decode, encode, encode_numbers
+from hf_specdec.drafters.pearl.worker.workers import Worker, Workers
 from hf_specdec.verify.picking import DraftPicker
 from hf_specdec.verify.processing import Processing
 from hf_specdec.verify.randomness import Randomness
@@ -70,14 +69,15 @@ def frame(kind, body, size=None):
     return FRAME.pack(kind, len(body) if size is None else size) + body
 
 
-def epoch(body):
-    return int.from_bytes(body[:8], "little")
+def a_step(tokens, q=None, size=None):
+    """A step of each order, or its first bytes."""
 
+    def make(kind, body):
+        if kind is not Kind.DRAFT:
+            return []
+        return [frame(Kind.STEP, Step(Order(*decode(body)).epoch, 1, 0.0, 0.0, tokens, q).encode()[:size])]
 
-def a_step(tokens, q=None):
-    return lambda kind, body: (
-        [frame(Kind.STEP, Step(epoch(body), 1, 0.0, 0.0, tokens, q).encode())] if kind is Kind.DRAFT else []
-    )
+    return make
 
 
 def quits_after(messages):
@@ -103,6 +103,13 @@ def changed(kind, change):
     return serve_changed
 
 
+def with_fork(body, first):
+    """A step that tells of one more fork."""
+    step = Step.decode(body)
+    step.forks.append(Fork(0, 9, 1, first))
+    return step.encode()
+
+
 def filled(value):
     return lambda body: np.full(len(body) // 4, value, "<f4").tobytes()
 
@@ -117,7 +124,8 @@ FAULTS = {
     "negative ids": answers(a_step([-1], [0.5])),
     "rows that do not exist": answers(a_step([1, 2, 3], [0.5] * 3)),
     "empty steps": answers(lambda kind, body: [frame(Kind.STEP, b"")]),
-    "short steps": answers(lambda kind, body: [frame(Kind.STEP, body[: STEP.size])]),
+    "short steps": answers(a_step([1], [0.5], Step.HEAD.size)),
+    "shorter steps": answers(a_step([1], [0.5], 8)),
     "done with nothing": answers(lambda kind, body: [frame(Kind.DONE, b"")]),
     "an error": answers(lambda kind, body: [frame(Kind.ERROR, b"boom \xff")]),
     "hangs up at once": quits_after(0),
@@ -125,8 +133,9 @@ FAULTS = {
     "hangs up in the second round": quits_after(2),
     "one step for ever": answers(lambda kind, body: itertools.repeat(*a_step([1], [0.5])(kind, body) or [b"", 0])),
     "old news for ever": answers(lambda kind, body: itertools.repeat(frame(Kind.DONE, encode_numbers(-5, 1)))),
-    "forks of no step": changed(Kind.FORKS, lambda body: body[:-8] + encode_numbers(7)),
-    "half a fork": changed(Kind.FORKS, lambda body: body[:-8]),
+    "forks of no step": changed(Kind.STEP, lambda body: with_fork(body, first=7)),
+    "forks without a branch": changed(Kind.STEP, lambda body: with_fork(body, first=0)),
+    "half a fork": changed(Kind.STEP, lambda body: with_fork(body, first=1)[:-8]),
 }
 ANSWERS = {
     "too many": lambda body: body + body,
@@ -141,7 +150,7 @@ ANSWERS = {
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
-    monkeypatch.setattr(workers_module, "serve", FAULTS[fault])
+    monkeypatch.setattr(in_thread, "serve", FAULTS[fault])
     began = time.perf_counter()
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
         text = generate(pearl(window=3), do_sample=do_sample)
@@ -153,9 +162,9 @@ def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_bad_answers_drop_the_worker(answer, monkeypatch):
-    monkeypatch.setattr(workers_module, "serve", changed(Kind.ANSWER, ANSWERS[answer]))
+    monkeypatch.setattr(in_thread, "serve", changed(Kind.ANSWER, ANSWERS[answer]))
     drafter, close, sound = pearl(DRAFTS["bad"], window=3), PearlSession.close, []
-    monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.sound), close(session)))
+    monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.worker.sound), close(session)))
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
         assert generate(drafter, do_sample=True).shape == (1, 31)
     assert len(warned) == 1 and sound == [False]
@@ -163,7 +172,7 @@ def test_bad_answers_drop_the_worker(answer, monkeypatch):
 
 @pytest.mark.parametrize("q", [0.0, -1.0, 2.0, float("nan"), float("inf")])
 def test_probabilities_that_are_none_are_dropped(q, monkeypatch, short_patience):
-    monkeypatch.setattr(workers_module, "serve", answers(a_step([1], [q])))
+    monkeypatch.setattr(in_thread, "serve", answers(a_step([1], [q])))
     with pytest.warns(SpeculationWarning, match="garbage"):
         assert generate(pearl(window=3), do_sample=True).shape == (1, 31)
 
@@ -246,7 +255,7 @@ def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):
         serve(link, model)
         timer.join()
 
-    monkeypatch.setattr(workers_module, "serve", serve_for_a_while)
+    monkeypatch.setattr(in_thread, "serve", serve_for_a_while)
     drafter, plain = pearl(DRAFTS["good"], window=3), generate(None, lengths, max_new_tokens=40)
     for _ in range(25):
         with warnings.catch_warnings(record=True) as caught:
@@ -265,25 +274,25 @@ def test_a_process_is_used_again_and_ended():
     with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
         for lengths in ((7,), (5, 9, 1, 7)):
             assert torch.equal(generate(drafter, lengths), generate(None, lengths))
-            (worker,) = drafter.pool.free
+            (worker,) = drafter.workers.free
         torch.manual_seed(1)
         sampled = generate(drafter, do_sample=True)
         torch.manual_seed(1)
         assert torch.equal(sampled, generate(pearl(DRAFTS["good"], window=3), do_sample=True))
-        assert drafter.pool.free == [worker]
+        assert drafter.workers.free == [worker]
         with pytest.raises(KeyboardInterrupt):
             generate(drafter, streamer=Interrupt(4, interrupt))
         with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
-            stop = Interrupt(4, lambda: (drafter.pool.free or [worker])[0].process.kill())
+            stop = Interrupt(4, lambda: (drafter.workers.free or [worker])[0].process.kill())
             assert torch.equal(generate(drafter, streamer=stop), generate(None))
         assert len(warned) == 1 and is_gone(worker.process)
-    assert is_gone(worker.process) and drafter.pool.free == []
+    assert is_gone(worker.process) and drafter.workers.free == []
 
 
 def test_a_stopped_process_is_given_up(short_patience):
     drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
     generate(drafter)
-    (worker,) = drafter.pool.free
+    (worker,) = drafter.workers.free
     with pytest.warns(SpeculationWarning, match="gave no usable answer") as warned:
         stop = Interrupt(4, lambda: os.kill(worker.process.pid, signal.SIGSTOP))
         assert torch.equal(generate(drafter, streamer=stop), generate(None))
@@ -296,7 +305,7 @@ def test_a_drafter_that_is_forgotten_ends_its_process(used):
     drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
     if used:
         generate(drafter)
-    process = drafter.pool.free[0].process
+    process = drafter.workers.free[0].process
     del drafter
     assert is_gone(process)
 
@@ -314,10 +323,10 @@ def test_a_process_starts_with_its_drafter(make, tmp_path):
     PearlDrafter(DRAFTS["good"], window=3, worker="thread").save_pretrained(str(tmp_path))
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     with make(str(tmp_path)) as drafter:
-        (launched,) = drafter.pool.free
-        assert not launched.ready and not is_gone(launched.process)
+        (launched,) = drafter.workers.free
+        assert launched.manner is None and not is_gone(launched.process)
         assert torch.equal(generate(drafter), generate(None))
-        assert drafter.pool.free == [launched] and launched.ready
+        assert drafter.workers.free == [launched] and launched.manner is not None
     assert is_gone(launched.process)
     del drafter, launched
     after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
@@ -328,7 +337,7 @@ def test_a_process_starts_with_its_drafter(make, tmp_path):
 def test_a_process_that_died_between_two_calls_is_replaced(recwarn):
     with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
         generate(drafter)
-        process = drafter.pool.free[0].process
+        process = drafter.workers.free[0].process
         process.kill()
         process.wait()
         assert torch.equal(generate(drafter), generate(None))
@@ -339,16 +348,16 @@ def test_a_process_that_died_between_two_calls_is_replaced(recwarn):
 def test_a_worker_in_use_when_its_drafter_is_closed_ends_after_the_call():
     with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
         generate(drafter)
-        process = drafter.pool.free[0].process
+        process = drafter.workers.free[0].process
         assert torch.equal(generate(drafter, streamer=Interrupt(4, drafter.close)), generate(None))
-        assert is_gone(process) and drafter.pool.free == []
+        assert is_gone(process) and drafter.workers.free == []
 
 
 def test_a_worker_is_lent_once():
-    pool, lent = Pool(), []
+    pool, lent = Workers(), []
     workers = [Worker(None, lambda: None) for _ in range(200)]
     pool.free.extend(workers)
-    threads = [threading.Thread(target=lambda: lent.extend(iter(pool.take, None))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: lent.extend(iter(pool.reuse, None))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -358,7 +367,7 @@ def test_a_worker_is_lent_once():
 
 def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
     """As when its owner is killed: nobody is left to end it."""
-    monkeypatch.setattr(worker_module, "GRACE", 0.2)
+    monkeypatch.setattr(serving, "GRACE", 0.2)
     drafting, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     draft = close_to(TARGET, 0.01)
     draft.register_forward_pre_hook(lambda *_: (drafting.set(), go_on.wait(20)))
@@ -367,11 +376,11 @@ def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
         serve(link, model)
         ended.set()
 
-    monkeypatch.setattr(workers_module, "serve", serve_and_tell)
-    worker = workers_module.start_thread(draft, 5.0)
+    monkeypatch.setattr(in_thread, "serve", serve_and_tell)
+    worker = in_thread.Threads().take(draft, torch.device("cpu"))
     picker = DraftPicker(Processing([]), TARGET.config.vocab_size, False, Randomness(0), torch.device("cpu"))
-    setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), 20, frozenset(), True, {}, picker)
-    worker.link.send(Kind.OPEN, encode_object(setup))
+    setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), frozenset(), True, {}, picker)
+    worker.link.send(Kind.OPEN, encode(setup))
     assert drafting.wait(10)
     worker.link.close()
     assert ended.wait(5) and not go_on.is_set()
@@ -387,7 +396,7 @@ def test_killed_at_any_moment():
     with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
         for _ in range(100):
             generate(drafter)
-            process = drafter.pool.free[0].process
+            process = drafter.workers.free[0].process
             timer = threading.Timer(moments.uniform(0, 0.2), process.kill)
             timer.start()
             assert torch.equal(generate(drafter, max_new_tokens=60), generate(None, max_new_tokens=60))
@@ -405,6 +414,6 @@ def test_a_saved_drafter_comes_back(tmp_path):
 
 
 def test_serve_ends_with_its_line():
-    worker = workers_module.start_thread(TARGET, 5.0)
+    worker = in_thread.Threads().take(TARGET, torch.device("cpu"))
     worker.close()
     assert callable(serve)

@@ -8,8 +8,8 @@ import torch
 from models import llama, prompts
 
 from hf_specdec import PearlDrafter
-from hf_specdec.drafters.pearl import background
-from hf_specdec.drafters.pearl.foresight import REMEMBERED, Place, likeliest
+from hf_specdec.drafters.pearl.worker import drafting
+from hf_specdec.drafters.pearl.worker.foresight import REMEMBERED, Place, likeliest
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -44,7 +44,7 @@ def test_places_hold_what_the_draft_thought(do_sample: bool, monkeypatch: pytest
         assert len(forks) == min(most, sum(len(place.others) for _, place in places))
         return forks
 
-    monkeypatch.setattr(background, "likeliest", watched)
+    monkeypatch.setattr(drafting, "likeliest", watched)
     target, draft = llama(vocab=24), llama(vocab=24, seed=3)
     drafter = PearlDrafter(draft, window=3, worker="thread", corrections=2)
     torch.manual_seed(0)

@@ -17,10 +17,9 @@ from processes import free_port
 from test_pearl import DRAFTS, TARGET, generate
 
 from hf_specdec import PearlDrafter, SpeculationError, SpeculationWarning
-from hf_specdec.drafters.pearl import rank as meeting
-from hf_specdec.drafters.pearl.link import Kind, Link, Step
-from hf_specdec.drafters.pearl.rank import DraftersLine, LeadersLine, Seat
-from hf_specdec.drafters.pearl.workers import Worker
+from hf_specdec.drafters.pearl.worker import Seat, Step, Worker, tcp
+from hf_specdec.drafters.pearl.worker import rank as meeting
+from hf_specdec.drafters.pearl.worker.wire import Kind, Link
 from hf_specdec.target.probe import Support
 
 pytestmark = pytest.mark.set_times
@@ -192,10 +191,10 @@ def test_other_workers_do_not_serve():
 
 @pytest.mark.parametrize("before", [[], [b""], [b"short"], [bytes(32)], [b"x" * 4096, b"GET / HTTP/1.1\r\n\r\n" * 9]])
 def test_only_who_knows_the_secret_gets_the_line(before, monkeypatch):
-    monkeypatch.setattr(meeting, "KNOCK", 0.2)
+    monkeypatch.setattr(tcp, "KNOCK", 0.2)
     secret, admitted = secrets.token_bytes(32), []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=lambda: admitted.append(meeting._admit(listener, secret, 10.0)))
+        accepting = threading.Thread(target=lambda: admitted.append(tcp.admit(listener, secret, 10.0)))
         accepting.start()
         strangers = [socket.create_connection(listener.getsockname()) for _ in before]
         for stranger, greeting in zip(strangers, before, strict=True):
@@ -216,33 +215,33 @@ def test_a_leading_rank_that_never_comes_is_an_error():
             match=r"rank 0, the target's leading one, has not connected to the drafting rank within 0.1 seconds",
         ),
     ):
-        meeting._admit(listener, bytes(32), 0.1)
+        tcp.admit(listener, bytes(32), 0.1)
 
 
 def test_a_host_is_found_by_the_address_towards_the_master():
-    assert meeting._address_towards("127.0.0.1", 29500) == (socket.AF_INET, "127.0.0.1")
+    assert tcp.address_towards("127.0.0.1", 29500) == (socket.AF_INET, "127.0.0.1")
 
 
 @pytest.mark.parametrize("ahead", [0.0, 1000.0, -5e6])
 def test_times_are_told_by_the_leading_ranks_clock(ahead, monkeypatch):
     mine, theirs = socket.socketpair()
     here = 17.0
-    monkeypatch.setattr(meeting, "now", lambda: here)
+    monkeypatch.setattr(tcp, "now", lambda: here)
 
     def answer():
-        for _ in range(meeting.PINGS):
-            meeting._read(theirs, 1)
-            theirs.sendall(meeting.TIME.pack(here + ahead))
+        for _ in range(tcp.PINGS):
+            tcp.read(theirs, 1)
+            theirs.sendall(tcp.TIME.pack(here + ahead))
 
     answering = threading.Thread(target=answer)
     answering.start()
-    line = LeadersLine(mine)
-    line.ahead = meeting._clock_ahead(mine)
+    line = Link(mine)
+    line.ahead = tcp.clock_ahead(mine)
     answering.join()
     assert line.ahead == ahead
     Link(theirs).send(Kind.STEP, Step(7, 3, here + ahead, here + ahead + 2.0, [5, 6], [0.5, 0.25]).encode())
     kind, body = line.receive(5.0)
-    step = Step.decode(body, 2)
+    step = Step.decode(body, line.ahead)
     assert kind is Kind.STEP and (step.epoch, step.draft_calls, step.tokens) == (7, 3, [5, 6])
     assert (step.began, step.ended) == (here, here + 2.0)
     for end in (mine, theirs):
@@ -253,11 +252,11 @@ def seats(draft, **options):
     """A leading and a drafting rank within this process."""
     mine, theirs = socket.socketpair()
     drafter = PearlDrafter(draft, worker="thread", **options)
-    link = LeadersLine(mine, 5.0)
+    link = Link(mine)
     drafter.config.worker = "rank"
-    drafter.seat = Seat(0, 1, Support.RAGGED, worker=Worker(link, link.close))
-    drafter.pool.free.append(drafter.seat.worker)
-    return drafter, Seat(1, 1, Support.RAGGED, line=DraftersLine(theirs))
+    drafter.workers = Seat(0, 1, Support.RAGGED)
+    drafter.workers.free.append(Worker(link, link.close))
+    return drafter, Seat(1, 1, Support.RAGGED, Link(theirs))
 
 
 def served(seat, draft):
@@ -303,7 +302,7 @@ def test_a_draft_that_raises_is_reported_on_both_sides():
 def test_a_target_that_goes_in_the_middle_of_a_call_is_reported():
     drafter, seat = seats(DRAFTS["good"], window=3)
     thread, said = served(seat, DRAFTS["good"])
-    link = drafter.pool.free[0].link
+    link = drafter.workers.free[0].link
     link.send(Kind.OPEN, b"")  # nonsense is enough
     link.close()
     thread.join(20)

@@ -11,9 +11,9 @@ from compare import Sides
 
 from hf_specdec import PearlDrafter
 from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speeds, serial_speeds
-from hf_specdec.drafters.pearl.session import PearlSession
 from hf_specdec.drafters.pearl.window import Planner
-from hf_specdec.drafters.pearl.workers import threads_beside
+from hf_specdec.drafters.pearl.worker import Conversation
+from hf_specdec.drafters.pearl.worker.process import threads_beside
 from hf_specdec.theory import pearl_tokens_per_second, tokens_per_second
 from pearl_bounds import WINDOWS, serial_seconds
 
@@ -175,13 +175,13 @@ def test_between_two_windows_the_faster_one_is_taken(kind: str, ratio: float) ->
 def test_a_worker_reads_no_prompt_while_drafting_does_not_pay(monkeypatch: Any) -> None:
     """Nor does it matter to the text when it does: a draw's number does not tell of it."""
     opened: list[int] = []
-    opening = PearlSession._open
+    opening = Conversation.open
 
-    def counted(self: PearlSession) -> None:
+    def counted(self: Conversation) -> None:
         opened.append(self._setup is not None)
         opening(self)
 
-    monkeypatch.setattr(PearlSession, "_open", counted)
+    monkeypatch.setattr(Conversation, "open", counted)
     sides = Sides(models.llama(), [9], max_new_tokens=24, do_sample=True)
     texts = []
     for resting in (False, True):

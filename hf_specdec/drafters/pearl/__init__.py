@@ -1,6 +1,7 @@
 """PEARL: the draft model drafts while the target verifies (Liu et al. 2024)."""
 
-from .drafter import PearlConfig, PearlDrafter
+from .config import PearlConfig
+from .drafter import PearlDrafter
 from .session import PearlSession
 from .timeline import Timeline
 

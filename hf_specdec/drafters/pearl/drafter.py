@@ -1,15 +1,10 @@
 """`PearlDrafter`: a draft model that works while the target does (Liu et al. 2024)."""
 
 import weakref
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from huggingface_hub.dataclasses import strict
-
-from ...budget import Learned, Survival
-from ...config import LONGEST_DRAFT, DrafterConfig, ranged
+from ...budget import Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
@@ -18,40 +13,22 @@ from ...target.devices import input_device
 from ...target.probe import Support
 from ...target.ranks import ranks_of
 from ..draft_model import ModelDrafter
-from ..draft_model.ahead import reading_ahead
-from ..draft_model.translating import translation
-from .copying import Copying
-from .rank import Seat, join
+from .config import PearlConfig
 from .schedule import Overlapped
 from .session import PearlSession
 from .timeline import Timeline
 from .window import Planner
-from .workers import Pool, launch, make_ready, start_thread, threads_beside
+from .worker import Processes, Seat, Threads, Workers, join
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@strict
-@dataclass(kw_only=True)
-class PearlConfig(DrafterConfig):
-    """Options of `PearlDrafter`, which says what they mean."""
-
-    drafter_type: ClassVar[str] = "pearl"
-
-    window: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
-    worker: Literal["auto", "thread", "process", "rank"] = "auto"
-    pre_verify: bool = True
-    post_verify: bool = True
-    corrections: int | Literal["auto"] = ranged("auto", 0, 8)
-    lookup: bool = False
 
 
 @register_drafter
 class PearlDrafter(ModelDrafter):
     """Parallel speculative decoding: draft and target run at the same time.
 
-    A worker process is launched with the drafter and outlives its calls; `close()` ends it, as does the end of the
+    A worker process is launched with the drafter and outlives its calls. `close()` ends it, as does the end of the
     drafter.
     """
 
@@ -67,7 +44,6 @@ class PearlDrafter(ModelDrafter):
         pre_verify: bool = True,
         post_verify: bool = True,
         corrections: int | Literal["auto"] = "auto",
-        lookup: bool = False,
     ) -> None:
         """
         Args:
@@ -81,10 +57,6 @@ class PearlDrafter(ModelDrafter):
             corrections: for each token that the target is verifying, draft behind so many corrections, the likeliest
                 of all places together, from 0 to 8; "auto" is 1 while that pays, by the measured times and by how many
                 were foreseen.
-            lookup: whether rows that have nothing drafted copy what followed the longest earlier match of their text's
-                end, as far as that is as likely to be kept as a token of the draft model's; drafting goes on behind it.
-                In rounds in which nobody would draft behind it, as far as it promises more tokens per second than the
-                draft.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.
@@ -96,34 +68,36 @@ class PearlDrafter(ModelDrafter):
             pre_verify=pre_verify,
             post_verify=post_verify,
             corrections=corrections,
-            lookup=lookup,
         )
         self.planners = Learned(partial(Planner, window, pre_verify, post_verify, corrections))
-        self.survival = Learned(Survival)
         self._begin()
 
     def _begin(self) -> None:
         """What runs beside the drafter, and is its own."""
-        self.pool = Pool()
-        weakref.finalize(self, self.pool.close)
-        self.seat: Seat | None = None
-        self.stream: Any = None
         self.last_timeline: Timeline | None = None
-        """when each model was busy in the last call, and what the line between them carried"""
-        if self.config.worker != "rank" and not self._in_thread():
-            self.pool.free.append(launch())  # so that the first call does not wait for its imports
+        """when each model was busy in the last call, and what was sent between them"""
+        self.workers: Workers | None = None
+        """None before `join()`"""
+        if self.config.worker != "rank":
+            self._work_in(Threads() if self._in_thread() else Processes())
+
+    def _work_in(self, workers: Workers) -> None:
+        self.workers = workers
+        weakref.finalize(self, workers.close)
+
+    def _in_thread(self) -> bool:
+        on_host = input_device(self.draft_model).type == "cpu"
+        return self.config.worker == "thread" or (self.config.worker == "auto" and not on_host)
 
     def __getstate__(self) -> dict[str, Any]:
-        running = ("pool", "seat", "stream", "last_timeline")
-        return {name: value for name, value in super().__getstate__().items() if name not in running}
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in ("workers", "last_timeline")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin()
 
-    def _in_thread(self) -> bool:
-        on_host = input_device(self.draft_model).type == "cpu"
-        return self.config.worker == "thread" or (self.config.worker == "auto" and not on_host)
+    # ------------------------------------------------------------------ over the ranks of a launch
 
     def join(self) -> "PearlDrafter":
         """With `worker="rank"`: take this process's place in the launch, on every rank at once, before the target is
@@ -134,10 +108,13 @@ class PearlDrafter(ModelDrafter):
         """
         if self.config.worker != "rank":
             raise SpeculationError(f'join() is for worker="rank"; worker={self.config.worker!r} needs no launch')
-        self.seat = join(self.draft_model, PearlSession.patience)
-        if self.seat.worker is not None:
-            self.pool.free.append(self.seat.worker)
+        self._work_in(join(self.draft_model))
         return self
+
+    @property
+    def seat(self) -> Seat | None:
+        """With `worker="rank"`, what this process is in the launch; None before `join()`."""
+        return self.workers if isinstance(self.workers, Seat) else None
 
     @property
     def drafts(self) -> bool:
@@ -159,6 +136,8 @@ class PearlDrafter(ModelDrafter):
             raise SpeculationError('worker="rank": call join() on every rank first, before the target is loaded')
         return self.seat
 
+    # ------------------------------------------------------------------ a call
+
     def draft_support(self) -> Support:
         return super().draft_support() if self.seat is None else self.seat.support
 
@@ -177,48 +156,19 @@ class PearlDrafter(ModelDrafter):
 
     def start(self, context: DraftContext) -> DraftSession:
         """Two calls at once get a worker each."""
-        config, in_thread = self.config, self._in_thread()
-        worker = None if in_thread else self.pool.take()
-        manner = reading_ahead(self.draft_model), translation(self.draft_model)
-        if worker is not None and worker.process is not None and worker.ready and worker.manner != manner:
-            worker.close()  # it has the model as it was
-            worker = None
-        if in_thread:
-            worker = start_thread(self.draft_model, PearlSession.patience, self._stream())
-        elif worker is None and self.seat is not None:
-            raise ConnectionError("the drafting rank is gone, or busy with another call")
-        elif worker is None:
-            worker = launch()
-        if not worker.ready:
-            make_ready(worker, self.draft_model, PearlSession.patience, threads_beside(context.device))
-            worker.manner = manner
+        worker = (self.workers or self._joined()).take(self.draft_model, context.device)
         self.last_timeline = timeline = Timeline()
         try:
-            release = worker.close if in_thread else self.pool.return_of(worker)
-            planner, copying = self.planners.of(context.target), None
-            if config.lookup:
-                copying = Copying(context, self.survival.of(context.target, context.do_sample))
-            return PearlSession(context, worker, planner, timeline, release, self.takes_ragged(), copying)
+            return PearlSession(context, worker, self.planners.of(context.target), timeline, self.takes_ragged())
         except BaseException:
             worker.close()
             raise
 
-    def _stream(self) -> Any:
-        """The CUDA stream that all of this drafter's worker threads draft on; None where there are none."""
-        device = input_device(self.draft_model)
-        if device.type != "cuda":
-            return None
-        if self.stream is None:
-            self.stream = torch.cuda.Stream(device)
-            self.stream.wait_stream(torch.cuda.current_stream(device))  # the weights may be on the way
-        return self.stream
-
     def close(self) -> None:
         """End the worker processes; the next call starts a new one. With `worker="rank"`, end the drafting rank's
         `serve()`, for good."""
-        if self.seat is not None:
-            self.seat.close()
-        self.pool.close()
+        if self.workers is not None:
+            self.workers.close()
 
     def __enter__(self) -> "PearlDrafter":
         return self

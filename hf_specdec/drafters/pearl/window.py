@@ -32,11 +32,6 @@ class Plan:
     speed: float = 0.0
     """tokens per second that a row is promised; 0 where nothing was measured yet"""
 
-    @property
-    def serial(self) -> bool:
-        """Whether the models wait for each other."""
-        return not (self.pre_verify or self.post_verify)
-
 
 class Times:
     """What the two models take, side by side or each alone: on cores that they share these are not the same."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 REMEMBERED = 8
-"""tokens at each place that may come instead of the drafted one"""
+"""tokens per place that may come instead of the drafted one"""
 
 
 @dataclass
@@ -19,12 +19,13 @@ class Place:
 
 
 def likeliest(places: Sequence[tuple[int, Place]], most: int) -> list[tuple[int, int]]:
-    """Of all that may come in the place of a row's unverified tokens the likeliest, as (column, token): the target
-    keeps what stands before, and then wants this token. As the draft model sees it; in sampling, where a drawn token is
-    kept with min(1, p/q), that is a proxy.
+    """The likeliest corrections of a row's unverified tokens, as (column, token).
+
+    A correction is made where the target keeps all tokens before it and then wants another one. The draft model's
+    chances stand for the target's; in sampling, where a drawn token is kept with min(1, p/q), they are a proxy.
 
     Args:
-        places: by column, from the first unverified one on.
+        places: with their columns, from the first unverified one on.
     """
     reached, found = 1.0, []
     for column, place in places:

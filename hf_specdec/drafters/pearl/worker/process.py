@@ -1,0 +1,108 @@
+"""A draft model in a process of its own, which is kept from call to call."""
+
+import gc
+import importlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...draft_model.ahead import reading_ahead
+from ...draft_model.translating import translation
+from .serving import serve
+from .wire import Kind, Link, encode
+from .workers import Worker, Workers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_log = logging.getLogger(__name__)
+
+START_PATIENCE = 300.0
+"""seconds for a process to start, which imports torch and takes over the model"""
+QUIET = 2.0
+"""seconds after which a start that takes longer is mentioned"""
+
+
+class Processes(Workers):
+    """Worker processes. The first one starts at once, so that the first call does not wait for its imports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free.append(launch())
+
+    def take(self, model: "PreTrainedModel", target: torch.device) -> Worker:
+        worker, manner = self.reuse(), (reading_ahead(model), translation(model))
+        if worker is not None and worker.manner not in (None, manner):
+            worker.close()  # it has the model as it was
+            worker = None
+        worker = worker or launch()
+        if worker.manner is None:
+            make_ready(worker, model, threads_beside(target))
+            worker.manner = manner
+        return self.lend(worker)
+
+
+def launch() -> Worker:
+    """Start a process that will be a worker. It imports what it needs; `make_ready` gives it its model."""
+    mine, theirs = socket.socketpair()
+    link = Link(mine)
+    # Not multiprocessing: that would run the caller's script a second time, and leaves a helper process behind.
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C is the caller's to handle
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    theirs.close()
+
+    def close() -> None:
+        link.close()
+        process.kill()
+        process.wait()
+
+    return Worker(link, close, process)
+
+
+def main(fileno: int) -> None:
+    """What the process runs. It ends when its owner ends it, or when the wire closes because the owner is gone."""
+    importlib.import_module("transformers.modeling_utils")  # most of what a model needs, before it is sent
+    gc.freeze()  # to look for garbage among all that was imported takes a fifth of a second, in the midst of a draft
+    serve(Link(socket.socket(fileno=fileno)))
+    os._exit(0)
+
+
+def make_ready(worker: Worker, model: "PreTrainedModel", threads: int) -> None:
+    """Send a launched process its model, and wait until it has it.
+
+    Raises:
+        RuntimeError: it could not start. It is closed then, as it is when the wait is interrupted.
+    """
+    worker.link.patience = START_PATIENCE
+    try:
+        worker.link.send(Kind.MODEL, encode((model, threads)))
+        answer = worker.link.receive(QUIET)
+        if answer is None:
+            _log.warning("PEARL starts its draft worker in a process. This takes some seconds, once per drafter")
+            answer = worker.link.receive(START_PATIENCE)
+        if answer is None or answer[0] is not Kind.READY:
+            reason = "it did not answer" if answer is None else answer[1].decode(errors="replace")
+            raise RuntimeError(f"the draft worker could not start: {reason}")
+    except BaseException:
+        worker.close()
+        raise
+
+
+def threads_beside(target: torch.device) -> int:
+    """How many threads a draft on the CPU computes with: one for each core that the target leaves, at least one.
+
+    Where two models compute on the same cores, the threads of one wait for cores on which threads of the other wait.
+    """
+    mine = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return mine if target.type != "cpu" else min(mine, max(1, cores - mine))
