@@ -57,7 +57,7 @@ class PearlSession(DraftSession):
             context.pick,
         )
         self.worker = Conversation(worker, setup, self.patience)
-        if not planner.resting:  # the worker reads the prompt while the target does; that would mostly be in vain
+        if not planner.resting:  # where drafting mostly pauses, the worker would read the prompt in vain
             self.worker.open()
 
     # ------------------------------------------------------------------ for the schedule

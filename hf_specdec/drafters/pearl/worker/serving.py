@@ -2,8 +2,8 @@
 
 import queue
 import threading
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,31 +18,93 @@ if TYPE_CHECKING:
 GRACE = 5.0
 """seconds for a draft step that has become useless to end"""
 
-Orders = queue.SimpleQueue[tuple[Kind, bytes] | None]
-"""for the drafting thread; None ends it"""
 
+class Serving:
+    """The two threads of a worker, and what they share."""
 
-@dataclass
-class Desk:
-    """What the two threads of a worker share."""
+    def __init__(self, link: Link, stream: Any) -> None:
+        self.link, self.stream = link, stream
+        self.orders = queue.SimpleQueue[tuple[Kind, bytes] | None]()
+        """for the drafting thread; None ends it"""
+        self.thread: threading.Thread | None = None
+        self.draft: BackgroundDraft | None = None
+        """of the present call"""
+        self.cancelled = -1
+        """orders up to this epoch are useless"""
+        self.in_call = False
+        self.error = ""
+        """what went wrong, if anything did"""
 
-    draft: BackgroundDraft | None = None
-    """of the present call"""
-    cancelled: int = -1
-    """orders up to this epoch are useless"""
-    in_call: bool = False
-    error: str = ""
-    """what went wrong"""
+    def begin(self, model: "PreTrainedModel") -> None:
+        """Start the drafting thread."""
+        self.thread = threading.Thread(target=self.work, args=(model,), daemon=True, name="hf_specdec draft")
+        self.thread.start()
 
-    def report(self, link: Link, error: Exception) -> None:
-        """Tell the other side; nobody may be left to tell."""
-        self.error = repr(error)
+    def read(self) -> None:
+        """Read the wire until the other side hangs up."""
+        while True:
+            message = self.link.receive()
+            assert message is not None
+            kind, body = message
+            if kind is Kind.MODEL:
+                model, threads = decode(body)
+                torch.set_num_threads(threads)
+                self.begin(model)
+                self.link.send(Kind.READY)
+            elif kind is Kind.CANCEL:
+                self.cancelled = max(self.cancelled, decode(body))
+            elif kind is Kind.ASK:
+                branch, column, tokens = decode(body)
+                assert self.draft is not None
+                with torch.no_grad():
+                    self.link.send(Kind.ANSWER, self.draft.answer(branch, column, tokens))
+            else:
+                self.in_call = kind is not Kind.CLOSE
+                self.orders.put((kind, body))
+
+    def work(self, model: "PreTrainedModel") -> None:
+        """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
+        device, stream = input_device(model), self.stream
+        if stream is None and device.type == "cuda":
+            stream = torch.cuda.Stream(device)
+        with self.reporting(), torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+            while (item := self.orders.get()) is not None:
+                kind, body = item
+                if kind is Kind.OPEN:
+                    setup = decode(body)
+                    with setup.cast(device.type):
+                        self.draft = BackgroundDraft(setup, model, self.link, lambda epoch: self.cancelled >= epoch)
+                elif kind is Kind.CLOSE:
+                    self.draft = None
+                elif self.draft is not None:
+                    order = Order(*decode(body))
+                    with suppress(CancelledError), setup.cast(device.type):
+                        self.draft.follow(order)
+                        self.link.send(Kind.DONE, encode_numbers(order.epoch))
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Tell the other side of errors, unless it has hung up."""
         with suppress(OSError):
-            link.send(Kind.ERROR, self.error.encode())
+            try:
+                yield
+            except OSError:
+                raise
+            except Exception as error:
+                self.error = repr(error)
+                self.link.send(Kind.ERROR, self.error.encode())
+
+    def end(self) -> None:
+        self.cancelled = 2**62
+        self.orders.put(None)
+        if self.thread is not None:
+            self.thread.join(GRACE)
+        self.draft = None  # which refers to this object: the two would keep each other, and the draft's cache
+        self.link.close()
 
 
-def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None) -> Desk:
-    """Read the wire until the other side hangs up. A second thread drafts, so that questions never wait for it.
+def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None) -> Serving:
+    """Serve until the other side hangs up. A second thread drafts, so that questions never wait for it.
 
     Args:
         model: None where it comes over the wire, with the number of threads to compute with.
@@ -51,76 +113,12 @@ def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None
     Returns:
         how things stood at the end.
     """
-    desk, orders = Desk(), Orders()
-    drafting: threading.Thread | None = None
+    serving = Serving(link, stream)
     try:
-        if model is not None:
-            drafting = _begin(link, model, desk, orders, stream)
-        while True:
-            message = link.receive()
-            assert message is not None
-            kind, body = message
-            if kind is Kind.MODEL:
-                model, threads = decode(body)
-                torch.set_num_threads(threads)
-                drafting = _begin(link, model, desk, orders, stream)
-                link.send(Kind.READY)
-            elif kind is Kind.CANCEL:
-                desk.cancelled = max(desk.cancelled, decode(body))
-            elif kind is Kind.ASK:
-                branch, column, tokens = decode(body)
-                assert desk.draft is not None
-                with torch.no_grad():
-                    link.send(Kind.ANSWER, desk.draft.answer(branch, column, tokens))
-            else:
-                desk.in_call = kind is not Kind.CLOSE
-                orders.put((kind, body))
-    except OSError:
-        pass  # the other side has hung up: there is nobody to tell
-    except Exception as error:
-        desk.report(link, error)
+        with serving.reporting():
+            if model is not None:
+                serving.begin(model)
+            serving.read()
     finally:
-        desk.cancelled = 2**62
-        orders.put(None)
-        if drafting is not None:
-            drafting.join(GRACE)
-        desk.draft = None  # which refers to the desk: the two would keep each other, and the draft's cache
-        link.close()
-    return desk
-
-
-def _begin(link: Link, model: "PreTrainedModel", desk: Desk, orders: Orders, stream: Any) -> threading.Thread:
-    """Start the drafting thread."""
-    arguments = (link, model, desk, orders, stream)
-    thread = threading.Thread(target=_draft, args=arguments, daemon=True, name="hf_specdec draft")
-    thread.start()
-    return thread
-
-
-def _draft(link: Link, model: "PreTrainedModel", desk: Desk, orders: Orders, stream: Any) -> None:
-    """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
-    device = input_device(model)
-    if stream is None and device.type == "cuda":
-        stream = torch.cuda.Stream(device)
-    try:
-        with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
-            while (item := orders.get()) is not None:
-                kind, body = item
-                if kind is Kind.OPEN:
-                    setup = decode(body)
-                    with setup.cast(device.type):
-                        desk.draft = BackgroundDraft(setup, model, link, lambda epoch: desk.cancelled >= epoch)
-                elif kind is Kind.CLOSE:
-                    desk.draft = None
-                elif desk.draft is not None:
-                    order = Order(*decode(body))
-                    try:
-                        with setup.cast(device.type):
-                            desk.draft.follow(order)
-                    except CancelledError:
-                        continue
-                    link.send(Kind.DONE, encode_numbers(order.epoch))
-    except OSError:
-        pass
-    except Exception as error:
-        desk.report(link, error)
+        serving.end()
+    return serving
