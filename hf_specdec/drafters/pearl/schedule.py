@@ -8,7 +8,7 @@ from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Correct, Guarded, Round
 from ...verify.picking import DraftPicker
 from .correction import corrected
-from .overlap import NO_TURN, Chain, Outcome, Turn, drafted_first, in_step, together, turn
+from .overlap import NO_TURN, Chain, Mode, Outcome, Turn, drafted_first, in_step, together, turn
 from .session import as_draft
 from .window import Plan
 
@@ -37,7 +37,7 @@ class Overlapped:
         plan: Plan | None = self.session.ask(lambda d: d.planner.plan(rows)) if any(round.room) else None
         if plan is not None:
             self.turns = self._turns(plan)
-            self.drafting = any(turn.budget for turn in self.turns)
+            self.drafting = any(turn.mode is not Mode.SERIAL for turn in self.turns)
             if self.drafting:
                 self._order(plan, [turn.budget for turn in self.turns], beside=True)
         if not self.session.alive:
