@@ -29,7 +29,7 @@ from hf_specdec.tools.instruments.provenance import provenance
 from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.tools.loading.prompts import Prompt, sample_prompts
 from hf_specdec.tools.loading.rows import set_name
-from hf_specdec.tools.showing.pretended import pretended_costs
+from hf_specdec.tools.showing import pretended_costs
 from hf_specdec.train.disco.extraction import Regime, extract
 from hf_specdec.train.disco.fitting import fit, quality
 from hf_specdec.train.disco.records import Record

@@ -155,7 +155,8 @@ def listen(bench: Bench, monkeypatch) -> list[tuple[str, int, int, list[list[int
         made = honest(method, unit, inputs, *args, **kwargs)
         if "repeat" in kwargs:
             pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
-            heard.append((method.name, unit.turn, made.repeat, [ids[m == 1].tolist() for ids, m in pairs], made.rows))
+            prompts = [ids[m == 1].tolist() for ids, m in pairs]
+            heard.append((method.name, unit.turn, made.repeat, prompts, made.generation.rows))
         return made
 
     monkeypatch.setattr(bench, "generate", generate)

@@ -13,14 +13,13 @@ from rich.text import Text
 from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
-from hf_specdec.tools.bench.methods import PLAIN, Method
-from hf_specdec.tools.demo import DemoSettings, GenerateSettings, compare, run, run_demo, run_generate
-from hf_specdec.tools.demo.compare import Outcome, Task, decode, measure
-from hf_specdec.tools.demo.live import LiveText
-from hf_specdec.tools.demo.outcomes import Parting, repeats, summed_up, table
-from hf_specdec.tools.demo.picture import Pictured, aside
+from hf_specdec.tools.bench.methods import PLAIN, Acceptance, Generation, Method, decode
+from hf_specdec.tools.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate, timing
+from hf_specdec.tools.demo.live import LiveText, Pictured, aside
 from hf_specdec.tools.demo.prompts import BATCH, SAMPLES
 from hf_specdec.tools.demo.talk import Conversation, common
+from hf_specdec.tools.demo.timing import ROUNDS, Task, differences, measure, table
+from hf_specdec.tools.instruments.meter import Meter
 from hf_specdec.tools.instruments.recording import RecordingDrafter
 from hf_specdec.tools.loading.drafters import load_drafter
 from hf_specdec.tools.loading.models import ModelSource, Pair, load_model, load_tokenizer
@@ -193,8 +192,8 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     assert len(rows) == 1 and "7 of 7" in rows[0] and "refused" not in rows[0]
     assert "In each round every method writes the same number of new tokens (chat " in " ".join(printed.split())
     assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
-    for sample in SAMPLES:
-        assert sample.text.splitlines()[0][:60] in printed
+    for question in SAMPLES.values():
+        assert question.splitlines()[0][:60] in printed
     assert all(question in printed for question in BATCH)
     assert "hf assisted: refused" in printed and "7 of 7" in printed
     assert "hf_specdec" in printed.splitlines()[-1] or "generate(" in printed
@@ -202,11 +201,11 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
 
 def test_the_picture_holds_what_was_said_and_nothing_that_turned(talkative, monkeypatch, tmp_path):
     monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
-    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
+    monkeypatch.setattr(run, "SAMPLES", {"chat": SAMPLES["chat"]})
     picture = tmp_path / "demo.svg"
     run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, output=str(picture)))
     text = picture.read_text()
-    assert "hf_specdec" in text and SAMPLES[0].kind in text
+    assert "hf_specdec" in text and "chat" in text
     assert not any(word in text for word in ("loading", "warming", "comparing"))
     assert BATCH[0] not in text.replace("&#160;", " ")  # what is no part of the picture
 
@@ -222,15 +221,19 @@ def test_a_text_that_comes_in_pieces_is_broken_at_the_pictures_width():
     assert max(map(len, lines)) <= 100 and " ".join(lines).split() == ["word"] * 50
 
 
+def generation(name, rows, seconds=9.0):
+    """A call that took so long; of a method other than plain decoding with two tokens per verification."""
+    accepted = [] if name == PLAIN else [10]
+    return Generation(Method(name), rows, Meter(seconds=seconds), Acceptance(0, 10, accepted, accepted, 0.0, 0))
+
+
 def task(seconds, rows=1, tokens=4, refused=(), texts=None):
     """A task whose methods took so long in each round."""
     texts = texts or {}
-    outcomes = {
-        name: Outcome(name, texts.get(name, [list(range(tokens))] * rows), 9.0, 1.0 if name == PLAIN else 2.0)
-        for name in seconds
-        if name not in refused
+    made = {
+        name: generation(name, texts.get(name, [list(range(tokens))] * rows)) for name in seconds if name not in refused
     }
-    return Task({"input_ids": torch.zeros(rows, 3)}, outcomes, {name: seconds[name] for name in outcomes})
+    return Task({"input_ids": torch.zeros(rows, 3)}, made, {name: seconds[name] for name in made})
 
 
 def lines_of(table):
@@ -254,72 +257,31 @@ def test_figures_of_one_table_divide():
     assert alone.shared == 3 and rows[PLAIN][:2] == ["1.5", "1.00x"] and rows["ours"][:2] == ["3.0", "2.00x"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "rounds"),
-    [
-        ({PLAIN: [4.0], "other": [2.0], "ours": [1.0]}, 2),
-        ({PLAIN: [4.0], "other": [1.0, 1.0, 1.0, 1.5, 1.5], "ours": [1.0]}, 5),  # never told apart
-        ({PLAIN: [4.0], "other": [2.0, 1.0, 1.9], "ours": [1.1, 1.0, 1.1]}, 5),
-        ({PLAIN: [1.0], "other": [1.0], "ours": [2.0]}, 2),  # slower is told apart, too
-    ],
-)
-def test_rounds_go_on_until_ours_is_told_apart(monkeypatch, seconds, rounds):
-    asked = []
+def test_in_each_round_all_methods_write_as_many_tokens(monkeypatch):
+    names, asked = [PLAIN, "other", "ours"], []
 
     def decoded(target, method, inputs, seed=0, **options):
-        turn = sum(name == method.name for name, _ in asked)
         asked.append((method.name, options["max_new_tokens"]))
-        took = seconds[method.name]
-        return Outcome(method.name, [[0] * 4], took[min(turn, len(took) - 1)], 1.0)
+        return generation(method.name, [[0] * 4], {PLAIN: 4.0, "other": 2.0, "ours": 1.0}[method.name])
 
-    monkeypatch.setattr(compare, "decode", decoded)
-    one = Task({"input_ids": torch.zeros(1, 3)}, task(seconds).outcomes)
-    assert measure(None, [Method(name) for name in seconds], [one]) == rounds
-    assert {most for _, most in asked} == {4} and len(one.seconds["ours"]) == rounds
-    assert [name for name, _ in asked[:6]] == [*seconds, *list(seconds)[1:], PLAIN]  # nobody is always first
-
-
-@pytest.mark.parametrize("after", [1, 4])
-def test_an_interruption_ends_the_rounds_behind_a_whole_one(monkeypatch, after):
-    names, asked = [PLAIN, "ours"], []
-
-    def decoded(target, method, *_, **__):
-        asked.append(method.name)
-        if len(asked) > after:
-            raise KeyboardInterrupt
-        return Outcome(method.name, [[0]], 1.0, 1.0)
-
-    monkeypatch.setattr(compare, "decode", decoded)
-    one = Task({"input_ids": torch.zeros(1, 3)}, {name: Outcome(name, [[0]], 1.0, 1.0) for name in names})
-    methods = [Method(name) for name in names]
-    if after < 2:
-        with pytest.raises(KeyboardInterrupt):
-            measure(None, methods, [one])
-    else:
-        assert measure(None, methods, [one]) == 2 == len(one.seconds["ours"])
+    monkeypatch.setattr(timing, "decode", decoded)
+    one = task({name: [] for name in names})
+    one.seconds = {}
+    measure(None, [Method(name) for name in names], [one])
+    assert {most for _, most in asked} == {4} and len(one.seconds["ours"]) == ROUNDS
+    assert [name for name, _ in asked[:6]] == [*names, *names[1:], PLAIN]  # nobody is always first
+    assert lines_of(table({"": one}))["ours"][:3] == ["4.0", "4.00x", "4.00-4.00"]
 
 
-def test_a_text_that_repeats_itself_is_told():
-    assert repeats([]) == repeats(list(range(40))) == 0 == repeats([1, 2, 3] * 2)
-    assert repeats([*range(10)] * 4) == 0.75
-    assert repeats([*range(20), *range(8), *range(30, 42)]) == 8 / 40
-
-
-def test_partings_are_summed_up_and_what_rounding_does_not_explain_is_not():
-    found = [Parting("a: b", True), Parting("c: d", True)]
-    (line,) = summed_up(found, 9)
-    assert line.startswith("2 of 9 texts differ") and "all at near ties" in line
-    assert summed_up([*found, Parting("e: f", False)], 9)[1:] == ["WRONG: e: f"]
-    assert summed_up([], 9) == []
-
-
-@pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])
-def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(talkative, monkeypatch, capsys, worthwhile, said):
-    monkeypatch.setattr(run, "WORTHWHILE", worthwhile)
-    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
-    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
-    run_demo(DemoSettings(target="pair", drafter="draft_model", max_new_tokens=4))
-    assert ("On this machine a verification of 6 tokens" in capsys.readouterr().out) == said
+def test_a_text_that_leaves_plain_decodings_is_found_and_rounding_does_not_explain_it(pair, tokenizer):
+    inputs = inputs_of(tokenizer, PROMPTS["code"])
+    plain = decode(pair[0], Method(PLAIN), inputs, max_new_tokens=8, do_sample=False)
+    same = Generation(Method("same"), plain.rows, plain.meter, plain.acceptance)
+    row = [*plain.rows[0][:5], (plain.rows[0][5] + 1) % 8000, *plain.rows[0][6:]]
+    wrong = Generation(Method("wrong"), [row], plain.meter, plain.acceptance)
+    ((whose, found),) = differences(pair[0], tokenizer, Task(inputs, {PLAIN: plain, "same": same, "wrong": wrong}))
+    assert whose == "wrong" and found.position == 5 and not found.near_tie
+    assert "differs at new token 5" in found.said(tokenizer) and "NOT a near tie" in found.said(tokenizer)
 
 
 AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}

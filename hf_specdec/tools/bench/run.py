@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ...errors import SpeculationError
 from ..instruments.provenance import provenance
-from ..showing.pretended import pretended_costs
+from ..showing import pretended_costs
 from .measure import Bench
 from .plan import Settings, plan
 from .results import Results

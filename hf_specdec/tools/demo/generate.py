@@ -11,17 +11,16 @@ from typer import Option
 from ...drafters import Drafter
 from ...errors import SpeculationError
 from ...target.devices import input_device
-from ..bench.methods import PLAIN, Method
+from ..bench.methods import PLAIN, Method, decode
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import ask, batch
-from ..loading.checks import check_new_tokens, check_seed, check_temperature, check_tokens
+from ..loading.checks import check_decoding, check_tokens
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
-from ..showing.quiet import quiet
-from .compare import Task, decode, measure
+from ..showing import quiet
 from .live import LiveText, legend
-from .outcomes import gain, partings, table
 from .talk import talk
+from .timing import ROUNDS, Task, differences, gain, measure, table
 
 _decoding: Any = partial(Option, rich_help_panel="Decoding")
 
@@ -46,11 +45,9 @@ class GenerateSettings(DrafterSettings):
     def check(self) -> None:
         """
         Raises:
-            SpeculationError: values that nothing can be generated with.
+            SpeculationError: a value out of range, or options that exclude each other.
         """
-        check_new_tokens(self.max_new_tokens)
-        check_temperature(self.temperature)
-        check_seed(self.seed)
+        check_decoding(self.max_new_tokens, self.temperature, self.seed)
         if not self.chat and not (self.prompt or "").strip():
             raise SpeculationError(
                 f"prompt must hold some text, got {self.prompt!r}; give one, or talk to the model with --chat"
@@ -89,34 +86,32 @@ def run_generate(settings: GenerateSettings) -> None:
 def _answer(
     console: Console, pair: Pair, drafter: Drafter, settings: GenerateSettings, options: dict[str, Any]
 ) -> None:
+    """One answer as it is written, what speculation gained, and the comparison with plain decoding if asked for."""
     prompt = str(settings.prompt)
-    as_it_is = settings.raw or pair.tokenizer.chat_template is None
     ids = ask(pair.tokenizer, prompt, settings.system, settings.raw)
     inputs = batch([ids], pair.tokenizer.pad_token_id, input_device(pair.target))
     check_tokens(inputs["input_ids"], prompt)
     live = LiveText(console, pair.tokenizer)
     recorder = RecordingDrafter(drafter, live.told)
-    ours = Method(settings.spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
     if live.coloured:
         console.print(legend(), "\n")
-    if as_it_is:
+    if settings.raw or pair.tokenizer.chat_template is None:
         console.print(prompt, end="", style="dim", markup=False, soft_wrap=True)
-    found = decode(pair.target, ours, inputs, settings.seed, **options)
+    shown = Method(settings.spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
+    found = decode(pair.target, shown, inputs, settings.seed, **options)
     console.print()
     stats = recorder.last_stats
     assert stats is not None
     if not settings.compare:
         console.print(str(stats), markup=False)
         return
-    methods = [Method(PLAIN), Method(ours.name, {"assistant_model": drafter}, pair.draft, drafter)]
+    plain, ours = Method(PLAIN), Method(settings.spec, {"assistant_model": drafter}, pair.draft, drafter)
     with console.status("decoding the same prompt plainly") as status:
-        plain = decode(pair.target, methods[0], inputs, settings.seed, **options)
-        task = Task(inputs, {outcome.name: outcome for outcome in (plain, found)})
-        rounds = measure(pair.target, methods, [task], settings.seed, status.update, **options)
-    greedy = not options["do_sample"]
-    console.print(f"{rounds} rounds, both methods in turn, {task.shared} new tokens each", markup=False)
-    console.print(table({"": task}, compared=greedy))
-    for parting in partings(pair.target, pair.tokenizer, inputs, [plain, found]) if greedy else ():
-        console.print(parting.text, markup=False)
+        task = Task(inputs, {PLAIN: decode(pair.target, plain, inputs, settings.seed, **options), ours.name: found})
+        measure(pair.target, [plain, ours], [task], settings.seed, status.update, **options)
+    console.print(f"{ROUNDS} rounds, both methods in turn, {task.shared} new tokens each", markup=False)
+    console.print(table({"": task}, compared=not options["do_sample"]))
+    for whose, difference in () if options["do_sample"] else differences(pair.target, pair.tokenizer, task):
+        console.print(f"{whose} {difference.said(pair.tokenizer)}", markup=False)
     for line in [stats.summary(gain(ours.name, [task]), measured=True), *stats.notes]:
         console.print(line, markup=False)

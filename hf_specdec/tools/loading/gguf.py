@@ -12,7 +12,7 @@ from transformers.utils import cached_file
 
 from ...errors import SpeculationError
 from ...target.devices import DTYPES
-from ..showing.quiet import quiet
+from ..showing import quiet
 
 
 def located(name: str, file: str | None, revision: str | None = None) -> Path:

@@ -16,7 +16,7 @@ from ...target.devices import DTYPES, device_name, dtype_name
 from ...target.packing import pack_linear as packed
 from ...target.packing import packable_dtypes
 from ..instruments.padding import pad_mlps
-from ..showing.quiet import quiet
+from ..showing import quiet
 from . import gguf
 from .names import public_name, whole_name, without_the_hub
 from .quantization import quantization_config
