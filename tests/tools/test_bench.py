@@ -130,7 +130,7 @@ def test_transformers_options_are_taken_back() -> None:
 
 
 def test_a_drafter_that_remembers_meets_each_prompt_once(tmp_path: Path) -> None:
-    bench = Bench(_settings(tmp_path, drafters=["suffix"], repeats=2))
+    bench = Bench.load(_settings(tmp_path, drafters=["suffix"], repeats=2))
     unit = plan(bench.settings)[0]
     bench._warm_up(unit)
     first, second = [m for m in bench.measure(unit) if m.method == "suffix"]
@@ -188,7 +188,7 @@ def test_forwards_are_timed_alone_with_the_attention_that_they_had(tmp_path: Pat
 
     monkeypatch.setattr("hf_specdec.tools.bench.measure.time_bare_forwards", timed)
     methods = {"baselines": ["plain", "hf-assisted"], "drafters": ["draft_model:num_draft_tokens=2"]}
-    bench = Bench(_settings(tmp_path, repeats=1, **methods))
+    bench = Bench.load(_settings(tmp_path, repeats=1, **methods))
     plain, assisted, ours = bench.measure(plan(bench.settings)[0])
     assert {m.target_step_seconds for m in (plain, assisted, ours)} == {1.0}
     assert (plain.draft_step_seconds, assisted.draft_step_seconds, ours.draft_step_seconds) == (None, 1.0, 0.001)

@@ -144,7 +144,7 @@ def bench_of(folder: Path, *rows: object, template: str | None = TEMPLATE, model
     small = {"dtype": "float32", "max_new_tokens": 6, "threads": 1, "repeats": 2, "baselines": ["plain"]}
     drafters = ["draft_model:num_draft_tokens=2"]
     pair = save_pair(folder, template, **model or {})
-    return Bench(Settings(**pair, prompts=[str(path)], drafters=drafters, **small | more))
+    return Bench.load(Settings(**pair, prompts=[str(path)], drafters=drafters, **small | more))
 
 
 def listen(bench: Bench, monkeypatch) -> list[tuple[str, int, int, list[list[int]], list[list[int]]]]:
@@ -220,7 +220,7 @@ def test_turns_beyond_the_context_are_left_out_with_a_warning(tmp_path):
 def test_a_conversation_is_one_prompt_of_the_figures(tmp_path):
     bench, saved = bench_of(tmp_path), []
     results = Results({})
-    bench.run(results, plan(bench.settings), save=lambda results: saved.append(len(results.measurements)), done=list)
+    bench.run(results, plan(bench.settings), save=lambda results: saved.append(len(results.measurements)))
     assert saved == [12, 16, 24], "units are saved whole"
     assert all(run["prompts"] == 3 and run["identical"] for run in results.runs)
     plain = results.runs[0]

@@ -19,6 +19,7 @@ from ..instruments.pacing import paced
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..instruments.synthetic import synthetic_acceptance
 from ..loading.chat import batch, prompt_ids
+from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT, Prompt
 from ..loading.sampling import sampling_at
 from ..showing import pretended_costs
@@ -46,18 +47,30 @@ class Measured:
 class Bench:
     """The loaded models and methods of a run."""
 
-    def __init__(self, settings: Settings) -> None:
-        settings.check()
-        self.settings = settings
-        pair = settings.load()
-        self.device = input_device(pair.target)
+    def __init__(self, settings: Settings, pair: Pair, passes: list[list[Method]]) -> None:
+        """
+        Args:
+            passes: the methods of each repetition, plain decoding first. A drafter may learn from what it has written,
+                so each repetition has drafters of its own.
+        """
+        self.settings, self.passes = settings, passes
         self.tokenizer, self.target, self.draft = pair.tokenizer, pair.target, pair.draft
+        self.device = input_device(pair.target)
+
+    @classmethod
+    def load(cls, settings: Settings) -> "Bench":
+        """Models and methods as the settings name them.
+
+        Raises:
+            SpeculationError: bad settings, or models that do not load.
+        """
+        settings.check()
+        pair = settings.load()
         baselines = settings.baselines
         if baselines is None:
-            baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
+            baselines = [name for name in BASELINES if pair.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
         specs = [PLAIN, *baselines, *(settings.drafters or [])]
-        # A drafter may learn from what it has written: each repetition has its own, which meets each prompt once.
-        self.passes = [settings.methods(pair, specs) for _ in range(settings.repeats)]
+        return cls(settings, pair, [settings.methods(pair, specs) for _ in range(settings.repeats)])
 
     def about(self) -> dict[str, Any]:
         """Which target and which drafters these are, for whoever shows the figures elsewhere."""
@@ -65,10 +78,8 @@ class Bench:
         pretended = pretended_costs(asdict(self.settings))
         return {"target": made_for(self.target, self.tokenizer), "drafters": drafters, "pretended": pretended}
 
-    def run(
-        self, results: Results, units: list[Unit], save: Callable[[Results], None], done: Callable[[], None]
-    ) -> None:
-        """Measure every unit that `results` does not hold yet; `save` and `done` are called after each."""
+    def run(self, results: Results, units: list[Unit], save: Callable[[Results], None] = lambda _: None) -> None:
+        """Measure every unit that `results` does not hold yet; `save` is called after each."""
         held = {measurement.unit for measurement in results.measurements}
         with ExitStack() as stack:
             for model, pace in ((self.target, self.settings.pace_target), (self.draft, self.settings.pace_draft)):
@@ -81,7 +92,6 @@ class Bench:
                 results.measurements += self.measure(unit, rotation=number)
                 results.runs = summarize(results.measurements, self.settings.seed)
                 save(results)
-                done()
 
     def measure(self, unit: Unit, rotation: int = 0) -> list[Measurement]:
         """All methods and repetitions of one unit, turn by turn, as far as they fit into the target's context.

@@ -1,7 +1,7 @@
 """What a benchmark run measures: its settings, and the units it goes through."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ from typer import Option
 
 from ...errors import SpeculationError
 from ..loading.checks import check_decoding
-from ..loading.models import experiment
+from ..loading.models import PairSettings, experiment
 from ..loading.prompts import Prompt, load_prompts
 from ..loading.rows import PROMPT_SOURCES, set_name
 from .methods import MethodSettings
@@ -57,6 +57,11 @@ class Settings(MethodSettings):
             self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
         ):
             raise SpeculationError("synthetic_acceptance needs a draft model (--draft), temperature 0 and batch size 1")
+
+
+def settings_of(shared: PairSettings, **more: Any) -> Settings:
+    """Settings that load models as others do, for commands that measure without prompts of their own."""
+    return Settings(prompts=[], **{f.name: getattr(shared, f.name) for f in fields(PairSettings)}, **more)
 
 
 @dataclass

@@ -11,16 +11,23 @@ from typer import Option
 from ...drafters import Drafter
 from ...errors import SpeculationError
 from ...target.devices import input_device
+from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Method, decode
+from ..bench.plan import Unit, settings_of
+from ..bench.results import Results
+from ..bench.run import summary_tables
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import ask, batch
 from ..loading.checks import check_decoding, check_tokens
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
+from ..loading.prompts import Prompt
 from ..showing import quiet
 from .live import LiveText, legend
 from .talk import talk
-from .timing import ROUNDS, Task, differences, gain, measure, table
+
+REPEATS = 3
+"""how often each method decodes the prompt for `--compare`"""
 
 _decoding: Any = partial(Option, rich_help_panel="Decoding")
 
@@ -98,20 +105,25 @@ def _answer(
     if settings.raw or pair.tokenizer.chat_template is None:
         console.print(prompt, end="", style="dim", markup=False, soft_wrap=True)
     shown = Method(settings.spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
-    found = decode(pair.target, shown, inputs, settings.seed, **options)
+    decode(pair.target, shown, inputs, settings.seed, **options)
     console.print()
     stats = recorder.last_stats
     assert stats is not None
     if not settings.compare:
         console.print(str(stats), markup=False)
         return
-    plain, ours = Method(PLAIN), Method(settings.spec, {"assistant_model": drafter}, pair.draft, drafter)
-    with console.status("decoding the same prompt plainly") as status:
-        task = Task(inputs, {PLAIN: decode(pair.target, plain, inputs, settings.seed, **options), ours.name: found})
-        measure(pair.target, [plain, ours], [task], settings.seed, status.update, **options)
-    console.print(f"{ROUNDS} rounds, both methods in turn, {task.shared} new tokens each", markup=False)
-    console.print(table({"": task}, compared=not options["do_sample"]))
-    for whose, difference in () if options["do_sample"] else differences(pair.target, pair.tokenizer, task):
-        console.print(f"{whose} {difference.said(pair.tokenizer)}", markup=False)
-    for line in [stats.summary(gain(ours.name, [task]), measured=True), *stats.notes]:
+    runs = _compared(pair, drafter, settings)
+    for table in summary_tables(runs):
+        console.print(table)
+    for line in [stats.summary(runs[-1]["speedup"], measured=True), *stats.notes]:
         console.print(line, markup=False)
+
+
+def _compared(pair: Pair, drafter: Drafter, settings: GenerateSettings) -> list[dict[str, Any]]:
+    """The figures of plain decoding and of the drafter, which take turns at the prompt."""
+    keys = ("max_new_tokens", "raw", "system", "seed")
+    chosen = settings_of(settings, repeats=REPEATS, **{key: getattr(settings, key) for key in keys})
+    methods = [Method(PLAIN), Method(settings.spec, {"assistant_model": drafter}, pair.draft, drafter)]
+    bench, results = Bench(chosen, pair, [methods] * REPEATS), Results({})
+    bench.run(results, [Unit("prompt", 0, 1, settings.temperature, [Prompt((str(settings.prompt),), chat=True)])])
+    return results.runs

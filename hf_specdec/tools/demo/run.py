@@ -1,32 +1,35 @@
 """`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
-import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 from typer import Option
 
-from ...errors import SpeculationWarning
-from ...target.devices import input_device
+from ...drafters import Drafter
+from ...errors import SpeculationError
 from ...target.packing import packable_dtypes
+from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Generation, Method, build_method, decode
+from ..bench.plan import Unit, settings_of
+from ..bench.results import Results
 from ..instruments.recording import RecordingDrafter
-from ..loading.chat import ask, batch
 from ..loading.checks import check_decoding
 from ..loading.drafters import SPEC, load_drafter, own_model
 from ..loading.models import Pair, PairSettings
 from ..loading.outputs import writable_file
-from ..loading.prompts import WARM_UP_TEXT
+from ..loading.prompts import Prompt
 from ..showing import quiet
 from .live import LiveText, Pictured, aside, legend
 from .prompts import BATCH, SAMPLES
-from .timing import ROUNDS, Task, decoded_by_all, differences, measure, table
 
 READY = Path(__file__).parents[2] / "hub_configs" / "hybrid"
 """the drafter in a clone of the repository"""
+REPEATS = 3
 ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
 NEXT = """Your own model, with prompt lookup, which needs no draft model:
 
@@ -59,9 +62,14 @@ class DemoSettings(PairSettings):
         super().__post_init__()
         self.pack_linear |= self.device == "cpu" and self.dtype in packable_dtypes() and self.quantization is None
 
+    def load_ours(self, pair: Pair) -> Drafter:
+        """The drafter that is shown."""
+        spec = self.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
+        return load_drafter(spec, pair.draft, target=pair.target, **self.of_drafts())
+
 
 def run_demo(settings: DemoSettings) -> None:
-    """Decode a few prompts by all methods, show ours as it is written, and print what it gained.
+    """Show answers as they are written, then decode the same prompts by all methods and print what was gained.
 
     Raises:
         SpeculationError: a model or drafter that does not load, or a setting that nothing can be shown with.
@@ -73,21 +81,25 @@ def run_demo(settings: DemoSettings) -> None:
     with quiet():
         with console.status("loading the models"):
             pair = settings.load()
-            methods = _methods(settings, pair)
-        stage = Stage(console, pair, methods, settings.max_new_tokens)
-        console.print(_introduction(settings, pair, methods[-1]), markup=False)
+            passes = [_methods(settings, pair) for _ in range(REPEATS)]
+            recorder = RecordingDrafter(settings.load_ours(pair))
+        console.print(_introduction(settings, pair, recorder), markup=False)
+        chosen = settings_of(settings, max_new_tokens=settings.max_new_tokens, repeats=REPEATS)
+        bench, results = Bench(chosen, pair, passes), Results({})
+        ones = [_unit(kind, [question]) for kind, question in SAMPLES.items()]
+        together = _unit(f"batch {len(BATCH)}", BATCH)
         if LiveText(console, pair.tokenizer).coloured:
             console.print("\n", legend(), sep="")
-        tasks = {kind: stage.show(kind, question) for kind, question in SAMPLES.items()}
+        for unit in ones:
+            _show_one(console, bench, recorder, unit)
         with aside(console):
-            tasks[f"batch {len(BATCH)}"] = stage.show_batch(list(BATCH))
+            _show_batch(console, bench, recorder, together)
+        with console.status("measuring: all methods in turn"):
+            bench.run(results, [*ones, together])
         console.rule(style="dim")
-        stage.measure(list(tasks.values()))
+        console.print(table(results.runs))
         with aside(console):
-            console.print(_said_of_figures(tasks, stage.dtype), markup=False)
-        console.print(table(tasks))
-        with aside(console):
-            for line in stage.said_of_texts(tasks):
+            for line in said_of_texts(results.runs):
                 console.print(line, markup=False)
             console.print(f"\n{NEXT}", markup=False)
     if settings.output is not None:
@@ -96,17 +108,13 @@ def run_demo(settings: DemoSettings) -> None:
 
 def _methods(settings: DemoSettings, pair: Pair) -> list[Method]:
     """Plain decoding first, ours last; transformers' assisted decoding where there is a draft model."""
-    spec = settings.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
-    loading = settings.of_drafts() | {"target": pair.target}
-    drafter = load_drafter(spec, pair.draft, **loading)
+    drafter = settings.load_ours(pair)
     draft = own_model(drafter) or pair.draft
     assisted = [] if draft is None else [_named(ASSISTED, build_method("hf-assisted", draft))]
     lookup = _named(LOOKUP, build_method("hf-prompt-lookup", None))
-    beside = [build_method(one, pair.draft, **loading) for one in dict.fromkeys(settings.beside)]
-    short = [method.name.rstrip("/").rpartition("/")[2] for method in beside]
-    beside = [_named(n if short.count(n) == 1 else m.name, m) for n, m in zip(short, beside, strict=True)]
-    recorder = RecordingDrafter(drafter)
-    return [Method(PLAIN), *assisted, lookup, *beside, Method(OURS, {"assistant_model": recorder}, draft, recorder)]
+    loading = settings.of_drafts() | {"target": pair.target}
+    beside = [build_method(spec, pair.draft, **loading) for spec in dict.fromkeys(settings.beside)]
+    return [Method(PLAIN), *assisted, lookup, *beside, Method(OURS, {"assistant_model": drafter}, draft, drafter)]
 
 
 def _named(name: str, method: Method) -> Method:
@@ -114,112 +122,80 @@ def _named(name: str, method: Method) -> Method:
     return method
 
 
-def _introduction(settings: DemoSettings, pair: Pair, ours: Method) -> str:
-    assert ours.drafter is not None
-    drafts = f"{ours.draft.num_parameters() / 1e6:.0f} M parameters" if ours.draft is not None else "no model"
+def _unit(kind: str, questions: Sequence[str]) -> Unit:
+    return Unit(kind, 0, len(questions), 0.0, [Prompt((question,), chat=True) for question in questions])
+
+
+def _introduction(settings: DemoSettings, pair: Pair, ours: RecordingDrafter) -> str:
+    draft = own_model(ours.inner)
+    drafts = f"{draft.num_parameters() / 1e6:.0f} M parameters" if draft is not None else "no model"
     dtype = str(pair.target.dtype).removeprefix("torch.") + (", packed" if settings.pack_linear else "")
     return (
         f"Target: {settings.target}, {pair.target.num_parameters() / 1e6:.0f} M parameters, "
         f"{dtype}, {torch.get_num_threads()} CPU threads. "
-        f"Drafter: {ours.drafter.config.drafter_type}, {drafts}. Greedy, {settings.max_new_tokens} new tokens at most."
+        f"Drafter: {ours.config.drafter_type}, {drafts}. Greedy, {settings.max_new_tokens} new tokens at most."
     )
 
 
-class Stage:
-    """Where prompts are decoded by all methods, ours in view."""
-
-    def __init__(self, console: Console, pair: Pair, methods: list[Method], max_new_tokens: int) -> None:
-        self.console, self.pair = console, pair
-        *self.others, self.ours = methods
-        self.options = {
-            "max_new_tokens": max_new_tokens,
-            "do_sample": False,
-            "pad_token_id": pair.tokenizer.pad_token_id,
-        }
-        with console.status("warming up"):  # no first call of a kernel or of a drafter is measured
-            for method in methods:
-                self._decode(method, self._inputs([WARM_UP_TEXT]), max_new_tokens=8)
-
-    @property
-    def dtype(self) -> str:
-        return str(self.pair.target.dtype).removeprefix("torch.")
-
-    def show(self, kind: str, question: str) -> Task:
-        """Ours as it is written, then the other methods, unseen."""
-        self.console.rule(kind, style="dim")
-        self.console.print(question, style="dim", end="\n\n", markup=False, soft_wrap=True)
-        inputs, live = self._inputs([question]), LiveText(self.console, self.pair.tokenizer)
-        self.recorder.told = live.told
-        shown = self._decode(self.ours, inputs, streamer=live)
-        self.recorder.told = None
-        return self._beside(inputs, shown)
-
-    def show_batch(self, questions: list[str]) -> Task:
-        """Questions that are answered together, by the methods that can."""
-        self.console.rule(f"batch {len(questions)}", style="dim")
-        inputs = self._inputs(questions)
-        with self.console.status(f"{OURS}: {len(questions)} answers together"):
-            shown = self._decode(self.ours, inputs)
-        for question, row in zip(questions, shown.rows, strict=True):
-            answer = self.pair.tokenizer.decode(row, skip_special_tokens=True)
-            self.console.print(question, style="dim", markup=False)
-            self.console.print(answer, end="\n\n", markup=False, soft_wrap=True)
-        return self._beside(inputs, shown)
-
-    def measure(self, tasks: list[Task]) -> None:
-        """All methods on all tasks, in rounds."""
-        with self.console.status("measuring") as status:
-            told = status.update if status is not None else lambda _: None
-            measure(self.pair.target, [*self.others, self.ours], tasks, told=told, **self.options)
-
-    def said_of_texts(self, tasks: dict[str, Task]) -> list[str]:
-        """How many texts leave plain decoding's at near ties, and each that leaves it elsewhere."""
-        with self.console.status("comparing the texts"):
-            tokenizer = self.pair.tokenizer
-            found = [
-                (f"{kind}: {whose} {difference.said(tokenizer)}", difference.near_tie)
-                for kind, task in tasks.items()
-                for whose, difference in differences(self.pair.target, tokenizer, task)
-            ]
-        texts, ties = sum((len(task.made) - 1) * task.rows for task in tasks.values()), sum(tie for _, tie in found)
-        summed = [f"{ties} of {texts} texts differ from plain decoding's at near ties."] if ties else []
-        return summed + [f"WRONG: {said}" for said, tie in found if not tie]
-
-    @property
-    def recorder(self) -> RecordingDrafter:
-        assert isinstance(self.ours.drafter, RecordingDrafter)
-        return self.ours.drafter
-
-    def _beside(self, inputs: dict[str, Any], ours: Generation) -> Task:
-        made = []
-        for method in self.others:
-            with self.console.status(f"{method.name}: the same prompt"):
-                try:
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", SpeculationWarning)  # our hint, beside transformers' refusal
-                        made.append(self._decode(method, inputs))
-                except ValueError as error:  # transformers speculates on single rows only
-                    self.console.print(f"{method.name}: refused. {str(error).splitlines()[0]}", style="dim")
-        return Task(inputs, {one.method.name: one for one in [*made, ours]})
-
-    def _decode(self, method: Method, inputs: dict[str, Any], **options: Any) -> Generation:
-        return decode(self.pair.target, method, inputs, **self.options | options)
-
-    def _inputs(self, questions: list[str]) -> dict[str, Any]:
-        """Token ids padded on the left, and their mask."""
-        tokenizer = self.pair.tokenizer
-        rows = [ask(tokenizer, question) for question in questions]
-        return batch(rows, tokenizer.pad_token_id, input_device(self.pair.target))
+def _show_one(console: Console, bench: Bench, recorder: RecordingDrafter, unit: Unit) -> None:
+    """Our answer as it is written."""
+    console.rule(unit.dataset, style="dim")
+    console.print(unit.prompts[0].turns[0], style="dim", end="\n\n", markup=False, soft_wrap=True)
+    live = LiveText(console, bench.tokenizer)
+    recorder.told = live.told
+    _decode(bench, recorder, unit, streamer=live)
+    recorder.told = None
 
 
-def _said_of_figures(tasks: dict[str, Task], dtype: str) -> str:
-    """What the table's figures are."""
-    tokens = ", ".join(f"{kind} {task.shared}" for kind, task in tasks.items())
-    by_all = decoded_by_all(list(tasks.values()))
-    shared = ", ".join(kind for kind, task in tasks.items() if task in by_all)
-    return (
-        f"Speed-ups over plain decoding are medians of {ROUNDS} rounds. In each round every method writes the same "
-        f"number of new tokens ({tokens}). Column all: {shared} together. Column rounds: the smallest and the largest "
-        f"speed-up of a round.\nIn {dtype} a text can differ from plain decoding's where two tokens are nearly tied. "
-        "Two runs can differ likewise, because measured times decide how much is drafted.\n"
-    )
+def _show_batch(console: Console, bench: Bench, recorder: RecordingDrafter, unit: Unit) -> None:
+    """Our answers to questions that are asked together."""
+    console.rule(unit.dataset, style="dim")
+    made = _decode(bench, recorder, unit)
+    for prompt, row in zip(unit.prompts, made.rows, strict=True):
+        answer = bench.tokenizer.decode(row, skip_special_tokens=True)
+        console.print(prompt.turns[0], style="dim", markup=False)
+        console.print(answer, end="\n\n", markup=False, soft_wrap=True)
+
+
+def _decode(bench: Bench, recorder: RecordingDrafter, unit: Unit, **options: Any) -> Generation:
+    inputs = bench.tokenize(unit)
+    if inputs is None:
+        raise SpeculationError(f"the target's context is too short for the demo's {unit.dataset}; name another target")
+    method = Method(OURS, {"assistant_model": recorder}, None, recorder)
+    return decode(bench.target, method, inputs, **bench.options(unit) | options)
+
+
+def table(runs: list[dict[str, Any]]) -> Table:
+    """One line per method: its speed-up on each kind of prompt, and over all kinds that every method takes."""
+    kinds, names = (list(dict.fromkeys(run[key] for run in runs)) for key in ("dataset", "name"))
+    found = {(run["name"], run["dataset"]): run for run in runs}
+    shared = [kind for kind in kinds if all((name, kind) in found for name in names)]
+    lines = Table(box=None, padding=(0, 1, 0, 0))
+    lines.add_column("", no_wrap=True)
+    for title in (*kinds, "all", "tokens\n/call", "same\ntext"):
+        lines.add_column(title, justify="right", no_wrap=True)
+    for name in names:
+        ours, plain = ([found[one, kind] for kind in shared] for one in (name, PLAIN))
+        mine = [run for run in runs if run["name"] == name]
+        lines.add_row(
+            name,
+            *(f"{found[name, kind]['speedup']:.2f}x" if (name, kind) in found else "refused" for kind in kinds),
+            f"{_seconds_per_token(plain) / _seconds_per_token(ours):.2f}x",
+            f"{sum(run['mean_acceptance_length'] for run in ours) / len(ours):.2f}",
+            "" if name == PLAIN else f"{sum(run['identical'] for run in mine)} of {len(mine)}",
+        )
+    return lines
+
+
+def _seconds_per_token(runs: list[dict[str, Any]]) -> float:
+    return sum(run["seconds"] / run["tokens"] for run in runs)
+
+
+def said_of_texts(runs: list[dict[str, Any]]) -> Iterator[str]:
+    """Where single answers differ from plain decoding's: near ties in one line, all else in a line each."""
+    parted = [(run, difference) for run in runs for difference in run["differences"]]
+    if ties := sum(difference["near_tie"] for _, difference in parted):
+        yield f"Texts that leave plain decoding's at near ties of two tokens: {ties}. `hf-specdec audit` says where."
+    for run, difference in parted:
+        if not difference["near_tie"]:
+            yield f"WRONG: {run['name']}, {run['dataset']}: differs at new token {difference['position']}"
