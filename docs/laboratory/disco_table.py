@@ -24,12 +24,11 @@ from disco_oracle import oracle_report, plot_oracle
 from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.disco import StopClassifier
 from hf_specdec.errors import SpeculationError
-from hf_specdec.tools.instruments.pacing import paced
+from hf_specdec.tools.instruments.pretended import paced, pretended_costs
 from hf_specdec.tools.instruments.provenance import provenance
 from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.tools.loading.prompts import Prompt, sample_prompts
 from hf_specdec.tools.loading.rows import set_name
-from hf_specdec.tools.showing import pretended_costs
 from hf_specdec.train.disco.extraction import Regime, extract
 from hf_specdec.train.disco.fitting import fit, quality
 from hf_specdec.train.disco.records import Record

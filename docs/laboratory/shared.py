@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from hf_specdec.tools.bench.methods import Generation, Method, decode
+from hf_specdec.tools.bench.decoding import Generation, decode
+from hf_specdec.tools.bench.methods import Method
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.models import Pair
 from hf_specdec.tools.loading.prompts import Prompt

@@ -18,7 +18,8 @@ from typer import Option
 
 from hf_specdec import StreamingDrafter
 from hf_specdec.commands.options import command
-from hf_specdec.tools.bench.methods import PLAIN, Generation, Method
+from hf_specdec.tools.bench.decoding import Generation
+from hf_specdec.tools.bench.methods import PLAIN, Method
 from hf_specdec.tools.loading.models import PairSettings
 from hf_specdec.tools.loading.prompts import load_prompts
 from shared import Way, drafted, show, take_turns

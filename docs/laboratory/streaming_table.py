@@ -21,7 +21,8 @@ from typer import Option
 
 from hf_specdec import StreamingDrafter, pack_linear
 from hf_specdec.commands.options import command
-from hf_specdec.tools.bench.methods import PLAIN, Method, decode
+from hf_specdec.tools.bench.decoding import decode
+from hf_specdec.tools.bench.methods import PLAIN, Method
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.drafters import load_drafter, own_model
 from hf_specdec.tools.loading.models import Pair, PairSettings

@@ -1,10 +1,9 @@
-"""What the commands share when they show something: HTML pages, pretended costs in words, and silence."""
+"""What the commands share when they show something: HTML pages, and silence."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from transformers.utils import logging
 
@@ -98,21 +97,6 @@ def write_page(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpeculationError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def pretended_costs(settings: Mapping[str, Any]) -> list[str]:
-    """A phrase for each pretended cost in use; none where the models cost what they cost.
-
-    Args:
-        settings: `pad_target_mlp`, `pad_draft_mlp` (units), `pace_target`, `pace_draft` (milliseconds); others are
-            ignored.
-    """
-    roles = ("target", "draft")
-    padded = {role: settings.get(f"pad_{role}_mlp") for role in roles}
-    paced = {role: settings.get(f"pace_{role}") for role in roles}
-    return [f"the {role}'s MLPs cost-padded to {units:,}" for role, units in padded.items() if units] + [
-        f"the {role} paced at {milliseconds:g} ms" for role, milliseconds in paced.items() if milliseconds
-    ]
 
 
 @contextmanager

@@ -204,7 +204,7 @@ def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
     assert "## set, batch 1, T=1" in markdown
     assert "| speed-up | set, batch 1, T=0 | set, batch 1, T=1 |" in markdown and "| fast | 2.00 | 2.00 |" in markdown
     page = (tmp_path / "report" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4 and "http" not in page.replace("data:", "")
+    assert page.count("data:image/png;base64,") == 3 and "http" not in page.replace("data:", "")
     assert (tmp_path / "report" / "speedup.png").read_bytes().startswith(b"\x89PNG")
 
 

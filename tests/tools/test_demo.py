@@ -13,7 +13,8 @@ from rich.text import Text
 from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
-from hf_specdec.tools.bench.methods import PLAIN, Method, decode
+from hf_specdec.tools.bench.decoding import decode
+from hf_specdec.tools.bench.methods import PLAIN, Method
 from hf_specdec.tools.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate
 from hf_specdec.tools.demo.live import LiveText, Pictured, aside
 from hf_specdec.tools.demo.prompts import BATCH, SAMPLES

@@ -15,15 +15,14 @@ from ..instruments.audit import Audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
 from ..instruments.ends import end_tokens
 from ..instruments.meter import Forward
-from ..instruments.pacing import paced
+from ..instruments.pretended import paced, pretended_costs, synthetic_acceptance
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
-from ..instruments.synthetic import synthetic_acceptance
 from ..loading.chat import batch, prompt_ids
 from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT, Prompt
 from ..loading.sampling import sampling_at
-from ..showing import pretended_costs
-from .methods import BASELINES, PLAIN, Generation, Method, decode
+from .decoding import Generation, decode
+from .methods import BASELINES, PLAIN, Method
 from .plan import Settings, Unit
 from .results import Measurement, Results
 from .summary import summarize

@@ -1,23 +1,19 @@
-"""A way to decode, by its short form SPEC, and what one `generate` call with it comes to.
+"""A way to decode, by its short form SPEC.
 
 A SPEC is a drafter's (`loading.drafters`), or one of `BASELINES`, which may have options, too:
 `draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from typer import Option
 
 from ...drafters import Drafter
 from ...errors import SpeculationError
-from ..instruments.ends import until_end
-from ..instruments.meter import Meter, metered
 from ..loading.drafters import SPEC, load_drafter, own_model, parse_options, required_draft
 from ..loading.models import Pair, PairSettings
 
@@ -109,85 +105,6 @@ class MethodSettings(PairSettings):
         """A method for each SPEC, of those given several times one."""
         loading = self.of_drafts() | {"target": pair.target}
         return [build_method(spec, pair.draft, **loading) for spec in dict.fromkeys(specs)]
-
-
-@dataclass
-class Acceptance:
-    """What a generation drafted and accepted, by the names of `Measurement`'s fields."""
-
-    draft_calls: int
-    row_steps: int
-    drafted_per_position: list[int]
-    accepted_per_position: list[int]
-    acceptance_sum: float
-    acceptance_count: int
-
-
-@dataclass
-class Generation:
-    """One `generate` call of a method."""
-
-    method: Method
-    rows: list[list[int]]
-    """new tokens per row, up to the end of its text"""
-    meter: Meter
-    acceptance: Acceptance
-
-    @property
-    def tokens(self) -> int:
-        """New tokens of all rows."""
-        return sum(map(len, self.rows))
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per verification, the target's own included; 1 for plain decoding."""
-        return 1 + sum(self.acceptance.accepted_per_position) / max(self.acceptance.row_steps, 1)
-
-
-def decode(
-    target: PreTrainedModel, method: Method, inputs: Mapping[str, Tensor], seed: int = 0, **options: Any
-) -> Generation:
-    """One metered call of a method.
-
-    Args:
-        inputs: `input_ids` [B, P] and `attention_mask`.
-        seed: of sampling.
-        options: of `generate`.
-    """
-    torch.manual_seed(seed)
-    with metered(target, method.draft) as meter:
-        rows = method.generate(target, inputs, **options)
-    rows = [until_end(target, row) for row in rows]
-    return Generation(method, rows, meter, _acceptance(method, meter, inputs["input_ids"].shape[1], rows))
-
-
-def _acceptance(method: Method, meter: Meter, prompt: int, rows: Sequence[Sequence[int]]) -> Acceptance:
-    """From the drafter's statistics, or, for transformers' loops, from the target's forwards."""
-    stats = method.drafter.last_stats if method.drafter is not None else None
-    if stats is not None:
-        known = stats.acceptance_count > 0
-        return Acceptance(
-            draft_calls=stats.draft_calls,
-            row_steps=stats.row_steps,
-            drafted_per_position=_by_position(stats.drafted_per_position),
-            accepted_per_position=_by_position(stats.accepted_per_position),
-            acceptance_sum=stats.acceptance_sum if known else float(stats.accepted_tokens),
-            acceptance_count=stats.acceptance_count if known else stats.accepted_tokens + stats.rejections,
-        )
-    rounds = meter.accepted_per_round(prompt, len(rows[0])) if len(rows) == 1 else []
-    longest = max((drafted for drafted, _ in rounds), default=0)
-    return Acceptance(
-        draft_calls=len(meter.of("draft")),
-        row_steps=len(rounds) or sum(map(len, rows)),  # only plain decoding takes a batch
-        drafted_per_position=[sum(drafted > i for drafted, _ in rounds) for i in range(longest)],
-        accepted_per_position=[sum(accepted > i for _, accepted in rounds) for i in range(longest)],
-        acceptance_sum=float(sum(accepted for _, accepted in rounds)),
-        acceptance_count=sum(accepted + (accepted < drafted) for drafted, accepted in rounds),
-    )
-
-
-def _by_position(counts: Mapping[int, int]) -> list[int]:
-    return [counts.get(i, 0) for i in range(max(counts, default=-1) + 1)]
 
 
 def _baseline(spec: str, name: str, options: dict[str, Any], draft: PreTrainedModel | None) -> Method:

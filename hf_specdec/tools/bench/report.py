@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SpeculationError
-from ..showing import cards, html_page, html_table, pretended_costs, write_page
+from ..instruments.pretended import pretended_costs
+from ..showing import cards, html_page, html_table, write_page
 from .plots import Cells, save_plots
 from .results import Results
 from .tables import COLUMN_HELP, COLUMNS, DIFFERENCES, differences, figures, overview

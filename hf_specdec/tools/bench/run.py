@@ -10,8 +10,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ...errors import SpeculationError
+from ..instruments.pretended import pretended_costs
 from ..instruments.provenance import provenance
-from ..showing import pretended_costs
 from .measure import Bench
 from .plan import Settings, plan
 from .results import Results

@@ -11,8 +11,9 @@ from typer import Option
 from ...drafters import Drafter
 from ...errors import SpeculationError
 from ...target.devices import input_device
+from ..bench.decoding import decode
 from ..bench.measure import Bench
-from ..bench.methods import PLAIN, Method, decode
+from ..bench.methods import PLAIN, Method
 from ..bench.plan import Unit, settings_of
 from ..bench.results import Results
 from ..bench.run import summary_tables

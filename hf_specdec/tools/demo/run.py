@@ -12,9 +12,9 @@ from typer import Option
 
 from ...drafters import Drafter
 from ...errors import SpeculationError
-from ...target.packing import packable_dtypes
+from ..bench.decoding import Generation, decode
 from ..bench.measure import Bench
-from ..bench.methods import PLAIN, Generation, Method, build_method, decode
+from ..bench.methods import PLAIN, Method, build_method
 from ..bench.plan import Unit, settings_of
 from ..bench.results import Results
 from ..instruments.recording import RecordingDrafter
@@ -60,7 +60,7 @@ class DemoSettings(PairSettings):
     def __post_init__(self) -> None:
         """On a CPU all methods run on packed weights: with plain ones, forwards of several tokens cost too much."""
         super().__post_init__()
-        self.pack_linear |= self.device == "cpu" and self.dtype in packable_dtypes() and self.quantization is None
+        self.pack_linear |= self.can_pack
 
     def load_ours(self, pair: Pair) -> Drafter:
         """The drafter that is shown."""

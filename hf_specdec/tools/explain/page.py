@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ..instruments.meter import Meter
+from ..instruments.pretended import pretended_costs
 from ..instruments.recording import Node
-from ..showing import cards, html_page, html_table, pretended_costs
+from ..showing import cards, html_page, html_table
 from .reading import Candidate, Explanation, TokenInfo
 
 KINDS = {

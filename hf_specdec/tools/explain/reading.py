@@ -11,7 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...drafters.pearl import Timeline
 from ...stats import SpeculationStats
 from ...target.devices import input_device
-from ..bench.methods import PLAIN, Generation, Method, decode
+from ..bench.decoding import Generation, decode
+from ..bench.methods import PLAIN, Method
 from ..instruments.audit import Audit, Difference
 from ..instruments.recording import Node, RecordingDrafter, Round
 from ..loading.checks import check_tokens
