@@ -56,7 +56,8 @@ def measurement(method: str, prompt: int, repeat: int, tokens: int, seconds: flo
         "difference": None,
         "peak_memory_bytes": 1000,
     }
-    return Measurement(method=method, prompt=prompt, repeat=repeat, tokens=tokens, seconds=seconds, **(figures | more))
+    figures |= {"method": method, "prompt": prompt, "repeat": repeat, "tokens": tokens, "seconds": seconds}
+    return Measurement.of_row(figures | more)
 
 
 def sample() -> list[Measurement]:

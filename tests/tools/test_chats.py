@@ -239,8 +239,9 @@ def test_turns_are_put_together_by_sums():
     parted = turn(1, 2.0, same_text=False, difference=difference, accepted_per_position=[1, 1], peak_memory_bytes=2000)
     (whole,) = whole_conversations([turn(0, 1.0), parted, turn(2, 4.0)])
     assert (whole.tokens, whole.seconds, whole.turn, whole.peak_memory_bytes) == (30, 7.0, 0, 2000)
-    assert (whole.drafted_per_position, whole.accepted_per_position) == ([9, 6], [5, 1])
-    assert whole.target_step_seconds == pytest.approx(0.4) and whole.draft_step_seconds is None
+    drafted, accepted = whole.acceptance.drafted_per_position, whole.acceptance.accepted_per_position
+    assert (drafted, accepted) == ([9, 6], [5, 1])
+    assert whole.times.target_step_seconds == pytest.approx(0.4) and whole.times.draft_step_seconds is None
     assert whole.same_text is False and whole.difference == difference | {"turn": 1}
     others = [
         measurement("plain", 0, 0, 10, 1.0),
@@ -254,7 +255,7 @@ def test_results_of_before_there_were_turns_load_and_are_not_gone_on_with(tmp_pa
     bench = bench_of(tmp_path)
     settings = json.loads(json.dumps(vars(bench.settings)))
     old = {name: value for name, value in settings.items() if name not in ("raw", "system")}
-    rows = [{k: v for k, v in vars(measurement("plain", 0, 0, 10, 1.0)).items() if k != "turn"}]
+    rows = [{k: v for k, v in measurement("plain", 0, 0, 10, 1.0).row().items() if k != "turn"}]
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"schema": 1, "provenance": {"settings": old}, "measurements": rows, "runs": []}))
     assert Results.load(path).measurements[0].turn == 0

@@ -11,18 +11,7 @@ from transformers import PreTrainedModel
 from ..instruments.ends import until_end
 from ..instruments.meter import Meter, metered
 from .methods import Method
-
-
-@dataclass
-class Acceptance:
-    """What a generation drafted and accepted, by the names of `Measurement`'s fields."""
-
-    draft_calls: int
-    row_steps: int
-    drafted_per_position: list[int]
-    accepted_per_position: list[int]
-    acceptance_sum: float
-    acceptance_count: int
+from .results import Acceptance
 
 
 @dataclass

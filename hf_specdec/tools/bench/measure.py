@@ -24,7 +24,7 @@ from ..loading.sampling import sampling_at
 from .decoding import Generation, decode
 from .methods import BASELINES, PLAIN, Method
 from .plan import Settings, Unit
-from .results import Measurement, Results
+from .results import Measurement, Results, Times
 from .summary import summarize
 
 T = TypeVar("T")
@@ -222,15 +222,17 @@ class Bench:
             method=measured.name,
             repeat=measured.repeat,
             tokens=generation.tokens,
-            seconds=meter.seconds,
-            prefill_seconds=meter.prefill_seconds,
-            draft_seconds=meter.total("draft"),
-            verify_seconds=meter.total("target"),
-            bare_seconds=bare_seconds(meter.forwards, table),
-            target_step_seconds=target_step_seconds,
-            draft_step_seconds=table.get(("draft", len(generation.rows), 1)) if acceptance.draft_calls else None,
+            times=Times(
+                seconds=meter.seconds,
+                prefill_seconds=meter.prefill_seconds,
+                draft_seconds=meter.total("draft"),
+                verify_seconds=meter.total("target"),
+                bare_seconds=bare_seconds(meter.forwards, table),
+                target_step_seconds=target_step_seconds,
+                draft_step_seconds=table.get(("draft", len(generation.rows), 1)) if acceptance.draft_calls else None,
+            ),
             target_calls=len(meter.of("target")),
-            **asdict(acceptance),
+            acceptance=acceptance,
             same_text=None,
             difference=None,
             peak_memory_bytes=measured.peak_memory,
