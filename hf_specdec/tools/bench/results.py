@@ -1,4 +1,4 @@
-"""The result file: written whole or not at all, after every prompt, so that a stopped run leaves what it measured."""
+"""The result file. It is written whole after every prompt, so a stopped run keeps what it measured."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`hf-specdec bench`: run, show progress, keep what was measured whatever happens."""
+"""`hf-specdec bench`: run, show progress, and keep what was measured whatever happens."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What every command that decodes asks of its settings, before a model is loaded."""
+"""Checks of settings that every command that decodes makes before it loads a model."""
 
 import math
 
