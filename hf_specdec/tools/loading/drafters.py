@@ -27,7 +27,7 @@ def default_drafter(draft: str | None) -> str:
 
 @dataclass(kw_only=True)
 class DrafterSettings(PairSettings):
-    """What every command that runs one drafter is told of it."""
+    """What every command that runs one drafter is told about it."""
 
     drafter: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def load_drafter(
 
     Args:
         draft: for drafters that need a draft model and do not bring their own.
-        others: names that are no drafters and that the caller knows as well, for the message.
+        others: further names that the caller accepts, for the message.
         target: tuned, in place, where the drafter was trained together with it.
         loading: of the draft models that drafters bring; see `TargetSettings.of_drafts`.
 

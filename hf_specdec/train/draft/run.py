@@ -15,7 +15,7 @@ from typer import Option
 from ...drafters.disco.drafter import fingerprint
 from ...tools.loading.models import ModelSource, Pair, load_model
 from ...tools.loading.outputs import writable_folder
-from ...tools.showing.quiet import quiet
+from ...tools.showing import quiet
 from ..folder import hold_to, interruptible, write_whole
 from ..learning import learn
 from ..own_text import OwnTextSettings, halves, own_texts, special_tokens

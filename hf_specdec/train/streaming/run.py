@@ -22,7 +22,7 @@ from ...target.devices import input_device
 from ...target.masks import attention_windows
 from ...tools.loading.models import Pair
 from ...tools.loading.outputs import writable_folder
-from ...tools.showing.quiet import quiet
+from ...tools.showing import quiet
 from ..folder import hold_to, interruptible, write_whole
 from ..learning import learn
 from ..own_text import OwnTextSettings, given_texts, halves, own_texts, special_tokens, training_option
