@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer import Option
 
-from hf_specdec import DraftModelDrafter, HybridDrafter, translated
+from hf_specdec import DraftModelDrafter, HybridDrafter, Translated
 from hf_specdec.commands.options import command
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.models import TargetSettings
@@ -53,12 +53,12 @@ def measure(settings: TokenizerSettings) -> None:
     stock, draft = (AutoModelForCausalLM.from_pretrained(settings.draft_folder).eval() for _ in range(2))
     stock.generation_config.num_assistant_tokens = settings.window
     stock.generation_config.num_assistant_tokens_schedule = "constant"
-    translated(draft, pair.tokenizer, theirs)
+    translated = Translated(draft, pair.tokenizer, theirs)
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "transformers": {"assistant_model": stock, "tokenizer": pair.tokenizer, "assistant_tokenizer": theirs},
-        "draft model": {"assistant_model": DraftModelDrafter(draft, num_draft_tokens=settings.window)},
-        "hybrid": {"assistant_model": HybridDrafter(draft)},
+        "draft model": {"assistant_model": DraftModelDrafter(translated, num_draft_tokens=settings.window)},
+        "hybrid": {"assistant_model": HybridDrafter(translated)},
     }
     tokens, calls, same = (dict.fromkeys(ways, 0) for _ in range(3))
     prompts = load_prompts(settings.prompts, settings.limit)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ...protocol import DraftContext, Sequences
 from ..draft_model.chain import Chain
+from ..draft_model.translating import Translated
 from .classifier import StopClassifier, read
 from .config import DiscoConfig
 from .lookup import NONE, Branch, Recurrence
@@ -61,7 +62,7 @@ class ClassifiedChain(Chain):
     """What it says of the first of the candidates is what the classifier does; of the others, what the draft does."""
 
     def __init__(
-        self, context: DraftContext, model: "PreTrainedModel", candidates: int, classified: Classified
+        self, context: DraftContext, model: "PreTrainedModel | Translated", candidates: int, classified: Classified
     ) -> None:
         super().__init__(context, model, candidates)
         self.classified = classified

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ...protocol import DraftContext
-from ..draft_model import SteppedSession
+from ..draft_model import SteppedSession, Translated
 from .classified import Classified
 from .rules import StopRule
 
@@ -17,7 +17,12 @@ class DiscoSession(SteppedSession):
     weighs = False  # a threshold knows nothing of costs
 
     def __init__(
-        self, context: DraftContext, model: "PreTrainedModel", longest: int, classified: Classified, rule: StopRule
+        self,
+        context: DraftContext,
+        model: "PreTrainedModel | Translated",
+        longest: int,
+        classified: Classified,
+        rule: StopRule,
     ) -> None:
         """
         Args:
