@@ -68,10 +68,10 @@ class LoraTraining(StreamTraining):
         loss = cross_entropy(main[known].float(), wanted[known])
         return (loss, {"loss": loss}) if return_outputs else loss
 
-    def examine(self, lessons: Any, rows: int) -> dict[str, Any]:
+    def acceptance(self, model: Any, lessons: Any, rows: int) -> dict[str, Any]:
         with torch.no_grad(), self.accelerator.autocast():
             parts = [range(at, min(at + rows, len(lessons))) for at in range(0, len(lessons), rows)]
-            losses = [float(self.compute_loss(self.model, collate([lessons[i] for i in part]))) for part in parts]
+            losses = [float(self.compute_loss(model, collate([lessons[i] for i in part]))) for part in parts]
         return {"loss": sum(losses) / len(losses)}
 
     def said(self, found: dict[str, Any]) -> str:

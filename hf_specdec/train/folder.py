@@ -1,14 +1,57 @@
-"""The folder that a training writes to: it holds one training only, and an interrupted one goes on."""
+"""The folder that a training writes to. It holds one training only; an interrupted one goes on there."""
 
+import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
+from ..tools.loading.outputs import writable_folder
+
+
+@dataclass(frozen=True)
+class TrainingFolder:
+    """The folder `output` of a command: what was trained, and in `training` what an interrupted run goes on from."""
+
+    output: Path
+
+    @classmethod
+    def at(cls, output: str | Path) -> "TrainingFolder":
+        """Made if it is not there.
+
+        Raises:
+            SpeculationError: nothing can be written there.
+        """
+        folder = cls(writable_folder(output))
+        folder.work.mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def work(self) -> Path:
+        return self.output / "training"
+
+    def checkpoints(self, *made_of: Any) -> Path:
+        """A folder for the checkpoints of one training; those of another are no beginning of it.
+
+        Args:
+            made_of: whatever tells trainings apart, as JSON values.
+        """
+        return self.work / "checkpoints" / digest(made_of)[:12]
+
+    def report(self, found: dict[str, Any], settings: Any) -> None:
+        """Write figures and settings to `training.json`."""
+        content = found | {"settings": asdict(settings)}
+        write_whole(self.output / "training.json", json.dumps(content, indent=2) + "\n")
+
+
+def digest(content: Any) -> str:
+    """A hash of JSON values, to tell contents apart."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:

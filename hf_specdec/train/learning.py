@@ -1,26 +1,29 @@
-"""How transformers' `Trainer` is used: checkpoints and examinations at even distances, one bar."""
+"""How transformers' `Trainer` is used: checkpoints and examinations at even distances, one bar, a picture of curves."""
 
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 from tqdm import tqdm
-from transformers import ProgressCallback, Trainer, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import SpeculationError
 from ..target.devices import dtype_name
-from .curves import Curves
 from .own_text import OwnTextSettings
 
 PARTS = 20
-"""into which examinations and checkpoints divide a training"""
+"""Parts of a training, after each of which there is an examination and a checkpoint."""
+PREFIX = "eval_"
+"""Begins the names of figures on held-out texts."""
 
 
 class ByLength(Sampler[int]):
@@ -57,6 +60,11 @@ class ByLength(Sampler[int]):
 class Examined(Trainer):
     """Its examination says how often what is trained would be right. Lessons have `texts`."""
 
+    acceptance: Callable[..., dict[str, Any]]
+    """(model, lessons, rows at once) → the figures of an examination"""
+    said: Callable[..., str]
+    """the figures in words"""
+
     def get_train_dataloader(self) -> DataLoader:
         lessons: Any = self.train_dataset
         size = self.args.train_batch_size
@@ -64,14 +72,6 @@ class Examined(Trainer):
         return self.accelerator.prepare(
             DataLoader(lessons, size, sampler=order, collate_fn=self.data_collator)  # type: ignore[arg-type]
         )
-
-    def examine(self, lessons: Dataset[Any], rows: int) -> dict[str, Any]:
-        """The figures, `rows` texts at once."""
-        raise NotImplementedError
-
-    def said(self, found: dict[str, Any]) -> str:
-        """The same in words."""
-        raise NotImplementedError
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """
@@ -88,13 +88,34 @@ class Examined(Trainer):
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         """A line with the figures, above the bar."""
-        found = self.examine(eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
+        found = self.acceptance(self.model, eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
         numbers = {name: value for name, value in found.items() if isinstance(value, float)}
         metrics = {f"{metric_key_prefix}_{name}": round(value, 4) for name, value in numbers.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         tqdm.write(f"step {self.state.global_step} of {self.state.max_steps}, held out: {self.said(found)}")
         return metrics
+
+
+@contextmanager
+def examining(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode and without gradients; afterwards in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def batches(
+    lessons: Any, rows: int, collate: Callable[..., dict[str, Tensor]], device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """All lessons in their order, `rows` at once."""
+    for at in range(0, len(lessons), rows):
+        batch = collate([lessons[i] for i in range(at, min(at + rows, len(lessons)))])
+        yield {name: value.to(device) for name, value in batch.items()}
 
 
 class Bar(ProgressCallback):
@@ -104,6 +125,40 @@ class Bar(ProgressCallback):
         """Nothing but the loss: what else is logged, the examination says."""
         if self.training_bar is not None and "loss" in (logs or {}):
             self.training_bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
+
+
+class Curves(TrainerCallback):
+    """Keeps a PNG up to date with the loss and the shares on held-out texts. Without matplotlib it does nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Draw the log, which in a run that goes on is that of the whole training."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            return
+        figure = Figure(figsize=(7, 3.5), layout="constrained")
+        shares, losses = figure.subplots(1, 2)
+        for name, points in _curves(state.log_history).items():
+            axes = losses if name == "loss" else shares
+            axes.plot(*zip(*points, strict=True), label=name.removeprefix(PREFIX).replace("_", " "))
+        shares.set(xlabel="step", title="held-out texts", ylim=(0, 1))
+        losses.set(xlabel="step", title="loss")
+        if shares.lines:
+            shares.legend(fontsize=7)
+        figure.savefig(self.path, dpi=150)
+
+
+def _curves(log: Iterable[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of the loss and of held-out figures from 0 to 1, where there are several."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for line in log:
+        for name, value in line.items():
+            if name == "loss" or (name.startswith(PREFIX) and 0 <= value <= 1):
+                curves.setdefault(name, []).append((line["step"], value))
+    return {name: points for name, points in curves.items() if len(points) > 1}
 
 
 def learn(

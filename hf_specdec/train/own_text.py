@@ -1,6 +1,7 @@
 """Trainings on text that the target writes: what their commands have in common, up to the texts themselves."""
 
 import random
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
+from ..drafters.disco.drafter import fingerprint
 from ..errors import SpeculationError
 from ..target.inputs import position_limit
 from ..tools.loading.chat import prompt_ids
@@ -16,6 +18,7 @@ from ..tools.loading.checks import check_seed
 from ..tools.loading.models import Pair, TargetSettings
 from ..tools.loading.prompts import sample_examples, sample_prompts
 from ..tools.loading.rows import PROMPT_SOURCES
+from .folder import TrainingFolder, hold_to
 from .writing import Text, own_prompts, prompts_of, write_texts
 
 texts_option: Any = partial(Option, rich_help_panel="Texts that the target writes")
@@ -105,6 +108,27 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
         settings.rows,
         settings.seed,
     )
+
+
+def try_it(settings: OwnTextSettings, *trained: str) -> str:
+    """A command that generates with what was trained.
+
+    Args:
+        trained: the option that names it, and its folder.
+    """
+    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
+    command = ["hf-specdec", "generate", "--target", settings.target, *own, *trained, "--prompt", "..."]
+    return shlex.join(command)
+
+
+def hold_to_target(folder: TrainingFolder, settings: OwnTextSettings, pair: Pair) -> None:
+    """Refuse a folder whose texts were written by another target, or with other lengths.
+
+    Raises:
+        SpeculationError: it names what differs.
+    """
+    made_for = {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens}
+    hold_to(folder.work / "made_for.json", made_for)
 
 
 def special_tokens(pair: Pair, vocab: int, known: int) -> list[int]:

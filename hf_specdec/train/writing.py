@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -109,6 +110,11 @@ def batched(order: list[int], texts: Sequence[Text], most: int = 2048) -> tuple[
     while count < len(order) and (count + 1) * len(texts[order[count]].ids) <= most:
         count += 1
     return order[:count], order[count:]
+
+
+def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[B, T] ids. A causal model needs no mask: no token looks at the padding on its right."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
 
 
 def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: Sequence[int]) -> tuple[Tensor, float]:
