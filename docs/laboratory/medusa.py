@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_specdec.budget import Band, Learned, Survival
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.streaming.tree import joined, likeliest_nodes
-from hf_specdec.drafters.tree_session import TreeSession
+from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft, DraftContext, Sequences, Verdict
 from hf_specdec.transfer import to_host
 

@@ -8,7 +8,6 @@ the paper's full product with and without pruning. Copies stay out. All ways tak
 is 1. What a forward is fed in its lower layers is `nodes`, and what is left of it in the upper ones `kept`.
 """
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -93,7 +92,7 @@ def _ways(whole: StreamingDrafter, prune_below: float) -> list[Part]:
 
 def _part(whole: StreamingDrafter, gamma: int, **options: Any) -> StreamingDrafter:
     """The same streams, but only the first γ of them."""
-    trained = {name: getattr(whole.config, name) for name in inspect.signature(StreamingDrafter).parameters}
+    trained = whole.config.chosen()
     part = {"num_streams": gamma, "copies": False, "acceptance": [], "acceptance_sampled": []}
     drafter = StreamingDrafter(**(trained | part | options))
     weights = whole.weights()

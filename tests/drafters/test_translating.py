@@ -23,6 +23,7 @@ from hf_specdec import (
     SpeculationError,
     Translated,
 )
+from hf_specdec.hub import drafter_from_flag
 
 NEW = 30
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
@@ -146,6 +147,16 @@ def test_a_call_may_name_both_tokenizers() -> None:
     for drafter in (single, hybrid):
         assert torch.equal(target.generate(**inputs, assistant_model=drafter, **names), plain)
     assert single.draft is draft and hybrid.model_drafter.draft is draft, "it was of that call"
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "hybrid"])
+def test_a_flag_takes_a_translated_model(kind: str) -> None:
+    target, inputs = models.llama(), models.prompts([7, 4]) | {"max_new_tokens": 20, "do_sample": False}
+    plain, translated = target.generate(**inputs, pad_token_id=0), drafting("oracle")
+    drafted = target.generate(**inputs, pad_token_id=0, assistant_model=translated, speculation_type=kind)
+    assert torch.equal(drafted, plain)
+    drafter = drafter_from_flag(target, kind, {}, translated)
+    assert drafter.last_stats.accepted_tokens > 0  # type: ignore[attr-defined]
 
 
 def test_nothing_is_written_on_the_draft_model() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hub_tools import drafter_of, tiny_model
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.drafters import suffix
+from hf_specdec.drafters.suffix import drafter as suffix
 from hf_specdec.hub import drafter_from_flag
 from hf_specdec.hub.registry import drafter_class, drafter_types
 

@@ -22,7 +22,7 @@ from ...clock import now
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.devices import input_device
 from ...transfer import to_host, waits
-from ..tree_session import Joining, TreeSession
+from ..trees import Joining, TreeSession
 from .base import columns_for
 from .chain import Chain
 from .model import check_room

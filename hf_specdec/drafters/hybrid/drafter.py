@@ -10,7 +10,7 @@ from ..draft_model import DraftModelDrafter, Translated
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
-from ..tree_session import TreeSession
+from ..trees import TreeSession
 from .config import HybridConfig
 from .recycled import Recycled
 from .sampled import SampledHybridSession

@@ -10,7 +10,7 @@ from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host, waits
 from ..draft_model import DraftModelSession, Translated
 from ..draft_model.base import columns_for
-from ..tree_session import TreeSession
+from ..trees import TreeSession
 from .config import HybridConfig
 from .sources import DRAWN, Sources, named
 
