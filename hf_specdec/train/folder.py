@@ -55,17 +55,18 @@ def digest(content: Any) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file anew: whoever reads it finds all of it, or what was there before."""
+    """Replace a file at once: a reader finds either all of the new text or what was there before."""
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
 
 
 def hold_to(path: Path, manifest: dict[str, Any]) -> None:
-    """Write down what a folder is made of, or compare.
+    """Write down what a folder's training is made of; where that is there already, compare.
 
     Args:
-        path: of the manifest, in the folder.
+        path: of the file that holds it.
+        manifest: what has to be equal in later runs.
 
     Raises:
         SpeculationError: the folder was begun with something else.
@@ -87,7 +88,7 @@ def hold_to(path: Path, manifest: dict[str, Any]) -> None:
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """Ctrl-C says what becomes of the work, and stays a `KeyboardInterrupt`."""
+    """Within the block, Ctrl-C prints `advice` and stays a `KeyboardInterrupt`."""
     try:
         yield
     except KeyboardInterrupt:

@@ -27,20 +27,20 @@ PREFIX = "eval_"
 
 
 class ByLength(Sampler[int]):
-    """Texts of about one length together, so that little is padded. The order depends on seed and epoch alone: a run
-    that goes on sees what a whole one would have seen."""
+    """Batches of texts of about one length, so that little is padded. The order depends on seed and epoch alone, so a
+    run that goes on sees what an uninterrupted one would have seen."""
 
     def __init__(self, lessons: Any, batch_size: int, seed: int) -> None:
         """
         Args:
-            lessons: a data set with `texts`; told each `epoch`.
+            lessons: a data set with `texts`, whose `epoch` is set before each epoch.
         """
         self.lessons, self.batch_size, self.seed = lessons, batch_size, seed
         self.lengths: Sequence[int] = [len(text.ids) for text in lessons.texts]
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Asked for by accelerate, before each epoch."""
+        """Called by accelerate before each epoch."""
         self.lessons.epoch = self.epoch = epoch
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class ByLength(Sampler[int]):
 
 
 class Examined(Trainer):
-    """Its examination says how often what is trained would be right. Lessons have `texts`."""
+    """A trainer whose evaluation says how often what is trained would be right. Its data sets have `texts`."""
 
     acceptance: Callable[..., dict[str, Any]]
     """(model, lessons, rows at once) → the figures of an examination"""
@@ -76,7 +76,7 @@ class Examined(Trainer):
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """
         Raises:
-            SpeculationError: the loss is not a number; the weights have not been changed by it.
+            SpeculationError: the loss is not a number. It has not changed the weights.
         """
         loss = super().training_step(*arguments, **options)
         if not loss.isfinite():
@@ -87,7 +87,7 @@ class Examined(Trainer):
         return loss
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """A line with the figures, above the bar."""
+        """Log the figures, and print them in a line above the bar."""
         found = self.acceptance(self.model, eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
         numbers = {name: value for name, value in found.items() if isinstance(value, float)}
         metrics = {f"{metric_key_prefix}_{name}": round(value, 4) for name, value in numbers.items()}
@@ -119,10 +119,10 @@ def batches(
 
 
 class Bar(ProgressCallback):
-    """The steps, with the loss of the last ones."""
+    """A progress bar of the steps, with the latest loss."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Nothing but the loss: what else is logged, the examination says."""
+        """Show the loss alone: evaluations print their own figures."""
         if self.training_bar is not None and "loss" in (logs or {}):
             self.training_bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
 
@@ -170,7 +170,7 @@ def learn(
     collate: Callable[..., Any],
     folder: Path,
 ) -> None:
-    """Train; from the last checkpoint in the folder, where there is one.
+    """Train, from the last checkpoint in the folder where there is one.
 
     Raises:
         SpeculationError: the loss is not a number any more, or a checkpoint cannot be written.
@@ -218,7 +218,7 @@ def learn(
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The last one that was written to its end; one that an interruption cut is removed."""
+    """The last checkpoint that is complete. An incomplete one is removed."""
     folder.mkdir(parents=True, exist_ok=True)
     while (last := get_last_checkpoint(str(folder))) is not None:
         if (Path(last) / TRAINER_STATE_NAME).exists():

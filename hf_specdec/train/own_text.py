@@ -1,4 +1,4 @@
-"""Trainings on text that the target writes: what their commands have in common, up to the texts themselves."""
+"""Trainings on text that the target writes: the settings and the texts that they have in common."""
 
 import random
 import shlex
@@ -27,7 +27,7 @@ training_option: Any = partial(Option, rich_help_panel="Training")
 
 @dataclass(kw_only=True)
 class OwnTextSettings(TargetSettings):
-    """Arguments of such a command."""
+    """Arguments of a command that trains on such text."""
 
     output: Annotated[str, Option(help="Folder to write to; the same command continues an interrupted training there.")]
     data: Annotated[
@@ -80,13 +80,13 @@ class OwnTextSettings(TargetSettings):
         check_seed(self.seed)
 
     def questions(self) -> list[str]:
-        """Those of the data files."""
+        """The prompts of the data files."""
         prompts = [prompt for path in self.data for prompt in sample_prompts(path, self.limit, self.seed)]
         return [prompt.turns[0] for prompt in prompts]
 
 
 def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Path) -> list[Text]:
-    """The target's answers to its own prompts and to those that are given; what is in the folder is not done again."""
+    """The target's answers to its own prompts and to given ones. Answers that `work` holds are not written again."""
     questions = own_prompts(
         pair.target, pair.tokenizer, settings.own_prompts, settings.rows, settings.seed, work / "prompts.json"
     )
@@ -164,7 +164,7 @@ def given_texts(settings: OwnTextSettings, pair: Pair) -> list[Text]:
 
 
 def halves(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:
-    """What is learned from, and what is examined on: other prompts, one at least."""
+    """The texts to learn from, and those to be examined on, which continue other prompts; one prompt each at least."""
     places = {text.prompt: random.Random(seed * 1_000_003 + text.prompt).random() for text in texts}
     if len(places) < 2:
         raise SpeculationError(f"{len(texts)} texts are too few to train on some and test on others; give more prompts")

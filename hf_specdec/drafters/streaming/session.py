@@ -19,11 +19,11 @@ from .tuner import TreeTuner
 from .upper import Upper
 
 BRANCHES = 3
-"""copies that join the streams' tree"""
+"""Copies of earlier text that join the streams' tree."""
 LOOK_AGAIN = 4
-"""rounds after which streams are asked again where no tree has paid"""
+"""Rounds after which streams are asked again where no tree has paid."""
 CONTINUED = 8
-"""nodes of the streams that are copied on from"""
+"""Nodes of the streams after which copies are looked for."""
 
 
 @dataclass
@@ -51,8 +51,8 @@ class LastDraft:
 
 
 class StreamingSession(DraftSession):
-    """Drafts each stream's likeliest tokens as a tree, those of stream j behind those of stream j - 1, joined by what
-    followed the same words before."""
+    """Drafts a tree of each stream's likeliest tokens, those of stream j after those of stream j - 1. Copies of what
+    followed the same words before may join it."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class StreamingSession(DraftSession):
         self._runner: StreamRunner | None = None
         self.rows: list[int] = []
         self.ends: Tensor | None = None
-        """[rows, γ, H] the streams of each row's last token that was fed"""
+        """[rows, γ, H] the streams of the last token of each row that the target has read"""
         self._paid = True
-        """whether a tree of the streams paid when they were asked last"""
+        """whether the streams' last tree paid"""
         self.counts = Counts()
         self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
@@ -104,7 +104,7 @@ class StreamingSession(DraftSession):
         self._look(verdict)
 
     def _look(self, verdict: Verdict) -> None:
-        """Remember the streams at the place that decided each row's last token."""
+        """Keep the streams at the node from which the target chose each row's last token."""
         self.ends = None
         if self._runner is None:
             return
@@ -149,14 +149,14 @@ class StreamingSession(DraftSession):
         return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(budget))
 
     def _copies(self, sequences: Sequences, budget: list[int]) -> list[Tree]:
-        """What rows can copy; empty where there is nothing."""
+        """Each row's copies as a tree; empty where no row has any."""
         trees = [Tree() for _ in budget]
         if self.copies is not None:
             self.copies.join(trees, sequences, budget)
         return trees if any(map(len, trees)) else []
 
     def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], budget: list[int]) -> Draft:
-        """A tree per row, by what its streams say here and now, joined by copies."""
+        """A tree per row from its streams' probabilities in this round, joined by copies."""
         best = logits.float().softmax(-1).topk(self.config.num_candidates)
         named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
         trees = []
@@ -174,19 +174,19 @@ class StreamingSession(DraftSession):
         return draft if fixed == "auto" else replace(draft, survival=None)
 
     def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:
-        """The likeliest nodes of a row, each stream's candidates as likely as its estimates have come true."""
+        """The likeliest nodes of a row; each candidate's chance is how often such estimates have come true."""
         bands = [[Band.of(("stream", j), estimate) for estimate in row] for j, row in enumerate(estimates)]
         chances = [[self.survival.calibrated(band) for band in row] for row in bands]
         return joined(likeliest_nodes(chances, MOST_NODES), tokens, bands)
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
-        """What followed earlier behind the words that streams find likeliest."""
+        """Add copies after the tokens that the streams find likeliest."""
         assert self.copies is not None
         for node in range(min(CONTINUED, len(tree))):
             self.copies.join_behind(tree, node, row, room)
 
     def estimates(self, row: int) -> Sequence[float | None]:
-        """The chance that its stream gave each node's token; none of what is copied."""
+        """The chance that its stream gave each node's token; None for copied tokens."""
         if not self.last.nodes or self.last.logits is None:
             return []
         likeliest = self.last.logits[row].float().softmax(-1).topk(self.config.num_candidates).values.tolist()

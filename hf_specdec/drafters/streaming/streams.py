@@ -41,7 +41,7 @@ class Streams(nn.Module):
     """Stream embeddings P, the map f_η, adapters beside linear layers, the pruning map o_θ, and the known tokens."""
 
     known: Tensor
-    """[K] ids of the tokens that streams can predict; empty: all"""
+    """[K] ids of the tokens that streams can predict; empty for all tokens"""
 
     def __init__(self, config: StreamingConfig) -> None:
         super().__init__()
@@ -83,8 +83,13 @@ class Streams(nn.Module):
 
     @contextmanager
     def beside(self, upper: Upper, main: int, width: int, turns: bool = True) -> Iterator[None]:
-        """Of `width` places per row, adapters (and the rotation of values, if it `turns`) act on those behind the first
-        `main`, and on no other."""
+        """Within the block, adapters act on the streams' places only, and so does the rotation of values.
+
+        Args:
+            main: places of the main stream, the first ones of each row.
+            width: places per row, those of the streams included.
+            turns: whether values are rotated, too.
+        """
         with ExitStack() as hooks:
             for layer, beside in zip(upper.layers, self.adapters, strict=False):
                 for name, adapter in beside.items():  # type: ignore[union-attr, operator]
@@ -102,7 +107,7 @@ class Streams(nn.Module):
         return _flat(head, moved(states, head.weight.device))
 
     def _known_head(self, head: nn.Linear) -> nn.Linear:
-        """Its rows of the known tokens: copied, and packed as it is, once, as long as it stays what it is."""
+        """A copy of the head's rows of the known tokens, packed as the head is; made anew when the head changes."""
         now = (head.weight.data_ptr(), head.weight._version, self.known.data_ptr(), type(head))
         if self._head is None or self._head[0] != now:
             copied = nn.Linear(head.in_features, len(self.known), bias=head.bias is not None, device="meta")
@@ -119,7 +124,7 @@ class Streams(nn.Module):
         return self.known[rows] if len(self.known) else rows
 
     def rows_of(self, tokens: Tensor) -> Tensor:
-        """The opposite: rows of the head, -1 for tokens that streams do not know."""
+        """Rows of the head for token ids; -1 for tokens that streams do not know."""
         if not len(self.known):
             return tokens
         tokens = moved(tokens, self.known.device).contiguous()
@@ -130,7 +135,7 @@ class Streams(nn.Module):
 
 
 def _flat(linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A linear map over rows that lie side by side: over strided ones in bfloat16 it takes a hundred times as long."""
+    """A linear map over contiguous rows: over strided ones in bfloat16 it takes a hundred times as long."""
     return linear(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
 
 
