@@ -56,7 +56,7 @@ def made(kind: str) -> Any:
         "draft model, trees": lambda: DraftModelDrafter(DRAFT, num_draft_tokens=3, num_candidates=3),
         "hybrid": lambda: HybridDrafter(DRAFT),
         "hybrid, 2": lambda: HybridDrafter(DRAFT, num_draft_tokens=2, memory_mb=1),
-        "DISCO": lambda: DiscoDrafter(DRAFT, classifier(), rule="draft", tau=0.3, max_draft_tokens=6),
+        "DISCO": lambda: DiscoDrafter(DRAFT, classifier(), rule="token", tau=0.3, max_draft_tokens=6),
         "DISCO, budget": lambda: DiscoDrafter(DRAFT, classifier(), max_draft_tokens=6),
     }
     return makers[kind]()

@@ -10,8 +10,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from hf_specdec import clock
-from hf_specdec.engine import joined as engine
-from hf_specdec.engine import loop, paying
+from hf_specdec.engine import generation, paying, requests
 from hf_specdec.tools.instruments.forwards import input_shape, wrapped_forward
 
 LAYER, TOKEN = 1e-3, 0.02
@@ -74,7 +73,7 @@ def jumping(seed: int) -> Iterator[None]:
 
 def forget() -> None:
     """What other tests have shown of a target that this one uses, too, is nothing to go by."""
-    for learned in (loop._costs, engine._costs, paying._records):
+    for learned in (generation._costs, requests._costs, paying._records):
         learned._of.clear()
 
 

@@ -109,7 +109,7 @@ def main(settings: FeatureSettings) -> None:
         drafter: Any = Drafter.from_pretrained(settings.saved)
         assert isinstance(drafter, DiscoDrafter)
         estimates["saved"] = of_classifier(drafter.classifier, range(k + EXTRA))
-    regime = Regime(False, settings.max_new_tokens, k, 0, 0)
+    regime = Regime(False, settings.max_new_tokens, k, 0)
     table = Table("nats per token", *map(set_name, settings.prompts))
     seen = []
     for path in settings.prompts:

@@ -27,8 +27,6 @@ RULES: dict[str, dict[str, Any]] = {
     "lenience 0.5": {"lenience": 0.5},
     "lenience 0.3": {"lenience": 0.3},
     "lenience 0.1": {"lenience": 0.1},
-    "typical 0.3": {"typical_acceptance": 0.3},
-    "typical 0.1": {"typical_acceptance": 0.1},
 }
 
 

@@ -1,30 +1,20 @@
-"""One `generate` call as transformers prepared it, and in which way it can be sped up, if it can."""
+"""`Call`: one `generate` call as transformers prepared it."""
 
-from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
-from transformers.cache_utils import StaticLayer
+from transformers import GenerationConfig
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-from ..errors import warn
-from ..stats import SpeculationStats, text_length
-from ..target.cache import is_adoptable
-from ..target.encoder_decoder import EncoderDecoderRunner
-from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
-from ..target.lockstep import LockstepRunner
-from ..target.probe import Support, ability
-from ..target.ragged import RaggedRunner
-from ..target.state import StateRunner
+from ..stats import SpeculationStats
+from ..target.inputs import CACHE, cached_columns
 from ..verify.judging import Judge
 from ..verify.noise import Noise
 from ..verify.processing import Processing
 from ..verify.randomness import Randomness
 from ..verify.rules import Rules
-from .guard import GuardedDrafter
 from .outputs import StepOutputs
 from .stopping import Stopping
 
@@ -79,17 +69,25 @@ class Call:
         """Whether tokens are drawn; where sampling is coupled the likeliest ones are taken, of scores with noise."""
         return bool(self.config.do_sample) and not self.rules.coupled
 
+    @property
+    def most_columns(self) -> int:
+        """That the text may come to."""
+        return 2**31 if self.stopping.max_length is None else self.stopping.max_length
+
     def judge(self, randomness: Randomness, stats: SpeculationStats, joined: bool = False) -> Judge:
         """By what the call asks for.
 
         Args:
             joined: whether it judges other calls of equal settings, too, without padding.
         """
-        judge = Judge(self.processing, self.processors, self.draws, randomness, stats, self.rules)
-        if self.config.do_sample and self.rules.coupled:
-            pads = [] if joined else self._pads()
-            judge.noise = Noise(randomness, pads, self.config.num_return_sequences or 1)
-        return judge
+        noise = self.noise(randomness, joined)
+        return Judge(self.processing, self.processors, self.draws, randomness, stats, self.rules, noise)
+
+    def noise(self, randomness: Randomness, joined: bool = False) -> Noise | None:
+        """Of coupled sampling; None elsewhere. Arguments as for `judge`."""
+        if not (self.config.do_sample and self.rules.coupled):
+            return None
+        return Noise(randomness, [] if joined else self._pads(), self.config.num_return_sequences or 1)
 
     def _pads(self) -> list[int]:
         """[B] columns of `input_ids` that are no tokens, less the tokens that only a continued cache holds."""
@@ -118,167 +116,3 @@ class PlainDecodingNeeded(Exception):
     def __init__(self, call: Call, reason: str) -> None:
         super().__init__(reason)
         self.call = call
-
-
-def plain_stats(output: Any, columns: int, ends: Container[int], seconds: float, reason: str) -> SpeculationStats:
-    """Statistics of a call that was decoded plainly; also put on the output, if it is one that can carry them.
-
-    Args:
-        columns: of the prompt's ids.
-        ends: tokens that end a text.
-    """
-    ids = output if isinstance(output, Tensor) else output.sequences
-    steps = ids.shape[1] - columns
-    stats = SpeculationStats(mode="plain", target_calls=steps, plain_steps=steps, total_seconds=seconds, notes=[reason])
-    stats.emitted_tokens = sum(text_length(text, ends) for text in ids[:, columns:].tolist())
-    stats.row_steps = stats.emitted_tokens
-    if not isinstance(output, Tensor):
-        output.speculation = stats
-    return stats
-
-
-class Mode(NamedTuple):
-    """In which way a call is sped up."""
-
-    ragged: bool
-    """each row advances at its own pace; otherwise all rows together, as plain decoding does"""
-    trees: bool
-    """whether drafts may be trees"""
-    runner: type[LockstepRunner | RaggedRunner]
-    """the engine's runner; `RaggedRunner` where trees or rows of any lengths may come"""
-
-    @property
-    def name(self) -> str:
-        """As statistics say it."""
-        return "staggered" if self.staggered else "ragged" if self.ragged else "lockstep"
-
-    @property
-    def staggered(self) -> bool:
-        """Whether rows get ahead of each other over a runner that wants equal ones."""
-        return self.ragged and not issubclass(self.runner, RaggedRunner)
-
-
-def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
-    """How to run a call; or `PlainDecodingNeeded`."""
-    mode = _mode(call, drafter)
-    if call.notice:
-        warn(call.notice)
-    return mode
-
-
-def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
-    both = call.model_kwargs.get(CACHE)
-    cache = own_cache(both)
-    name = type(call.target).__name__
-    if why := lacks(call, both):
-        raise PlainDecodingNeeded(call, f"speculation needs a cache that can be rolled back, and {why}")
-    if isinstance(both, EncoderDecoderCache) != (call.source is not None):
-        raise PlainDecodingNeeded(
-            call, f"{name} was given a {type(both).__name__} as its cache, which does not fit it; leave {CACHE} out"
-        )
-    if call.config.prefill_chunk_size is not None:
-        raise PlainDecodingNeeded(
-            call, "prefill_chunk_size is set, but speculation reads the prompt in one piece; leave it out"
-        )
-    if rope_changes(call):
-        raise PlainDecodingNeeded(
-            call,
-            "the text may grow past the length at which this model's rotary embeddings change; lower max_new_tokens",
-        )
-    can, _, why = ability(call.target)
-    if can is Support.PLAIN:
-        raise PlainDecodingNeeded(call, f"{name} {why}")
-    if unread := drafter.why_not(call.input_ids, call.source):
-        raise PlainDecodingNeeded(call, unread)
-    if call.source is not None:
-        return _beside_an_encoder(call, drafter)
-    alone = call.input_ids.shape[0] == 1
-    takes_ragged = can is Support.RAGGED and takes_ragged_inputs(call.target, call.model_kwargs)
-    takes_ragged = takes_ragged and not cache.offloading and (not cache.layers or is_adoptable(cache))
-    if not takes_ragged and not alone:
-        if can is Support.LOCKSTEP and _may_be_staggered(call, drafter):
-            return Mode(True, False, LockstepRunner)
-        what = f"{name} {why or 'was given inputs, or a cache, that do not allow rows of different lengths'}"
-        what = "the cache is offloaded to the host" if cache.offloading else what
-        warn(
-            f"the batch advances at the pace of its slowest row: {what}. The text is not affected; smaller batches "
-            "gain more"
-        )
-    wanted = drafter.proposes_trees or drafter.brings_runner
-    ragged = takes_ragged and call.may_be_ragged() and drafter.takes_ragged() and (wanted or not alone)
-    blocks = not call.processing.opaque and not StepOutputs.wanted(call.config)
-    trees = ragged or (takes_ragged and wanted and blocks)
-    states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
-    own_runner = takes_ragged and drafter.brings_runner and not states
-    if trees or own_runner:
-        return Mode(ragged, trees, RaggedRunner)
-    return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner)
-
-
-def lacks(call: Call, given: Any) -> str:
-    """What a call's cache lacks, so that neither it nor a dynamic one in its place can be rolled back; empty where one
-    can."""
-    if call.config.use_cache is False or given is None:
-        return "this call uses no cache; leave use_cache at True"
-    if isinstance(cache := own_cache(given), DynamicCache):
-        return ""
-    if not isinstance(given, StaticCache):
-        return f"a {type(cache).__name__} cannot be; use the default cache"
-    whole = all(type(layer) is StaticLayer for layer in given.layers)
-    lengths = [layer.max_cache_len for layer in given.layers if type(layer) is StaticLayer]
-    most = call.stopping.max_length
-    if given.offloading:
-        return (
-            "an offloaded static cache saves the memory that speculation would need for a second cache; use "
-            "another cache"
-        )
-    if not whole and (call.keeps_cache or cached_columns(given)):
-        return "a static cache with sliding or recurrent layers cannot be; use the default cache"
-    if most is None or most - 1 + call.unnamed > min(lengths, default=2**31):
-        return "the static cache is shorter than the text may become; lower max_new_tokens, or make the cache longer"
-    return ""
-
-
-def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
-    """The rows of an encoder-decoder have one length in its cache, by which positions are counted."""
-    states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
-    if states or call.model_kwargs[CACHE].get_seq_length():
-        what = (
-            "speculation does not return its hidden states and attentions"
-            if states
-            else "speculation cannot continue its cache"
-        )
-        raise PlainDecodingNeeded(call, f"{type(call.target).__name__} is an encoder-decoder, and {what}")
-    return Mode(_may_be_staggered(call, drafter), False, EncoderDecoderRunner)
-
-
-def _may_be_staggered(call: Call, drafter: GuardedDrafter) -> bool:
-    """Whether rows may get ahead of each other: nobody wants the cache, whose rows have one length, and no layer of it
-    is on its way from the host when rows leave."""
-    free = not call.keeps_cache and not own_cache(call.model_kwargs[CACHE]).offloading
-    return call.input_ids.shape[0] > 1 and free and call.may_be_ragged() and drafter.takes_ragged()
-
-
-def rope_changes(call: Call, joined: bool = False) -> bool:
-    """Whether position embeddings depend on the length reached: a block of tokens would cross it all at once, and rows
-    on both sides of it go by the longest.
-
-    Args:
-        joined: whether the call shares its forwards with rows of others, and its prompt is read in pieces.
-    """
-    config: Any = call.target.config.get_text_config(decoder=True)
-    before = cached_columns(call.model_kwargs[CACHE])
-    held = before if call.new_columns is None else 0
-    mask = call.model_kwargs.get("attention_mask")
-    for rope in ropes(call.target):
-        limit = getattr(config, "max_position_embeddings", None)
-        start = int(rope.get("original_max_position_embeddings") or limit or 2**31)
-        end = held + (call.stopping.max_length or 2**31) + call.unnamed
-        if rope.get("rope_type") == "dynamic" and end > start:
-            return True
-        if rope.get("rope_type") == "longrope" and end > start:
-            columns = held + call.input_ids.shape[1] + call.unnamed
-            shortest = columns if mask is None else int(mask.sum(-1).min())
-            if joined or shortest <= start or 0 < before <= start:
-                return True
-    return False

@@ -1,121 +1,172 @@
-"""`Drafting`: one session for rows that come and go. It can only cost time, as in `generate`."""
+"""`Drafting`: a drafter at work for some rows: its session, an order of draft and verify, and pauses where that loses.
 
-from collections.abc import Callable, Sequence
-from copy import copy
-from typing import TYPE_CHECKING
+It can only cost time: the session and the order are guarded.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import NamedTuple
+
+import torch
 
 from ..budget import Cost
-from ..protocol import Draft, DraftContext, Runner, Sequences, Verdict
-from ..schedule import AnyDrafter, Round, Schedule
+from ..clock import now
+from ..protocol import Draft, DraftContext, Verdict
+from ..schedule import Round, Schedule
 from ..stats import SpeculationStats
-from ..target.devices import input_device
-from ..target.ragged import RaggedRunner
+from ..target.probe import ability
+from ..target.ranks import Ranks
+from ..verify.noise import Noise
 from ..verify.picking import DraftPicker
-from ..verify.processing import Bans, Processing
-from ..verify.randomness import RowRandomness
+from ..verify.processing import Bans
+from ..verify.randomness import Randomness
+from .call import Call
 from .checks import successors_of
 from .guard import GuardedDrafter, GuardedSession
-from .own_runner import behind_own
+from .modes import Mode
+from .own_schedule import schedule_of
 from .paying import Paying, record_of
+from .ranks import SharedSession
 from .serial import Serial
 from .session_stats import take_over
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-    from .rows import Row
+class Bounds(NamedTuple):
+    """Of a batch whose rows come and go."""
+
+    columns: int
+    """that a row may come to"""
+    rows: int
+    """at once"""
+    tokens: int
+    """of those together"""
+
+
+def context_of(
+    call: Call,
+    device: torch.device,
+    randomness: Randomness,
+    cost: Cost,
+    mode: Mode,
+    noise: Noise | None,
+    bounds: Bounds | None = None,
+) -> DraftContext:
+    """What a session knows of its call. All of it is the session's own: whatever it does to it, nobody else reads it.
+
+    Args:
+        device: of the target's logits and ids.
+        randomness: of draws of drafts.
+        noise: of coupled sampling.
+        bounds: where rows come and go, of which the call is the first; None where all rows are there from the start.
+    """
+    processing, vocab = deepcopy(call.processing), ability(call.target).vocab_size
+    nobody = call.input_ids.new_empty(0, 0)
+    return DraftContext(
+        prompt_ids=call.input_ids.clone() if bounds is None else nobody,
+        prompt_mask=call.prompt_mask.clone() if bounds is None else nobody,
+        max_length=call.most_columns if bounds is None else bounds.columns,
+        vocab_size=vocab,
+        eos_token_ids=call.stopping.eos,
+        do_sample=call.draws,
+        lockstep=not mode.ragged,
+        trees=mode.trees,
+        pick=DraftPicker(processing, vocab, call.draws, randomness, device, noise),
+        device=device,
+        stats=SpeculationStats(),
+        forbids=Bans(processing, vocab) or None,
+        cost=cost.copy(),
+        target=call.target,
+        source=call.source,
+        coupled=noise is not None,
+        most_rows=0 if bounds is None else bounds.rows,
+        most_tokens=0 if bounds is None else bounds.tokens,
+    )
 
 
 class Drafting:
-    """A drafter's session, in an order of draft and verify, paused where drafts do not pay."""
+    """One session, from its opening to its end."""
 
     def __init__(
         self,
-        drafter: AnyDrafter,
-        model: "PreTrainedModel",
+        drafter: GuardedDrafter,
+        context: DraftContext,
+        randomness: Randomness,
         cost: Cost,
-        clock: Callable[[], float],
-        first: "Row",
-        vocab: int,
-        most_columns: int,
-        most_rows: int,
-        most_tokens: int,
+        ranks: Ranks | None = None,
+        takes_orders: bool = True,
     ) -> None:
         """
         Args:
+            context: the session's own.
+            randomness: what the session's draws come from.
             cost: of the target's forwards, the engine's own.
-            clock: seconds of rounds.
-            first: the row for whose settings it is opened.
-            most_columns: that a row may come to.
-            most_rows: at once.
-            most_tokens: of all rows together.
+            ranks: over which the target is spread.
+            takes_orders: whether the drafter may bring an order of its own.
         """
-        call, device = first.call, input_device(first.call.target)
-        self.cost, self.stats, self.randomness = cost, SpeculationStats(), RowRandomness()
-        do_sample = call.draws
-        noise = call.judge(self.randomness, self.stats, joined=True).noise
-        processing = Processing(call.processing.processors)
-        context = DraftContext(
-            prompt_ids=first.call.input_ids.new_empty(0, 0),
-            prompt_mask=first.call.input_ids.new_empty(0, 0),
-            max_length=most_columns,
-            vocab_size=vocab,
-            eos_token_ids=call.stopping.eos,
-            do_sample=do_sample,
-            lockstep=False,
-            trees=True,
-            pick=DraftPicker(processing, vocab, do_sample, self.randomness, device, noise),
-            device=device,
-            stats=self.stats,
-            forbids=Bans(processing, vocab) or None,
-            cost=cost.copy(),
-            target=model,
-            coupled=noise is not None,
-            most_rows=most_rows,
-            most_tokens=most_tokens,
+        self.drafter, self.randomness = drafter, randomness
+        self.told, device, vocab = (
+            context.stats,
+            context.device,
+            context.vocab_size,
+        )  # the session may spoil its context
+        self.session: GuardedSession | SharedSession = (
+            GuardedSession(drafter, context, cost) if ranks is None else SharedSession(ranks, drafter, context, cost)
         )
-        self.guarded = GuardedDrafter(drafter)
-        self.session = GuardedSession(self.guarded, context, cost)
-        if self.session.ask(lambda session: tuple(session.features)):
-            self.session.drop("it reads the target's hidden states, which BatchDecoder does not keep")
-        self.slots_per_token = self.session.ask(lambda session: session.slots_per_token) or 1
         self.likeliest = self.session.ask(lambda session: successors_of(session, vocab)) or 0
-        self.schedule: Schedule = Serial(self.session)
+        self.slots_per_token = self.session.ask(lambda session: session.slots_per_token) or 1
+        self.weighs = bool(self.session.ask(lambda session: bool(session.weighs)))
+        self.schedule: Schedule = (
+            schedule_of(drafter, self.session, context, device, vocab) if takes_orders else Serial(self.session)
+        )
+        self.serial = isinstance(self.schedule, Serial)
         self.paying: Paying | None = None
-        if not self.session.ask(lambda session: bool(session.weighs)):
-            record = record_of(drafter, id(model), do_sample, "joined")  # one for all: how many rows there are changes
-            self.schedule = self.paying = Paying(self.schedule, lambda rows: record, keeps_state=False, clock=clock)
+        self.waited = 0.0
+        """seconds for which the schedule held the next round up"""
 
-    def runner(self, engine: RaggedRunner) -> Runner:
-        """The session's own around the engine's."""
-        return behind_own(engine, self.guarded, self.session)
+    def pause_where_it_loses(
+        self,
+        target: object,
+        do_sample: bool,
+        keeps_state: bool = False,
+        joined: bool = False,
+        clock: Callable[[], float] = now,
+    ) -> None:
+        """Leave drafts out while they take more time than they gain.
 
-    def draft(self, sequences: Sequences, rows: Sequence["Row"], room: list[int], beside: int) -> Draft:
-        """At most `room` tokens per row, in a forward with so many other rows beside them."""
-        for row in rows:
-            if row.number not in self.randomness.of:
-                self.randomness.of[row.number] = copy(row.randomness)
-            self.randomness.of[row.number].round += 1
-        self.session.cost = self.cost.copy(beside)
-        return self.schedule.feed(Round(sequences, room, [False] * len(room), lockstep=False))
+        Args:
+            keeps_state: whether the target does, so that a rejection costs a second forward.
+            joined: whether rows come and go; one record serves any number of them.
+            clock: seconds of rounds.
+        """
+        kind = self.drafter.drafter, id(target), do_sample
+        record = (lambda rows: record_of(*kind, "joined")) if joined else (lambda rows: record_of(*kind, rows))
+        self.schedule = self.paying = Paying(self.schedule, record, keeps_state, not self.serial, clock)
+
+    def feed(self, round: Round, cost: Cost) -> Draft:
+        """What the target verifies of these rows.
+
+        Args:
+            cost: of forwards over them, and over the rows beside them.
+        """
+        self.randomness.advance(round.sequences.rows)
+        if isinstance(self.session, GuardedSession):
+            self.session.cost = cost
+        return self.schedule.feed(round)
 
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""
         if self.paying is not None:
             self.paying.observe(sum(map(len, verdict.tokens)))
         self.session.ask(lambda session: session.observe(verdict))
+        settling = now()
         self.schedule.settle(verdict)
+        self.waited = now() - settling
 
-    def forget(self, row: int) -> None:
-        """A row has left."""
-        self.randomness.of.pop(row, None)
-
-    def close(self) -> SpeculationStats:
-        """Nobody drafts any more; what the session has told."""
+    def close(self, stats: SpeculationStats) -> None:
+        """Nobody drafts any more; what the session has told goes into these statistics."""
         self.session.close()
-        told = SpeculationStats()
-        take_over(self.stats, told)
-        said = [self.guarded.dropped] if self.guarded.dropped else [self.session.note()]
-        said += [self.paying.note()] if self.paying is not None else []
-        told.notes += filter(None, said)
-        return told
+        take_over(self.told, stats)
+        said = [self.drafter.dropped] if self.drafter.dropped else [self.session.note()]
+        if self.paying is not None and not self.drafter.dropped:
+            said.append(self.paying.note())
+        stats.notes += filter(None, said)

@@ -32,9 +32,10 @@ class StepOutputs:
         asked = (config.output_scores, config.output_logits, config.output_hidden_states, config.output_attentions)
         return bool(config.return_dict_in_generate and any(asked))
 
-    def add(self, i: int, logits: Tensor, scores: Tensor, outputs: Any, is_prefill: bool) -> None:
+    def add(self, i: int, logits: Tensor, scores: Tensor | None, outputs: Any, is_prefill: bool) -> None:
         """Take position i out of a forward over `logits` [B, T, V]; a prefill's states are kept whole."""
         if self.scores is not None:
+            assert scores is not None, "they are wanted"
             self.scores += (scores.clone(),)  # a view would keep the whole block alive
         if self.logits is not None:
             self.logits += (logits[:, i].to(torch.float32, copy=True),)

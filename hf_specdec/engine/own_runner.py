@@ -23,8 +23,9 @@ from ..transfer import to_device
 from ..verify.picking import DraftPicker
 from ..verify.processing import Processing
 from ..verify.randomness import Randomness
-from .call import Call, Mode
+from .call import Call
 from .guard import GuardedDrafter, opened
+from .modes import Mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,147 +1,154 @@
-"""`Rows`: the texts of a batch whose rows come and go, in the order of the target's runner."""
+"""`Rows`: the texts of a batch, in the order of the target's runner.
 
-from collections.abc import Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+Token ids lie on the target's device, lengths and tokens on the host as well. Drafters are shown copies: what they write
+into those spoils their own drafts only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ..clock import now
 from ..protocol import Sequences
 from ..transfer import moved, to_device
-from ..verify.block import expect_token
-from ..verify.randomness import Randomness
-from .answer import Answer
 from .call import Call
+from .group import Group
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
-    """One request."""
+    """One text that is being written."""
 
     number: int
-    """nobody else ever has it"""
+    """its index in the call's batch; where rows come and go a number of its own"""
     call: Call
     """as transformers prepared it"""
-    settings: Hashable
-    """rows of equal settings have their tokens chosen in the same way"""
-    answer: Answer
-    randomness: Randomness
-    began: float
-    """by the clock: when its turn came"""
     tokens: list[int]
-    """the prompt and what is accepted"""
+    """the prompt, without left padding, and what is accepted"""
+    length: int
+    """columns of `Rows.ids` that count, left padding included"""
+    group: Group
+    """who chooses its tokens, and who drafts them"""
+    end: int = 2**31
+    """columns behind which nothing can be drafted: the target's own token, or its position, would have no place"""
+    stopped: bool = False
     failed: Exception | None = None
-    """what its own settings have raised: it leaves"""
+    """what its own settings raised, where that ends this row alone"""
+    shown: list[int] = field(init=False)
+    """the tokens again, for drafters"""
 
-    @property
-    def end(self) -> int:
-        """Tokens that it may have in the end."""
-        most = self.call.stopping.max_length
-        assert most is not None  # a request without an end is not taken
-        return most
+    def __post_init__(self) -> None:
+        self.shown = list(self.tokens)
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """The request is over."""
-        answer = self.answer
-        answer.stats.total_seconds = now() - self.began
-        answer.stats.plain_steps = max(0, len(answer.tokens) - 1)
-        ended = bool(answer.tokens) and self.tokens[-1] in self.call.stopping.eos
-        reason = "length" if len(self.tokens) >= self.end and not ended else "stop"
-        first = answer.finish(None if error is not None else "cancelled" if answer.cancelled else reason, error)
-        if first and self.call.streamer is not None:
-            with suppress(Exception):  # its owner has gone
-                self.call.streamer.end()
+    def append(self, tokens: Sequence[int]) -> None:
+        """Accept these."""
+        self.tokens += tokens
+        self.shown += tokens
+        self.length += len(tokens)
 
 
 class Rows:
-    """Ids on the target's device, tokens on the host."""
+    """A batch of texts; they may join and leave."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.all: list[Row] = []
         self.ids = torch.zeros(0, BLOCK, dtype=torch.long, device=device)
-        """[B, capacity]"""
+        """[B, capacity]; what lies past a row's length is undefined"""
+        self._ends: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.all)
 
     @property
     def lengths(self) -> list[int]:
-        """[B] tokens."""
-        return [len(row.tokens) for row in self.all]
+        """[B] columns that count."""
+        return [row.length for row in self.all]
 
-    def join(self, row: Row) -> None:
-        """One more, with its prompt."""
-        self.all.append(row)
-        self.reserve(len(row.tokens))
-        prompt = torch.nn.functional.pad(moved(row.call.input_ids, self.device), (0, self.ids.shape[1]))
-        self.ids = torch.cat([self.ids, prompt[:, : self.ids.shape[1]]])
+    @property
+    def ends(self) -> Tensor:
+        """[B] the same on the device."""
+        if self._ends is None:
+            self._ends = to_device(self.lengths, self.device)
+        return self._ends
+
+    @property
+    def even(self) -> bool:
+        """Whether all rows are equally long."""
+        return len({row.length for row in self.all}) <= 1
+
+    # ------------------------------------------------------------------ who is there
+
+    def join(self, rows: Sequence[Row], ids: Tensor) -> None:
+        """More rows, with their prompts [B, P]."""
+        self.all += rows
+        self._ends = None
+        self.reserve(1)
+        prompts = torch.nn.functional.pad(moved(ids, self.device).long(), (0, self.ids.shape[1] - ids.shape[1]))
+        self.ids = torch.cat([self.ids, prompts])
 
     def leave(self, order: Sequence[int]) -> None:
         """Go on with these, in this order."""
         self.all = [self.all[b] for b in order]
-        self.ids = self.ids[to_device(list(order), self.device)]
+        self.ids, self._ends = self.ids[to_device(list(order), self.device)], None
 
-    def view(self, places: Sequence[int]) -> Sequences:
-        """A copy of some rows."""
-        rows = [self.all[b] for b in places]
-        everybody = list(places) == list(range(len(self.all)))
-        ids = self.ids.clone() if everybody else self.ids[to_device(list(places), self.device)]
-        return Sequences(ids, [len(r.tokens) for r in rows], [r.number for r in rows], [list(r.tokens) for r in rows])
-
-    def last(self) -> Tensor:
-        """The last token of each row [B, 1]."""
-        return to_device([[row.tokens[-1]] for row in self.all], self.device)
-
-    def append(self, new: Sequence[Sequence[int]]) -> list[bool]:
-        """Tokens for every row [B][any], each cut where the row stops; whether it does."""
-        self.reserve(max(map(len, new)) + max(self.lengths))
-        width = max(map(len, new))
-        columns = [[len(row.tokens) + i for i in range(width)] for row in self.all]
-        padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in new]
-        both = to_device([columns, padded], self.device)
-        self.ids.scatter_(1, both[0], both[1])
-        return [self._grow(b, tokens) for b, tokens in enumerate(new)]
-
-    def _grow(self, b: int, new: Sequence[int]) -> bool:
-        row = self.all[b]
-        for token in new:
-            row.tokens.append(token)
-            try:
-                expect_token(token)
-                if row.failed is not None or row.call.stopping.row(self.ids, b, len(row.tokens), token):
-                    return True
-            except Exception as error:  # of a criterion, or no token can be drawn
-                row.failed = error
-                return True
-        return False
-
-    def reserve(self, columns: int) -> None:
-        """Room for that many tokens in every row."""
-        missing = columns - self.ids.shape[1]
+    def reserve(self, more: int) -> None:
+        """Room for so many more tokens in every row."""
+        missing = max(self.lengths) + more - self.ids.shape[1]
         if missing > 0:
             self.ids = torch.nn.functional.pad(self.ids, (0, -(-missing // BLOCK) * BLOCK))
 
+    # ------------------------------------------------------------------ what others see
 
-def settings_of(call: Call) -> Hashable:
-    """What two calls have in common whose tokens are chosen in the same way."""
-    processors = tuple((type(p).__qualname__, _frozen(vars(p))) for p in call.processing.processors)
-    return bool(call.config.do_sample), call.rules, tuple(sorted(call.stopping.eos)), processors
+    def sequences(self, places: Sequence[int]) -> Sequences:
+        """Some rows as judges see them, who may write behind their ends."""
+        return self._some(self._of(places), places, [self.all[b].tokens for b in places])
 
+    def view(self, places: Sequence[int]) -> Sequences:
+        """Some rows as a drafter may see them: in a copy."""
+        ids = self.ids.clone() if self.holds_all(places) else self._of(places)
+        return self._some(ids, places, [self.all[b].shown for b in places])
 
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple(
-            (str(name), _frozen(inner)) for name, inner in sorted(value.items(), key=lambda item: str(item[0]))
-        )
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    if isinstance(value, Tensor):
-        return tuple(value.shape), _frozen(value.tolist())
-    return value if isinstance(value, (int, float, str, type(None), torch.device)) else repr(value)
+    def _of(self, places: Sequence[int]) -> Tensor:
+        """The ids of some rows; of all of them the buffer itself."""
+        return self.ids if self.holds_all(places) else self.ids[to_device(list(places), self.device)]
+
+    def _some(self, ids: Tensor, places: Sequence[int], tokens: list[list[int]]) -> Sequences:
+        rows = [self.all[b] for b in places]
+        return Sequences(ids, [row.length for row in rows], [row.number for row in rows], tokens)
+
+    def holds_all(self, places: Sequence[int]) -> bool:
+        """Whether these are all rows, in their order."""
+        return len(places) == len(self.all) and all(b == place for b, place in enumerate(places))
+
+    def last(self) -> Tensor:
+        """The last accepted token of each row [B, 1]."""
+        if self.even:
+            end = self.all[0].length
+            return self.ids[:, end - 1 : end]
+        return self.ids.gather(1, self.ends[:, None] - 1)
+
+    # ------------------------------------------------------------------ growing
+
+    def write(self, texts: Tensor, places: Sequence[int]) -> None:
+        """Put tokens [B, W] behind the ends of some rows. They count once they are appended."""
+        width = texts.shape[1]
+        if self.holds_all(places) and self.even:
+            start = self.all[0].length
+            self.ids[:, start : start + width] = texts
+            return
+        columns = self.ends[:, None] + torch.arange(width, device=self.device)
+        if self.holds_all(places):
+            self.ids.scatter_(1, columns, texts)
+        else:
+            index = to_device(list(places), self.device)
+            self.ids[index[:, None], columns[index]] = texts
+
+    def append(self, b: int, tokens: Sequence[int]) -> None:
+        """Row b accepts tokens that were written."""
+        self.all[b].append(tokens)
+        self._ends = None

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from transformers import DynamicCache, StaticCache
 
 from ..target.inputs import CACHE, cached_columns
-from .call import Call, lacks
+from .call import Call
+from .modes import lacks
 
 
 @contextmanager

@@ -32,15 +32,16 @@ class Stopping:
                 self.asked.append(c)
         self.opaque = any(type(c) not in (MaxTimeCriteria, StopStringCriteria) for c in self.asked)
 
-    def batch(self, ids: Tensor, tokens: list[int], scores: tuple[Tensor, ...] | None) -> list[bool]:
-        """Which rows of the rectangular batch `ids` [B, length], ending in `tokens`, are finished."""
-        if self.max_length is not None and ids.shape[1] >= self.max_length:
+    def batch(self, ids: Tensor, length: int, tokens: list[int], scores: tuple[Tensor, ...] | None) -> list[bool]:
+        """Which rows of a rectangular batch are finished: the first `length` columns of `ids` [B, any], which end in
+        `tokens`."""
+        if self.max_length is not None and length >= self.max_length:
             done = [True] * len(tokens)
         else:
             done = [token in self.eos for token in tokens]
         for criterion in self.asked:
             # A criterion may also answer with one value for all rows.
-            done = (to_device(done, ids.device, torch.bool) | criterion(ids, scores)).tolist()
+            done = (to_device(done, ids.device, torch.bool) | criterion(ids[:, :length], scores)).tolist()
         return done
 
     def row(self, ids: Tensor, b: int, length: int, token: int) -> bool:

@@ -5,15 +5,14 @@ from typing import Any, cast
 
 import torch
 
-from ..clock import now
-from ..drafters.beams import search_beams, why_not
+from ..drafters.beams import Search, search_beams, why_not
 from ..drafters.draft_model import Translated
-from ..engine.call import plain_stats
 from ..engine.guard import GuardedDrafter
-from ..errors import SpeculationError, warn
+from ..errors import SpeculationError
 from ..schedule import AnyDrafter
 from ..target.inputs import CACHE
 from ..verify.rules import Rules
+from .plain import decoded_plainly
 from .settings import owner_of_draft, setting
 
 
@@ -35,25 +34,16 @@ def with_beams(
     ends = ends.flatten().tolist() if isinstance(ends, torch.Tensor) else ends
     ends = {ends} - {None} if not isinstance(ends, (list, tuple)) else set(ends)
     if named.get("inputs_embeds") is not None:
-        return _plainly(original, model, named, drafter, ends)
+        why = "beam search with a drafter needs token ids, and the prompt is inputs_embeds"
+        ids = named.get("input_ids")
+        columns = 0 if ids is None else ids.shape[1]
+        return decoded_plainly(lambda: original(model, **named), drafter, why, columns, ends)
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
-    padding, most = setting(model, named, "pad_token_id"), _most(model, named)
-    output, stats = search_beams(original, model, cast(Any, draft), window, beams, ends, padding, most, named)
+    search = Search(beams, window, ends, setting(model, named, "pad_token_id"), _most(model, named))
+    output, stats = search_beams(original, model, cast(Any, draft), search, named)
     GuardedDrafter(drafter).report(stats)
     if not isinstance(output, torch.Tensor):
         output.speculation = stats
-    return output
-
-
-def _plainly(
-    original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, ends: set[int]
-) -> Any:
-    why = "beam search with a drafter needs token ids, and the prompt is inputs_embeds"
-    warn(f"falling back to plain decoding: {why}. The text is not affected, only the speed")
-    began, ids = now(), named.get("input_ids")
-    output = original(model, **named)
-    told = plain_stats(output, 0 if ids is None else ids.shape[1], ends, now() - began, why)
-    GuardedDrafter(drafter).report(told)
     return output
 
 

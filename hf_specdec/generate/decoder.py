@@ -13,9 +13,10 @@ from transformers import DynamicCache, GenerationConfig
 from ..clock import now
 from ..drafters.base import Drafter
 from ..engine.answer import Answer, QueueFull
-from ..engine.call import Call, rope_changes
-from ..engine.joined import Engine
-from ..engine.rows import Row, settings_of
+from ..engine.call import Call
+from ..engine.modes import rope_changes
+from ..engine.request import Request
+from ..engine.requests import Requests
 from ..errors import SpeculationError, shown
 from ..stats import SpeculationStats
 from ..target.devices import input_device
@@ -98,8 +99,8 @@ class BatchDecoder:
                 f"drafter={self.drafter} drafts while the target verifies, which works for the rows of one call "
                 "only; give BatchDecoder another drafter, for example hybrid, draft_model or prompt_lookup"
             )
-        self._engine = Engine(model, self.drafter, max_rows, max_tokens)
-        self._waiting: deque[Row] = deque()
+        self._engine = Requests(model, self.drafter, max_rows, max_tokens)
+        self._waiting: deque[Request] = deque()
         self._news = threading.Condition()
         self._numbers, self._closing, self._giving_up = count(), False, False
         self._thread = threading.Thread(target=self._run, name="BatchDecoder", daemon=True)
@@ -123,7 +124,7 @@ class BatchDecoder:
             SpeculationError: an argument that `generate` or a batch does not take, or a prompt that never fits.
             ValueError: whatever else transformers refuses.
         """
-        row = self._row(input_ids, streamer, options)
+        request = self._request(input_ids, streamer, options)
         with self._news:
             if not self.alive:
                 raise SpeculationError("this BatchDecoder is closed; make a new one")
@@ -133,10 +134,10 @@ class BatchDecoder:
                     f"max_waiting={self.max_waiting} allows; try again later"
                 )
             if streamer is not None:
-                streamer.put(row.call.input_ids.cpu())
-            self._waiting.append(row)
+                streamer.put(request.call.input_ids.cpu())
+            self._waiting.append(request)
             self._news.notify_all()
-        return row.answer
+        return request.answer
 
     @property
     def load(self) -> Load:
@@ -175,7 +176,7 @@ class BatchDecoder:
 
     # ------------------------------------------------------------------ a request
 
-    def _row(self, input_ids: Any, streamer: Any, options: dict[str, Any]) -> Row:
+    def _request(self, input_ids: Any, streamer: Any, options: dict[str, Any]) -> Request:
         ids = self._ids(input_ids)
         for name, why in NOT_TAKEN.items():
             if options.get(name) is not None and options[name] is not False:
@@ -197,16 +198,14 @@ class BatchDecoder:
         self._check(call)
         arrived = now()
         answer = Answer(ids.shape[1], self._wake)
-        row = Row(
-            next(self._numbers), call, settings_of(call), answer, Randomness.from_torch(), arrived, ids[0].tolist()
-        )
-        if not self._engine.ever_fits(row):
+        request = Request(next(self._numbers), call, answer, Randomness.from_torch(), arrived)
+        if not self._engine.ever_fits(request):
             raise SpeculationError(
-                f"a prompt of {ids.shape[1]} tokens and up to {row.end - ids.shape[1]} new ones do not fit into "
+                f"a prompt of {ids.shape[1]} tokens and up to {request.end - ids.shape[1]} new ones do not fit into "
                 f"max_tokens={self._engine.most_tokens}; ask for fewer new tokens, or create BatchDecoder with "
                 "a larger max_tokens"
             )
-        return row
+        return request
 
     def _ids(self, given: Any) -> Tensor:
         """[1, P] on the model's device."""
@@ -285,8 +284,8 @@ class BatchDecoder:
         with self._news:
             self._closing, left = True, [*self._waiting, *self._engine.present()]
             self._waiting.clear()
-        for row in left:
-            row.finish(error)
+        for request in left:
+            request.finish(error)
         self._engine.close()
 
     def _turn(self) -> bool:
@@ -295,18 +294,18 @@ class BatchDecoder:
         with self._news:
             self._news.wait_for(lambda: engine.busy or self._waiting or self._closing)
             if self._giving_up:
-                for row in [*self._waiting, *engine.present()]:
-                    row.answer.cancelled = True
-            gone = [row for row in self._waiting if row.answer.cancelled]
-            for row in gone:
-                self._waiting.remove(row)
+                for request in [*self._waiting, *engine.present()]:
+                    request.answer.cancelled = True
+            gone = [request for request in self._waiting if request.answer.cancelled]
+            for request in gone:
+                self._waiting.remove(request)
             if engine.reading is None and self._waiting and engine.fits(self._waiting[0]):
                 engine.admit(self._waiting.popleft())
             over = self._closing and not self._waiting and not engine.busy
-        for row in gone:
-            row.finish()
+        for request in gone:
+            request.finish()
         try:
-            engine.drop()
+            engine.drop_cancelled()
             engine.turn()
         except Exception as error:
             engine.fail(error)

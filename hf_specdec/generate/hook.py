@@ -16,11 +16,9 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
-from ..clock import now
 from ..drafters.base import Drafter
-from ..engine.call import Call, PlainDecodingNeeded, plain_stats
-from ..engine.guard import GuardedDrafter
-from ..engine.loop import decode
+from ..engine.call import Call, PlainDecodingNeeded
+from ..engine.generation import decode
 from ..engine.no_drafts import Undrafted
 from ..errors import SpeculationError, warn
 from ..hub import check_made_for
@@ -29,6 +27,7 @@ from ..schedule import AnyDrafter
 from ..verify.rules import Rules
 from .beam_search import with_beams
 from .calls import calls
+from .plain import decoded_plainly
 from .settings import UPSTREAM_TYPES, Asked, by_name, refuse, setting, speculation, understood
 
 _originals: dict[str, Callable[..., Any]] = {}
@@ -171,7 +170,7 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
 
 def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, rules: Rules) -> Any:
     """A call for which somebody drafts."""
-    refuse(model, named, rules)
+    refuse(model, named)
     if isinstance(drafter, Drafter):
         check_made_for(drafter.config.target, model)
         drafter.check_target(model)
@@ -188,13 +187,14 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
                 f"sampling='coupled' needs speculation, which cannot serve this call: {reason}; or leave "
                 "sampling='coupled' out"
             ) from None
-        warn(f"falling back to plain decoding: {reason}. The text is not affected, only the speed")
-        began = now()
-        output = original(model, **plain, streamer=streamer)
         call = reason.call
-        told = plain_stats(output, call.input_ids.shape[1], call.stopping.eos, now() - began, str(reason))
-        GuardedDrafter(drafter).report(told)
-        return output
+        return decoded_plainly(
+            lambda: original(model, **plain, streamer=streamer),
+            drafter,
+            str(reason),
+            call.input_ids.shape[1],
+            call.stopping.eos,
+        )
 
 
 def _nobody(kind: str | None, assistant: Any) -> Undrafted:
@@ -240,7 +240,7 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     """
     rules = speculation(model, named).rules
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
-    refuse(model, named, rules)
+    refuse(model, named)
     if (beams := setting(model, named, "num_beams") or 1) > 1:
         raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")
     if named.get("assistant_tokenizer") is not None:

@@ -11,7 +11,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from ..drafters import HybridDrafter
 from ..drafters.draft_model import ModelDrafter, Translated
-from ..errors import SpeculationError, shown
+from ..errors import SpeculationError
 from ..hub.registry import drafter_types
 from ..schedule import AnyDrafter
 from ..target.inputs import CACHE
@@ -72,7 +72,7 @@ def setting(model: Any, named: dict[str, Any], name: str) -> Any:
     return getattr(getattr(model, "generation_config", None), name, None)
 
 
-def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
+def refuse(model: Any, named: dict[str, Any]) -> None:
     """Settings that speculation does not serve: one clear error, before any forward."""
 
     def asked(name: str) -> Any:
@@ -84,11 +84,6 @@ def refuse(model: Any, named: dict[str, Any], rules: Rules) -> None:
                 f"{name}={str(value)[:80]} asks for another way of decoding, which cannot be combined with "
                 'speculation; leave it out, or pass speculation_type="none"'
             )
-    if rules.typical_acceptance and not asked("do_sample"):
-        raise SpeculationError(
-            f"typical_acceptance={shown(rules.typical_acceptance)} needs do_sample=True; for greedy decoding "
-            "set lenience instead"
-        )
     if named.get("synced_gpus") or _is_sharded(model):
         raise SpeculationError(
             "synced_gpus=True (implied by FSDP and ZeRO-3 over several processes) is not supported with speculation; "

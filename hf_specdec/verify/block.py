@@ -1,12 +1,17 @@
-"""What the judge says of a round."""
+"""`Trial`, a round's drafts beside the target's scores for them, and `Block`, what the judge decides about them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
-from .successors import Behind
+from ..protocol import Draft, Sequences
+from .drafts import padded
 from .verification import NOTHING
+
+Behind = list[list[tuple[int, list[int]]]]
+"""[B] tokens that the target answered, each with its likeliest successors"""
 
 
 @dataclass
@@ -16,8 +21,8 @@ class Judgement:
     path: list[int]
     """accepted nodes, from the root down"""
     text: list[int]
-    """the tokens that it adds: theirs, then the target's own (the correction, or the bonus token), if there is one;
-    `NOTHING` where none can be drawn, which is an error if the text gets there"""
+    """the tokens that the row gains: the accepted ones, then the target's own (the recovered or the bonus token), if
+    there is one. `NOTHING` where none can be drawn, which is an error if the text gets there"""
 
 
 def expect_token(token: int) -> None:
@@ -44,3 +49,65 @@ class Block(NamedTuple):
     """[B, W] the rows' texts on the device; what lies past a row's is undefined"""
     likeliest: Behind
     """as in `Verdict`"""
+
+
+@dataclass
+class Trial:
+    """What is judged in a round. A *place* is where the target was asked: behind the last accepted token (place 0), or
+    behind a node of the draft."""
+
+    draft: Draft
+    sequences: Sequences
+    scores: Tensor
+    """[B, N, V] at N places, after the call's processors"""
+    nodes: Sequence[Sequence[int]]
+    """[B][at most N - 1] the node at each place from 1 on; -1 for none"""
+    sound: Tensor
+    """whether ids and probabilities are in range; on the device"""
+    likeliest: Tensor
+    """[B · N · count] the target's likeliest tokens at each place; empty where no drafter asks for them"""
+
+    def places(self, b: int) -> dict[int, int]:
+        """The place of each node of row b that there are scores for. Node -1 is the last accepted token."""
+        return {-1: 0} | {node: place for place, node in enumerate(self.nodes[b], 1) if node >= 0}
+
+    def tokens(self, flat: list[int], sound: float) -> list[list[int]]:
+        """[B] the drafted tokens of each row that count: none of a draft that is not sound.
+
+        Args:
+            flat: [B · K] the draft's tokens, on the host.
+        """
+        k = self.draft.tokens.shape[1]
+        return [flat[b * k :][: length if sound else 0] for b, length in enumerate(self.draft.lengths)]
+
+    def decided(
+        self,
+        rows: list[Judgement],
+        sound: float,
+        drafted: list[list[int]],
+        likeliest: Sequence[int],
+        texts: Tensor | None = None,
+    ) -> Block:
+        """The judgements as a block.
+
+        Args:
+            drafted: the rows' `tokens`.
+            likeliest: the values of `self.likeliest`, on the host.
+            texts: as in `Block`, where they are on the device already.
+        """
+        if texts is None:
+            texts = padded([judgement.text for judgement in rows], self.scores.device)
+        return Block(rows, self.scores, bool(sound), texts, self._behind(drafted, likeliest))
+
+    def _behind(self, drafted: list[list[int]], likeliest: Sequence[int]) -> Behind:
+        rows, places, _ = self.scores.shape
+        if not likeliest:
+            return []
+        count = len(likeliest) // (rows * places)
+        told: Behind = []
+        for b, (text, tokens) in enumerate(zip(self.sequences.tokens, drafted, strict=True)):
+            by_node = {-1: text[-1]} if text else {}  # behind `inputs_embeds` there is no token
+            by_node |= dict(enumerate(tokens))
+            fed = [(place, by_node[node]) for node, place in self.places(b).items() if node in by_node]
+            told.append([(token, list(likeliest[(b * places + place) * count :][:count])) for place, token in fed])
+        return told

@@ -1,10 +1,12 @@
-"""Drafts seen from several sides: as chains, as trees, with their depths, sound or not."""
+"""Drafts seen from several sides: as chains, as trees, with their depths, sound or not; and the way to the host."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..protocol import Draft
-from ..transfer import to_device
+from ..transfer import to_device, to_host
 
 
 def is_sound(draft: Draft, vocab: int) -> Tensor:
@@ -37,15 +39,13 @@ def as_tree(draft: Draft) -> Draft:
     return Draft(draft.tokens, draft.lengths, parents, draft.token_probs, draft.q, draft.sources)
 
 
-def depths_of_places(draft: Draft, places: int, kept: list[list[int]] | None) -> list[list[int]]:
-    """[B][N] how many drafted tokens lead to each place that there are logits for."""
-    if kept is None and draft.parents is None:
-        return [list(range(places))] * len(draft.lengths)
-    depths = draft.depths()
-    if kept is None:
-        return [[0, *below[: places - 1]] for below in depths]
+def to_host_together(*tensors: Tensor) -> list[list[Any]]:
+    """The values of several tensors, each in a flat list, in one transfer."""
+    kind = torch.float64 if any(tensor.is_floating_point() for tensor in tensors) else torch.long
+    told = iter(to_host(torch.cat([tensor.flatten().to(kind) for tensor in tensors])))
     return [
-        [0, *(below[node] if node >= 0 else 0 for node in nodes)] for below, nodes in zip(depths, kept, strict=True)
+        [next(told) if tensor.is_floating_point() else int(next(told)) for _ in range(tensor.numel())]
+        for tensor in tensors
     ]
 
 

@@ -1,4 +1,4 @@
-"""`Noise`: with it the likeliest token is a draw, the same one whoever looks (coupled sampling).
+"""`Noise` of coupled sampling: Gumbel noise that is the same for the target and for every drafter.
 
 argmax(scores + G) with independent Gumbel noise G is a draw from softmax(scores). Where G comes from the seed and the
 position alone, sampling is greedy decoding of scores with noise: draft and target see the same noise and agree often
@@ -16,9 +16,9 @@ from torch import Tensor
 from .randomness import GOLDEN, Purpose, Randomness, hashed, mixed
 
 LEAST_KEPT = 128
-"""positions whose noise is kept, or more where a round asks for more: the next one meets the same ones"""
+"""positions whose noise is kept, as the next round asks for the same ones; more where one round asks for more"""
 BELOW_1 = np.uint64(12)
-"""bits that a double has no room for"""
+"""of 64 bits, those that a double has no room for"""
 
 
 class Noise:
@@ -63,5 +63,5 @@ class Noise:
         return self._kept[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Sent to another process without what can be made there."""
+        """Another process makes the noise itself."""
         return vars(self) | {"_kept": OrderedDict()}

@@ -30,7 +30,7 @@ class DraftPicker:
     def __call__(
         self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The target's vocabulary, the call's processors, and a draw of the draft's own."""
+        """Tokens [B] and q [B, target vocabulary] (None where tokens are not drawn), from a draft's logits [B, V]."""
         return self.pick(lengths, rows, self.scores(ids, lengths, rows, logits))
 
     def on(self, device: torch.device) -> "DraftPicker":
@@ -40,7 +40,7 @@ class DraftPicker:
         return replace(self, device=device, processing=self.processing.on(device))
 
     def scores(self, ids: Tensor, lengths: Sequence[int], rows: Sequence[int], logits: Tensor) -> Tensor:
-        """Processed scores [B, target vocabulary]; of which the likeliest is taken where sampling is coupled."""
+        """Processed scores [B, target vocabulary]; with the target's noise where sampling is coupled."""
         logits = moved(logits, self.device).float()
         if logits.shape[-1] > self.vocab:
             logits = logits[:, : self.vocab]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as lp
 
+from ..protocol import Draft, Sequences
 from ..transfer import to_device, to_host
 
 FREE = {
@@ -100,6 +101,33 @@ class Processing:
                     scores = scores.index_copy(0, index, processor(prefix, scores[index]))
         return scores
 
+    def of_draft(
+        self,
+        logits: Tensor,
+        draft: Draft,
+        sequences: Sequences,
+        depths: Sequence[Sequence[int]],
+        kept: Sequence[Sequence[int]] | None,
+    ) -> Tensor:
+        """Scores [B, N, V] at every place of a draft.
+
+        Args:
+            logits: [B, N, V] behind the last accepted token and behind N - 1 nodes of the draft.
+            depths: [B][N] how many drafted tokens lead to each place.
+            kept: [B][N - 1] the nodes, of a tree; None for the first.
+        """
+        if not self.processors:
+            return logits.float()
+        scores = logits.float().reshape(-1, logits.shape[-1])
+        lengths = [length + depth for length, below in zip(sequences.lengths, depths, strict=True) for depth in below]
+        # Processors must not meet bad ids, which the judge finds later.
+        drafted = draft.tokens.clamp(0, logits.shape[-1] - 1)
+        ids, rows = sequences.ids, [0] * len(lengths)
+        if self.reads_prefix:
+            ids, rows = _prefixes(drafted, draft.parents, sequences, logits.shape[1], kept)
+        scores = self(ids, rows, lengths, scores.clone() if logits.dtype == torch.float32 else scores)
+        return scores.view(logits.shape)
+
     def on(self, device: torch.device) -> "Processing":
         """The same with the processors' tensors on another device; the call's own stay as they are."""
         moved = Processing(copied := [copy(processor) for processor in self.processors])
@@ -109,6 +137,46 @@ class Processing:
                 if isinstance(value, Tensor):
                     setattr(processor, name, value.to(device))
         return moved
+
+
+def depths_of_places(draft: Draft, places: int, kept: Sequence[Sequence[int]] | None) -> list[list[int]]:
+    """[B][N] how many drafted tokens lead to each place; `kept` as in `Processing.of_draft`."""
+    if kept is None and draft.parents is None:
+        return [list(range(places))] * len(draft.lengths)
+    depths = draft.depths()
+    if kept is None:
+        return [[0, *below[: places - 1]] for below in depths]
+    return [
+        [0, *(below[node] if node >= 0 else 0 for node in nodes)] for below, nodes in zip(depths, kept, strict=True)
+    ]
+
+
+def _prefixes(
+    drafted: Tensor,
+    parents: Sequence[Sequence[int]] | None,
+    sequences: Sequences,
+    places: int,
+    kept: Sequence[Sequence[int]] | None,
+) -> tuple[Tensor, list[int]]:
+    """ids [R, capacity] and, per place, the row in it whose first columns come before the place."""
+    (rows, k), ids = drafted.shape, sequences.ids
+    if parents is None:
+        for b, length in enumerate(sequences.lengths):  # columns past the length are free to write to
+            ids[b, length : length + k] = drafted[b, : ids.shape[1] - length]
+        return ids, [b for b in range(rows) for _ in range(places)]
+    nodes = k + 1
+    expanded = ids.repeat_interleave(nodes, dim=0)
+    for b, length in enumerate(sequences.lengths):
+        below = [0] * nodes
+        for node in range(k):
+            parent = parents[b][node]
+            mine, above = b * nodes + node + 1, b * nodes + parent + 1
+            below[node + 1] = below[parent + 1] + 1
+            expanded[mine] = expanded[above]
+            expanded[mine, length + below[node + 1] - 1] = drafted[b, node]
+    if kept is None:
+        return expanded, [b * nodes + i for b in range(rows) for i in range(places)]
+    return expanded, [b * nodes + node + 1 for b in range(rows) for node in (-1, *kept[b])]
 
 
 class Bans:

@@ -24,20 +24,24 @@ class Purpose(IntEnum):
 
 
 AGAIN = (Purpose.DRAFT, Purpose.BLOCK)
-"""what may be decided several times for one position: each attempt has a number of its own"""
+"""purposes that may come up several times for one position: each attempt has a number of its own"""
 
 
 class Randomness:
     """A counter-based generator (splitmix64): the number is a hash of (seed, row, position, purpose, attempt).
 
-    `attempt` tells apart draft draws for a position that is drafted again in a later round: a drafter's choices may
-    depend on its earlier draws, so a fresh one is needed each time.
+    A position that is drafted again in a later round needs a fresh number, since the drafter's choices may depend on
+    its earlier draws. `attempt` tells the two apart.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = np.uint64(seed % 2**64)
         self.round = 0
-        """told by the loop: the attempt of draft draws, as a position that is drafted again needs a fresh one"""
+        """the attempt of draws for drafts; the loop sets it"""
+
+    def advance(self, rows: Sequence[int]) -> None:
+        """A round of these rows begins."""
+        self.round += 1
 
     def uniform(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
@@ -52,7 +56,7 @@ class Randomness:
         return to_device(self.uniform(rows, positions, purpose, attempt), device, torch.float64)
 
     def seed_of(self, row: int) -> np.uint64:
-        """What all numbers of a row come from."""
+        """The seed of a row's numbers."""
         return self.seed
 
     @classmethod
@@ -62,17 +66,21 @@ class Randomness:
 
 
 class RowRandomness(Randomness):
-    """Of rows that come and go: each has the numbers of the only row of a call with a seed of its own."""
+    """For rows that come and go: each row has the numbers of a call of one row, with the row's own seed."""
 
     def __init__(self) -> None:
         super().__init__(0)
         self.of: dict[int, Randomness] = {}
         """by row"""
 
+    def advance(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.of[row].round += 1
+
     def uniform(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
     ) -> np.ndarray:
-        """The same; a draft's attempts are counted by row."""
+        """As in `Randomness`, with the attempt of each row."""
         mine = [self.of[row] for row in rows]
         seeds = np.array([own.seed for own in mine], np.uint64)
         rounds = np.array([own.round for own in mine], np.int64) if purpose in AGAIN else attempt

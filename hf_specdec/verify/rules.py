@@ -1,4 +1,4 @@
-"""`Rules`: by which rules drafted tokens are judged. The defaults are exact; what is not says so."""
+"""`Rules`: the options of verification. All but `lenience` are exact."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import SpeculationError, shown
 
-EXACT, MOST_TYPICAL = 1.0, 0.9
-"""lenience that changes nothing; the greatest ε of typical acceptance"""
+EXACT = 1.0
+"""lenience that changes nothing"""
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,15 @@ class Rules:
     VERIFICATION: ClassVar = ("block", "token")
 
     verification: Literal["block", "token"] = "block"
-    """of drafts drawn at random: all of a draft together, leaf to root (never fewer are accepted, in expectation), or
-    token by token (Algorithm 1). Both are exact. Where the rest of q is not at hand (PEARL) it is token by token."""
+    """of draws: a whole draft together, leaf to root, which never accepts fewer tokens in expectation; or one token
+    after the other (Algorithm 1). Both are exact. Where q is known at the drafted token only (PEARL), it is the
+    latter."""
     sampling: Literal["independent", "coupled"] = "independent"
     """`coupled`: a position's random numbers come from seed and position alone, so that one seed gives one text,
     whatever the drafter, window, batch or schedule. Each text has exactly the target's distribution."""
     lenience: float = EXACT
     """l of Leviathan A.5, from 0 (not itself) to 1. Sampled: no token is more than 1/l times as likely as the target
     finds it. Greedy: a drafted token stands whose probability is at least l times the likeliest one's."""
-    typical_acceptance: float = 0.0
-    """ε, from 0 (off) to 0.9. Sampled: a drafted token stands where p(x) ≥ min(ε, √ε · exp(-H(p)))."""
 
     def __post_init__(self) -> None:
         for name in ("verification", "sampling"):
@@ -36,14 +35,16 @@ class Rules:
                 raise SpeculationError(
                     f"{name} must be {' or '.join(map(repr, allowed))}, got {shown(got)}; set it in speculation={{...}}"
                 )
-        _within("lenience", self.lenience, self.lenience != 0, "above 0 and up to 1 (1 is exact)", EXACT)
-        _within("typical_acceptance", self.typical_acceptance, True, f"from 0 (off) to {MOST_TYPICAL}", MOST_TYPICAL)
-        named = [name for name in ("lenience", "typical_acceptance") if getattr(self, name) != _default(name)]
-        if len(named) > 1 or (named and self.sampling == "coupled"):
-            other = named[1] if len(named) > 1 else "sampling='coupled'"
+        number = isinstance(self.lenience, (int, float)) and not isinstance(self.lenience, bool)
+        if not (number and 0 < self.lenience <= EXACT):  # NaN is in no range
             raise SpeculationError(
-                f"{named[0]} and {other} cannot be combined, because each decides which tokens are accepted; set "
-                "one of them"
+                f"lenience must be a number above 0 and up to 1 (1 is exact), got {shown(self.lenience)}; set it in "
+                "speculation={...}"
+            )
+        if not self.exact and self.coupled:
+            raise SpeculationError(
+                "lenience and sampling='coupled' cannot be combined, because each decides which tokens are accepted; "
+                "set one of them"
             )
 
     @classmethod
@@ -52,7 +53,7 @@ class Rules:
 
     @classmethod
     def split(cls, options: Any) -> tuple[dict[str, Any], Any]:
-        """Of what `speculation` holds what is a rule, and the rest."""
+        """`speculation={...}` split into rules of verification and the drafter's options."""
         if not isinstance(options, dict):
             return {}, options
         mine = {name: value for name, value in options.items() if name in cls.names()}
@@ -61,34 +62,19 @@ class Rules:
     @property
     def exact(self) -> bool:
         """Whether the text is the target's own, or has its distribution."""
-        return self.lenience == EXACT and not self.typical_acceptance
+        return self.lenience == EXACT
 
     @property
     def coupled(self) -> bool:
         return self.sampling == "coupled"
 
     def note(self) -> str:
-        """For the statistics: what of the target's text is given up; empty where nothing is."""
-        if self.lenience != EXACT:
-            return (
-                f"lenience={self.lenience:g}: the text is no longer exactly the target's. In sampling a token "
-                f"can be up to {1 / self.lenience:.3g} times as likely as the target finds it; in greedy "
-                f"decoding a drafted token is kept if it is at least {self.lenience:g} times as likely as the "
-                "likeliest one. Drafts are judged token by token"
-            )
-        if self.typical_acceptance:
-            return (
-                f"typical_acceptance={self.typical_acceptance:g}: the text no longer has exactly the target's "
-                "distribution. Drafts are judged token by token"
-            )
-        return ""
-
-
-def _default(name: str) -> Any:
-    return Rules.__dataclass_fields__[name].default
-
-
-def _within(name: str, value: Any, allowed: bool, range_: str, most: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (number and allowed and 0 <= value <= most):  # NaN is in no range
-        raise SpeculationError(f"{name} must be a number {range_}, got {shown(value)}; set it in speculation={{...}}")
+        """For `last_stats.notes`: how the text differs from the target's own; empty where it does not."""
+        if self.exact:
+            return ""
+        return (
+            f"lenience={self.lenience:g}: the text is no longer exactly the target's. In sampling a token "
+            f"can be up to {1 / self.lenience:.3g} times as likely as the target finds it; in greedy "
+            f"decoding a drafted token is kept if it is at least {self.lenience:g} times as likely as the "
+            "likeliest one. Drafts are judged token by token"
+        )

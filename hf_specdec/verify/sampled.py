@@ -1,4 +1,4 @@
-"""Draws judged: which of the tokens that were drawn at random from q stand, and what follows them."""
+"""Drafts that were drawn at random from q: which of their tokens are accepted, and what is drawn behind them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,21 @@ from torch import Tensor
 from ..protocol import Draft, Sequences
 from ..schedule import Correct
 from ..stats import SpeculationStats
-from ..transfer import to_device, to_host
-from .block import Block, Judgement
-from .drafts import padded
+from ..transfer import to_device
+from .block import Block, Judgement, Trial
+from .drafts import to_host_together
 from .randomness import Purpose, Randomness
 from .rules import EXACT, Rules
-from .successors import Successors
-from .verification import accepted_lengths, accepts, block_verified, choose_candidate, distribution, draw, residual
-from .verification import traverse as traversed
+from .verification import (
+    accepted_lengths,
+    accepts,
+    block_verified,
+    choose_candidate,
+    distribution,
+    draw,
+    residual,
+    traverse,
+)
 
 
 @dataclass
@@ -28,71 +35,58 @@ class Draws:
     rules: Rules
 
     def whole(self, draft: Draft) -> bool:
-        """Whether a draft is verified all together; the rest of q is needed for that."""
+        """Whether a draft is verified all together, which needs q over the whole vocabulary."""
         return self.rules.verification == "block" and self.rules.lenience == EXACT and draft.q is not None
 
-    def chain(
-        self,
-        draft: Draft,
-        scores: Tensor,
-        sequences: Sequences,
-        sound: Tensor,
-        likeliest: Successors,
-        answered: list[int] | None,
-        correct: Correct | None,
-    ) -> Block:
-        """Algorithm 1 on a batch of chains, or block verification."""
+    # ------------------------------------------------------------------ chains
+
+    def chain(self, trial: Trial, correct: Correct | None) -> Block:
+        """Algorithm 1 on a batch of chains, or block verification.
+
+        Args:
+            correct: what to draw from after a rejection; None where `draft.q` says it.
+        """
+        draft, scores = trial.draft, trial.scores
         rows, places, vocab = scores.shape
-        k = draft.tokens.shape[1]
         assert draft.token_probs is not None
-        p = distribution(scores)
-        device = p.device
-        drafted = draft.tokens.clamp(0, vocab - 1)
-        limits = to_device(draft.lengths, device) * sound
+        k, device, p = draft.tokens.shape[1], scores.device, distribution(scores)
+        tokens = draft.tokens.clamp(0, vocab - 1)
+        lengths = to_device(draft.lengths, device) * trial.sound
         every = torch.arange(rows, device=device)
-        lenience = self.rules.lenience
-        whole = self.whole(draft) and correct is None and answered is None and places > k
-        r, u = self._uniform(sequences, k, places, Purpose.BLOCK if whole else Purpose.ACCEPT, device)
-        p_drafted = p[:, :k].gather(2, drafted[..., None])[..., 0]
-        q_drafted = lenience * torch.nan_to_num(draft.token_probs, nan=1.0)
-        weight: Tensor | None = None
+        whole = self.whole(draft) and correct is None and all(len(nodes) == places - 1 >= k for nodes in trial.nodes)
+        r, u = self._uniform(trial.sequences, k, places, Purpose.BLOCK if whole else Purpose.ACCEPT, device)
+        px = p[:, :k].gather(2, tokens[..., None])[..., 0]
+        qx = self.rules.lenience * torch.nan_to_num(draft.token_probs, nan=1.0)
         if whole:
             assert draft.q is not None
-            n, weight = block_verified(p, draft.q.to(p), drafted, limits, r)
+            n, w = block_verified(p, draft.q.to(p), tokens, lengths, r)
         else:
-            n = accepted_lengths(accepts(p_drafted.double(), q_drafted.double(), r), limits)
-        beta = (p_drafted / q_drafted.clamp_min(1e-30)).clamp(max=1.0).double()
-        final = p[every, n.clamp(max=places - 1)]
-        own_u = u[every, n.clamp(max=places - 1)]
-        told = [n.double(), sound.double()[None], drafted.double().flatten(), beta.flatten(), likeliest.ids.double()]
-        if correct is None and draft.q is not None:
-            share = final if weight is None else (final * weight[:, None]).to(final)
-            left = residual(share, draft.q[every, n.clamp(max=k - 1)].to(final))
-            own = draw(torch.where((n < limits)[:, None], left, final), own_u)
-            packed = to_host(torch.cat([own.double(), *told]))
-            owns, packed = [int(token) for token in packed[:rows]], packed[rows:]
-        else:
-            packed = to_host(torch.cat(told))
-            owns = []
-        accepted, fine = [int(x) for x in packed[:rows]], bool(packed[rows])
-        if not owns:  # what the drafter has to say goes into the draw
+            n, w = accepted_lengths(accepts(px.double(), qx.double(), r), lengths), torch.ones_like(r[:, 0])
+        beta = (px / qx.clamp_min(1e-30)).clamp(max=1.0)
+        last = n.clamp(max=places - 1)
+        p_own, u_own = p[every, last], u[every, last]
+        told = [trial.sound, n, tokens, beta, trial.likeliest]
+        if correct is None:
+            if draft.q is not None:
+                left = residual((w[:, None] * p_own).to(p), draft.q[every, n.clamp(max=k - 1)].to(p))
+                p_own = torch.where((n < lengths)[:, None], left, p_own)
+            own = draw(p_own, u_own)
+            sound, accepted, flat, beta_told, likeliest, owns = to_host_together(*told, own)
+        else:  # the drafter has a say in what is drawn, once it is known what was rejected
+            sound, accepted, flat, beta_told, likeliest = to_host_together(*told)
             for b, count in enumerate(accepted):
-                if correct is not None and fine and count < draft.lengths[b]:
-                    final[b] = correct(final[b], b, count)
-            own = draw(final, own_u)
-            owns = [int(token) for token in to_host(own)]
-        self._note_acceptance(accepted, draft.lengths if fine else [0] * rows, packed[rows + 1 + rows * k :], k)
-        tokens = [int(token) for token in packed[rows + 1 : rows + 1 + rows * k]]
+                if sound[0] and count < draft.lengths[b]:
+                    p_own[b] = correct(p_own[b], b, count)
+            own = draw(p_own, u_own)
+            (owns,) = to_host_together(own)
+        drafted = trial.tokens(flat, sound[0])
+        self._note_acceptance(accepted, drafted, beta_told, k)
         judged = []
         for b, count in enumerate(accepted):
-            text = tokens[b * k : b * k + count]
-            if count <= (places - 1 if answered is None else answered[b]):
-                text.append(owns[b])
-            judged.append(Judgement(list(range(count)), text))
-        texts = torch.cat([drafted, drafted[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
-        counted = [tokens[b * k :][: draft.lengths[b] if fine else 0] for b in range(rows)]
-        found = likeliest.behind(packed, sequences, counted, None, answered)
-        return Block(judged, scores, fine, texts, found)
+            answered = count - 1 in trial.places(b)
+            judged.append(Judgement(list(range(count)), drafted[b][:count] + ([owns[b]] if answered else [])))
+        texts = torch.cat([tokens, tokens[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
+        return trial.decided(judged, sound[0], drafted, likeliest, texts)
 
     def _uniform(
         self, sequences: Sequences, k: int, places: int, tests: Purpose, device: torch.device
@@ -108,41 +102,42 @@ class Draws:
         rows = len(sequences.rows)
         return sent[: rows * k].view(rows, k), sent[rows * k :].view(rows, places)
 
-    def tree(
-        self,
-        draft: Draft,
-        scores: Tensor,
-        sequences: Sequences,
-        sound: Tensor,
-        likeliest: Successors,
-        kept: list[list[int]] | None,
-    ) -> Block:
+    def _note_acceptance(
+        self, accepted: Sequence[int], drafted: Sequence[Sequence[int]], beta: Sequence[float], k: int
+    ) -> None:
+        """Count α: the mean of min(1, p/q) over the tokens that were tested."""
+        for b, (n, tokens) in enumerate(zip(accepted, drafted, strict=True)):
+            tested = min(n + 1, len(tokens))
+            self.stats.acceptance_sum += sum(beta[b * k :][:tested])
+            self.stats.acceptance_count += tested
+
+    # ------------------------------------------------------------------ trees
+
+    def tree(self, trial: Trial) -> Block:
         """Trees, row by row. Siblings are independent draws, each from its q."""
+        draft, sequences = trial.draft, trial.sequences
         assert draft.parents is not None and draft.q is not None
-        fine, *flat = to_host(torch.cat([sound.long()[None], draft.tokens.flatten(), likeliest.ids]))
-        width, whole = draft.tokens.shape[1], self.whole(draft)
-        judged, drafted = [], []
+        sound, flat, likeliest = to_host_together(trial.sound, draft.tokens, trial.likeliest)
+        drafted, judged = trial.tokens(flat, sound[0]), []
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
-            tokens = flat[b * width : (b + 1) * width]
-            there = range(width) if kept is None else kept[b]
-            where = {-1: 0} | {node: i + 1 for i, node in enumerate(there) if node >= 0}
-            count = draft.lengths[b] if fine else 0
-            drafted.append(tokens[:count])
-            one = _Tree(tokens, draft.parents[b][:count], draft.q[b], scores[b], where, row, length, self)
-            path, left = one.traverse() if whole else one.descend()
-            own: list[int] = []
+            tokens = drafted[b]
+            parents = draft.parents[b][: len(tokens)]
+            one = _Tree(tokens, parents, draft.q[b], trial.scores[b], trial.places(b), row, length, self)
+            path, left = one.traverse() if self.whole(draft) else one.descend()
+            text = [tokens[node] for node in path]
             if left is not None:
                 u = self.randomness.tensor([row], [length + len(path)], Purpose.CHOOSE, left.device)
-                own = [int(draw(left[None], u))]
-            judged.append(Judgement(path, [tokens[node] for node in path] + own))
-        texts = padded([judgement.text for judgement in judged], scores.device)
-        found = likeliest.behind(flat, sequences, drafted, kept)
-        return Block(judged, scores, bool(fine), texts, found)
+                text.append(int(draw(left[None], u)))
+            judged.append(Judgement(path, text))
+        return trial.decided(judged, sound[0], drafted, likeliest)
+
+    # ------------------------------------------------------------------ one position
 
     def one_test(
         self, draft: Draft, i: int, p: Tensor, rows: list[int], position: int, correct: Correct | None
     ) -> Tensor:
-        """Algorithm 1 at one position [B, V]: an accepted token's distribution has all its mass on it."""
+        """Algorithm 1 at one position, with p [B, V]: what each row's token is to be drawn from. An accepted token has
+        all the mass."""
         assert draft.token_probs is not None
         r = self.randomness.uniform(rows, [position] * len(rows), Purpose.ACCEPT).tolist()
         for b, x in enumerate(draft.tokens[:, i].tolist()):
@@ -159,26 +154,20 @@ class Draws:
                 p[b] = residual(p[b, None], draft.q[b, i, None].to(p))[0]
         return p
 
-    def _note_acceptance(self, accepted: list[int], lengths: list[int], beta: Sequence[float], width: int) -> None:
-        for b, (n, k) in enumerate(zip(accepted, lengths, strict=True)):
-            tested = min(n + 1, k)
-            self.stats.acceptance_sum += sum(beta[b * width : b * width + tested])
-            self.stats.acceptance_count += tested
-
 
 @dataclass
 class _Tree:
-    """One row's."""
+    """One row's tree. Its walks return the accepted nodes, and what to draw from behind them (None: nothing)."""
 
     tokens: Sequence[int]
-    parents: Sequence[int]
     """of the nodes that count"""
+    parents: Sequence[int]
     q: Tensor
     """[K, V]"""
     scores: Tensor
     """[N, V]"""
-    where: dict[int, int]
-    """the place of each node that there are scores for"""
+    places: dict[int, int]
+    """of each node that there are scores for"""
     row: int
     length: int
     draws: Draws
@@ -188,29 +177,27 @@ class _Tree:
 
     def p(self, node: int) -> Tensor | None:
         """[V] behind a node."""
-        return distribution(self.scores[self.where[node]]) if node in self.where else None
+        return distribution(self.scores[self.places[node]]) if node in self.places else None
 
     def traverse(self) -> tuple[list[int], Tensor | None]:
-        """Leaf to root."""
+        """Traversal verification, leaf to root."""
         randomness = self.draws.randomness
 
         def r(node: int) -> float:
             return float(randomness.uniform([self.row], [self.length + node], Purpose.BLOCK, randomness.round)[0])
 
-        found = traversed(-1, 1.0, self.children, self.p, lambda node: self.q[node], self.tokens, r)
+        found = traverse(-1, 1.0, self.children, self.p, lambda node: self.q[node], self.tokens, r)
         return found if found is not None else ([], self.p(-1))
 
     def descend(self) -> tuple[list[int], Tensor | None]:
-        """Root to leaf: multi-candidate sampling."""
+        """Multi-candidate sampling, root to leaf."""
         path: list[int] = []
         randomness, lenience = self.draws.randomness, self.draws.rules.lenience
         while (p := self.p(path[-1] if path else -1)) is not None:
             position, children = self.length + len(path), self.children(path[-1] if path else -1)
-            taken: int | None = None
-            if children:
-                r = [float(randomness.uniform([self.row], [position], Purpose.ACCEPT + i)[0]) for i in children]
-                q = self.q[children].to(p)
-                taken, p = choose_candidate(p, q, [self.tokens[i] for i in children], r, lenience)
+            r = [float(randomness.uniform([self.row], [position], Purpose.ACCEPT + i)[0]) for i in children]
+            q = self.q[children].to(p)
+            taken, p = choose_candidate(p, q, [self.tokens[i] for i in children], r, lenience)
             if taken is None:
                 return path, p
             path.append(children[taken])
@@ -218,7 +205,7 @@ class _Tree:
 
 
 def drawn_from_points(draft: Draft, vocab: int) -> Draft:
-    """Point masses as draws that could not come out otherwise: a tolerant test wants their q."""
+    """Point masses as draws that could not come out otherwise: the lenient test of draws needs their q."""
     known = draft.tokens.clamp(0, vocab - 1)[..., None]
     q = torch.zeros(*draft.tokens.shape, vocab, device=known.device).scatter_(2, known, 1.0)
     return replace(draft, token_probs=torch.ones_like(draft.tokens, dtype=torch.float32), q=q)

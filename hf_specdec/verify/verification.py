@@ -1,12 +1,12 @@
-"""Which drafted tokens are kept: pure tensor functions over distributions, nothing of models, caches or drafters.
+"""The accept rules: pure tensor functions of p, the target's distribution, and q, the draft's.
 
-Everything rests on one reading of Leviathan §2.2: greedy decoding is sampling from a distribution with all its mass
-on one token, so the functions below speak of p and q alone. All probabilities are float32, all tests strict.
+Greedy decoding is sampling from a distribution with all its mass on one token (Leviathan §2.2), so p and q are all
+that the rules need. Probabilities are float32, and all tests are strict.
 
-Two exact ways to test draws: token by token from the root (Algorithm 1, and `choose_candidate` on trees), or all of a
-draft together (`block_verified` on chains, Sun et al. 2024; `traverse` on trees, Weng et al. 2025). The second keeps
-weights w(x) = min(1, w(parent) · p(x) / q(x)), so that a likely token makes up for an unlikely one before it, and never
-accepts fewer tokens in expectation.
+Drawn tokens are tested in one of two exact ways. Token by token from the root: Algorithm 1 (`accepts`, `residual`), and
+`choose_candidate` on trees. Or all of a draft together: `block_verified` on chains (Sun et al. 2024), `traverse` on
+trees (Weng et al. 2025). The second way carries weights w(x) = min(1, w(parent) · p(x) / q(x)), so a likely token makes
+up for an unlikely one before it, and on average no fewer tokens are accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,20 +21,22 @@ NOTHING = -1
 
 
 def distribution(scores: Tensor) -> Tensor:
-    """p from processed scores [..., V]: a float32 softmax. All NaN where plain decoding's would be, and its draw fails:
-    scores that are NaN, +inf, or -inf throughout."""
+    """p from processed scores [..., V]: a float32 softmax.
+
+    Scores that are NaN or +inf, or -inf throughout, give NaN, where plain decoding fails too: nothing can be drawn.
+    """
     return torch.softmax(scores.float(), dim=-1)
 
 
 def drawable(q: Tensor) -> Tensor:
-    """q of a draft, uniform where it is NaN: whatever it says, a token can be drawn, and the target tests it."""
+    """q of a draft, with 1/V in place of NaN, so that a token can be drawn. The target tests it like any other."""
     return torch.nan_to_num(q, nan=1.0 / q.shape[-1])
 
 
 def draw(p: Tensor, u: Tensor) -> Tensor:
-    """Draw one token per row of p [N, V] with the uniform numbers u [N] in [0, 1): the inverse of the cumulated p.
+    """Draw one token per row of p [N, V] with uniform numbers u [N] in [0, 1): the first with a cumulated mass above u.
 
-    Never a token of probability 0: the drawn one is the first whose cumulated mass exceeds u. `NOTHING` where p is NaN.
+    So no token of probability 0 is drawn. `NOTHING` where p is NaN.
     """
     mass = p.double().cumsum(-1)
     total = mass[:, -1:].contiguous()
@@ -44,7 +46,7 @@ def draw(p: Tensor, u: Tensor) -> Tensor:
 
 
 def gumbel_max(noisy: Tensor) -> Tensor:
-    """The likeliest token of scores with noise [..., V] (Gumbel-max: a draw); `NOTHING` where `draw` would say so."""
+    """The likeliest token of scores with Gumbel noise [..., V], which is a draw; `NOTHING` where none can be drawn."""
     tokens = argmax(noisy)
     return torch.where(noisy.gather(-1, tokens[..., None])[..., 0].isfinite(), tokens, NOTHING)
 
@@ -52,7 +54,7 @@ def gumbel_max(noisy: Tensor) -> Tensor:
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """p'(x) = norm(max(0, p(x) - q(x))), rows [N, V] (Algorithm 1).
 
-    Where nothing is left (p equals q up to rounding, so that a rejection was rounding too) it is p itself.
+    Where nothing is left, p equals q up to rounding and the rejection came of rounding, too: it is p itself.
     """
     left = torch.nan_to_num(p - q, nan=0.0, posinf=0.0, neginf=0.0).clamp_min(0.0)
     total = left.sum(-1, keepdim=True)
@@ -62,23 +64,18 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def accepts(p: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
     """The test of Algorithm 1, r < p(x)/q(x), for the probabilities of drafted tokens; any shape, strict.
 
-    Written without the division: at r = 0 and p = 0 it rejects, as it must.
+    Written without the division, so that it rejects at r = 0 and p = 0.
     """
     return r * q < p
 
 
-def tolerance(scores: Tensor, tokens: Tensor, lenience: float, typical: float) -> Tensor:
-    """By how much tokens [N] pass a tolerant test, negative where they fail; scores [N, V] processed.
+def tolerance(scores: Tensor, tokens: Tensor, lenience: float) -> Tensor:
+    """By how much tokens [N] pass the lenient test of greedy decoding, p(x) ≥ l · max p, negative where they fail.
 
-    Greedy, p(x) ≥ l · max p (Leviathan A.5, which prints the comparison the other way round); with `typical`
-    p(x) ≥ min(ε, √ε · exp(-H(p))) (Cai et al. 2024).
+    Leviathan A.5 prints the comparison the other way round. Scores [N, V] are processed.
     """
     p = distribution(scores).double()
-    mine = p.gather(1, tokens[:, None])[:, 0]
-    if typical:
-        entropy = -torch.special.xlogy(p, p).sum(-1)
-        return mine - (typical**0.5 * (-entropy).exp()).clamp(max=typical)
-    return mine - lenience * p.amax(-1)
+    return p.gather(1, tokens[:, None])[:, 0] - lenience * p.amax(-1)
 
 
 def accepted_lengths(passed: Tensor, lengths: Tensor) -> Tensor:
@@ -91,9 +88,9 @@ def follow(tokens: Sequence[int], parents: Sequence[int] | None, choices: Sequen
     """Walk a draft along what the target chose; returns the accepted nodes from the root down.
 
     The target has chosen a token after the last accepted one (`choices[0]`) and after every node i
-    (`choices[i + 1]`), by argmax or by a draw from p; where it said nothing (None, or the list ends) the walk ends. A
-    node is accepted when it is its parent's choice. For point-mass drafts this is lossless, on trees too: the tokens
-    along the walk are the target's own, the draft only saved time.
+    (`choices[i + 1]`), by argmax or by a draw from p. A node is accepted when it is its parent's choice; the walk ends
+    where there is no such node, or no choice (None, or the list ends). This is lossless for point-mass drafts, on trees
+    too: the tokens along the walk are the target's own.
     """
     path: list[int] = []
     here = -1
@@ -111,9 +108,9 @@ def follow(tokens: Sequence[int], parents: Sequence[int] | None, choices: Sequen
 def block_verified(p: Tensor, q: Tensor, tokens: Tensor, lengths: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """Block verification of chains.
 
-    The draft up to token i is accepted with probability w_i altogether (Sun et al. 2024, Algorithm 2): what later
-    tokens' acceptance does not use up of w_i, the test at i gives back. How far a chain goes may depend on the tokens
-    before its end.
+    The draft up to token i is accepted, with or without later tokens, with probability w_i (Sun et al. 2024, Algorithm
+    2). The test at i has the part of w_i that the acceptance of later tokens does not use up. The length of a chain may
+    depend on all of its tokens but the last.
 
     Args:
         p: [B, K + 1, V] the target's distributions.

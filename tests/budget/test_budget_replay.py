@@ -39,7 +39,7 @@ def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, mon
     drafter: Any = DraftModelDrafter(pair.draft, num_candidates=3)
     known = SetSteps(c)
     drafter._costs = SimpleNamespace(of=lambda *_: known)
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", SimpleNamespace(of=lambda *_: SetTimes(SLOPE)))
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", SimpleNamespace(of=lambda *_: SetTimes(SLOPE)))
     clock, taken = Clock(monkeypatch), 0.0
     with clock.moved_by(pair.target, lambda width: 1 + SLOPE * (width - 1)), clock.moved_by(pair.draft, lambda _: c):
         for i in calls:

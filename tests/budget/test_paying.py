@@ -45,7 +45,7 @@ def both(kind: str, lengths: list[int], slope: float, monkeypatch: Any, calls: i
     }
     drafter: Any = make[kind]()
     sides.ours()  # the probe
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     clock = Clock(monkeypatch)
     with clock.moved_by(model, lambda width: 1 + slope * (width > 1) + 0.01 * width):
         sides.run()
@@ -131,7 +131,7 @@ def test_copies_that_do_not_pay_are_left_out(lengths: list[int], slope: float, m
     monkeypatch.setattr("compare.models.prompts", lambda lengths, prompts=models.prompts: prompts(lengths, 8))
     sides, drafter = Sides(model, lengths, max_new_tokens=200), PromptLookupDrafter()
     sides.ours()  # the probe
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     clock = Clock(monkeypatch)
     with clock.moved_by(model, lambda width: 1 + slope * (width - 1)):
         sides.run()

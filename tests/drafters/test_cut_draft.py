@@ -182,6 +182,6 @@ def test_discos_features_are_finite(target: Any, dtype: torch.dtype) -> None:
 
 
 def test_disco_stops_it(target: Any, draft: CutLlamaForCausalLM) -> None:
-    drafter = DiscoDrafter(draft, classifier(STOPS), rule="draft", tau=0.3)
+    drafter = DiscoDrafter(draft, classifier(STOPS), rule="token", tau=0.3)
     settings: dict[str, Any] = {**models.prompts([7, 4]), "max_new_tokens": 20, "do_sample": False}
     assert torch.equal(target.generate(**settings, assistant_model=drafter), target.generate(**settings))

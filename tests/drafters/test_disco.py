@@ -18,11 +18,9 @@ from hf_specdec.drafters.disco import (
     DiscoSession,
     DiscoStoppingCriteria,
     StopClassifier,
-    StopRule,
     features,
 )
-from hf_specdec.drafters.disco.classifier import _on_device, _on_host, read
-from hf_specdec.drafters.disco.lookup import NONE, Branch, Recurrence
+from hf_specdec.drafters.disco.classifier import NONE, Branch, Recurrence, _on_device, _on_host, read
 from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelDrafter, SteppedSession
 from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.stats import SpeculationStats
@@ -115,16 +113,7 @@ def test_a_branch_looks_up_its_own_tokens_first_and_leaves_the_text_alone():
 
 
 @pytest.mark.parametrize(
-    "seen, token, draft",
-    [([0.9], True, True), ([0.9, 0.6], True, True), ([0.6, 0.6], True, False), ([0.9, 0.4], False, False)],
-)
-def test_a_rule_reads_the_last_chance_or_that_of_the_whole_draft(seen, token, draft):
-    assert StopRule(0.5, whole_draft=False).goes_on(seen) is token
-    assert StopRule(0.5, whole_draft=True).goes_on(seen) is draft
-
-
-@pytest.mark.parametrize(
-    "tau, rule, candidates", [*product([0.0, 0.5, 1.0], ["token", "draft"], [1]), *product([0.4], ["budget"], [1, 3])]
+    "tau, rule, candidates", [*product([0.0, 0.5, 1.0], ["token"], [1]), *product([0.4], ["budget"], [1, 3])]
 )
 @pytest.mark.parametrize("rows", [1, 3])
 def test_greedy_text_is_plain_text(target, draft, rule, tau, candidates, rows):
@@ -151,7 +140,8 @@ def test_greedy_text_is_plain_text(target, draft, rule, tau, candidates, rows):
 @pytest.mark.parametrize("right", [False, True])
 def test_the_budget_drafts_as_far_as_that_pays(target, right, step, monkeypatch):
     """Whatever its classifier says: chances are what came true. By a clock that only forwards move."""
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))  # other tests use this target by real clocks
+    # Other tests use this target by real clocks.
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     draft = close_to(target, 1, 0.0) if right else tiny(9, scale=25.0)
     drafter, prompt = DiscoDrafter(draft, classifier(), rule="budget", max_draft_tokens=8), torch.arange(2, 9)[None]
     clock, taken = Clock(monkeypatch), []
@@ -215,25 +205,23 @@ def propose(drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = 
 
 
 def test_rows_stop_separately_and_in_lockstep_together(draft):
-    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="token", max_draft_tokens=8)
     ragged, session = propose(drafter, 6, lockstep=False)
     assert len(set(ragged.lengths)) > 1
-    rule = drafter.rule(False)
     for seen, length in zip(session.seen, ragged.lengths, strict=True):
-        stops = next((i + 1 for i in range(len(seen)) if not rule.goes_on(seen[: i + 1])), 8)
-        assert length == stops
+        assert length == next((i for i, chance in enumerate(seen, 1) if chance < 0.3), 8)
     alone, _ = propose(drafter, 6, lockstep=True)
     assert alone.tokens.shape[1] == min(ragged.lengths)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("planted", [False, True])
-@pytest.mark.parametrize("rule", ["draft", "budget", "the draft's own chances"])
+@pytest.mark.parametrize("rule", ["token", "budget", "the draft's own chances"])
 def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(rule, planted, monkeypatch):
-    vocab, rows, calls = (6, 600, 8) if rule == "draft" else (6, 10, 300)  # the budget decides for the batch
+    vocab, rows, calls = (6, 600, 8) if rule == "token" else (6, 10, 300)  # the budget decides for the batch
     target, other = tiny(4, vocab, scale=30.0), tiny(5, vocab, scale=30.0)
     drafter = DraftModelDrafter(other)
-    if rule in ("draft", "budget"):
+    if rule in ("token", "budget"):
         drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
     monkeypatch.setattr(BudgetedSession, "_pays", pays_by_what_is_seen)
     if planted:
@@ -262,7 +250,7 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
         counts += torch.bincount(out[:, 4] * vocab + out[:, 5], minlength=vocab**2)
         drafted.update(drafter.last_stats.drafted_per_position)
     expected = _pairs(target, prompt, vocab) * rows * calls
-    assert drafted[1] > 0 and (rule == "draft" or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
+    assert drafted[1] > 0 and (rule == "token" or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
     chi2 = float(((counts - expected) ** 2 / expected.clamp_min(1e-9))[expected > 5].sum())
     freedom = int((expected > 5).sum()) - 1
     limit = freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
@@ -307,7 +295,7 @@ def _pairs(target, prompt, vocab):
 
 
 def test_a_seeded_sampled_call_repeats(target, draft):
-    drafter = DiscoDrafter(draft, classifier(), rule="draft", tau_sampled=0.3)
+    drafter = DiscoDrafter(draft, classifier(), rule="token", tau_sampled=0.3)
     texts = []
     for _ in range(2):
         torch.manual_seed(7)
@@ -338,7 +326,7 @@ def test_what_does_not_fit_is_refused(target, draft, tmp_path):
         Drafter.from_pretrained(tmp_path)
     with pytest.raises(SpeculationError, match="train disco"):
         target.generate(torch.tensor([[5]]), assistant_model=DiscoDrafter(draft), max_new_tokens=3)
-    for options in ({"tau": 1.5}, {"max_draft_tokens": 0}, {"rule": "sometimes"}, {"nope": 1}):
+    for options in ({"tau": 1.5}, {"max_draft_tokens": 0}, {"rule": "draft"}, {"nope": 1}):
         with pytest.raises(SpeculationError):
             DiscoDrafter(draft, **options)
     with pytest.raises(SpeculationError, match="vocabulary"):
@@ -355,7 +343,7 @@ SCORES = {"return_dict_in_generate": True, "output_scores": True, "do_sample": F
 
 
 def test_the_criterion_stops_plain_generation_where_the_session_stops(draft):
-    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="token", max_draft_tokens=8)
     ids = torch.cat([context(6, False, False).prompt_ids, torch.full((6, 1), 7)], 1)
     criterion = DiscoStoppingCriteria(drafter, prompt_length=5)
     drafted, _ = propose(drafter, 6, lockstep=False)
@@ -369,7 +357,7 @@ def test_the_criterion_stops_plain_generation_where_the_session_stops(draft):
 
 
 def test_the_criterion_drives_transformers_own_loop(target, draft, monkeypatch):
-    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="draft", max_draft_tokens=8)
+    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="token", max_draft_tokens=8)
     ids = torch.tensor([[5, 6, 7]])
     plain = target.generate(ids, max_new_tokens=24, do_sample=False)
     lengths = []

@@ -205,7 +205,7 @@ def test_as_much_is_drafted_as_pays(slope, sampled, monkeypatch):
         torch.manual_seed(seed)
         texts = target.generate(torch.arange(1, 8)[:, None], max_new_tokens=200, **ends)
         drafter = NGramDrafter(train_ngram(texts.tolist(), 8, 3))
-        monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))
+        monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
         clock = Clock(monkeypatch)
         with clock.moved_by(target, lambda width: 1 + slope * (width > 1) + 0.001 * width):
             for _ in range(3):

@@ -14,7 +14,7 @@ from hf_specdec import HybridDrafter, SpeculationWarning
 from hf_specdec.budget import Survival, Tree
 from hf_specdec.drafters.hybrid.recycled import FIRST, LEAST, RECYCLED, Recycled
 from hf_specdec.protocol import DraftSession, Sequences, Verdict
-from hf_specdec.verify.successors import Successors
+from hf_specdec.verify.block import Judgement, Trial
 
 COUNT = 3
 
@@ -113,14 +113,16 @@ def test_only_places_that_count_are_told_of() -> None:
     for b in range(2):
         for place in range(3):
             logits[b, place, 3 * b + place] = 1.0
-    found = Successors.of(logits, 1)
-    packed, drafted = [0, 0, *found.ids.tolist()], [[6, 7], [6, 7]]
-    assert found.behind(packed, text, drafted) == [[(5, [0]), (6, [1]), (7, [2])], [(5, [3]), (6, [4]), (7, [5])]]
-    assert found.behind(packed, text, drafted, None, [1, 2])[0] == [(5, [0]), (6, [1])]
-    assert found.behind(packed, text, drafted, [[1, -1], [0, 1]]) == [
-        [(5, [0]), (7, [1])],
-        [(5, [3]), (6, [4]), (7, [5])],
-    ]
+    drafted, likeliest = [[6, 7], [6, 7]], logits.argmax(-1).flatten()
+
+    def behind(nodes: Any) -> Any:
+        trial = Trial(drafters.Draft.from_lists(drafted), text, logits, nodes, torch.tensor(True), likeliest)
+        return trial.decided([Judgement([], [])] * 2, True, drafted, likeliest.tolist()).likeliest
+
+    whole = [(5, [3]), (6, [4]), (7, [5])]
+    assert behind([range(2)] * 2) == [[(5, [0]), (6, [1]), (7, [2])], whole]
+    assert behind([range(1), range(2)]) == [[(5, [0]), (6, [1])], whole]
+    assert behind([[1, -1], [0, 1]]) == [[(5, [0]), (7, [1])], whole]
 
 
 def context(**more: Any) -> Any:

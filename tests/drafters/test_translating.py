@@ -30,7 +30,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "fixed": lambda draft: DraftModelDrafter(draft, num_draft_tokens=4),
     "auto": DraftModelDrafter,
     "candidates": lambda draft: DraftModelDrafter(draft, num_candidates=3, num_draft_tokens=3),
-    "disco": lambda draft: DiscoDrafter(draft, classifier(), rule="draft", tau=0.3, max_draft_tokens=6),
+    "disco": lambda draft: DiscoDrafter(draft, classifier(), rule="token", tau=0.3, max_draft_tokens=6),
     "hybrid": lambda draft: HybridDrafter(draft, num_draft_tokens=3),
     "pearl": lambda draft: PearlDrafter(draft, window=4, worker="thread"),
 }

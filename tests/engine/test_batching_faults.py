@@ -152,7 +152,7 @@ def test_a_criterion_that_raises_ends_its_own_row(monkeypatch: pytest.MonkeyPatc
     model = models.llama()
     with BatchDecoder(model, max_rows=4) as decoder, models.slow(model, 0.002):
         beside = decoder.submit(texts()[0], max_new_tokens=40, do_sample=False)
-        bad = decoder._row(texts()[1], None, {"max_new_tokens": 9, "do_sample": False})
+        bad = decoder._request(texts()[1], None, {"max_new_tokens": 9, "do_sample": False})
 
         def raising(_ids: Any, _b: int, length: int, _token: int) -> bool:
             if length > len(texts()[1]) + 2:

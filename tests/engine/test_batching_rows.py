@@ -15,7 +15,7 @@ from toy_drafters import Toy
 from transformers import DynamicCache
 
 from hf_specdec import BatchDecoder, PromptLookupDrafter, SpeculationError
-from hf_specdec.engine import joined as engine
+from hf_specdec.engine import requests as engine
 from hf_specdec.engine.answer import QueueFull
 from hf_specdec.protocol import Draft
 from hf_specdec.target.cache import RaggedCache
@@ -118,7 +118,7 @@ def test_streams_stay_within_the_bound_of_the_cache() -> None:
     """A token's streams take slots, too."""
     target = target_of("Llama")
     with BatchDecoder(target, streams_of(target, copies=False, num_nodes=40), max_rows=8, max_tokens=1024) as decoder:
-        held, play = [0], decoder._engine._play_round
+        held, play = [0], decoder._engine.play_round
 
         def look() -> None:
             play()
@@ -126,7 +126,7 @@ def test_streams_stay_within_the_bound_of_the_cache() -> None:
                 layers = decoder._engine.target.cache.layers
                 held[0] = max(held[0], *(layer.keys.shape[0] * layer.keys.shape[2] for layer in layers))
 
-        decoder._engine._play_round = look  # type: ignore[method-assign]
+        decoder._engine.play_round = look  # type: ignore[method-assign]
         options = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
         answers = [decoder.submit([5, 6, 7, 8, 9], **options) for _ in range(8)]
         assert all(len(answer.result(60)) for answer in answers)
@@ -147,7 +147,7 @@ def test_closing_without_waiting_gives_everything_up() -> None:
 def test_others_wait_no_longer_than_a_round_for_a_prompt() -> None:
     """A piece of a prompt takes about as long as a round once both were measured, and is never shorter than pays."""
     model = models.llama()
-    one = engine.Engine(model, None, 4, 4096)
+    one = engine.Requests(model, None, 4, 4096)
     one.reading_speed, one.round_seconds = 1000.0, 0.2
     assert one._piece(2000) == engine.LONGEST_PIECE, "nobody waits"
     one.rows.all = [None]  # type: ignore[list-item]

@@ -31,7 +31,7 @@ from hf_specdec.budget import Cost, Learned
 from hf_specdec.drafters.disco import StopClassifier
 from hf_specdec.drafters.draft_model.model import ModelOverCache
 from hf_specdec.drafters.ngram import NGramSession
-from hf_specdec.engine.loop import Decoding
+from hf_specdec.engine.generation import Generation
 from hf_specdec.train.ngram import train_ngram
 
 VOCAB, NEW = 16, 40
@@ -64,7 +64,7 @@ def target() -> Any:
 def disco(target: Any) -> DiscoDrafter:
     torch.manual_seed(0)
     return DiscoDrafter(
-        nearly(target), StopClassifier(4, 8), rule="draft", tau=0.05, tau_sampled=0.05, max_draft_tokens=6
+        nearly(target), StopClassifier(4, 8), rule="token", tau=0.05, tau_sampled=0.05, max_draft_tokens=6
     )
 
 
@@ -96,13 +96,13 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     ):
         monkeypatch.setattr(f"hf_specdec.{module}.waits", lambda device: True)
     counted: list[Counter[str]] = []
-    play = Decoding._play_round
+    play = Generation.play_round
 
     def counting(self: Any) -> None:
-        before = self.shown_stats.draft_calls
+        before = self.group.drafting.told.draft_calls
         with Transfers() as transfers:
             play(self)
-        transfers.counts["draft steps"] = self.shown_stats.draft_calls - before
+        transfers.counts["draft steps"] = self.group.drafting.told.draft_calls - before
         counted.append(transfers.counts)
 
     def on_the_host(self: Any, sequences: Any, budget: list[int]) -> Any:
@@ -119,8 +119,8 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     propose, opened = NGramSession.propose, ModelOverCache.__init__
     monkeypatch.setattr(NGramSession, "propose", on_the_host)
     monkeypatch.setattr(ModelOverCache, "__init__", opening)
-    monkeypatch.setattr(Decoding, "_play_round", counting)
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))  # of another drafter's rounds, in a test
+    monkeypatch.setattr(Generation, "play_round", counting)
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))  # of another drafter's rounds, in a test
     # No drafts are left out by the clock.
     monkeypatch.setattr("hf_specdec.engine.paying.LEAST_TRIAL", NEW)
     monkeypatch.setattr(Cost, "round", lambda *_: lambda width: 1.0)

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from hf_specdec import SpeculationWarning
-from hf_specdec import generate as integration
+from hf_specdec.generate import hook
 
 HINT = r'assistant_model=draft, speculation_type="draft_model"'
 
 
 @pytest.fixture(autouse=True)
 def a_new_process() -> Iterator[None]:
-    integration._hint_at_batches.cache_clear()
+    hook._hint_at_batches.cache_clear()
     yield
-    integration._hint_at_batches.cache_clear()
+    hook._hint_at_batches.cache_clear()
 
 
 def generate(lengths: list[int], **settings: Any) -> torch.Tensor:

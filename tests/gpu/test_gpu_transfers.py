@@ -22,7 +22,7 @@ from place import DEVICE, note
 from test_transfers import BATCHES, DRAFTERS, NEW, VOCAB, allowed, rounds
 
 from hf_specdec import SpeculationWarning
-from hf_specdec.engine.loop import Decoding
+from hf_specdec.engine.generation import Generation
 
 OF_TRANSFORMERS = str(transformers.__path__[0])
 HELD_TO = [kind for kind in DRAFTERS if kind != "ngram"]
@@ -56,13 +56,13 @@ def waits_counted() -> Iterator[Counter[str]]:
 def on_a_gpu(kind: str, batch: str, do_sample: bool, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     """What each round of a second call waited for; the first one has met every kernel."""
     counted: list[Counter[str]] = []
-    play = Decoding._play_round
+    play = Generation.play_round
 
     def counting(self: Any) -> None:
-        before = self.shown_stats.draft_calls
+        before = self.group.drafting.told.draft_calls
         with waits_counted() as counts:
             play(self)
-        counts["draft steps"] = self.shown_stats.draft_calls - before
+        counts["draft steps"] = self.group.drafting.told.draft_calls - before
         counted.append(counts)
 
     target, drafter = PAIRS[kind]()
@@ -71,7 +71,7 @@ def on_a_gpu(kind: str, batch: str, do_sample: bool, monkeypatch: pytest.MonkeyP
     with drafting_goes_on():
         for calls in range(2):
             if calls:
-                monkeypatch.setattr(Decoding, "_play_round", counting)
+                monkeypatch.setattr(Generation, "play_round", counting)
             torch.manual_seed(0)
             target.generate(**prompts, **options, assistant_model=drafter)
     assert drafter.last_stats.drafted_tokens, "nothing to count"

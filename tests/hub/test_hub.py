@@ -287,7 +287,7 @@ def test_each_ready_repo_loads_and_drafts(
     folder: Path, as_large_as_the_real_one: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Widths are still to be learned, so that drafts are verified whatever they promise.
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     drafter = Drafter.from_pretrained(folder, **({"worker": "thread"} if folder.name == "pearl" else {}))
     prompt = torch.tensor([[100, 200, 300, 100, 200, 300, 100]])
     plain = as_large_as_the_real_one.generate(prompt, max_new_tokens=8, do_sample=False)

@@ -108,14 +108,14 @@ def test_texts_go_to_the_last_position() -> None:
     options = {"max_new_tokens": 32, "eos_token_id": None}  # the last position, and the token behind it
     wanted = generate(model, 3, **options)
     assert wanted.shape[1] == 41
-    with mock.patch("hf_specdec.engine.call.ability", return_value=Ability(Support.LOCKSTEP, models.VOCAB)):
+    with mock.patch("hf_specdec.engine.modes.ability", return_value=Ability(Support.LOCKSTEP, models.VOCAB)):
         for wrong in (set(), {0}, {2}):
             drafter = partly(drafters.Future(wanted), wrong, 6)
             assert torch.equal(generate(model, 3, drafter, **options), wanted)
             assert drafter.last_stats.mode == "staggered"
         # A slow row that drafts much, beside others that draft little: as many places are left as it fills.
         future = drafters.Future(wanted)
-        with mock.patch("hf_specdec.engine.loop.farthest", return_value=6):
+        with mock.patch("hf_specdec.engine.generation.farthest", return_value=6):
             drafter = drafters.Toy(lambda _, s, budget: Draft.from_lists([
                 [token + 1 for token in row] if name == 0 else row[:2]
                 for name, row in zip(s.rows, future(s, budget, 16), strict=True)
@@ -146,7 +146,7 @@ def test_where_rows_end_is_a_matter_of_their_text_alone(monkeypatch: pytest.Monk
         return Draft(torch.stack(tokens, 1), lengths, q=torch.stack(q, 1))
 
     for most in (0, 2):
-        monkeypatch.setattr("hf_specdec.engine.loop.farthest", lambda *_, most=most: most)
+        monkeypatch.setattr("hf_specdec.engine.generation.farthest", lambda *_, most=most: most)
         before_the_end: list[int] = []
         for seed in range(20):
             torch.manual_seed(seed)

@@ -294,5 +294,5 @@ def test_disco_learns_from_the_answers_to_chats(tmp_path, monkeypatch):
         return honest(target, draft, ids, prompt, *more)
 
     monkeypatch.setattr(extraction, "record_text", record)
-    extraction.extract(target, draft, tokenizer, chats, extraction.Regime(False, 8, 4, 0, 0), tmp_path / "records")
+    extraction.extract(target, draft, tokenizer, chats, extraction.Regime(False, 8, 4, 0), tmp_path / "records")
     assert read == [prompt_ids(tokenizer, chat) for chat in chats]

@@ -29,7 +29,7 @@ def test_a_replay_decides_and_times_as_the_engine_did(
     }[kind]
     tracing, sides = TracingDrafter(inner), Sides(model, lengths, max_new_tokens=40)
     sides.ours()  # the probe
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     clock = Clock(monkeypatch)
     with clock.moved_by(model, lambda width: 1 + slope * width):
         for _ in range(3):
@@ -49,7 +49,7 @@ def test_fates_are_what_the_text_says(monkeypatch: Any) -> None:
     model, draft = models.llama(max_position_embeddings=256), models.llama(max_position_embeddings=256)
     tracing, sides = TracingDrafter(HybridDrafter(draft)), Sides(model, [7], max_new_tokens=120)
     sides.ours()  # the probe
-    monkeypatch.setattr("hf_specdec.engine.loop._costs", Learned(Cost))
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     clock = Clock(monkeypatch)
     with clock.moved_by(model, lambda width: 1 + 0.01 * width), clock.moved_by(draft, lambda width: 0.2):
         for _ in range(3):

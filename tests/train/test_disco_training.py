@@ -5,13 +5,13 @@ import shlex
 
 import pytest
 import torch
-from test_disco import STOPS, classifier, close_to, tiny
+from clocks import Clock
+from test_disco import classifier, close_to, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from disco_oracle import oracle_report, oracle_rounds, plot_oracle
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, StopRule
+from hf_specdec.drafters.disco import DiscoDrafter, DiscoSession, StopClassifier
 from hf_specdec.tools.loading.prompts import Prompt
 from hf_specdec.train.disco import (
     Quality,
@@ -27,10 +27,8 @@ from hf_specdec.train.disco import (
 )
 from hf_specdec.train.disco.extraction import load
 from hf_specdec.train.disco.records import Record, record_text
-from hf_specdec.train.disco.simulation import Costs, Round, Values, play
-from hf_specdec.train.disco.tuning import chances, simulated_choices
+from hf_specdec.train.disco.tuning import TAUS, seconds_per_token
 
-COSTS = Costs(0.2, lambda width: 1.0 + 0.02 * width)
 WORDS = [f"w{i}" for i in range(95)]
 TEXTS = [" ".join(WORDS[i : i + 5]) for i in range(40)]
 PROMPTS = [Prompt((text,)) for text in TEXTS]
@@ -54,27 +52,37 @@ def tokenizer():
 
 
 def regime(do_sample: bool = False, **changes) -> Regime:
-    return Regime(**{"do_sample": do_sample, "max_new_tokens": 24, "k": 4, "rollout": 7, "seed": 0} | changes)
+    return Regime(**{"do_sample": do_sample, "max_new_tokens": 24, "k": 4, "seed": 0} | changes)
 
 
-@pytest.mark.parametrize("whole_draft", [False, True])
-@pytest.mark.parametrize("tau", [0.0, 0.3, 0.6])
 @pytest.mark.parametrize("lookup", [False, True])
-def test_rounds_played_over_a_record_are_those_that_decoding_makes(target, draft, whole_draft, tau, lookup):
-    made = classifier(STOPS)
-    rule = "draft" if whole_draft else "token"
-    drafter = DiscoDrafter(draft, made, tau=tau, rule=rule, max_draft_tokens=6, lookup=lookup)
-    for first in range(3, 9):
+def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
+    """Of every drafted token before and at the first rejection: its chance, and whether it is accepted."""
+    made, told = classifier(), {}
+    drafter = DiscoDrafter(draft, made, rule="token", tau=0.0, max_draft_tokens=6, lookup=lookup)
+    propose, observe = DiscoSession.propose, DiscoSession.observe
+
+    def proposing(self, sequences, budget):
+        self.start = sequences.lengths[0]
+        return propose(self, sequences, budget)
+
+    def observing(self, verdict):
+        for i, chance in enumerate(self.seen[0][: verdict.accepted[0] + 1]):
+            told[self.start + i] = chance, i < verdict.accepted[0]
+        observe(self, verdict)
+
+    monkeypatch.setattr(DiscoSession, "propose", proposing)
+    monkeypatch.setattr(DiscoSession, "observe", observing)
+    for first in range(3, 6):
+        told.clear()
         prompt = torch.tensor([[first, 7, 9, 4]])
         text = target.generate(prompt, max_new_tokens=40, do_sample=False, assistant_model=drafter)[0]
-        record = record_text(target, draft, text, 4, k=4, do_sample=False, rollout=5, lookup=lookup)
-        (values,) = chances(made, [record], do_sample=False)
-        rounds = play(values, StopRule(tau, whole_draft), longest=6)
-        stats = drafter.last_stats
-        assert stats.row_steps == len(rounds)
-        for i in range(6):
-            assert stats.drafted_per_position[i] == sum(r.drafted > i for r in rounds)
-            assert stats.accepted_per_position[i] == sum(r.accepted > i for r in rounds)
+        record = record_text(target, draft, text, 4, k=4, do_sample=False, lookup=lookup)
+        chances = made(record.features)[:, 0].sigmoid()
+        assert len(told) > 20
+        for column, (chance, accepted) in told.items():
+            assert chance == pytest.approx(float(chances[column - 4]), abs=1e-4)
+            assert accepted == bool(record.accepted[column - 4])
 
 
 @torch.no_grad()
@@ -110,9 +118,7 @@ def test_an_interrupted_extraction_goes_on_to_the_same_records(
     assert len(calls) == 4, "three shards, one of them tried twice"
     assert len(resumed) == len(whole) == len(PROMPTS)
     for a, b in zip(resumed, whole, strict=True):
-        assert all(
-            torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "beta", "accepted", "after")
-        )
+        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "beta", "accepted"))
 
 
 def test_records_of_something_else_are_not_taken(target, draft, tokenizer, tmp_path):
@@ -136,7 +142,7 @@ def made_up(n: int, accepted: torch.Tensor | None = None, seed: int = 0) -> Reco
     torch.manual_seed(seed)
     x = torch.rand(n, 8)
     beta = (x[:, 0] > 0.4).float() if accepted is None else accepted
-    return Record(x, beta, beta.bool(), torch.rand(n, 5, 8))
+    return Record(x, beta, beta.bool())
 
 
 def test_a_classifier_learns_what_can_be_learned_and_the_same_one_every_time():
@@ -157,52 +163,6 @@ def test_one_class_is_refused(value):
         fit({False: []}, {False: []})
 
 
-def test_the_chosen_rule_is_the_fastest_of_all_and_the_oracle_is_faster():
-    torch.manual_seed(0)
-    values = [Values(torch.rand(60).tolist(), torch.rand(60, 15).tolist(), (torch.rand(60) < 0.8).tolist())] * 3
-    ranked = simulated_choices(values, COSTS, ["token", "draft"])
-    assert [c.seconds for c in ranked] == sorted(c.seconds for c in ranked)
-    report = oracle_report(values, COSTS)
-    assert report.seconds < ranked[0].seconds < report.plain_seconds
-    assert all(r.drafted == r.accepted for value in values for r in oracle_rounds(value))
-    assert report.seconds <= sum(COSTS.seconds(oracle_rounds(value)) for value in values) + 1e-9
-    dear = Costs(2.0, lambda width: 1.0)
-    assert oracle_report(values, dear).seconds == pytest.approx(oracle_report(values, dear).plain_seconds)
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 3])
-def test_texts_shorter_than_a_window(n):
-    values = Values([1.0] * n, [[1.0] * 7] * n, [True] * n)
-    for longest in (1, 8):
-        rounds = play(values, StopRule(0.0, True), longest)
-        assert sum(r.accepted + 1 for r in rounds) == max(0, n - 1)
-        assert rounds == oracle_rounds(values) or longest == 1
-
-
-def test_every_token_is_emitted_once_whatever_the_rule():
-    torch.manual_seed(1)
-    values = Values(torch.rand(50).tolist(), torch.rand(50, 7).tolist(), (torch.rand(50) < 0.7).tolist())
-    for tau in (0.0, 0.2, 0.5, 0.9, 1.0):
-        rounds = play(values, StopRule(tau, False), 8)
-        assert sum(r.accepted + 1 for r in rounds) == 49
-        assert all(0 <= r.accepted <= r.drafted <= 8 for r in rounds)
-    assert COSTS.seconds([Round(2, 1)]) == pytest.approx(2 * 0.2 + 1.06)
-
-
-def test_a_rule_may_draft_nothing():
-    class Wary(StopRule):
-        rounds = 0
-
-        def begins(self):
-            self.rounds += 1
-            return self.rounds % 2 == 0
-
-    values = Values([1.0] * 20, [[1.0] * 3] * 20, [True] * 20)
-    rounds = play(values, Wary(0.0, False), 3)
-    assert [r.drafted for r in rounds[:6]] == [0, 3, 0, 3, 0, 3]
-    assert sum(r.accepted + 1 for r in rounds) == 19
-
-
 def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft, tokenizer, tmp_path):
     for name, model in (("target", target), ("draft", draft)):
         model.save_pretrained(tmp_path / name)
@@ -214,7 +174,7 @@ def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft
         data=[str(tmp_path / "data.txt")],
         output=str(tmp_path / "out"),
         max_new_tokens=16,
-        longest=6,
+        max_draft_tokens=6,
         timed_prompts=1,
         k=4,
         epochs=3,
@@ -223,76 +183,30 @@ def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft
     report = train_disco(settings)
     again = train_disco(settings)
     assert report["greedy"]["quality"] == again["greedy"]["quality"]
-    assert json.loads((tmp_path / "out" / "training.json").read_text())["sampled"]["choices"]
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["sampled"]["quality"]
     loaded = Drafter.from_pretrained(tmp_path / "out")
     assert isinstance(loaded, DiscoDrafter) and isinstance(loaded.classifier, StopClassifier)
-    assert loaded.config.rule == "budget" and loaded.config.tau == again["greedy"]["choices"][0]["tau"]
+    assert loaded.config.rule == "budget" and loaded.config.max_draft_tokens == 6
     ids = torch.tensor([[5, 6, 7]])
     plain = target.generate(ids, max_new_tokens=16, do_sample=False)
     assert torch.equal(plain, target.generate(ids, max_new_tokens=16, do_sample=False, assistant_model=loaded))
-    train_disco(TrainSettings(**vars(settings) | {"rules": ["token"]}))
-    assert Drafter.from_pretrained(tmp_path / "out").config.rule == "token"
-    for rules in (["never"], [], ["budget", "token"]):
-        with pytest.raises(SpeculationError, match="rules"):
-            train_disco(TrainSettings(**vars(settings) | {"rules": rules}))
+    timed = train_disco(TrainSettings(**vars(settings) | {"rule": "token"}))
+    loaded = Drafter.from_pretrained(tmp_path / "out").config
+    assert loaded.rule == "token"
+    assert (loaded.tau, loaded.tau_sampled) == (timed["greedy"]["tau"], timed["sampled"]["tau"])
+    for bad in ({"rule": "draft"}, {"timed_prompts": 0}, {"max_draft_tokens": 0}):
+        with pytest.raises(SpeculationError, match=next(iter(bad))):
+            train_disco(TrainSettings(**vars(settings) | bad))
 
 
-def test_plots_are_written(tmp_path):
-    pytest.importorskip("matplotlib")
-    values = [Values([1.0] * 30, [[1.0]] * 30, [i % 4 > 0 for i in range(30)])] * 2
-    assert all(path.stat().st_size > 1000 for path in plot_oracle(values, "toy", 3, tmp_path))
-
-
-PACES = {"pace_target": 10.0, "pace_draft": 5.0}
-
-
-@pytest.mark.real_time  # of paces
-@pytest.mark.parametrize(
-    ("costs", "options", "heading"),
-    [
-        ("measured", {"pad_draft_mlp": 300}, "trained on data, the draft's MLPs cost-padded to 300"),
-        pytest.param(
-            *("paced", PACES, "trained on data, the target paced at 10 ms, the draft paced at 5 ms"),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_the_table_compares_all_rules_and_none_beats_the_oracle(
-    target, draft, tokenizer, tmp_path, capsys, costs, options, heading
-):
-    from disco_table import main
-
-    for name, model in (("target", target), ("draft", draft)):
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    (tmp_path / "data.txt").write_text("\n".join(TEXTS))
-    models = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft")}
-    data = {"train": tmp_path / "data.txt", "test": [tmp_path / "data.txt"], "output": tmp_path / "out"}
-    main(**models, **data, **options, limit=8, timed=1, max_new_tokens=8, dtype="float32", threads=1)
-    (path,) = (tmp_path / "out").glob("table-*.json")
-    summary = json.loads(path.read_text())
-    assert summary["costs"] == costs and path.name.startswith(f"table-{costs}-")
-    (written,) = path.with_suffix(".md").read_text().splitlines()[:1]
-    assert written.endswith(heading) and capsys.readouterr().out.startswith(written)
-    if options == PACES:
-        assert summary["draft_seconds"] >= PACES["pace_draft"] / 1000
-        assert min(summary["target_seconds"].values()) >= PACES["pace_target"] / 1000
-    results = summary["results"]
-    assert [result["sampled"] for result in results] == [False, True]
-    for result in results:
-        lines = {line["method"]: line for line in result["lines"]}
-        assert {"plain", "static optimal", "perplexity", "DISCO, draft rule", "oracle"} <= set(lines)
-        assert all(line["of_oracle"] <= 1 + 1e-9 for line in lines.values())
-        assert lines["transformers confidence"]["measured_speedup"] > 0
-        static = [line for line in lines.values() if line["method"].startswith("static")]
-        assert len(static) == 3 and max(line["of_static"] for line in static) == 1
-        best = max(line["measured_speedup"] for line in static)
-        for line in lines.values():
-            if line["measured_speedup"] is not None:
-                assert line["of_static"] == pytest.approx(line["measured_speedup"] / best)
-
-
-OPTIONS = {"pad_target_mlp": 300, "pad_draft_mlp": 300, "pace_target": 10.0, "pace_draft": 5.0, "timed": 0}
+def test_the_threshold_that_takes_least_time_is_found(target, tokenizer, monkeypatch):
+    """By a clock that only forwards move. The draft is always right, so the lowest τ, which drafts most, is best."""
+    draft, clock, made = close_to(target, 1, 0.0), Clock(monkeypatch), classifier()
+    drafters = {tau: DiscoDrafter(draft, made, rule="token", tau=tau, max_draft_tokens=8) for tau in TAUS}
+    with clock.moved_by(target, lambda width: 1.0 + 0.02 * width), clock.moved_by(draft, lambda width: 0.1):
+        seconds = seconds_per_token(target, drafters, tokenizer, PROMPTS[:3], regime())
+    assert list(seconds) == list(TAUS)
+    assert sorted(seconds.values()) == list(seconds.values()) and seconds[TAUS[0]] < 0.4 < seconds[TAUS[-1]]
 
 
 @pytest.fixture
@@ -307,8 +221,8 @@ def settings(target, draft, tokenizer, tmp_path):
         data=[str(tmp_path / "data.txt")],
         output=str(tmp_path / "the drafter"),
         max_new_tokens=8,
-        longest=4,
-        timed_prompts=0,
+        max_draft_tokens=4,
+        timed_prompts=1,
         k=4,
         epochs=1,
         dtype="float32",
@@ -336,13 +250,3 @@ def test_ctrl_c_says_how_to_go_on(settings, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         train_disco(settings)
     assert "run the same command again to continue" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_table_of_stated_costs_refuses_what_it_would_ignore(tmp_path, name):
-    from disco_table import main
-
-    data = {"target": "t", "draft": "d", "train": tmp_path / "x", "test": [tmp_path / "x"], "output": tmp_path / "out"}
-    with pytest.raises(SpeculationError, match=f"drop {name}={OPTIONS[name]}$"):
-        main(**data, c=[0.1], **{name: OPTIONS[name]})
-    assert list(tmp_path.iterdir()) == []

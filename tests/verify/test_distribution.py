@@ -237,8 +237,8 @@ def one_draw_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def bonus_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
     chain, q = sampled.Draws.chain, table(1)
 
-    def planted(self: Any, draft: Any, *rest: Any) -> Any:
-        block = chain(self, draft, *rest)
+    def planted(self: Any, trial: Any, *rest: Any) -> Any:
+        block, draft = chain(self, trial, *rest), trial.draft
         bonus = torch.multinomial((q(draft.tokens[:, -1]) / 1.7).softmax(-1), 1)[:, 0].tolist()
         for b, (judgement, length, token) in enumerate(zip(block.rows, draft.lengths, bonus, strict=True)):
             if judgement.path and len(judgement.path) == length:

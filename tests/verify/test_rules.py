@@ -1,5 +1,5 @@
-"""Rules of verification: draws are verified as a whole, exactly; lenience and typical acceptance keep their promises;
-coupled sampling gives one text for one seed."""
+"""Rules of verification: draws are verified as a whole, exactly; lenience keeps its promise; coupled sampling gives one
+text for one seed."""
 
 import warnings
 from typing import Any
@@ -36,7 +36,6 @@ from hf_specdec.verify.verification import (
     choose_candidate,
     draw,
     residual,
-    tolerance,
     traverse,
 )
 
@@ -241,47 +240,24 @@ def test_lenient_sampling_makes_no_token_more_than_so_many_times_as_likely(targe
     assert bool(((after / rows - second).abs() > 0.05).any()), "nothing was lenient"
 
 
-def test_typical_acceptance_accepts_what_passes() -> None:
-    scores = torch.randn(500, 9, generator=torch.Generator().manual_seed(0)) * 2
-    tokens = torch.arange(500) % 9
-    p = scores.double().softmax(-1)
-    entropy = -(p * p.log()).sum(-1)
-    mine = p.gather(1, tokens[:, None])[:, 0]
-    for epsilon in (0.05, 0.3):
-        passes = mine >= torch.minimum(torch.tensor(epsilon), epsilon**0.5 * (-entropy).exp())
-        assert torch.equal(tolerance(scores, tokens, 1.0, epsilon) >= 0, passes)
-    prompts, drafter = models.prompts([9, 5]), DraftModelDrafter(DRAFT, num_draft_tokens=4)
-    calls = {}
-    for epsilon in (0.0, 0.01):
-        torch.manual_seed(0)
-        options = {"max_new_tokens": 30, "do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
-        MODEL.generate(**prompts, **options, assistant_model=drafter, speculation={"typical_acceptance": epsilon})
-        calls[epsilon] = drafter.last_stats.target_calls
-        assert any("typical" in note for note in drafter.last_stats.notes) == (epsilon > 0)
-    assert calls[0.01] < calls[0.0]
-
-
-@pytest.mark.parametrize("kind", ["block", "stepwise"])
-def test_tolerance_is_the_same_position_by_position(kind: str) -> None:
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_lenience_is_the_same_position_by_position(do_sample: bool) -> None:
     """A user's processor is asked place by place: the text is the one that is judged at once."""
     texts = []
     for own in ([], [lambda ids, scores: scores]):
-        for options in ({"lenience": 0.2}, {"typical_acceptance": 0.2}):
-            torch.manual_seed(3)
-            sampled = "typical_acceptance" in options or kind == "block"
-            texts.append(
-                MODEL.generate(
-                    **models.prompts([9]),
-                    max_new_tokens=20,
-                    do_sample=sampled,
-                    top_k=0,
-                    logits_processor=own,
-                    assistant_model=DraftModelDrafter(DRAFT, num_draft_tokens=3),
-                    speculation=options | {"verification": "token"},
-                )
+        torch.manual_seed(3)
+        texts.append(
+            MODEL.generate(
+                **models.prompts([9]),
+                max_new_tokens=20,
+                do_sample=do_sample,
+                top_k=0,
+                logits_processor=own,
+                assistant_model=DraftModelDrafter(DRAFT, num_draft_tokens=3),
+                speculation={"lenience": 0.2, "verification": "token"},
             )
-    assert torch.equal(texts[0], texts[2])
-    assert torch.equal(texts[1], texts[3])
+        )
+    assert torch.equal(*texts)
 
 
 # ---------------------------------------------------------------------- coupled
@@ -402,10 +378,8 @@ def test_noise_is_as_its_name_says() -> None:
         {"lenience": "much"},
         {"lenience": True},
         {"lenience": float("nan")},
-        {"typical_acceptance": 2},
         {"verification": "blocks"},
         {"sampling": "copled"},
-        {"lenience": 0.5, "typical_acceptance": 0.1},
         {"lenience": 0.5, "sampling": "coupled"},
         {"num_draft_tokens": 3, "lenience": 0.5},
     ],
@@ -421,10 +395,6 @@ def test_rules_that_would_do_nothing_are_refused() -> None:
     prompts = models.prompts([5])
     with pytest.raises(SpeculationError, match="has no effect with speculation_type=None"):
         MODEL.generate(**prompts, speculation={"lenience": 0.5})
-    with pytest.raises(SpeculationError, match="do_sample=True"):
-        MODEL.generate(
-            **prompts, assistant_model=PromptLookupDrafter(), do_sample=False, speculation={"typical_acceptance": 0.1}
-        )
     with pytest.raises(SpeculationError, match="speculation_type"):
         MODEL.generate(**prompts, assistant_model=DRAFT, do_sample=True, speculation=WIDE)
 
@@ -441,7 +411,7 @@ def test_rules_are_saved_with_a_config() -> None:
     torch.manual_seed(0)
     text = MODEL.generate(**prompts, generation_config=flagged)
     assert torch.equal(text, coupled(prompts, max_new_tokens=8))
-    assert Rules.names() == ["verification", "sampling", "lenience", "typical_acceptance"]
+    assert Rules.names() == ["verification", "sampling", "lenience"]
 
 
 def test_coupled_takes_any_mask_and_a_continued_cache() -> None:

@@ -1,5 +1,5 @@
 """Beam search, its questions answered in advance (Leviathan et al. 2023, appendix A.4)."""
 
-from .search import search_beams, why_not
+from .search import Search, search_beams, why_not
 
-__all__ = ["search_beams", "why_not"]
+__all__ = ["Search", "search_beams", "why_not"]

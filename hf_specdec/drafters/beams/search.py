@@ -9,7 +9,7 @@ transformers' code alone: sequences and scores are its own.
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,21 +54,29 @@ def _turns(model: "PreTrainedModel") -> bool:
     return changing or "prepare_inputs_for_generation" in vars(model)
 
 
+class Search(NamedTuple):
+    """What a call asks of beam search."""
+
+    beams: int
+    """w"""
+    window: Any
+    """γ; another value than a number is `STEPS`"""
+    ends: set[int]
+    """tokens that end a text"""
+    padding: int | None
+    """what stands behind a text that has ended"""
+    most: int
+    """new tokens"""
+
+
 class Lookahead:
     """What the target has said of texts that beam search may ask for."""
 
-    def __init__(
-        self, target: "PreTrainedModel", draft: "PreTrainedModel", beams: int, steps: int, ends: set[int], most: int
-    ) -> None:
-        """
-        Args:
-            steps: γ.
-            ends: tokens that end a text.
-            most: new tokens.
-        """
-        self.target, self.draft, self.beams, self.steps, self.ends = target, draft, beams, steps, ends
-        self.most = most
-        self.stats = SpeculationStats(mode="beams", window=steps)
+    def __init__(self, target: "PreTrainedModel", draft: "PreTrainedModel", search: Search) -> None:
+        self.target, self.draft, self.beams = target, draft, search.beams
+        self.ends, self.most = search.ends, search.most
+        self.steps = search.window if isinstance(search.window, int) else STEPS
+        self.stats = SpeculationStats(mode="beams", window=self.steps)
         self.dropped = ""
 
     def begin(self, ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -237,24 +245,22 @@ class _Answering:
 
 
 def search_beams(
-    generate: Callable[..., Any], target: "PreTrainedModel", draft: "PreTrainedModel", window: Any, beams: int,
-    ends: set[int], padding: int | None, most: int, arguments: dict[str, Any],
-) -> tuple[Any, SpeculationStats]:  # fmt: skip
+    generate: Callable[..., Any],
+    target: "PreTrainedModel",
+    draft: "PreTrainedModel",
+    search: Search,
+    arguments: dict[str, Any],
+) -> tuple[Any, SpeculationStats]:
     """What `generate(target, **arguments)` gives with beams, in fewer calls of the target.
 
     Args:
         generate: transformers' own.
-        window: γ; another value than a number is `STEPS`.
-        beams: w.
-        ends: tokens that end a text.
-        padding: what stands behind a text that has ended.
-        most: new tokens.
 
     Returns:
         The output, and what it took.
     """
     began = now()
-    ahead = Lookahead(target, draft, beams, window if isinstance(window, int) else STEPS, ends, most)
+    ahead = Lookahead(target, draft, search)
     standing = copy.copy(target)  # the same modules under another class: the target itself is not touched
     standing.__class__ = type(type(target).__name__, (_Answering, type(target)), {})
     standing.__dict__.pop("forward", None)
@@ -265,7 +271,9 @@ def search_beams(
     stats = ahead.stats
     stats.total_seconds = now() - began
     texts = output.sequences if isinstance(output, ModelOutput) else output
-    stats.emitted_tokens = sum(text_length(text, ends, padding) for text in texts[:, ahead.columns :].tolist())
+    stats.emitted_tokens = sum(
+        text_length(text, search.ends, search.padding) for text in texts[:, ahead.columns :].tolist()
+    )
     stats.notes += filter(None, [ahead.dropped])
     if isinstance(output, ModelOutput):
         output[CACHE] = None  # the tree is no cache that anybody could go on from

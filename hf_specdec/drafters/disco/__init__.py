@@ -4,7 +4,6 @@ from .classifier import StopClassifier, features
 from .config import DiscoConfig
 from .criteria import DiscoStoppingCriteria
 from .drafter import DiscoDrafter
-from .rules import StopRule
 from .session import DiscoSession
 
 __all__ = [
@@ -13,6 +12,5 @@ __all__ = [
     "DiscoSession",
     "DiscoStoppingCriteria",
     "StopClassifier",
-    "StopRule",
     "features",
 ]

@@ -1,7 +1,7 @@
-"""What the stop rule looks at, and the classifier over it (Mamou 2024, Equation 2)."""
+"""The stop classifier (Mamou 2024, Equation 2), and what it reads: the draft's distribution, and a lookup."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,10 @@ from ...transfer import to_host, waits
 
 EXTRA = 4
 """features beside the top probabilities"""
+RECURRING = 3
+"""tokens that must recur for the lookup to propose one"""
+NONE = -1
+"""the lookup's proposal where they do not recur"""
 
 
 def features(logits: Tensor, position: Sequence[int], proposed: Sequence[int], k: int) -> Tensor:
@@ -21,7 +25,7 @@ def features(logits: Tensor, position: Sequence[int], proposed: Sequence[int], k
     Args:
         logits: [B, V] raw logits of the draft, all finite.
         position: [B] tokens generated before this one.
-        proposed: [B] the token that followed when the last ones occurred before, or -1 (`lookup.Recurrence`).
+        proposed: [B] the token that followed when the last ones occurred before, or -1 (`Recurrence`).
 
     Returns:
         [B, k + 4] float32 on the host: probabilities in falling order; entropy in nats; log(1 + position); whether
@@ -91,6 +95,40 @@ def _on_device(logits: Tensor, k: int, drawn: Tensor | None = None) -> Reading:
     told += [] if drawn is None else [drawn[:, None].double()]
     x = np.array(to_host(torch.cat(told, dim=1)))
     return Reading(x[:, :k], x[:, k].astype(np.int64), x[:, k + 1], x[:, k + 2 :].astype(np.int64).flatten().tolist())
+
+
+class Recurrence:
+    """The lookup, a feature that costs no forward: which token followed the last occurrence of the last three."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.followers: MutableMapping[tuple[int, ...], int] = {}
+        self.tail: tuple[int, ...] = ()
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if len(self.tail) == RECURRING:
+                self.followers[self.tail] = token
+            self.tail = (*self.tail, token)[-RECURRING:]
+
+    def proposal(self) -> int:
+        """The token that would be copied, or `NONE`."""
+        return self.followers.get(self.tail, NONE)
+
+
+class Branch:
+    """A drafted continuation of a text, which leaves the text's index as it is."""
+
+    def __init__(self, text: Recurrence) -> None:
+        self.text, self.own = text, Recurrence()
+        self.own.tail = text.tail
+
+    def append(self, token: int) -> None:
+        self.own.extend([token])
+
+    def proposal(self) -> int:
+        found = self.own.proposal()
+        return found if found != NONE else self.text.followers.get(self.own.tail, NONE)
 
 
 Chance = Callable[[Reading, Sequence[int], Sequence[int]], list[float]]

@@ -7,7 +7,6 @@ from huggingface_hub.dataclasses import strict
 
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ..draft_model import MOST_CANDIDATES
-from .rules import StopRule
 
 
 @strict
@@ -17,7 +16,7 @@ class DiscoConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "disco"
 
-    rule: Literal["token", "draft", "budget"] = "budget"
+    rule: Literal["token", "budget"] = "budget"
     tau: float = ranged(0.4, 0, 1)
     tau_sampled: float = ranged(0.4, 0, 1)
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
@@ -27,9 +26,9 @@ class DiscoConfig(DrafterConfig):
     hidden: int = ranged(32, 1, 1024)
     draft_fingerprint: str | None = None
 
-    def stop_rule(self, do_sample: bool) -> StopRule:
-        """Of one generation, where there is a τ: beside the budget that of the whole draft, for plain `generate`."""
-        return StopRule(self.tau_sampled if do_sample else self.tau, self.rule != "token")
+    def threshold(self, do_sample: bool) -> float:
+        """τ of a generation."""
+        return self.tau_sampled if do_sample else self.tau
 
     def validate_fingerprint(self) -> None:
         if self.draft_fingerprint is not None and len(self.draft_fingerprint) > 64:

@@ -1,4 +1,4 @@
-"""`DiscoStoppingCriteria`: DISCO's stop rule for any plain `generate` call of a draft."""
+"""`DiscoStoppingCriteria`: DISCO's threshold τ for any plain `generate` call of a draft model."""
 
 from typing import Any
 
@@ -7,9 +7,8 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from ...errors import SpeculationError
-from .classifier import read
+from .classifier import NONE, Recurrence, read
 from .drafter import DiscoDrafter
-from .lookup import NONE, Recurrence
 
 
 class DiscoStoppingCriteria(StoppingCriteria):
@@ -29,7 +28,6 @@ class DiscoStoppingCriteria(StoppingCriteria):
             prompt_length: columns of the prompt where `generate` continues a text; else its input is the prompt.
         """
         self.drafter, self.do_sample, self.prompt_length = drafter, do_sample, prompt_length
-        self.seen: list[list[float]] = []
         self.texts: list[Recurrence] = []
 
     def __call__(self, input_ids: Tensor, scores: tuple[Tensor, ...] | None, **kwargs: Any) -> Tensor:
@@ -42,7 +40,6 @@ class DiscoStoppingCriteria(StoppingCriteria):
         rows, step = input_ids.shape[0], len(scores) - 1
         if step == 0:  # a new call of generate
             self.chance = self.drafter.classifier.reader(self.do_sample)
-            self.seen = [[] for _ in range(rows)]
             self.texts = [Recurrence(row[:-1]) for row in input_ids.tolist()]
         proposed = [text.proposal() if self.drafter.config.lookup else NONE for text in self.texts]
         generated = step if self.prompt_length is None else input_ids.shape[1] - 1 - self.prompt_length
@@ -50,8 +47,5 @@ class DiscoStoppingCriteria(StoppingCriteria):
         chances = self.chance(read(logits, self.drafter.config.k), [generated] * rows, proposed)
         for text, token in zip(self.texts, input_ids[:, -1].tolist(), strict=True):
             text.extend([token])
-        for seen, chance in zip(self.seen, chances, strict=True):
-            seen.append(chance)
-        rule, longest = self.drafter.rule(self.do_sample), self.drafter.config.max_draft_tokens
-        stops = [len(seen) >= longest or not rule.goes_on(seen) for seen in self.seen]
-        return torch.tensor(stops, device=input_ids.device)
+        tau, longest = self.drafter.config.threshold(self.do_sample), self.drafter.config.max_draft_tokens
+        return torch.tensor([len(scores) >= longest or c < tau for c in chances], device=input_ids.device)

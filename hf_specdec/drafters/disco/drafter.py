@@ -14,11 +14,9 @@ from ...target.devices import input_device
 from ...transfer import waits
 from ..draft_model import BudgetedSession, GrowingSession, ModelDrafter, Translated, candidates_of
 from ..draft_model.translating import model_of
-from .classified import Classified, ClassifiedChain
 from .classifier import StopClassifier
 from .config import DiscoConfig
-from .rules import StopRule
-from .session import DiscoSession
+from .session import Classified, ClassifiedChain, DiscoSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +34,7 @@ class DiscoDrafter(ModelDrafter):
         draft_model: "PreTrainedModel | Translated",
         classifier: StopClassifier | None = None,
         *,
-        rule: Literal["token", "draft", "budget"] = "budget",
+        rule: Literal["token", "budget"] = "budget",
         tau: float = 0.4,
         tau_sampled: float = 0.4,
         max_draft_tokens: int = 16,
@@ -51,15 +49,14 @@ class DiscoDrafter(ModelDrafter):
             draft_model: the one that the classifier was trained for; `Translated` where its tokenizer is not the
                 target's.
             classifier: of this draft; sets `k`, `hidden` and `draft_fingerprint`.
-            rule: "budget" stops when another step does not promise more tokens per second, by the classifier's chances
-                as they came true and the times that were measured: τ does not matter then, and it drafts nothing where
-                nothing pays; "token" and "draft" when the last token's chance of acceptance falls below τ, or when the
-                whole draft's does.
+            rule: "token" stops when the last token's chance of acceptance falls below τ; "budget" when another step
+                does not promise more tokens per second, by those chances and measured times. It needs no τ, and drafts
+                nothing where nothing pays.
             tau: τ in greedy decoding, a chance, from 0 to 1.
             tau_sampled: τ in sampling, a chance, from 0 to 1.
             max_draft_tokens: SLmax, from 1 to 512.
-            num_candidates: tokens tried at each position of a greedy draft on the CPU, from 1 to 16; rules with a τ
-                draft chains, as do draft models on an accelerator.
+            num_candidates: tokens tried at each position of a greedy draft on the CPU, from 1 to 16. Rule "token" and
+                draft models on an accelerator draft chains.
             lookup: whether the classifier sees if copying from earlier text proposes the draft's best token; set by
                 training.
             k: how many of the draft's top probabilities the classifier sees, from 1 to 1024; written by training.
@@ -118,15 +115,11 @@ class DiscoDrafter(ModelDrafter):
             )
         super().check_target(target)
 
-    def rule(self, do_sample: bool) -> StopRule:
-        """The stop rule of one generation."""
-        return self.config.stop_rule(do_sample)
-
     def start(self, context: DraftContext) -> DraftSession:
         draft, longest = self.draft, self.config.max_draft_tokens
         classified = Classified(context, self.config, self.classifier)
-        if self.config.rule != "budget":
-            return DiscoSession(context, draft, longest, classified, self.rule(context.do_sample))
+        if self.config.rule == "token":
+            return DiscoSession(context, draft, longest, classified, self.config.threshold(context.do_sample))
         survival = self._survival.of(context.target, context.do_sample)
         cost = self._costs.of(context.target, context.rows).begin()
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.

@@ -41,8 +41,6 @@ class Regime:
     do_sample: bool
     max_new_tokens: int
     k: int
-    rollout: int
-    """how far to follow the draft after a rejection; 0 where no rule will be played over the records"""
     seed: int
     lookup: bool = True
 
@@ -77,7 +75,7 @@ def extract(
         if not path.exists():
             texts = _write(target, tokenizer.pad_token_id, rows[start : start + SHARD_ROWS], regime, number)
             records = [
-                record_text(target, draft, ids, prompt, regime.k, regime.do_sample, regime.rollout, regime.lookup)
+                record_text(target, draft, ids, prompt, regime.k, regime.do_sample, regime.lookup)
                 for ids, prompt in texts
             ]
             _save(records, path)

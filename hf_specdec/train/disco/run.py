@@ -1,18 +1,19 @@
-"""`hf-specdec train disco`: extract, train, choose τ and SLmax, write a drafter's folder."""
+"""`hf-specdec train disco`: extract, train, choose τ where the rule has one, write a drafter's folder."""
 
 import json
 import random
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from transformers import PreTrainedModel
 from typer import Option
 
 from ...drafters.disco.classifier import StopClassifier
+from ...drafters.disco.config import DiscoConfig
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError, warn
 from ...tools.loading.checks import check_seed
@@ -23,16 +24,11 @@ from ...tools.loading.rows import PROMPT_SOURCES
 from ..folder import interruptible
 from ..own_text import texts_option
 from .extraction import Regime, extract
-from .fitting import fit, quality
+from .fitting import Quality, fit, quality
 from .records import Record
-from .simulation import Costs
-from .tuning import FINALISTS, Choice, RuleName, chances, measure_costs, measured_choice, simulated_choices
+from .tuning import TAUS, seconds_per_token
 
 REGIMES = {"greedy": False, "sampled": True}
-
-
-BUDGET: Literal["budget"] = "budget"
-"""the rule without a τ"""
 
 _rule: Any = partial(Option, rich_help_panel="The stop rule")
 _classifier: Any = partial(Option, rich_help_panel="The classifier")
@@ -56,8 +52,8 @@ class TrainSettings(PairSettings):
     validation: Annotated[
         list[str],
         Option(
-            help="Prompts to choose τ and SLmax on: as --data, but of a data set the split validation. Default: a "
-            "quarter of --data."
+            help="Prompts to validate on, and to choose τ on: as --data, but of a data set the split validation. "
+            "Default: a quarter of --data."
         ),
     ] = field(default_factory=list)
     limit: Annotated[
@@ -67,34 +63,24 @@ class TrainSettings(PairSettings):
         ),
     ] = None
     max_new_tokens: Annotated[int, texts_option(help="Tokens that the target writes per prompt, at most.")] = 128
-    rules: Annotated[
-        list[str],
-        _rule(
-            "--rule",
-            help="When drafting stops: budget (by measured times), or by a threshold τ: token, draft, or both.",
-        ),
-    ] = field(default_factory=lambda: ["budget"])
-    longest: Annotated[int, _rule(help="Largest SLmax (draft tokens per round) to try.")] = 32
-    timed_prompts: Annotated[
-        int, _rule(help="Prompts on which the best rules are timed; 0 chooses by a simulation instead.")
-    ] = 12
+    rule: Annotated[
+        Literal["budget", "token"],
+        _rule(help="When drafting stops: budget (by measured times), or token (by a threshold τ, which is chosen)."),
+    ] = "budget"
+    max_draft_tokens: Annotated[int, _rule(help="SLmax, draft tokens per round at most.")] = 16
+    timed_prompts: Annotated[int, _rule(help="Validation prompts on which thresholds τ are timed.")] = 12
     k: Annotated[int, _classifier(help="Number of the draft's largest probabilities that the classifier sees.")] = 10
     lookup: Annotated[bool, _classifier(help="Also show the classifier what copying earlier text would draft.")] = True
     hidden: Annotated[int, _classifier(help="Hidden units of the classifier.")] = 32
     epochs: Annotated[int, _classifier(help="Training epochs of the classifier.")] = 100
     seed: Annotated[int, _classifier(help="Seed of sampling, of the split and of the classifier.")] = 0
 
-    @property
-    def rule_names(self) -> list[RuleName]:
-        """Rules with a τ, which is chosen; beside the budget that of "draft", for whoever takes that instead."""
-        return [cast(RuleName, rule) for rule in self.rules if rule != BUDGET] or ["draft"]
-
     def check(self) -> None:
         """
         Raises:
             SpeculationError: an argument out of range.
         """
-        least = {"max_new_tokens": 2, "longest": 1, "timed_prompts": 0, "k": 1, "hidden": 1, "epochs": 1}
+        least = {"max_new_tokens": 2, "max_draft_tokens": 1, "timed_prompts": 1, "k": 1, "hidden": 1, "epochs": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise SpeculationError(f"{name} must be {bound} or more, got {getattr(self, name)}")
@@ -103,8 +89,8 @@ class TrainSettings(PairSettings):
         check_seed(self.seed)
         if not self.data:
             raise SpeculationError("data must name at least one file of prompts")
-        if self.rules != [BUDGET] and (not self.rules or set(self.rules) - {"token", "draft"}):
-            raise SpeculationError(f"rules must be {BUDGET}, or one or both of token and draft, got {self.rules}")
+        if self.rule not in ("budget", "token"):
+            raise SpeculationError(f"rule must be 'budget' or 'token', got {self.rule!r}")
 
 
 @dataclass
@@ -128,7 +114,8 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
     Run again after an interruption, it goes on where it stopped.
 
     Returns:
-        The content of `training.json`: quality of the classifier, costs, and the choices that were compared.
+        The content of `training.json`: the settings, and of each regime the classifier's quality and, by rule "token",
+        the seconds per token with each τ.
 
     Raises:
         SpeculationError: bad arguments, data or models.
@@ -143,12 +130,11 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
 def closing(settings: TrainSettings, report: dict[str, Any]) -> Iterator[str]:
     """What the command says at its end."""
     for name in REGIMES:
-        found, choice = report[name]["quality"], report[name]["choices"][0]
-        threshold = f"τ {choice['tau']} of rule {choice['rule']}, SLmax {choice['longest']}"
-        rule = f"rule {BUDGET} (of thresholds: {threshold})" if settings.rules == [BUDGET] else threshold
+        found = report[name]["quality"]
+        chosen = f", τ {report[name]['tau']:g}" if "tau" in report[name] else ""
         yield (
             f"{name}: F1 {found['f1']:.3f} (always accepting: {found['f1_always']:.3f}), calibration error "
-            f"{found['calibration_error']:.3f}, {rule}"
+            f"{found['calibration_error']:.3f}{chosen}"
         )
     yield f"saved to {settings.output}; try it:"
     command = ["hf-specdec", "generate", "--target", settings.target, "--drafter", settings.output, "--prompt", "..."]
@@ -165,32 +151,16 @@ def _train(run: _Training) -> dict[str, Any]:
         settings.epochs,
         settings.seed,
     )
-    costs = measure_costs(run.pair.target, run.draft, classifier)
-    report: dict[str, Any] = {
-        "settings": asdict(settings),
-        "draft_seconds": costs.draft,
-        "target_seconds": costs.verify(1),
-    }
-    chosen = {}
+    report: dict[str, Any] = {"settings": asdict(settings)}
     for name, do_sample in REGIMES.items():
-        held_out = records[name][1]
-        found = quality(classifier, held_out, do_sample)
+        found = quality(classifier, records[name][1], do_sample)
+        _warn_of(name, found)
         report[name] = {"quality": asdict(found)}
-        if found.f1 < found.f1_always:
-            warn(
-                f"{name}: the classifier's F1, {found.f1:.3f}, is below the {found.f1_always:.3f} of always "
-                "accepting: it stops drafts that the target would accept. Texts are not affected, only speed; "
-                "give it more prompts or longer texts to learn from, or use a fixed window "
-                "(speculation_type='draft_model')"
-            )
-        chosen[name] = _choose(run, classifier, held_out, costs, do_sample)
-        report[name]["choices"] = [asdict(choice) for choice in chosen[name]]
-    # The rule and SLmax are one for both regimes: those of greedy decoding; sampling gets the best τ for them.
-    best, sampled = chosen["greedy"][0], chosen["sampled"]
-    match = next(
-        (choice for choice in sampled if (choice.rule, choice.longest) == (best.rule, best.longest)), sampled[0]
-    )
-    return _save(run, _drafter(run, classifier, best, match.tau), report)
+        if settings.rule == "token":
+            seconds = _seconds_by_tau(run, classifier, do_sample)
+            report[name] |= {"tau": min(seconds, key=seconds.__getitem__), "seconds_per_token": seconds}
+    _save(run, classifier, report)
+    return report
 
 
 def _prompts(settings: TrainSettings) -> tuple[list[Prompt], list[Prompt]]:
@@ -213,70 +183,69 @@ def _prompts(settings: TrainSettings) -> tuple[list[Prompt], list[Prompt]]:
     return training, validation
 
 
+def _regime(settings: TrainSettings, do_sample: bool, number: int = 0) -> Regime:
+    """How the target writes; each split has a seed of its own."""
+    return Regime(do_sample, settings.max_new_tokens, settings.k, settings.seed + number, settings.lookup)
+
+
 def _extract(run: _Training, name: str) -> tuple[list[Record], list[Record]]:
     """Records of one regime, for training and for validation."""
-    settings, pair = run.settings, run.pair
-    regime = Regime(REGIMES[name], settings.max_new_tokens, settings.k, 0, settings.seed, settings.lookup)
-    wide = replace(regime, rollout=settings.longest - 1, seed=settings.seed + 1)
-    folder = Path(settings.output) / "extraction"
+    pair, folder = run.pair, Path(run.settings.output) / "extraction"
 
-    def records(prompts: Sequence[Prompt], how: Regime, split: str) -> list[Record]:
-        label = f"{name} {split} records"
-        return extract(pair.target, run.draft, pair.tokenizer, prompts, how, folder / f"{name}-{split}", label)
+    def records(prompts: Sequence[Prompt], split: str, number: int) -> list[Record]:
+        regime = _regime(run.settings, REGIMES[name], number)
+        where, label = folder / f"{name}-{split}", f"{name} {split} records"
+        return extract(pair.target, run.draft, pair.tokenizer, prompts, regime, where, label)
 
-    return records(run.training, regime, "training"), records(run.validation, wide, "validation")
+    return records(run.training, "training", 0), records(run.validation, "validation", 1)
 
 
-def _choose(
-    run: _Training, classifier: StopClassifier, records: Sequence[Record], costs: Costs, do_sample: bool
-) -> list[Choice]:
-    """Choices, fastest first: by simulation, and the front by the clock."""
-    settings = run.settings
-    ranked = simulated_choices(chances(classifier, records, do_sample), costs, settings.rule_names)
-    if not settings.timed_prompts:
-        return ranked
-    finalists = [c for name in settings.rule_names for c in [c for c in ranked if c.rule == name][:FINALISTS]]
-    regime = Regime(do_sample, settings.max_new_tokens, settings.k, 0, settings.seed)
-    measured = measured_choice(
-        run.pair.target,
-        lambda choice: _drafter(run, classifier, choice, choice.tau),
-        finalists,
-        run.pair.tokenizer,
-        run.validation[: settings.timed_prompts + 1],  # the first one warms up
-        regime,
-    )
-    return [measured, *ranked]
+def _warn_of(name: str, found: Quality) -> None:
+    """Say so where the classifier is worse than none."""
+    if found.f1 < found.f1_always:
+        warn(
+            f"{name}: the classifier's F1, {found.f1:.3f}, is below the {found.f1_always:.3f} of always "
+            "accepting: it stops drafts that the target would accept. Texts are not affected, only speed; "
+            "give it more prompts or longer texts to learn from, or use a fixed window "
+            "(speculation_type='draft_model')"
+        )
 
 
-def _drafter(run: _Training, classifier: StopClassifier, choice: Choice, tau_sampled: float) -> DiscoDrafter:
+def _seconds_by_tau(run: _Training, classifier: StopClassifier, do_sample: bool) -> dict[float, float]:
+    """Seconds per token on validation prompts."""
+    drafters = {tau: _drafter(run, classifier, tau, tau) for tau in TAUS}
+    prompts = run.validation[: run.settings.timed_prompts]
+    regime = _regime(run.settings, do_sample)
+    return seconds_per_token(run.pair.target, drafters, run.pair.tokenizer, prompts, regime)
+
+
+def _drafter(run: _Training, classifier: StopClassifier, tau: float, tau_sampled: float) -> DiscoDrafter:
     return DiscoDrafter(
         run.draft,
         classifier,
-        rule=choice.rule,
-        tau=choice.tau,
+        rule=run.settings.rule,
+        tau=tau,
         tau_sampled=tau_sampled,
-        max_draft_tokens=choice.longest,
+        max_draft_tokens=run.settings.max_draft_tokens,
         lookup=run.settings.lookup,
     )
 
 
-def _save(run: _Training, drafter: DiscoDrafter, report: dict[str, Any]) -> dict[str, Any]:
+def _save(run: _Training, classifier: StopClassifier, report: dict[str, Any]) -> None:
     settings, pair = run.settings, run.pair
-    if settings.rules == [BUDGET]:
-        drafter.config.rule = BUDGET
+    drafter = _drafter(run, classifier, *(report[name].get("tau", DiscoConfig.tau) for name in REGIMES))
     names = ", ".join(Path(path).name for path in settings.data)
     f1 = " and ".join(f"{report[name]['quality']['f1']:.2f} ({name})" for name in REGIMES)
     error = " and ".join(f"{report[name]['quality']['calibration_error']:.3f}" for name in REGIMES)
     trained_on = (
         f"The target's own continuations of {len(run.training)} prompts ({names}), "
         f"up to {settings.max_new_tokens} tokens each, greedy and at temperature 1. "
-        f"On held-out prompts its F1 is {f1}, its calibration error {error}. "
-        f"For rules with a threshold `hf-specdec train disco` chose τ = {drafter.config.tau:.2f} (greedy), "
-        f"{drafter.config.tau_sampled:.2f} (sampled) and at most {drafter.config.max_draft_tokens} draft tokens, for a "
-        f"draft step that costs {report['draft_seconds'] / report['target_seconds']:.2f} of a target step."
+        f"On held-out prompts its F1 is {f1}, its calibration error {error}."
     )
-    for name in REGIMES:
-        report[name]["choices"] = report[name]["choices"][:10]
+    if settings.rule == "token":
+        trained_on += (
+            f" On the machine of the training the fastest thresholds were τ = {drafter.config.tau:g} (greedy) and "
+            f"{drafter.config.tau_sampled:g} (sampled)."
+        )
     drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer, trained_on=trained_on)
     (Path(settings.output) / "training.json").write_text(json.dumps(report, indent=2) + "\n")
-    return report

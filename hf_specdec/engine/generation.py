@@ -1,0 +1,200 @@
+"""One `generate` call: all its rows are there from the start."""
+
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from ..budget import Cost, Learned
+from ..clock import now
+from ..protocol import Draft, Forward, Verdict
+from ..schedule import AnyDrafter
+from ..stats import SpeculationStats
+from ..target.inputs import CACHE, as_when_decoding, own_cache, position_limit
+from ..target.ranks import ranks_of
+from ..target.staggered import farthest
+from ..target.state import StateRunner
+from ..transfer import moved, to_device
+from ..verify.randomness import Randomness
+from .call import Call
+from .drafting import Drafting, context_of
+from .engine import Engine, Share
+from .group import Group
+from .guard import GuardedDrafter
+from .modes import Mode, choose_mode
+from .outputs import StepOutputs
+from .own_runner import target_runner
+from .results import Result
+from .rows import Row, Rows
+from .static_cache import stand_in
+from .taking import Each, Together
+
+_costs: Learned[Cost] = Learned(Cost)
+"""of each target's forwards; of those that a drafter's own runner widens apart"""
+
+
+def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tensor:
+    """Generate with a drafter what plain decoding would generate.
+
+    Raises:
+        PlainDecodingNeeded: the model, its cache or the call do not allow more; nothing has been touched.
+    """
+    guarded = GuardedDrafter(drafter)
+    with stand_in(call):
+        mode = choose_mode(call, guarded)
+        if call.streamer is not None:
+            call.streamer.put(call.input_ids.cpu())
+        with torch.no_grad():
+            output = Generation(call, guarded, mode).run()
+    if not isinstance(output, Tensor):
+        output[CACHE] = call.model_kwargs[CACHE]
+    return output
+
+
+class Generation(Engine):
+    """One call, from the prompt to the output."""
+
+    def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode) -> None:
+        self.call, self.drafter = call, drafter
+        cost = _costs.of(call.target, type(drafter.drafter) if drafter.brings_runner else None)
+        stats = SpeculationStats(mode=mode.name)
+        self.steps = StepOutputs(call.config)
+        taking = Each(self._farthest if mode.staggered else None) if mode.ragged else Together(call, self.steps)
+        super().__init__(call.target, Rows(call.input_ids.device), mode, taking, cost, stats)
+        self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
+        self.ranks = ranks_of(call.target)
+        if self.ranks is not None:
+            self.randomness.seed = self.ranks.share(self.randomness.seed)
+        self.group = Group(call.judge(self.randomness, stats), self.randomness)
+        self.texts = [
+            Row(b, call, tokens, call.input_ids.shape[1], self.group) for b, tokens in enumerate(_texts(call))
+        ]
+        """all rows, also those that have left"""
+        self.rows.join(self.texts, call.input_ids)
+
+    def run(self) -> GenerateDecoderOnlyOutput | Tensor:
+        start = now()
+        try:
+            self._decode(start)
+            if self.call.streamer is not None:
+                self.call.streamer.end()
+            return self._result()
+        except BaseException:
+            if self.call.keeps_cache and self.stats.target_calls:  # the prompt was read
+                self.runner.finish(None)
+            raise
+
+    def _decode(self, start: float) -> None:
+        """The prompt and all rounds. The session is closed in any case."""
+        stats = self.stats
+        try:
+            self._open()
+            self._prefill()
+            with as_when_decoding(self.model):
+                while not all(row.stopped for row in self.rows.all):
+                    self.play_round()
+        finally:
+            if self.group.drafting is not None:
+                self.group.drafting.close(stats)
+            stats.notes += filter(None, [self.call.rules.note()])
+            longest = max(row.length for row in self.texts)
+            stats.plain_steps = max(0, longest - self.call.input_ids.shape[1] - 1)
+            stats.total_seconds = now() - start
+            self.drafter.report(stats)
+
+    def _open(self) -> None:
+        """The session, and the target's runner around which it may put one of its own."""
+        call, group = self.call, self.group
+        drawing = copy(self.randomness)  # the session's, and may be spoilt
+        context = context_of(call, self.rows.device, drawing, self.cost, self.mode, copy(group.judge.noise))
+        group.drafting = drafting = Drafting(self.drafter, context, drawing, self.cost, self.ranks)
+        self.runner = target_runner(call, self.drafter, drafting.session, self.mode)
+        group.judge.likeliest = drafting.likeliest
+        keeps_state = self.mode.runner is StateRunner
+        if self.ranks is None and (keeps_state or not drafting.weighs):  # ranks go by clocks of their own
+            drafting.pause_where_it_loses(call.target, call.draws, keeps_state)
+
+    def _prefill(self) -> None:
+        """The prompt's forward is the verification of an empty draft."""
+        began = now()
+        forward = self.runner.prefill()
+        self.stats.target_calls = 1
+        forward.logits = moved(forward.logits, self.rows.device)
+        held = self.runner.lengths[0] - self.call.input_ids.shape[1]  # by a cache that is continued
+        for row in self.rows.all:
+            row.end = min(self.call.most_columns - 1, position_limit(self.model) - held)
+        layers = own_cache(self.call.model_kwargs[CACHE]).layers
+        self.steps.windows = [getattr(layer, "sliding_window", None) for layer in layers]
+        share = Share(self.group.drafting, list(range(len(self.rows))))
+        share.draft = Draft.from_lists([[]] * len(self.rows), self.rows.device)
+        results = self._judge(share, forward)
+        self.stats.emitted_tokens += sum(result.emitted for result in results.values())
+        self.stats.prefill_seconds = now() - began
+        verdict = self._verdict(share, forward, results)
+        verdict.features = self._shown(forward.features)
+        self._leave([b for b, row in enumerate(self.rows.all) if row.stopped])
+        assert self.group.drafting is not None
+        self.group.drafting.session.ask(lambda session: session.observe_prompt(verdict))
+
+    def _farthest(self, rows: int) -> int:
+        return farthest(self.cost if self.ranks is None else None, rows)  # ranks go by clocks of their own
+
+    def _forward(self, fed: Draft) -> Forward:
+        drafting = self.group.drafting
+        if drafting is not None and not drafting.session.alive:  # nobody reads them any more
+            self.runner.features, self.group.judge.likeliest = (), 0
+        return super()._forward(fed)
+
+    def _verdict(self, share: Share, forward: Forward, results: dict[int, Result]) -> Verdict:
+        verdict = super()._verdict(share, forward, results)
+        verdict.features = self._shown(verdict.features)
+        return verdict
+
+    def _shown(self, features: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Features as a session may have them: it may write into them, and the caller may be given the same states."""
+        if self.steps.hidden_states is None:
+            return features
+        return {name: states.clone() for name, states in features.items()}
+
+    def _leave(self, places: list[int]) -> None:
+        """Rows in lockstep stay until all have stopped."""
+        if self.mode.ragged and places:
+            stay = [b for b in range(len(self.rows)) if b not in places]
+            self.rows.leave(stay)
+            self.runner.retire(stay, keep=self.call.keeps_cache)
+
+    # ------------------------------------------------------------------ the output
+
+    def _ids(self) -> Tensor:
+        """The whole output [B, columns], padded on the right."""
+        if not self.mode.ragged:
+            return self.rows.ids[:, : self.texts[0].length].clone()
+        prompt, columns = self.call.input_ids.long(), self.call.input_ids.shape[1]
+        new = [row.tokens[len(row.tokens) - (row.length - columns) :] for row in self.texts]
+        width = max(map(len, new))
+        padded = [[*text, *[self.call.pad_token_id] * (width - len(text))] for text in new]
+        return torch.cat([prompt, to_device(padded, prompt.device)], dim=1)
+
+    def _result(self) -> GenerateDecoderOnlyOutput | Tensor:
+        call, ids, steps = self.call, self._ids(), self.steps
+        if call.keeps_cache:
+            self.runner.finish(ids)
+        if not call.config.return_dict_in_generate:
+            return ids
+        kept: dict[str, Any] = {"scores": steps.scores, "logits": steps.logits, CACHE: call.model_kwargs[CACHE]}
+        output: GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
+        if call.source is not None:
+            output = GenerateEncoderDecoderOutput(sequences=ids, **kept)
+        else:
+            states = {"attentions": steps.attentions, "hidden_states": steps.hidden_states}
+            output = GenerateDecoderOnlyOutput(sequences=ids, **kept, **states)
+        output.speculation = self.stats
+        return output
+
+
+def _texts(call: Call) -> list[list[int]]:
+    """The prompts without left padding."""
+    pairs = zip(call.input_ids.tolist(), call.prompt_mask.tolist(), strict=True)
+    return [[token for token, seen in zip(ids, mask, strict=True) if seen] for ids, mask in pairs]

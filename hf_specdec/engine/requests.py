@@ -1,0 +1,290 @@
+"""Requests that come and go: their prompts are read piece by piece, then their rows join a batch that plays rounds.
+
+Rows of different settings share the target's forwards and nothing else: each group has its own judge and, unless the
+drafter lives inside the target, its own session.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..budget import Cost, Learned
+from ..clock import now
+from ..errors import SpeculationError
+from ..protocol import Draft, Forward
+from ..schedule import AnyDrafter
+from ..stats import SpeculationStats
+from ..target.devices import input_device
+from ..target.inputs import as_when_decoding, position_limit
+from ..target.joining import SPARE, JoiningRunner, Reading
+from ..target.probe import Support, ability
+from ..transfer import moved
+from ..verify.randomness import RowRandomness
+from .call import Call
+from .drafting import Bounds, Drafting, context_of
+from .engine import Engine, Share
+from .group import Group
+from .guard import GuardedDrafter
+from .modes import Mode
+from .own_runner import behind_own
+from .request import Request, settings_of
+from .results import Result
+from .rows import Row, Rows
+from .taking import EachAlone, Tested
+from .watch import Watch, count_forward, count_row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MOST_NOTES = 8
+"""of what sessions said, that are kept"""
+LEAST_PIECE, LONGEST_PIECE = 128, 512
+"""tokens of a prompt that are read between two rounds: fewer take hardly less time"""
+MODE = Mode(ragged=True, trees=True, runner=JoiningRunner)
+
+_costs: Learned[Cost] = Learned(Cost)
+"""of each target's forwards over such batches"""
+
+
+class Requests(Engine):
+    """A batch whose rows come and go. It knows nothing of threads: one of them calls it."""
+
+    def __init__(self, model: "PreTrainedModel", drafter: AnyDrafter | None, most_rows: int, most_tokens: int) -> None:
+        """
+        Args:
+            most_tokens: slots of all rows together.
+
+        Raises:
+            SpeculationError: the model does not take rows of uneven lengths.
+        """
+        if ability(model).support is not Support.RAGGED:
+            raise SpeculationError(
+                f"BatchDecoder needs a model that decodes rows of different lengths, and {type(model).__name__} "
+                f"{ability(model).why}; use model.generate"
+            )
+        rows, cost = Rows(input_device(model)), _costs.of(model, most_rows)
+        super().__init__(model, rows, MODE, EachAlone(), cost, SpeculationStats(mode="joined"))
+        self.drafter, self.most_rows, self.most_tokens = drafter, most_rows, most_tokens
+        self.limit = position_limit(model)
+        self.bounds = Bounds(min(self.limit, most_tokens), most_rows, most_tokens)
+        self.requests: dict[int, Request] = {}
+        """of the rows that are there, by their numbers"""
+        self.reading: tuple[Request, Reading] | None = None
+        self.round_seconds = self.reading_seconds = 0.0
+        """of the last round, and of all prompts"""
+        self.reading_speed = 0.0
+        """tokens per second"""
+        self._start()
+
+    def _start(self) -> None:
+        """Nobody is there."""
+        self.target = JoiningRunner(self.model, self.most_rows, self.most_tokens)
+        self.runner = self.target
+        """the drafter's own, where it brings one"""
+        self.groups: dict[Hashable, Group] = {}
+        """by what their requests have in common (`settings_of`)"""
+        self.shared: Drafting | None = None
+        """of a drafter that lives inside the target: one session for all rows, with the settings of the first; what
+        it drafts are point masses"""
+
+    # ------------------------------------------------------------------ who is there
+
+    def fits(self, request: Request) -> bool:
+        """Whether there is room for one more."""
+        there = len(self.rows) + (self.reading is not None)
+        wanted = [*self.target.wanted, *([self.reading[0].end] if self.reading else []), request.end]
+        return there < self.most_rows and self.target.slots_for(wanted) <= self.most_tokens
+
+    def ever_fits(self, request: Request) -> bool:
+        """Whether there would be, were it alone."""
+        return self.target.slots_for([request.end]) <= self.most_tokens
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being decoded or read."""
+        return bool(len(self.rows)) or self.reading is not None
+
+    def present(self) -> list[Request]:
+        """Whatever is being decoded or read."""
+        return [*self.requests.values(), *([] if self.reading is None else [self.reading[0]])]
+
+    def admit(self, request: Request) -> None:
+        """Begin to read its prompt."""
+        request.began = now()
+        self.reading = request, Reading(self.model, request.call.input_ids, request.call.model_kwargs)
+
+    def drop_cancelled(self) -> None:
+        """Rows whose requests were cancelled go."""
+        if self.reading is not None and self.reading[0].answer.cancelled:
+            self.reading[0].finish()
+            self.reading = None
+        self._leave([b for b, row in enumerate(self.rows.all) if self.requests[row.number].answer.cancelled])
+
+    def turn(self) -> None:
+        """Read a piece of the prompt that is being read, then play a round of the rows that are there."""
+        began = now()
+        with torch.no_grad():
+            if self.reading is not None:
+                self._read()
+            if len(self.rows):
+                playing = now()
+                with as_when_decoding(self.model):
+                    self.play_round()
+                self.round_seconds = now() - playing
+        self.stats.total_seconds += now() - began
+
+    def clock(self) -> float:
+        """Seconds, but for those in which prompts are read."""
+        return now() - self.reading_seconds
+
+    def fail(self, error: BaseException) -> None:
+        """Something is wrong with the model: every request ends with this error, and the next ones begin anew."""
+        for request in self.present():
+            request.finish(error)
+        self.close()
+        self.rows, self.requests, self.reading = Rows(input_device(self.model)), {}, None
+
+    def close(self) -> None:
+        """All sessions end."""
+        for drafting in {id(group.drafting): group.drafting for group in self.groups.values()}.values():
+            self._close(drafting)
+        self._start()
+
+    # ------------------------------------------------------------------ reading and joining
+
+    def _read(self) -> None:
+        """One more piece; what is wrong with a request ends that request alone."""
+        assert self.reading is not None
+        request, reading = self.reading
+        left, began = reading.left, now()
+        try:
+            logits = moved(reading.read(self._piece(left)), self.rows.device)
+            if reading.cache.get_seq_length() != reading.done:
+                raise SpeculationError(
+                    f"{type(self.model).__name__} keeps its prompt outside the cache, which BatchDecoder cannot "
+                    "use; use model.generate"
+                )
+            group = self._group(request)
+        except Exception as error:
+            self.reading = None
+            self._prune()
+            request.finish(error)
+            return
+        seconds = now() - began
+        speed = (left - reading.left) / max(seconds, 1e-9)
+        self.reading_speed = 0.7 * (self.reading_speed or speed) + 0.3 * speed
+        self.reading_seconds += seconds
+        for stats in (self.stats, request.answer.stats):
+            stats.prefill_seconds += seconds
+        if not reading.left:
+            self._join(request, group, reading, logits)
+
+    def _piece(self, left: int) -> int:
+        """Of so many tokens how many to read now: others are to wait about as long as a round takes."""
+        fair = int(self.reading_speed * self.round_seconds) if len(self.rows) else LONGEST_PIECE
+        piece = min(max(LEAST_PIECE, fair), LONGEST_PIECE)
+        return left if left <= 1.5 * piece else piece
+
+    def _join(self, request: Request, group: Group, reading: Reading, logits: Tensor) -> None:
+        """The row is one of the batch. Its prompt's forward is the verification of an empty draft."""
+        self.target.join(reading.cache, request.end)
+        self.requests[request.number], self.reading = request, None
+        group.admit(request.number, request.randomness)
+        tokens = request.prompt
+        row = Row(request.number, request.call, tokens, len(tokens), group, end=min(request.end - 1, self.limit))
+        self.rows.join([row], request.call.input_ids)
+        place = len(self.rows) - 1
+        tested = Tested(Draft.from_lists([[]], self.rows.device), Forward(logits))
+        (result,) = self.taking.take(group, self.rows, [place], tested)
+        for stats in (self.stats, request.answer.stats):
+            stats.target_calls += 1
+            stats.emitted_tokens += 1
+        if row.failed is None:
+            request.tell(result.tokens)
+        self._leave([place] if row.stopped else [])
+
+    def _group(self, request: Request) -> Group:
+        """The group of its settings."""
+        call = request.call
+        settings = settings_of(call)
+        if settings not in self.groups:
+            randomness = RowRandomness()
+            group = Group(call.judge(randomness, self.stats, joined=True), randomness, self._drafting(call))
+            group.judge.likeliest = 0 if group.drafting is None else group.drafting.likeliest
+            self.groups[settings] = group
+        return self.groups[settings]
+
+    def _drafting(self, call: Call) -> Drafting | None:
+        """Who drafts for calls of such settings: a session of their own, or the one that all share."""
+        if self.drafter is None or self.shared is not None:
+            return self.shared
+        drawing, guarded = RowRandomness(), GuardedDrafter(self.drafter)
+        noise = call.noise(drawing, joined=True)
+        context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, self.bounds)
+        drafting = Drafting(guarded, context, drawing, self.cost, takes_orders=False)
+        if drafting.session.ask(lambda session: tuple(session.features)):
+            drafting.session.drop("it reads the target's hidden states, which BatchDecoder does not keep")
+        if not drafting.weighs:  # one record for all, as the number of rows changes
+            drafting.pause_where_it_loses(self.model, call.draws, joined=True, clock=self.clock)
+        if guarded.brings_runner:
+            self.shared, self.runner = drafting, behind_own(self.target, guarded, drafting.session)
+        return drafting
+
+    # ------------------------------------------------------------------ rounds
+
+    def _most_nodes(self, drafting: Drafting) -> int:
+        return max(0, min(SPARE // drafting.slots_per_token - 2, super()._most_nodes(drafting)))
+
+    def _count(
+        self,
+        shares: Sequence[Share],
+        results: Sequence[Result],
+        active: Sequence[bool],
+        watch: Watch,
+        width: int,
+        waited: float,
+    ) -> None:
+        """Statistics of the whole batch and of every request; each is told its tokens."""
+        super()._count(shares, results, active, watch, width, waited)
+        for row, result in zip(self.rows.all, results, strict=True):
+            request = self.requests[row.number]
+            count_forward(request.answer.stats, width, watch.forward_seconds, waited)
+            count_row(request.answer.stats, result)
+            request.answer.stats.emitted_tokens += result.emitted
+            if row.failed is None:
+                request.tell(result.tokens)
+        stats = self.stats  # plain rows would have come as far in so many rounds
+        stats.plain_steps = round(stats.verify_widths.total() * stats.mean_acceptance_length)
+
+    def _leave(self, places: list[int]) -> None:
+        """Rows that have ended go, and their part of the cache is free."""
+        if not places:
+            return
+        gone = [self.rows.all[b] for b in places]
+        order = self.target.leave(places)
+        self.rows.leave(order)
+        for row in gone:
+            row.group.forget(row.number)
+            self.requests.pop(row.number).finish(row.failed)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Groups and sessions without rows end."""
+        here = [row.group for row in self.rows.all]
+        empty = [settings for settings, group in self.groups.items() if group not in here]
+        gone = {id(group.drafting): group.drafting for group in map(self.groups.pop, empty)}
+        for drafting in gone.values():
+            if all(group.drafting is not drafting for group in here):
+                self._close(drafting)
+        if not here:
+            self.shared, self.runner = None, self.target
+
+    def _close(self, drafting: Drafting | None) -> None:
+        if drafting is not None:
+            told = SpeculationStats()
+            drafting.close(told)
+            self.stats.draft_calls += told.draft_calls
+            new = [note for note in told.notes if note not in self.stats.notes]
+            self.stats.notes = [*self.stats.notes, *new][-MOST_NOTES:]

@@ -1,0 +1,69 @@
+"""`Watch`: what a round takes, and what it gave, for the statistics. It stands beside the round, which does without."""
+
+import torch
+
+from ..clock import now
+from ..stats import SpeculationStats
+from .results import Result
+
+
+class Watch:
+    """The clock of one round. It is told when each part is over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.runs_on = device.type != "cpu"
+        """whether a forward goes on when it has been launched: it is over when its results were looked at"""
+        self.began = self.drafted_at = self.launched_at = self.tested_at = now()
+
+    def drafted(self) -> None:
+        """The draft is there."""
+        self.drafted_at = now()
+
+    def launched(self) -> None:
+        """The forward has been called."""
+        self.launched_at = now()
+
+    def tested(self) -> None:
+        """The schedule has said what is judged."""
+        self.tested_at = now()
+
+    def judged(self) -> None:
+        """The forward's results were looked at."""
+        if self.runs_on:
+            self.launched_at, self.tested_at = self.tested_at, now()
+
+    @property
+    def forward_seconds(self) -> float:
+        return self.launched_at - self.drafted_at
+
+    @property
+    def draft_seconds(self) -> float:
+        """For which the target stood still."""
+        return self.drafted_at - self.began + self.tested_at - self.launched_at
+
+    def since_forward(self) -> float:
+        """Seconds since the forward's results were there."""
+        return now() - self.tested_at
+
+
+def count_forward(stats: SpeculationStats, width: int, seconds: float, drafting: float) -> None:
+    """A verification of so many tokens a row took `seconds`; the target waited `drafting` seconds for the draft."""
+    stats.target_calls += 1
+    stats.verify_widths[width] += 1
+    stats.verify_seconds += seconds
+    stats.draft_seconds += drafting
+    stats.seconds_by_width[width] = stats.seconds_by_width.get(width, 0.0) + seconds
+
+
+def count_row(stats: SpeculationStats, result: Result, source: str = "") -> None:
+    """What a round gave a row.
+
+    Args:
+        source: where its draft came from, of a drafter that says so.
+    """
+    stats.row_steps += 1
+    stats.drafted_per_position.update(range(result.drafted))
+    if result.drafted:
+        stats.accepted_per_position.update(range(len(result.path)))
+    if source:
+        stats.sources[source] += 1
