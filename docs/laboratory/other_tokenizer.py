@@ -10,7 +10,7 @@ from typing import Annotated
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer import Option
 
-from hf_specdec import DraftModelDrafter, HybridDrafter, translated
+from hf_specdec import DraftModelDrafter, HybridDrafter, Translated
 from hf_specdec.commands.options import command
 from hf_specdec.tools.bench.methods import PLAIN, Method
 from hf_specdec.tools.loading.models import TargetSettings
@@ -36,13 +36,13 @@ def main(settings: TokenizerSettings) -> None:
     stock, draft = (AutoModelForCausalLM.from_pretrained(settings.draft_folder).eval() for _ in range(2))
     stock.generation_config.num_assistant_tokens = settings.window
     stock.generation_config.num_assistant_tokens_schedule = "constant"
-    translated(draft, pair.tokenizer, theirs)
+    translated = Translated(draft, pair.tokenizer, theirs)
     tokenizers = {"tokenizer": pair.tokenizer, "assistant_tokenizer": theirs}
     methods = [
         Method(PLAIN),
         Method("transformers", {"assistant_model": stock} | tokenizers),
-        drafted("draft model", DraftModelDrafter(draft, num_draft_tokens=settings.window)),
-        drafted("hybrid", HybridDrafter(draft)),
+        drafted("draft model", DraftModelDrafter(translated, num_draft_tokens=settings.window)),
+        drafted("hybrid", HybridDrafter(translated)),
     ]
     ways = [Way(method=method) for method in methods]
     count = take_turns(pair, load_prompts(settings.prompts, settings.limit), ways, settings.max_new_tokens)

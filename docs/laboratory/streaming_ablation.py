@@ -8,7 +8,6 @@ full product with and without pruning. Copies are left out. All ways take turns 
 `nodes` is what a forward is fed in its lower layers, `kept` what is left of it in the upper ones.
 """
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -92,7 +91,7 @@ def parts_of(whole: StreamingDrafter, prune_below: float) -> list[Part]:
 
 def first_streams(whole: StreamingDrafter, gamma: int, **options: Any) -> StreamingDrafter:
     """The same streams, but only the first γ of them."""
-    trained = {name: getattr(whole.config, name) for name in inspect.signature(StreamingDrafter).parameters}
+    trained = whole.config.chosen()
     part = {"num_streams": gamma, "copies": False, "acceptance": [], "acceptance_sampled": []}
     drafter = StreamingDrafter(**(trained | part | options))
     weights = whole.weights()

@@ -16,7 +16,7 @@ from ...target.devices import input_device
 from ...transfer import to_device, to_host
 from ...verify.picking import DraftPicker
 from ..draft_model.session import write_tokens
-from ..draft_model.translating import over_cache
+from ..draft_model.translating import Translated, model_of, over_cache
 from .foresight import REMEMBERED, Place, likeliest
 from .link import Fork, Kind, Link, Order, Step, encode_forks
 
@@ -79,13 +79,14 @@ class BackgroundDraft:
     """Told what to draft behind, it tells every token as soon as it is drawn. All lines, the rows' own first, share the
     draft's steps."""
 
-    def __init__(self, setup: Setup, model: "PreTrainedModel", link: Link, desk: Cancelling) -> None:
+    def __init__(self, setup: Setup, draft: "PreTrainedModel | Translated", link: Link, desk: Cancelling) -> None:
         self.link, self.desk, self.epoch = link, desk, -1
         self.began, self.sent = 0.0, 0
-        self.picker = setup.picker.on(input_device(model))
+        device = input_device(model_of(draft))
+        self.picker = setup.picker.on(device)
         self.eos_token_ids, self.lockstep = setup.eos_token_ids, setup.lockstep
-        prompt = setup.prompt_ids.to(input_device(model))
-        self.model = over_cache(model, prompt, setup.prompt_mask.to(input_device(model)), setup.lockstep)
+        prompt = setup.prompt_ids.to(device)
+        self.model = over_cache(draft, prompt, setup.prompt_mask.to(device), setup.lockstep)
         self.ids = torch.nn.functional.pad(prompt, (0, BLOCK))
         self.rows = list(range(len(prompt)))
         self.lines = [Line(row) for row in self.rows]

@@ -17,9 +17,7 @@ from ...schedule import Guarded, Schedule
 from ...target.devices import input_device
 from ...target.probe import Support
 from ...target.ranks import ranks_of
-from ..draft_model import ModelDrafter
-from ..draft_model.ahead import reading_ahead
-from ..draft_model.translating import translation
+from ..draft_model import ModelDrafter, Translated
 from .copying import Copying
 from .rank import Seat, join
 from .schedule import Overlapped
@@ -60,7 +58,7 @@ class PearlDrafter(ModelDrafter):
 
     def __init__(
         self,
-        draft_model: "PreTrainedModel",
+        draft_model: "PreTrainedModel | Translated",
         *,
         window: int | Literal["auto"] = "auto",
         worker: Literal["auto", "thread", "process", "rank"] = "auto",
@@ -71,7 +69,8 @@ class PearlDrafter(ModelDrafter):
     ) -> None:
         """
         Args:
-            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
+                the target's.
             window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the one that would have been
                 fastest on the last runs of accepted tokens, by measured times (mostly the speed ratio, Theorem 1).
             worker: where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch;
@@ -152,7 +151,7 @@ class PearlDrafter(ModelDrafter):
         """
         if self.config.worker != "rank":
             raise SpeculationError(f'serve() is for worker="rank"; worker={self.config.worker!r} serves itself')
-        self._joined().serve(self.draft_model)
+        self._joined().serve(self.draft)
 
     def _joined(self) -> Seat:
         if self.seat is None:
@@ -179,19 +178,17 @@ class PearlDrafter(ModelDrafter):
         """Two calls at once get a worker each."""
         config, in_thread = self.config, self._in_thread()
         worker = None if in_thread else self.pool.take()
-        manner = reading_ahead(self.draft_model), translation(self.draft_model)
-        if worker is not None and worker.process is not None and worker.ready and worker.manner != manner:
-            worker.close()  # it has the model as it was
+        if worker is not None and worker.process is not None and worker.ready and worker.draft != self.draft:
+            worker.close()  # it was sent the model with another translation, or none
             worker = None
         if in_thread:
-            worker = start_thread(self.draft_model, PearlSession.patience, self._stream())
+            worker = start_thread(self.draft, PearlSession.patience, self._stream())
         elif worker is None and self.seat is not None:
             raise ConnectionError("the drafting rank is gone, or busy with another call")
         elif worker is None:
             worker = launch()
         if not worker.ready:
-            make_ready(worker, self.draft_model, PearlSession.patience, threads_beside(context.device))
-            worker.manner = manner
+            make_ready(worker, self.draft, PearlSession.patience, threads_beside(context.device))
         self.last_timeline = timeline = Timeline()
         try:
             release = worker.close if in_thread else self.pool.return_of(worker)

@@ -30,6 +30,8 @@ from .workers import Worker
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ..draft_model import Translated
+
 PATIENCE = 600.0
 """seconds for all ranks to get as far as making their drafter"""
 KNOCK = 10.0
@@ -92,7 +94,7 @@ class Seat:
         if self.line is not None:
             self.line.close()
 
-    def serve(self, model: "PreTrainedModel") -> None:
+    def serve(self, draft: "PreTrainedModel | Translated") -> None:
         """Draft until the target's ranks have closed. An end that they did not intend is a warning: an error here
         would make the launcher end the ranks that go on without a draft."""
         line, self.line = self.line, None
@@ -101,7 +103,7 @@ class Seat:
                 f"serve() must be called once, on the drafting rank, which is rank {self.targets}, and this is "
                 f"rank {self.rank}. Check drafter.drafts first, and call generate where it is False"
             )
-        serve(line, model)
+        serve(line, draft)
         if line.error:
             warn(
                 f"the drafting rank stops, because it raised {line.error}. The text is not affected: the target's "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...target.devices import input_device
+from ..draft_model.translating import Translated, model_of
 from .background import BackgroundDraft, CancelledError
 from .link import Kind, Link, Order, decode_numbers, decode_object, encode_numbers
 
@@ -35,33 +36,33 @@ class Desk:
     """orders up to this epoch are useless"""
 
 
-def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None) -> None:
+def serve(link: Link, draft: "PreTrainedModel | Translated | None" = None, stream: Any = None) -> None:
     """Read the line until the other side hangs up; a second thread drafts, so that questions never wait for it.
 
     Args:
-        model: None where it comes over the line, with the number of threads to compute with.
+        draft: what to draft with; None where it comes over the line, with the number of threads to compute with.
         stream: to draft on; None makes one, on a GPU.
     """
     desk, orders = Desk(), queue.SimpleQueue[Any]()
     drafting: threading.Thread | None = None
 
-    def begin(model: "PreTrainedModel") -> threading.Thread:
+    def begin(draft: "PreTrainedModel | Translated") -> threading.Thread:
         thread = threading.Thread(
-            target=_draft, args=(link, model, desk, orders, stream), daemon=True, name="hf_specdec draft"
+            target=_draft, args=(link, draft, desk, orders, stream), daemon=True, name="hf_specdec draft"
         )
         thread.start()
         return thread
 
     try:
-        drafting = begin(model) if model is not None else None
+        drafting = begin(draft) if draft is not None else None
         while True:
             message = link.receive()
             assert message is not None
             kind, body = message
             if kind is Kind.MODEL:
-                model, threads = decode_object(body)
+                draft, threads = decode_object(body)
                 torch.set_num_threads(threads)
-                drafting = begin(model)
+                drafting = begin(draft)
                 link.send(Kind.READY)
             elif kind is Kind.CANCEL:
                 desk.cancelled = max(desk.cancelled, *decode_numbers(body))
@@ -85,24 +86,27 @@ def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None
         link.close()
 
 
-def _draft(link: Link, model: "PreTrainedModel", desk: Desk, orders: "queue.SimpleQueue[Any]", stream: Any) -> None:
+def _draft(
+    link: Link, draft: "PreTrainedModel | Translated", desk: Desk, orders: "queue.SimpleQueue[Any]", stream: Any
+) -> None:
     """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
-    if stream is None and input_device(model).type == "cuda":
-        stream = torch.cuda.Stream(input_device(model))
+    device = input_device(model_of(draft))
+    if stream is None and device.type == "cuda":
+        stream = torch.cuda.Stream(device)
     try:
         with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
             while (item := orders.get()) is not None:
                 kind, body = item
                 if kind is Kind.OPEN:
                     setup = decode_object(body)
-                    with setup.cast(input_device(model).type):
-                        desk.session = BackgroundDraft(setup, model, link, desk)
+                    with setup.cast(device.type):
+                        desk.session = BackgroundDraft(setup, draft, link, desk)
                 elif kind is Kind.CLOSE:
                     desk.session = None
                 elif desk.session is not None:
                     order = Order.decode(body)
                     try:
-                        with setup.cast(input_device(model).type):
+                        with setup.cast(device.type):
                             desk.session.follow(order)
                     except CancelledError:
                         continue

@@ -19,6 +19,8 @@ from .worker import GRACE, serve
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ..draft_model import Translated
+
 _log = logging.getLogger(__name__)
 
 START_PATIENCE = 300.0
@@ -40,8 +42,8 @@ class Worker:
     """None for a thread, and for one on another rank"""
     epoch: int = 0
     """of the last order it was given"""
-    manner: Any = None
-    """how the model that it was sent reads ahead and is translated"""
+    draft: Any = None
+    """what it was sent to draft with"""
     ready: bool = True
     """whether it has its model; a process that was launched has not"""
 
@@ -86,12 +88,12 @@ class Pool:
                     self.free.pop().close()
 
 
-def start_thread(model: "PreTrainedModel", patience: float, stream: Any = None) -> Worker:
+def start_thread(draft: "PreTrainedModel | Translated", patience: float, stream: Any = None) -> Worker:
     """A worker in this process, on a CUDA stream where one is given. One that hangs in a kernel cannot be ended: it is
     left behind as a daemon."""
     mine, theirs = socket.socketpair()
     link = Link(mine, patience, LARGEST_ANSWER)
-    thread = threading.Thread(target=serve, args=(Link(theirs), model, stream), daemon=True, name="hf_specdec worker")
+    thread = threading.Thread(target=serve, args=(Link(theirs), draft, stream), daemon=True, name="hf_specdec worker")
     thread.start()
 
     def close() -> None:
@@ -131,19 +133,19 @@ def threads_beside(target: torch.device) -> int:
     return mine if target.type != "cpu" else min(mine, max(1, cores - mine))
 
 
-def make_ready(worker: Worker, model: "PreTrainedModel", patience: float, threads: int) -> None:
+def make_ready(worker: Worker, draft: "PreTrainedModel | Translated", patience: float, threads: int) -> None:
     """Send a launched process its model, and wait until it has it.
 
     Raises:
         RuntimeError: it could not start. It is closed then, as it is when the wait is interrupted.
     """
     try:
-        worker.link.send(Kind.MODEL, encode_object((model, threads)))
+        worker.link.send(Kind.MODEL, encode_object((draft, threads)))
         answer = worker.link.receive(QUIET) or _heard(worker.link)
         if answer is None or answer[0] is not Kind.READY:
             reason = "it did not answer" if answer is None else answer[1].decode(errors="replace")
             raise RuntimeError(f"the draft worker could not start: {reason}")
-        worker.link.patience, worker.ready = patience, True
+        worker.link.patience, worker.ready, worker.draft = patience, True, draft
     except BaseException:
         worker.close()
         raise

@@ -12,7 +12,7 @@ from ...config import DrafterConfig, parse_options
 from ...drafters import Drafter, StreamingDrafter
 from ...errors import SpeculationError
 from ...hub import registry
-from ...hub.files import find_folder
+from ...hub.files import HubSource
 from ...hub.loading import read_config
 from .models import Pair, PairSettings
 
@@ -81,7 +81,7 @@ def config_of(spec: str) -> tuple[DrafterConfig, str | None]:
     name, options = _read(spec, ())
     if name is not None:
         return registry.drafter_class(name).config_class.from_options(options), None
-    folder = find_folder(spec, "", ["config.json"])
+    folder = HubSource(spec).folder(["config.json"])
     config = read_config(folder)[1]
     entry = config.draft_model or {}
     beside = entry.get("path") or entry.get("subfolder")
@@ -114,7 +114,8 @@ def _read(spec: str, others: Iterable[str]) -> tuple[str | None, dict[str, Any]]
 
 def own_model(drafter: Drafter) -> PreTrainedModel | None:
     """The model that a drafter drafts with, its own or the one given to it; None where it needs none."""
-    return next((value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)), None)
+    own = getattr(drafter, "draft_model", None)
+    return own or next((value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)), None)
 
 
 def required_draft(spec: str, draft: PreTrainedModel | None) -> PreTrainedModel:
