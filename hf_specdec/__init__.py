@@ -22,10 +22,7 @@ from .drafters import (
     PromptLookupDrafter,
     StreamingDrafter,
     SuffixDrafter,
-    read_ahead,
-    read_stepwise,
-    translated,
-    untranslated,
+    Translated,
 )
 from .errors import SpeculationError, SpeculationWarning
 from .generate import register, unregister
@@ -54,16 +51,13 @@ __all__ = [
     "SpeculationWarning",
     "StreamingDrafter",
     "SuffixDrafter",
+    "Translated",
     "__version__",
     "load",
     "pack_linear",
-    "read_ahead",
-    "read_stepwise",
     "register",
-    "translated",
     "unpack_linear",
     "unregister",
-    "untranslated",
 ]
 
 

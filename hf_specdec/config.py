@@ -79,6 +79,10 @@ class DrafterConfig:
         """Every field that is set, as plain JSON values."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
+    def chosen(self) -> dict[str, Any]:
+        """The options alone, as plain JSON values: without what the drafter was made for and where its draft lies."""
+        return {name: value for name, value in self.to_dict().items() if name in self.options()}
+
     def get_text_config(self, **_: Any) -> "SameVocabulary":
         """Asked by transformers' pipelines of whatever is passed as `assistant_model`."""
         return SameVocabulary()

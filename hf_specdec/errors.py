@@ -31,6 +31,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ..."
 
 
+def one_line(error: BaseException) -> str:
+    """What somebody else's error says, in one line."""
+    return " ".join(str(error).split())
+
+
 def meant(name: Any, known: Iterable[str]) -> str:
     """The name that is nearly this one, for a message; empty where none is."""
     plainly = {one.lower().replace("-", "_"): one for one in known}

@@ -82,9 +82,9 @@ def width_costs_nothing(monkeypatch):
     """Whatever was drafted is verified: for tests that count calls, which must not depend on what forwards took, and
     for those whose thousands of rows no draft would pay for."""
     from hf_specdec.budget import Advance, Cost
-    from hf_specdec.drafters import tree_session as merged
+    from hf_specdec.drafters import trees
 
-    monkeypatch.setattr(merged, "MANY", 1 << 20)
+    monkeypatch.setattr(trees, "MANY", 1 << 20)
     monkeypatch.setattr(Cost, "tried", lambda *_: None)
     monkeypatch.setattr(Cost, "most", lambda *_: 1 << 20)
     monkeypatch.setattr(Cost, "round", lambda *_: lambda width: 1.0)

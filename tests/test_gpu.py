@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdec.tools.instruments.padding import pad_mlps
+from hf_specdec.tools.instruments.pretended import pad_mlps
 
 TESTS = Path(__file__).parent
 

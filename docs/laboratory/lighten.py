@@ -1,9 +1,8 @@
 """Store a trained draft in half the bytes: every bfloat16 matrix as float8, all else as it is.
 
 Run as `python docs/laboratory/lighten.py FOLDER`, of a draft model or of streams, before it is committed for the first
-time. The folder stays what it was: transformers and this package read float8 as bfloat16. A value keeps four leading
-bits (e4m3), so it is off by 2.7% in the mean and by 6% at most, and by more below 2^-6; what came of each matrix is
-printed. Whether the draft is as good is for `acceptance.py` to say.
+time. transformers and this package read float8 as bfloat16. A value keeps four leading bits (e4m3): it is off by 2.7%
+in the mean and by 6% at most, and by more below 2^-6.
 """
 
 import os

@@ -1,77 +1,71 @@
 """α of unigram, bigram and trigram drafts, as in Table 3 of Leviathan et al. 2023.
 
-Run as `python docs/laboratory/ngram_alpha.py --help`. α is the mean of β = Σ min(p, q) over the positions of the
-target's own outputs (Corollary 3.6); at T=0 both p and q are all on their likeliest token.
+    python docs/laboratory/ngram_alpha.py --target tests/pair/target --data openai/gsm8k:train --prompts openai/gsm8k
+
+α is the mean of β = Σ min(p, q) over the positions of the target's own outputs (Corollary 3.6). At T = 0 both p and q
+put everything on their likeliest token.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-import typer
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
+from typer import Option
 
+from hf_specdec.commands.options import command
 from hf_specdec.drafters.ngram import NGramModel
 from hf_specdec.tools.loading.chat import prompt_ids
-from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.models import TargetSettings
 from hf_specdec.tools.loading.prompts import load_prompts
-from hf_specdec.tools.loading.rows import set_name
 from hf_specdec.tools.loading.sampling import sampling_at
 from hf_specdec.train.ngram import token_stream, train_ngram
+from shared import show
 
-PAPER = {
-    (1, 0): "0.03 / 0.08 / 0.13",
-    (2, 0): "0.05 / 0.20 / 0.23",
-    (1, 1): "0.03 / 0.07 / 0.08",
-    (2, 1): "0.05 / 0.19 / 0.16",
-}
-"""Table 3 by (order, T): GPT-like on lm1b, T5-XXL on English to German, T5-XXL on CNN/DM."""
+
+@dataclass(kw_only=True)
+class AlphaSettings(TargetSettings):
+    """What is counted and compared."""
+
+    data: Annotated[list[str], Option(help="Text to train the n-gram models on.")]
+    prompts: Annotated[str, Option(help="File, set or data set, as for `hf-specdec bench`.")]
+    limit: Annotated[int, Option(help="Prompts.")] = 40
+    max_new_tokens: Annotated[int, Option(help="Per prompt.")] = 64
 
 
 @torch.no_grad()
-def alphas(
-    target: Any, prompt: torch.Tensor, models: list[NGramModel], temperature: int, new: int
-) -> list[list[float]]:
-    """β per n-gram model and position of one output of the target."""
+def betas(target: Any, prompt: torch.Tensor, models: list[NGramModel], temperature: float, new: int) -> np.ndarray:
+    """[models, positions] β of each n-gram model along one output of the target."""
     ids = target.generate(prompt, max_new_tokens=new, **sampling_at(temperature))
     p = target(ids).logits[0, prompt.shape[1] - 1 : -1].float().softmax(-1).numpy()
     tokens = ids[0].tolist()
-    betas: list[list[float]] = [[] for _ in models]
+    found = np.zeros((len(models), len(p)))
     for i, p_i in enumerate(p):
-        context = tokens[: prompt.shape[1] + i]
-        for beta, model in zip(betas, models, strict=True):
-            q_i = model.next_probs(context)[: len(p_i)]
-            overlap = np.minimum(p_i[: len(q_i)], q_i).sum() if temperature else p_i.argmax() == q_i.argmax()
-            beta.append(float(overlap))
-    return betas
+        for order, model in enumerate(models):
+            q_i = model.next_probs(tokens[: prompt.shape[1] + i])[: len(p_i)]
+            found[order, i] = np.minimum(p_i[: len(q_i)], q_i).sum() if temperature else p_i.argmax() == q_i.argmax()
+    return found
 
 
-def main(
-    target: Annotated[str, typer.Option(help="the target's folder or repo")],
-    data: Annotated[list[str], typer.Option(help="text to train the n-gram models on")],
-    prompts: Annotated[str, typer.Option(help="file, set or data set, as for `hf-specdec bench`")],
-    limit: Annotated[int, typer.Option(help="prompts")] = 40,
-    max_new_tokens: int = 64,
-) -> None:
-    """Print α per order and temperature beside the paper's."""
-    source = ModelSource(target, "float32")
-    tokenizer, model = load_tokenizer(source), load_model(source)
-    documents = list(token_stream(tokenizer, data))
-    models = [train_ngram(documents, len(tokenizer), order) for order in (1, 2, 3)]
-    table = Table("draft", "T", "α", "paper: lm1b / EnDe / CNN-DM")
-    for temperature in (0, 1):
+def main(settings: AlphaSettings) -> None:
+    """Print α per order and temperature."""
+    pair = settings.load()
+    documents = list(token_stream(pair.tokenizer, settings.data))
+    models = [train_ngram(documents, len(pair.tokenizer), order) for order in (1, 2, 3)]
+    prompts = [torch.tensor([prompt_ids(pair.tokenizer, p)]) for p in load_prompts(settings.prompts, settings.limit)]
+    rows = []
+    for temperature in (0.0, 1.0):
         torch.manual_seed(0)
-        betas: list[list[float]] = [[] for _ in models]
-        for prompt in tqdm(load_prompts(prompts, limit), desc=f"T={temperature}"):
-            ids = torch.tensor([prompt_ids(tokenizer, prompt)])
-            for all_betas, new in zip(betas, alphas(model, ids, models, temperature, max_new_tokens), strict=True):
-                all_betas += new
-        for order, (name, beta) in enumerate(zip(("unigram", "bigram", "trigram"), betas, strict=True), start=1):
-            table.add_row(name, str(temperature), f"{np.mean(beta):.2f}", PAPER.get((order, temperature), "-"))
-    Console(width=100).print(f"{set_name(prompts)}, {sum(map(len, documents)):,} tokens of training text", table)
+        found = [
+            betas(pair.target, prompt, models, temperature, settings.max_new_tokens)
+            for prompt in tqdm(prompts, desc=f"T={temperature:g}")
+        ]
+        alphas = np.concatenate(found, axis=1).mean(axis=1)
+        names = ("unigram", "bigram", "trigram")
+        rows += [(name, f"{temperature:g}", f"{alpha:.2f}") for name, alpha in zip(names, alphas, strict=True)]
+    show(("draft", "T", "α"), rows)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command(main, None, __doc__)()

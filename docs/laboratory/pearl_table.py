@@ -22,7 +22,7 @@ from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.draft_model import DraftModelDrafter
 from hf_specdec.drafters.pearl import PearlDrafter
-from hf_specdec.tools.instruments.pacing import paced
+from hf_specdec.tools.instruments.pretended import paced
 from hf_specdec.tools.instruments.recording import RecordingDrafter, Round
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.models import PairSettings

@@ -1,35 +1,35 @@
-"""Three servers over one model: plain, transformers' own prompt lookup, and `hf-specdec serve`. Who keeps to what?
+"""Three servers over one model: transformers', plain and with prompt lookup, and `hf-specdec serve`.
 
 Run as `python docs/laboratory/servers.py FOLDER --prompts chat -- --drafter hub_configs/hybrid`; what
-stands behind `--` goes to `hf-specdec serve`. Each gets the same chats, greedy: whole answers, streams, and answers
-with a stop list.
+stands behind `--` goes to `hf-specdec serve`. Each gets the same chats, greedily: for whole answers, for streams, and
+with a list of stops.
 """
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from openai import OpenAI
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer
 from typer import Argument, Option, run
 
 from hf_specdec.tools.loading.prompts import load_prompts
-from serving_load import listens, open_port
+from shared import show
 
 STOCK = ["-c", "from transformers.cli.transformers import main; main()", "serve"]
 
 
 @dataclass
 class Seen:
-    """What a server gave."""
+    """The answers of a server."""
 
     texts: list[str] = field(default_factory=list)
     stopped: list[bool] = field(default_factory=list)
@@ -44,14 +44,20 @@ class Serving:
     """A server in a process of its own."""
 
     def __init__(self, arguments: list[str]) -> None:
-        self.port = open_port()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = int(listener.getsockname()[1])
         command = [sys.executable, "-W", "ignore", *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def __enter__(self) -> Any:
-        while self.process.poll() is None and not listens(self.port):
+        while self.process.poll() is None and not self._listens():
             time.sleep(0.2)
         return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=600)
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
 
     def __exit__(self, *_: object) -> None:
         self.process.terminate()
@@ -105,14 +111,13 @@ def main(
             with Serving(arguments) as client:
                 target = arguments[arguments.index("serve") + 1]
                 found[name] = asked(client, target, chats, most, [".", "\n"], tokenizer)
-    table = Table("server", "stops kept", "usage right", "same text", "tokens/s", "speed-up")
-    plain = found["plain"]
+    plain, rows = found["plain"], []
     for name, seen in found.items():
         same = sum(a == b for a, b in zip(seen.texts, plain.texts, strict=True))
         speed, rate = seen.tokens / seen.seconds, plain.tokens / plain.seconds
         counts = [f"{n} of {len(chats)}" for n in (sum(seen.stopped), sum(seen.counted), same)]
-        table.add_row(name, *counts, f"{speed:.1f}", f"{speed / rate:.2f}")
-    Console().print(table)
+        rows.append((name, *counts, f"{speed:.1f}", f"{speed / rate:.2f}"))
+    show(("server", "stops kept", "usage right", "same text", "tokens/s", "speed-up"), rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`hf-specdec explain`."""
 
-from ..tools.explain.explanation import ExplainSettings
 from ..tools.explain.run import run_explain
+from ..tools.explain.settings import ExplainSettings
 
 
 def explain(settings: ExplainSettings) -> None:

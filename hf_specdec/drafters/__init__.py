@@ -3,7 +3,7 @@
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
-from .draft_model import DraftModelDrafter, read_ahead, read_stepwise, translated, untranslated
+from .draft_model import DraftModelDrafter, Translated
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -29,9 +29,6 @@ __all__ = [
     "Sequences",
     "StreamingDrafter",
     "SuffixDrafter",
+    "Translated",
     "Verdict",
-    "read_ahead",
-    "read_stepwise",
-    "translated",
-    "untranslated",
 ]

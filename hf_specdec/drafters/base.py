@@ -16,7 +16,7 @@ from ..stats import SpeculationStats
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 class Drafter(Storable):
@@ -82,158 +82,67 @@ class Drafter(Storable):
         return None
 
     @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_folder: str | Path,
-        *,
-        subfolder: str = "",
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
-        trust_remote_code: bool = False,
-        device_map: Any = None,
-        dtype: "str | torch.dtype" = "auto",
-        quantization: str | None = None,
-        pack_linear: bool = False,
-        draft_model: "PreTrainedModel | None" = None,
-        **options: Any,
-    ) -> Self:
+    def from_pretrained(cls, repo_or_folder: str | Path, *, draft_model: Any = None, **options: Any) -> Self:
         """Load from a Hub repo or a local folder; the class follows from `drafter_type` in its `config.json`.
 
         Args:
             repo_or_folder: a local folder, else a repo on the Hub.
-            subfolder: where the drafter is inside of it.
-            revision: branch, tag or commit of the repo.
-            token: for private repos; None uses the stored login.
-            cache_dir: of the Hub's files.
-            force_download: whatever the cache holds.
-            local_files_only: ask no server.
-            trust_remote_code: whether the *draft model* may bring modeling code. The drafter itself never does.
-            device_map: of the draft model.
-            dtype: of the draft model; "auto" is the stored one.
-            quantization: of the draft model: "int8" or "int4" (optimum-quanto).
-            pack_linear: whether the draft model's weights are packed, on a CPU; see `hf_specdec.pack_linear`.
-            draft_model: use this model instead of the one that the config names.
-            options: of this kind of drafter, in place of the stored ones.
+            draft_model: use this model, or a `Translated` one, instead of the one that the config names.
+            options: any of these, and options of this kind of drafter in place of the stored ones:
+
+                - `subfolder`: where the drafter is inside of it.
+                - `revision`: branch, tag or commit of the repo.
+                - `token`: for private repos; None uses the stored login.
+                - `cache_dir`, `force_download`, `local_files_only`: as in `huggingface_hub`.
+                - `device_map`, `dtype`: of the draft model; the dtype "auto" (default) is the stored one.
+                - `quantization`: of the draft model: "int8" or "int4" (optimum-quanto).
+                - `pack_linear`: whether the draft model's weights are packed, on a CPU; see `hf_specdec.pack_linear`.
+                - `trust_remote_code`: whether the *draft model* may bring modeling code. The drafter itself never does.
 
         Raises:
             SpeculationError: whatever is wrong with the repo; the message names the file and the fix.
         """
-        return load_drafter(
-            cls,
-            repo_or_folder,
-            subfolder=subfolder,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
-            trust_remote_code=trust_remote_code,
-            device_map=device_map,
-            dtype=dtype,
-            quantization=quantization,
-            pack_linear=pack_linear,
-            draft_model=draft_model,
-            **options,
-        )
+        return load_drafter(cls, repo_or_folder, draft_model=draft_model, **options)
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        target: "PreTrainedModel | None" = None,
-        tokenizer: "PreTrainedTokenizerBase | None" = None,
-        embed_draft_model: bool | None = None,
-        license: str | None = None,
-        datasets: list[str] | None = None,
-        trained_on: str | None = None,
-        results: str | Path | None = None,
-        push_to_hub: bool = False,
-        repo_id: str | None = None,
-        private: bool | None = None,
-        revision: str | None = None,
-        commit_message: str | None = None,
-        create_pr: bool = False,
-        token: str | bool | None = None,
+        self, folder: str | Path, *, push_to_hub: bool = False, repo_id: str | None = None, **options: Any
     ) -> None:
         """Write `config.json`, weights if there are any, and a model card.
 
         Args:
             folder: made if it is not there.
-            target: the model that the drafter is made for; others are then refused. None keeps what the config says.
-            tokenizer: the target's; its hash is stored too.
-            embed_draft_model: True copies the draft model's weights into a subfolder; False names where it was loaded
-                from: its Hub repo at that revision, or a folder beside `folder`. None embeds, unless the drafter was
-                loaded with one of these named.
-            license: for the card, as the Hub names it, such as "apache-2.0".
-            datasets: for the card, ids of data sets on the Hub that the drafter was trained on.
-            trained_on: for the card, a sentence on the training.
-            results: for the card, a result file of `hf-specdec bench`.
-            push_to_hub: upload the folder afterwards; what follows is for that.
+            push_to_hub: upload the folder afterwards.
             repo_id: the repo to upload to; the folder's name if left out.
-            private: visibility of a repo that is made; None is the account's default.
-            revision: branch to push to, made if it is not there; None is the main one.
-            commit_message: of the first commit.
-            create_pr: open a pull request instead of changing the branch.
-            token: None uses the stored login.
+            options: any of these:
+
+                - `target`: the model that the drafter is made for; others are then refused. None keeps what the config
+                  says.
+                - `tokenizer`: the target's; its hash is stored too.
+                - `embed_draft_model`: True copies the draft model's weights into a subfolder; False names where it was
+                  loaded from: its Hub repo at that revision, or a folder beside `folder`. None (default) embeds, unless
+                  the drafter was loaded with one of these named.
+                - `license`: for the card, as the Hub names it, such as "apache-2.0".
+                - `datasets`: for the card, ids of data sets on the Hub that the drafter was trained on.
+                - `trained_on`: for the card, a sentence on the training.
+                - `results`: for the card, a result file of `hf-specdec bench`.
+                - `private`: visibility of a repo that is made; None is the account's default. This and what follows is
+                  for an upload.
+                - `revision`: branch to push to, made if it is not there; None is the main one.
+                - `commit_message`: of the first commit.
+                - `create_pr`: open a pull request instead of changing the branch.
+                - `token`: None uses the stored login.
 
         Raises:
             SpeculationError: what cannot be saved as asked, or options of an upload without `push_to_hub`.
         """
-        save_drafter(
-            self,
-            folder,
-            target=target,
-            tokenizer=tokenizer,
-            embed_draft_model=embed_draft_model,
-            license=license,
-            datasets=datasets,
-            trained_on=trained_on,
-            results=results,
-            push_to_hub=push_to_hub,
-            repo_id=repo_id,
-            private=private,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-            token=token,
-        )
+        save_drafter(self, folder, push_to_hub=push_to_hub, repo_id=repo_id, **options)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        revision: str | None = None,
-        commit_message: str | None = None,
-        create_pr: bool = False,
-        token: str | bool | None = None,
-        target: "PreTrainedModel | None" = None,
-        tokenizer: "PreTrainedTokenizerBase | None" = None,
-        embed_draft_model: bool | None = None,
-        license: str | None = None,
-        datasets: list[str] | None = None,
-        trained_on: str | None = None,
-        results: str | Path | None = None,
-    ) -> str:
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload to the Hub.
 
         Args:
             repo_id: made if it is not there.
-            private: visibility of a repo that is made; None is the account's default.
-            revision: branch to push to, made if it is not there; None is the main one.
-            commit_message: of the first commit.
-            create_pr: open a pull request instead of changing the branch.
-            token: None uses the stored login.
-            target: the model that the drafter is made for; see `save_pretrained` for this and what follows.
-            tokenizer: the target's.
-            embed_draft_model: whether the draft model's weights go along.
-            license: for the card, as the Hub names it.
-            datasets: for the card, ids of data sets on the Hub.
-            trained_on: for the card, a sentence on the training.
-            results: for the card, a result file of `hf-specdec bench`.
+            options: as of `save_pretrained`.
 
         Returns:
             The address of the last commit.
@@ -241,22 +150,7 @@ class Drafter(Storable):
         Raises:
             SpeculationError: what cannot be saved as asked, or the Hub refuses.
         """
-        return push_drafter(
-            self,
-            repo_id,
-            private=private,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-            token=token,
-            target=target,
-            tokenizer=tokenizer,
-            embed_draft_model=embed_draft_model,
-            license=license,
-            datasets=datasets,
-            trained_on=trained_on,
-            results=results,
-        )
+        return push_drafter(self, repo_id, **options)
 
 
 def _refusing_unknown(constructor: Callable[..., None]) -> Callable[..., None]:

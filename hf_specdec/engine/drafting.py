@@ -148,7 +148,7 @@ class Drafting:
         Args:
             cost: of forwards over them, and over the rows beside them.
         """
-        self.randomness.advance(round.sequences.rows)
+        self.session.tell(lambda _: self.randomness.advance(round.sequences.rows))  # which it may have spoilt
         if isinstance(self.session, GuardedSession):
             self.session.cost = cost
         return self.schedule.feed(round)

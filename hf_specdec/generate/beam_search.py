@@ -6,15 +6,14 @@ from typing import Any, cast
 import torch
 
 from ..drafters.beams import Search, search_beams, why_not
-from ..drafters.draft_model.ahead import reading_ahead
-from ..drafters.draft_model.translating import translation
+from ..drafters.draft_model import Translated
 from ..engine.guard import GuardedDrafter
 from ..errors import SpeculationError
 from ..schedule import AnyDrafter
 from ..target.inputs import CACHE
 from ..verify.rules import Rules
 from .plain import decoded_plainly
-from .settings import setting
+from .settings import owner_of_draft, setting
 
 
 def with_beams(
@@ -26,7 +25,7 @@ def with_beams(
         f"{name}={getattr(rules, name)!r}" for name in Rules.names() if getattr(rules, name) != getattr(Rules(), name)
     ]
     reason = f"{', '.join(own)} does not work with beam search" if own else _not_served(model, named)
-    if draft is not None and translation(draft) is not None:
+    if isinstance(getattr(owner_of_draft(drafter), "draft", None), Translated):
         reason = reason or "beam search needs a draft model with the target's tokenizer, and this one is translated"
     reason = reason or why_not(model, draft)
     if reason:
@@ -42,8 +41,6 @@ def with_beams(
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
     search = Search(beams, window, ends, setting(model, named, "pad_token_id"), _most(model, named))
     output, stats = search_beams(original, model, cast(Any, draft), search, named)
-    if reading_ahead(cast(Any, draft)) is not None:
-        stats.notes.append("the draft model did not read ahead: with beam search it drafts several texts at a time")
     GuardedDrafter(drafter).report(stats)
     if not isinstance(output, torch.Tensor):
         output.speculation = stats

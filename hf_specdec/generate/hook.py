@@ -245,8 +245,8 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
         raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")
     if named.get("assistant_tokenizer") is not None:
         raise SpeculationError(
-            "assistant_tokenizer is not supported by BatchDecoder; pass a draft model that translated(draft_model, "
-            "tokenizer, draft_tokenizer) has prepared"
+            "assistant_tokenizer is not supported by BatchDecoder; give it a drafter over Translated(draft_model, "
+            "tokenizer, draft_tokenizer)"
         )
     if named.get("inputs_embeds") is not None:
         raise SpeculationError(

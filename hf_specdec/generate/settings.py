@@ -1,8 +1,8 @@
 """What a `generate` call was asked for, and which of it speculation does not serve."""
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +10,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from ..drafters import HybridDrafter
-from ..drafters.draft_model import ModelDrafter
-from ..drafters.draft_model.translating import translating
+from ..drafters.draft_model import ModelDrafter, Translated
 from ..errors import SpeculationError
 from ..hub.registry import drafter_types
 from ..schedule import AnyDrafter
@@ -108,19 +107,32 @@ def refuse(model: Any, named: dict[str, Any]) -> None:
         )
 
 
-def understood(drafter: AnyDrafter, named: dict[str, Any]) -> AbstractContextManager[None]:
+def owner_of_draft(drafter: AnyDrafter) -> ModelDrafter | None:
+    """The drafter whose `draft` is drafted with: itself, or the one within a hybrid; None without a draft model."""
+    owner = drafter.model_drafter if isinstance(drafter, HybridDrafter) else drafter
+    return owner if isinstance(owner, ModelDrafter) else None
+
+
+@contextmanager
+def understood(drafter: AnyDrafter, named: dict[str, Any]) -> Iterator[None]:
     """Where a call names the draft's tokenizer, take it out of the call: the draft is translated within the block.
 
     Raises:
         SpeculationError: there is no draft model, or the target's tokenizer is not given.
     """
     if (theirs := named.pop("assistant_tokenizer", None)) is None:
-        return nullcontext()
-    tokenizer = named.get("tokenizer")
-    if tokenizer is None or not isinstance(drafter, (ModelDrafter, HybridDrafter)):
+        yield
+        return
+    tokenizer, owner = named.get("tokenizer"), owner_of_draft(drafter)
+    if tokenizer is None or owner is None:
         what = "the target's tokenizer (tokenizer=...)" if tokenizer is None else "a draft model"
         raise SpeculationError(f"assistant_tokenizer needs {what}; pass both, or leave it out")
-    return translating(drafter.draft_model, tokenizer, theirs)
+    before = owner.draft
+    owner.draft = Translated(owner.draft_model, tokenizer, theirs)
+    try:
+        yield
+    finally:
+        owner.draft = before
 
 
 def _is_sharded(model: Any) -> bool:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -64,6 +64,20 @@ OPTIONS = {
     },
 }
 """The options that a reader is likely to change, and what they do."""
+
+
+class CardInfo(TypedDict, total=False):
+    """What a model card says beside what the config does."""
+
+    license: str | None
+    """as the Hub names it: apache-2.0, for example"""
+    datasets: list[str] | None
+    """ids of data sets on the Hub that the drafter was trained on"""
+    trained_on: str | None
+    """a sentence on the training"""
+    results: str | Path | None
+    """a result file of `hf-specdec bench`"""
+
 
 UNKNOWN_TRAINING = "Not stated. The argument `trained_on` of `save_pretrained` fills this in."
 

@@ -1,22 +1,23 @@
 """The draft model of a drafter: in a subfolder of its repo, in a pinned revision of another, or beside it."""
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers  # its auto classes and model families are loaded where they are asked for
 
-from ..errors import SpeculationError, shortened, shown
+from ..errors import SpeculationError, one_line, shortened, shown
 from ..target import packing
 from .files import (
     COMMIT_HASH,
     FLOATING,
     LIGHT,
+    HubSource,
     TensorInfo,
     check_beside,
     check_no_pickles,
     check_relative,
-    download,
     first_not_finite,
     read_json,
     safe_file,
@@ -63,15 +64,22 @@ def is_embedded(entry: dict[str, str]) -> bool:
     return list(entry) == ["subfolder"]
 
 
-def find_draft(entry: dict[str, str], folder: Path, trust_remote_code: bool = False, **hub: Any) -> Path:
-    """The folder of the draft model that a drafter in `folder` names."""
+def find_draft(
+    entry: dict[str, str], folder: Path, source: HubSource | None = None, trust_remote_code: bool = False
+) -> Path:
+    """The folder of the draft model that a drafter in `folder` names.
+
+    Args:
+        source: the drafter's, for how another repo is read; needed where the entry names one.
+    """
     if "repo_id" in entry:
-        # Straight to the Hub: a folder of that name in the working directory is not what the config means.
+        assert source is not None, "a draft model in another repo is read as the drafter is"
         wanted = [*PATTERNS, "*.py"] if trust_remote_code else list(PATTERNS)
         subfolder = entry.get("subfolder", "")
         prefix = f"{subfolder}/" if subfolder else ""
-        revision = entry["revision"]
-        root = download(entry["repo_id"], [prefix + name for name in wanted], **hub | {"revision": revision})
+        # Straight to the Hub: a folder of that name in the working directory is not what the config means.
+        other = replace(source, repo_or_folder=entry["repo_id"], revision=entry["revision"])
+        root = other.download([prefix + name for name in wanted])
         draft = root / subfolder
     elif "path" in entry:
         root = folder.resolve().parent  # what lies beside it, wherever the process runs
@@ -118,11 +126,11 @@ def load_draft(
     except ImportError as error:  # of what a `quantization_config` names
         raise SpeculationError(
             f"{folder / 'config.json'} needs a library that is not installed; install it, or store the draft model "
-            f"without quantization_config. transformers says: {_one_line(error)}"
+            f"without quantization_config. transformers says: {shortened(one_line(error))}"
         ) from error
     except Exception as error:  # every way to load and every way to quantize fails in its own way
         raise SpeculationError(
-            f"{folder / 'config.json'}: the draft model could not be loaded: {_one_line(error)}"
+            f"{folder / 'config.json'}: the draft model could not be loaded: {shortened(one_line(error))}"
         ) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(problem):
@@ -171,7 +179,9 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig"
     except SpeculationError:
         raise
     except Exception as error:  # every model family has its own way to reject a config
-        raise SpeculationError(f"{folder / 'config.json'} does not describe a model: {_one_line(error)}") from error
+        raise SpeculationError(
+            f"{folder / 'config.json'} does not describe a model: {shortened(one_line(error))}"
+        ) from error
 
 
 def _auto(config: "PreTrainedConfig") -> Any:
@@ -224,10 +234,6 @@ def _check_window(config: "PreTrainedConfig", folder: Path) -> None:
             f"{folder / 'config.json'}: sliding_window is {window}; it must be from 2 to {(1 << 31) - 1}, "
             "or null for attention to all tokens"
         )
-
-
-def _one_line(error: Exception) -> str:
-    return shortened(" ".join(str(error).split()))
 
 
 def quanto_config(quantization: str) -> Any:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import SpeculationError, meant, shown
+from ..errors import SpeculationError, meant, one_line, shown
 
 COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
 MAX_JSON_BYTES = 1 << 20
@@ -62,51 +63,80 @@ def check_beside(name: Any, what: str) -> None:
     check_relative(rest, f"{what}, behind '../',")
 
 
-def find_folder(repo_or_folder: str | Path, subfolder: str, patterns: Iterable[str], **hub: Any) -> Path:
-    """The local folder that holds a drafter: as it is, or downloaded into the Hub cache.
+@dataclass(frozen=True)
+class HubSource:
+    """Where files come from: a folder, or a repo on the Hub. All but the first are as in `huggingface_hub`."""
 
-    Args:
-        repo_or_folder: a folder that exists here, else the id of a repo on the Hub.
-        subfolder: where the files are inside of it, or "".
-        patterns: names to download, relative to `subfolder`.
-        hub: what `snapshot_download` takes (`revision`, `token`, `cache_dir`, `force_download`, `local_files_only`).
-    """
-    if not isinstance(repo_or_folder, str | Path) or not str(repo_or_folder):
-        raise SpeculationError(
-            f"a drafter must be a local folder or a Hub repo such as 'org/name', got {repo_or_folder!r}"
-        )
-    prefix = check_relative(subfolder, "subfolder") + "/" if subfolder else ""
-    if Path(repo_or_folder).is_dir():
-        if hub.get("revision") is not None:
+    repo_or_folder: str | Path
+    """a folder that exists here, else the id of a repo"""
+    subfolder: str = ""
+    revision: str | None = None
+    token: str | bool | None = None
+    cache_dir: str | Path | None = None
+    force_download: bool = False
+    local_files_only: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.repo_or_folder).is_dir()
+
+    def folder(self, patterns: Iterable[str]) -> Path:
+        """The local folder that holds the files: as it is, or downloaded into the Hub cache.
+
+        Args:
+            patterns: names to download, relative to `subfolder`.
+        """
+        name, subfolder = self.repo_or_folder, self.subfolder
+        if not isinstance(name, str | Path) or not str(name):
+            raise SpeculationError(f"a drafter must be a local folder or a Hub repo such as 'org/name', got {name!r}")
+        prefix = check_relative(subfolder, "subfolder") + "/" if subfolder else ""
+        if self.is_local and self.revision is not None:
             raise SpeculationError(
-                f"revision={hub['revision']!r} was given for the local folder {repo_or_folder}; "
-                "leave it out, or name a repo on the Hub"
+                f"revision={self.revision!r} was given for the local folder {name}; leave it out, or name a repo on "
+                "the Hub"
             )
-        root = Path(repo_or_folder)
-    else:
-        root = download(str(repo_or_folder), [prefix + pattern for pattern in patterns], **hub)
-    folder = root / prefix
-    if not folder.is_dir():
-        raise SpeculationError(f"{repo_or_folder} has no folder {subfolder!r}; check the name of the subfolder")
-    allowed = _allowed_roots(root)
-    if not any(folder.resolve().is_relative_to(place) for place in allowed):
-        raise SpeculationError(f"{folder} is a link that leads out of {root}; replace it with the folder itself")
-    return folder
+        root = Path(name) if self.is_local else self.download([prefix + pattern for pattern in patterns])
+        folder = root / prefix
+        if not folder.is_dir():
+            raise SpeculationError(f"{name} has no folder {subfolder!r}; check the name of the subfolder")
+        if not any(folder.resolve().is_relative_to(place) for place in _allowed_roots(root)):
+            raise SpeculationError(f"{folder} is a link that leads out of {root}; replace it with the folder itself")
+        return folder
+
+    def download(self, patterns: list[str]) -> Path:
+        """The repo's snapshot folder in the Hub cache, with the files that match `patterns`."""
+        repo = str(self.repo_or_folder)
+        try:
+            validate_repo_id(repo)
+            root = snapshot_download(
+                repo,
+                allow_patterns=patterns,
+                revision=self.revision,
+                token=self.token,
+                cache_dir=self.cache_dir,
+                force_download=self.force_download,
+                local_files_only=self.local_files_only,
+            )
+            return Path(root)
+        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            at = f" at revision {self.revision!r}" if self.revision else ""
+            raise SpeculationError(
+                f"{repo!r} is no local folder{_near(Path(repo))}, and could not be read from the Hub{at}; check the "
+                "name and the revision, pass token= if the repo is private or gated, and check the connection. "
+                f"The Hub's answer: {one_line(error)}"
+            ) from error
+
+    def at_commit_of(self, folder: Path) -> "HubSource":
+        """The same, at the commit whose snapshot in the Hub cache `folder` lies in; a local folder as it is."""
+        if self.is_local:
+            return self
+        snapshot = folder.parents[len(Path(self.subfolder).parts) - 1] if self.subfolder else folder
+        return replace(self, revision=snapshot.name)
 
 
-def download(repo_id: str, patterns: list[str], **hub: Any) -> Path:
-    """The repo's snapshot folder in the Hub cache, with the files that match `patterns`."""
-    try:
-        validate_repo_id(repo_id)
-        return Path(snapshot_download(repo_id, allow_patterns=patterns, **hub))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        at = f" at revision {hub['revision']!r}" if hub.get("revision") else ""
-        reason = " ".join(str(error).split())
-        raise SpeculationError(
-            f"{repo_id!r} is no local folder{_near(Path(repo_id))}, and could not be read from the Hub{at}; check the "
-            "name and the revision, pass token= if the repo is private or gated, and check the connection. "
-            f"The Hub's answer: {reason}"
-        ) from error
+def taken(options: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The options of these names; the others are left in `options`."""
+    return {name: options.pop(name) for name in names if name in options}
 
 
 def _near(path: Path) -> str:

@@ -1,5 +1,6 @@
 """A folder or a Hub repo → a drafter."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -8,7 +9,7 @@ import torch
 from ..config import DrafterConfig
 from ..errors import SpeculationError, shown
 from .draft import PATTERNS, check_draft_entry, find_draft, is_embedded, load_draft
-from .files import check_no_pickles, find_folder, read_json, read_tensors
+from .files import HubSource, check_no_pickles, read_json, read_tensors, taken
 from .registry import Storable, drafter_class, drafter_types
 from .target import check_fields
 
@@ -21,22 +22,15 @@ FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
+DRAFT_OPTIONS = ("trust_remote_code", "device_map", "dtype", "quantization", "pack_linear")
+"""options of `load_drafter` that are about the draft model: what `load_draft` takes"""
+
+
 def load_drafter(
     cls: type[DrafterT],
     repo_or_folder: str | Path,
     *,
-    subfolder: str = "",
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    force_download: bool = False,
-    local_files_only: bool = False,
-    trust_remote_code: bool = False,
-    device_map: Any = None,
-    dtype: Any = "auto",
-    quantization: str | None = None,
-    pack_linear: bool = False,
-    draft_model: "PreTrainedModel | None" = None,
+    draft_model: Any = None,
     **options: Any,
 ) -> DrafterT:
     """Load a drafter; its class follows from `drafter_type` in its `config.json`.
@@ -44,25 +38,16 @@ def load_drafter(
     Args:
         cls: `Drafter`, or the class that is expected.
         repo_or_folder: a local folder, else a repo on the Hub.
-        subfolder: where the drafter is inside of it.
-        revision: branch, tag or commit of the repo.
-        token, cache_dir, force_download, local_files_only: as in `huggingface_hub`.
-        trust_remote_code: whether the *draft model* may bring modeling code. The drafter itself never does.
-        device_map, dtype, quantization: for the draft model; quantization is "int8" or "int4" (optimum-quanto).
-        pack_linear: whether the draft model's weights are packed, on a CPU; see `hf_specdec.pack_linear`.
         draft_model: use this model instead of the one that the config names.
-        options: override the stored options.
+        options: where files come from (fields of `HubSource`), how the draft model is loaded (`DRAFT_OPTIONS`), and
+            options of the drafter in place of the stored ones.
 
     Raises:
         SpeculationError: whatever is wrong with the repo; the message names the file and the fix.
     """
-    where = {
-        "token": token,
-        "cache_dir": cache_dir,
-        "force_download": force_download,
-        "local_files_only": local_files_only,
-    }
-    folder = find_folder(repo_or_folder, subfolder, [CONFIG, WEIGHTS], revision=revision, **where)
+    source = HubSource(repo_or_folder, **taken(options, [f.name for f in fields(HubSource)]))
+    loading = taken(options, DRAFT_OPTIONS)
+    folder = source.folder([CONFIG, WEIGHTS])
     check_no_pickles(folder)
     found, config = read_config(folder)
     if not issubclass(found, cls):
@@ -70,42 +55,36 @@ def load_drafter(
             f"{folder / CONFIG} holds a {config.drafter_type!r} drafter, which {cls.__name__}.from_pretrained() "
             f"does not load; call Drafter.from_pretrained(), or {found.__name__}.from_pretrained()"
         )
-    stored = {name: value for name, value in config.to_dict().items() if name not in ("target", "draft_model")}
-    arguments: list[Any] = []
-    if found.needs_draft_model:
-        if draft_model is None:
-            assert config.draft_model is not None, "read_config() saw to it"
-            if "path" in config.draft_model and not Path(repo_or_folder).is_dir():
-                raise SpeculationError(
-                    f"{folder / CONFIG}: draft_model.path is {shown(config.draft_model['path'])}, a folder beside this "
-                    "one, and a repo on the Hub has none; push it again with --draft-repo, or pass draft_model=..."
-                )
-            if is_embedded(config.draft_model):  # fetch it from the same commit
-                names = [f"{config.draft_model['subfolder']}/{pattern}" for pattern in PATTERNS]
-                commit = None if Path(repo_or_folder).is_dir() else _commit_of(folder, subfolder)
-                folder = find_folder(repo_or_folder, subfolder, names, revision=commit, **where)
-            draft_folder = find_draft(config.draft_model, folder, trust_remote_code, **where)
-            draft_model = load_draft(
-                draft_folder,
-                dtype=dtype,
-                device_map=device_map,
-                quantization=quantization,
-                pack_linear=pack_linear,
-                trust_remote_code=trust_remote_code,
-            )
-        arguments = [draft_model]
-    elif draft_model is not None:
+    if not found.needs_draft_model and draft_model is not None:
         raise SpeculationError(
             f"{folder / CONFIG}: {config.drafter_type!r} drafts without a model; leave draft_model out"
         )
+    if found.needs_draft_model and draft_model is None:
+        draft_model = _draft_of(config, folder, source, loading)
+    arguments = [draft_model] if found.needs_draft_model else []
     try:
-        drafter = _with_weights(found, arguments, stored | options, folder)
+        drafter = _with_weights(found, arguments, config.chosen() | options, folder)
     except MemoryError as error:
         raise SpeculationError(
             f"{folder / CONFIG}: there is not enough memory for its options ({error}); lower them"
         ) from error
     drafter.config.target, drafter.config.draft_model = config.target, config.draft_model
     return drafter
+
+
+def _draft_of(config: DrafterConfig, folder: Path, source: HubSource, loading: dict[str, Any]) -> "PreTrainedModel":
+    """The draft model that the config in `folder` names."""
+    assert config.draft_model is not None, "read_config() saw to it"
+    if "path" in config.draft_model and not source.is_local:
+        raise SpeculationError(
+            f"{folder / CONFIG}: draft_model.path is {shown(config.draft_model['path'])}, a folder beside this "
+            "one, and a repo on the Hub has none; push it again with --draft-repo, or pass draft_model=..."
+        )
+    if is_embedded(config.draft_model):  # fetch it from the same commit
+        names = [f"{config.draft_model['subfolder']}/{pattern}" for pattern in PATTERNS]
+        folder = source.at_commit_of(folder).folder(names)
+    trusted = bool(loading.get("trust_remote_code", False))
+    return load_draft(find_draft(config.draft_model, folder, source, trusted), **loading)
 
 
 def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
@@ -183,8 +162,3 @@ def _make(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], fo
         return cls(*arguments, **options)
     except SpeculationError as error:
         raise SpeculationError(f"{folder / CONFIG}: {error}") from error
-
-
-def _commit_of(snapshot: Path, subfolder: str) -> str:
-    """The commit of a folder in the Hub cache: the one folder below `snapshots`."""
-    return snapshot.parents[len(Path(subfolder).parts) - 1].name if subfolder else snapshot.name

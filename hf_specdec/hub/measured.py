@@ -19,8 +19,7 @@ Facts = dict[str, Any]
 
 def facts(config: DrafterConfig) -> Facts:
     """What tells a drafter from others in a result file: its type and its options."""
-    options = {name: value for name, value in config.to_dict().items() if name not in ("target", "draft_model")}
-    return {"drafter_type": config.drafter_type} | options
+    return {"drafter_type": config.drafter_type} | config.chosen()
 
 
 def measured_section(path: str | Path, config: DrafterConfig, names: Collection[str] = ()) -> str:

@@ -1,21 +1,24 @@
 """A folder → a Hub repo that works through `Drafter.from_pretrained` and through `custom_generate`."""
 
+import hashlib
 import json
 import shutil
 import tempfile
-from pathlib import Path
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
 from string import Template
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.hf_api import RepoFile
 
 from ..config import DrafterConfig
-from ..errors import SpeculationError
+from ..errors import SpeculationError, one_line
 from ..version import __version__
 from .cards import REPO_PLACEHOLDER, draft_sentence, make_card, with_license, with_results
-from .draft import PATTERNS, is_embedded
-from .draft_repo import draft_on_hub
-from .files import check_no_pickles, read_json, safe_file
+from .draft import PATTERNS, find_draft, is_embedded
+from .files import check_no_pickles, read_json, safe_file, taken
 from .loading import CARD, CONFIG, WEIGHTS, read_config
 from .registry import Storable
 from .saving import write_drafter
@@ -23,75 +26,68 @@ from .saving import write_drafter
 GENERATE, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"
 
 
+@dataclass(frozen=True)
+class Upload:
+    """How a folder is uploaded."""
+
+    private: bool | None = None
+    """visibility of a repo that is made; None is the account's default"""
+    revision: str | None = None
+    """branch to push to, made if it is not there; None is the main one"""
+    commit_message: str | None = None
+    """of the first commit"""
+    create_pr: bool = False
+    """open a pull request instead of changing the branch"""
+    token: str | bool | None = None
+    """None uses the stored login"""
+
+
+UPLOAD = [field.name for field in fields(Upload)]
+
+
 def save_drafter(
-    drafter: Storable,
-    folder: str | Path,
-    *,
-    push_to_hub: bool = False,
-    repo_id: str | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-    commit_message: str | None = None,
-    create_pr: bool = False,
-    token: str | bool | None = None,
-    **save: Any,
+    drafter: Storable, folder: str | Path, *, push_to_hub: bool = False, repo_id: str | None = None, **options: Any
 ) -> None:
-    """Write the drafter into `folder`, and upload it if asked to. `save` is what `write_drafter` takes.
+    """Write the drafter into `folder`, and upload it if asked to.
 
     Args:
         push_to_hub: upload the folder afterwards to `repo_id` (default: the folder's name), as `push_folder` does.
+        options: what `write_drafter` takes, and fields of `Upload`.
 
     Raises:
         SpeculationError: options of an upload without `push_to_hub`; see `write_drafter` and `push_folder`.
     """
-    push: dict[str, Any] = {"private": private, "revision": revision, "commit_message": commit_message}
-    push |= {"create_pr": create_pr or None, "token": token}
-    given = [name for name, value in ({"repo_id": repo_id} | push).items() if value is not None]
+    upload = taken(options, UPLOAD)
+    asked = {"repo_id": repo_id} | upload
+    given = [name for name, value in asked.items() if value is not None and value is not getattr(Upload, name, None)]
     if given and not push_to_hub:
         raise SpeculationError(f"{', '.join(given)} needs push_to_hub=True")
-    write_drafter(drafter, folder, **save)
+    write_drafter(drafter, folder, **options)
     if push_to_hub:
-        push_folder(folder, repo_id or Path(folder).resolve().name, **push | {"create_pr": create_pr})
+        push_folder(folder, repo_id or Path(folder).resolve().name, **upload)
 
 
-def push_drafter(
-    drafter: Storable,
-    repo_id: str,
-    *,
-    private: bool | None = None,
-    revision: str | None = None,
-    commit_message: str | None = None,
-    create_pr: bool = False,
-    token: str | bool | None = None,
-    **save: Any,
-) -> str:
-    """Save into a temporary folder and upload it; `save` is what `write_drafter` takes. See `push_folder`."""
+def push_drafter(drafter: Storable, repo_id: str, **options: Any) -> str:
+    """Save into a temporary folder and upload it; see `push_folder`.
+
+    Args:
+        options: what `write_drafter` takes, and fields of `Upload`.
+    """
+    upload = taken(options, UPLOAD)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "drafter"  # with nothing beside it, so that no draft model is named there
-        write_drafter(drafter, folder, **save)
-        return push_folder(
-            folder,
-            repo_id,
-            private=private,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-            token=token,
-        )
+        write_drafter(drafter, folder, **options)
+        return push_folder(folder, repo_id, **upload)
 
 
 def push_folder(
     folder: str | Path,
     repo_id: str,
     *,
-    private: bool | None = None,
-    revision: str | None = None,
-    commit_message: str | None = None,
-    create_pr: bool = False,
-    token: str | bool | None = None,
     results: str | Path | None = None,
     license: str | None = None,
     draft_repo: str | None = None,
+    **upload: Any,
 ) -> str:
     """Upload a drafter's folder in two commits: the files, then a `custom_generate/generate.py` that pins them.
 
@@ -100,15 +96,11 @@ def push_folder(
     Args:
         folder: as `save_pretrained` wrote it, or one of `hub_configs/`.
         repo_id: made if it is not there.
-        private: visibility of a repo that is made; None is the account's default.
-        revision: branch to push to, made if it is not there; None is the main one.
-        commit_message: of the first commit.
-        create_pr: open a pull request instead of changing the branch.
-        token: None uses the stored login.
         results: a result file of `hf-specdec bench` for the card's table.
         license: for the card, as the Hub names it, such as "apache-2.0"; None leaves what the card says.
         draft_repo: the repo that holds the draft model, where the config names a folder beside (`../...`); it must hold
             the same weights.
+        upload: fields of `Upload`.
 
     Returns:
         The address of the last commit.
@@ -117,24 +109,24 @@ def push_folder(
         SpeculationError: the folder holds no drafter, its draft model would not be found, the result file has no
             figures of this drafter on its target, or the Hub refuses.
     """
-    folder = Path(folder)
+    folder, how = Path(folder), Upload(**upload)
     if not folder.is_dir():
         raise SpeculationError(f"folder={str(folder)!r} is not a folder; save a drafter into it with save_pretrained()")
     check_no_pickles(folder)
     _, config = read_config(folder)
-    api = HfApi(token=token, library_name="hf_specdec", library_version=__version__)
-    where: dict[str, Any] = {"repo_id": repo_id, "revision": revision}
+    api = HfApi(token=how.token, library_name="hf_specdec", library_version=__version__)
+    where: dict[str, Any] = {"repo_id": repo_id, "revision": how.revision}
     with tempfile.TemporaryDirectory() as temporary:
         staged = Path(temporary)
         config = _stage(folder, staged, config, draft_on_hub(config.draft_model, folder, draft_repo, api))
         _write_card(folder, staged, config, repo_id, results, license)
         try:
-            repo_id = where["repo_id"] = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-            if revision is not None and not create_pr:
-                api.create_branch(repo_id, branch=revision, exist_ok=True)
-            message = commit_message or f"Upload {config.drafter_type} drafter"
-            files = api.upload_folder(folder_path=staged, commit_message=message, create_pr=create_pr, **where)
-            if create_pr:
+            repo_id = where["repo_id"] = api.create_repo(repo_id, private=how.private, exist_ok=True).repo_id
+            if how.revision is not None and not how.create_pr:
+                api.create_branch(repo_id, branch=how.revision, exist_ok=True)
+            message = how.commit_message or f"Upload {config.drafter_type} drafter"
+            files = api.upload_folder(folder_path=staged, commit_message=message, create_pr=how.create_pr, **where)
+            if how.create_pr:
                 where["revision"] = files.pr_revision
             code = generate_code(config.drafter_type, repo_id, _commit(api, files, where))
             last = api.upload_file(
@@ -143,7 +135,7 @@ def push_folder(
         except Exception as error:  # the Hub's, and those of whatever carries its requests
             raise SpeculationError(
                 f"could not push {folder} to {repo_id!r}; check the name, that the token may write there, and the "
-                f"connection. The Hub's answer: {' '.join(str(error).split()) or type(error).__name__}"
+                f"connection. The Hub's answer: {one_line(error) or type(error).__name__}"
             ) from error
     return str(last.commit_url)
 
@@ -188,3 +180,60 @@ def _write_card(
 
 def _commit(api: HfApi, info: CommitInfo, where: dict[str, Any]) -> str:
     return info.oid or str(api.model_info(where["repo_id"], revision=where["revision"]).sha)
+
+
+def draft_on_hub(
+    entry: dict[str, str] | None, folder: Path, draft_repo: str | None, api: HfApi
+) -> dict[str, str] | None:
+    """The `draft_model` entry of a drafter's config as it has to be on the Hub.
+
+    Args:
+        entry: of the config in `folder`.
+        draft_repo: the repo of a draft model beside `folder`. What lies below the folder beside it keeps its place: the
+            draft in `../drafter/draft_model` is looked for in the repo's `draft_model`.
+
+    Raises:
+        SpeculationError: a draft model beside the folder and no repo named, or the other way round; the repo cannot be
+            read, or has other weights.
+    """
+    beside = (entry or {}).get("path")
+    if beside is None:
+        if draft_repo is not None:
+            raise SpeculationError(
+                f"draft_repo={draft_repo!r} is for drafters whose config.json names a draft model beside their folder "
+                f'("path"); {folder} has {entry}; leave draft_repo (--draft-repo) out'
+            )
+        return entry
+    if draft_repo is None:
+        raise SpeculationError(
+            f"{folder} names its draft model in {beside!r}, a folder that a repo on the Hub does not have; push "
+            "the draft model first, then this drafter with --draft-repo ORG/NAME (draft_repo=), the repo that "
+            "holds it"
+        )
+    subfolder = "/".join(PurePosixPath(beside).parts[2:])
+    try:
+        revision = str(api.model_info(draft_repo).sha)
+        tree = api.list_repo_tree(draft_repo, recursive=True, revision=revision)
+        held = {item.path: item for item in tree if isinstance(item, RepoFile)}
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise SpeculationError(
+            f"draft_repo={draft_repo!r} could not be read; push the draft model first, and check name and token. "
+            f"The Hub's answer: {one_line(error)}"
+        ) from error
+    local = find_draft({"path": beside}, folder)
+    for path in sorted(local.glob("model*.safetensors")):
+        _check_same(path, held.get(f"{subfolder}/{path.name}".lstrip("/")), f"{draft_repo} at {revision[:12]}")
+    return {"repo_id": draft_repo, "revision": revision} | ({"subfolder": subfolder} if subfolder else {})
+
+
+def _check_same(path: Path, held: RepoFile | None, where: str) -> None:
+    """Refuse a repo with another draft model than the one that was tried out here."""
+    with path.open("rb") as file:
+        mine = hashlib.file_digest(file, "sha256").hexdigest()
+    if held is None:
+        raise SpeculationError(f"{where} lacks {path.name} of {path.parent}; push the draft model there first")
+    if held.size != path.stat().st_size or (held.lfs is not None and held.lfs.sha256 != mine):
+        raise SpeculationError(
+            f"{where} has a different {path.name} than {path.parent}; push the draft model that this drafter "
+            "uses, or name the repo that holds it"
+        )

@@ -2,16 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ..errors import SpeculationError
+from ..errors import SpeculationError, meant, one_line
 from ..version import __version__
-from .cards import make_card, with_results
+from .cards import CardInfo, make_card, with_results
 from .draft import is_embedded
 from .files import COMMIT_HASH
 from .loading import CARD, CONFIG, FORMAT_VERSION, WEIGHTS
@@ -31,10 +31,7 @@ def write_drafter(
     target: "PreTrainedModel | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     embed_draft_model: bool | None = None,
-    license: str | None = None,
-    datasets: list[str] | None = None,
-    trained_on: str | None = None,
-    results: str | Path | None = None,
+    **card: Unpack[CardInfo],
 ) -> None:
     """Write the drafter into `folder`.
 
@@ -46,27 +43,32 @@ def write_drafter(
         embed_draft_model: True copies the draft model's weights into a subfolder; False names where it was loaded from:
             its Hub repo at that revision, or a folder beside `folder`. None embeds, unless the drafter was loaded with
             one of these named.
-        license, datasets, trained_on, results: for the model card; see `make_card`.
+        card: for the model card.
 
     Raises:
         SpeculationError: a draft model that cannot be named or copied as asked; a folder that cannot be written; a
             result file without figures of this drafter on its target.
     """
+    if unknown := [name for name in card if name not in CardInfo.__annotations__]:
+        known = ("target", "tokenizer", "embed_draft_model", *CardInfo.__annotations__)
+        raise SpeculationError(f"unknown argument {unknown[0]!r}{meant(unknown[0], known)}; known: {', '.join(known)}")
     folder = Path(folder)
     if folder.is_file():
         raise SpeculationError(f"folder={str(folder)!r} is a file; name a folder to save into")
-    config = drafter.config.to_dict()
-    made = made_for(target, tokenizer) if target is not None else config.get("target")
+    made = made_for(target, tokenizer) if target is not None else drafter.config.target
     entry = _draft_entry(drafter, embed_draft_model, folder)
     content = {"drafter_type": drafter.config.drafter_type, "format_version": FORMAT_VERSION}
-    content |= {"hf_specdec_version": __version__}
-    content |= {name: value for name, value in config.items() if name not in ("target", "draft_model")}
+    content |= {"hf_specdec_version": __version__} | drafter.config.chosen()
     content |= {name: value for name, value in (("draft_model", entry), ("target", made)) if value is not None}
-    card = make_card(content, license=license, datasets=datasets, trained_on=trained_on or drafter.trained_on)
-    if results is not None:
-        measured = drafter.config.from_options(config | {"target": made})
-        card = with_results(card, results, measured, [str(folder)])
-
+    text = make_card(
+        content,
+        license=card.get("license"),
+        datasets=card.get("datasets"),
+        trained_on=card.get("trained_on") or drafter.trained_on,
+    )
+    if (results := card.get("results")) is not None:
+        measured = drafter.config.from_options(drafter.config.to_dict() | {"target": made})
+        text = with_results(text, results, measured, [str(folder)])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if entry is not None and is_embedded(entry):
@@ -74,7 +76,7 @@ def write_drafter(
         if weights := {name: tensor.contiguous() for name, tensor in drafter.weights().items()}:
             save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
-        (folder / CARD).write_text(card)
+        (folder / CARD).write_text(text)
     except (OSError, SafetensorError) as error:
         raise SpeculationError(f"cannot write to folder {str(folder)!r}: {error}; name another one") from error
 
@@ -115,7 +117,7 @@ def _pinned(model: "PreTrainedModel") -> dict[str, str]:
     except Exception as error:  # not a repo id, no such repo, no connection
         raise SpeculationError(
             "embed_draft_model=False needs a draft model from a repo on the Hub or from a folder beside the one to "
-            f"save into, and this one is {name!r}; push it first, or embed it ({' '.join(str(error).split())})"
+            f"save into, and this one is {name!r}; push it first, or embed it ({one_line(error)})"
         ) from error
     if Path(name).is_dir() or not COMMIT_HASH.fullmatch(commit or ""):
         raise SpeculationError(

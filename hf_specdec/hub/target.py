@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpeculationError, shown
-from .tokenizer import hash_near, public_name, vocabulary_hash
+from .tokenizer import check_entries, hash_near, public_name, vocabulary_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,11 +30,10 @@ def check_fields(entry: Any, path: Path) -> None:
     """Refuse a `target` entry with unknown names or wrong types."""
     if not isinstance(entry, dict):
         raise SpeculationError(f"{path}: target is {shown(entry)}; it must be an object with {', '.join(FIELDS)}")
-    for name, value in entry.items():
-        if name not in FIELDS:
-            raise SpeculationError(f"{path}: unknown entry {shown(name)} in target; known are {', '.join(FIELDS)}")
-        if type(value) is not FIELDS[name]:
-            raise SpeculationError(f"{path}: target.{name} is {shown(value)}; it must be {FIELDS[name].__name__}")
+    try:
+        check_entries("target", entry, FIELDS)
+    except ValueError as error:
+        raise SpeculationError(f"{path}: {error}") from None
 
 
 def check_made_for(entry: dict[str, Any] | None, target: "PreTrainedModel") -> None:

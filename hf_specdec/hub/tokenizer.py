@@ -42,11 +42,24 @@ def check_fingerprint(stored: dict[str, Any]) -> None:
     Raises:
         ValueError: as the rules of a config do.
     """
+    check_entries("tokenizer", stored, FIELDS)
+
+
+def check_entries(what: str, stored: dict[str, Any], fields: dict[str, type]) -> None:
+    """Refuse unknown names, and values of the wrong type.
+
+    Args:
+        what: whose entries these are, for the message.
+        fields: the known names and their types.
+
+    Raises:
+        ValueError: it names the entry and what is allowed.
+    """
     for name, value in stored.items():
-        if name not in FIELDS:
-            raise ValueError(f"unknown entry {shown(name)} in tokenizer; known are {', '.join(FIELDS)}")
-        if type(value) is not FIELDS[name]:
-            raise ValueError(f"tokenizer.{name} is {shown(value)}; it must be {FIELDS[name].__name__}")
+        if name not in fields:
+            raise ValueError(f"unknown entry {shown(name)} in {what}; known are {', '.join(fields)}")
+        if type(value) is not fields[name]:
+            raise ValueError(f"{what}.{name} is {shown(value)}; it must be {fields[name].__name__}")
 
 
 def check_same_ids(stored: dict[str, Any], target: "PreTrainedModel", what: str, fix: str) -> None:

@@ -1,1 +1,1 @@
-"""Train a drafter for a model: count n-grams, or fit DISCO's stop classifier."""
+"""Trainings of drafters: n-gram tables, DISCO's classifier, draft models and streams."""

@@ -1,28 +1,72 @@
-"""The folder that a training writes to: it holds one training only, and an interrupted one goes on."""
+"""The folder that a training writes to. It holds one training only; an interrupted one goes on there."""
 
+import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
+from ..tools.loading.outputs import writable_folder
+
+
+@dataclass(frozen=True)
+class TrainingFolder:
+    """The folder `output` of a command: what was trained, and in `training` what an interrupted run goes on from."""
+
+    output: Path
+
+    @classmethod
+    def at(cls, output: str | Path) -> "TrainingFolder":
+        """Made if it is not there.
+
+        Raises:
+            SpeculationError: nothing can be written there.
+        """
+        folder = cls(writable_folder(output))
+        folder.work.mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def work(self) -> Path:
+        return self.output / "training"
+
+    def checkpoints(self, *made_of: Any) -> Path:
+        """A folder for the checkpoints of one training; those of another are no beginning of it.
+
+        Args:
+            made_of: whatever tells trainings apart, as JSON values.
+        """
+        return self.work / "checkpoints" / digest(made_of)[:12]
+
+    def report(self, found: dict[str, Any], settings: Any) -> None:
+        """Write figures and settings to `training.json`."""
+        content = found | {"settings": asdict(settings)}
+        write_whole(self.output / "training.json", json.dumps(content, indent=2) + "\n")
+
+
+def digest(content: Any) -> str:
+    """A hash of JSON values, to tell contents apart."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file anew: whoever reads it finds all of it, or what was there before."""
+    """Replace a file at once: a reader finds either all of the new text or what was there before."""
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
 
 
 def hold_to(path: Path, manifest: dict[str, Any]) -> None:
-    """Write down what a folder is made of, or compare.
+    """Write down what a folder's training is made of; where that is there already, compare.
 
     Args:
-        path: of the manifest, in the folder.
+        path: of the file that holds it.
+        manifest: what has to be equal in later runs.
 
     Raises:
         SpeculationError: the folder was begun with something else.
@@ -44,7 +88,7 @@ def hold_to(path: Path, manifest: dict[str, Any]) -> None:
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """Ctrl-C says what becomes of the work, and stays a `KeyboardInterrupt`."""
+    """Within the block, Ctrl-C prints `advice` and stays a `KeyboardInterrupt`."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,43 +1,46 @@
-"""How transformers' `Trainer` is used: checkpoints and examinations at even distances, one bar."""
+"""How transformers' `Trainer` is used: checkpoints and examinations at even distances, one bar, a picture of curves."""
 
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 from tqdm import tqdm
-from transformers import ProgressCallback, Trainer, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import SpeculationError
 from ..target.devices import dtype_name
-from .curves import Curves
 from .own_text import OwnTextSettings
 
 PARTS = 20
-"""into which examinations and checkpoints divide a training"""
+"""Parts of a training, after each of which there is an examination and a checkpoint."""
+PREFIX = "eval_"
+"""Begins the names of figures on held-out texts."""
 
 
 class ByLength(Sampler[int]):
-    """Texts of about one length together, so that little is padded. The order depends on seed and epoch alone: a run
-    that goes on sees what a whole one would have seen."""
+    """Batches of texts of about one length, so that little is padded. The order depends on seed and epoch alone, so a
+    run that goes on sees what an uninterrupted one would have seen."""
 
     def __init__(self, lessons: Any, batch_size: int, seed: int) -> None:
         """
         Args:
-            lessons: a data set with `texts`; told each `epoch`.
+            lessons: a data set with `texts`, whose `epoch` is set before each epoch.
         """
         self.lessons, self.batch_size, self.seed = lessons, batch_size, seed
         self.lengths: Sequence[int] = [len(text.ids) for text in lessons.texts]
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Asked for by accelerate, before each epoch."""
+        """Called by accelerate before each epoch."""
         self.lessons.epoch = self.epoch = epoch
 
     def __len__(self) -> int:
@@ -55,7 +58,12 @@ class ByLength(Sampler[int]):
 
 
 class Examined(Trainer):
-    """Its examination says how often what is trained would be right. Lessons have `texts`."""
+    """A trainer whose evaluation says how often what is trained would be right. Its data sets have `texts`."""
+
+    acceptance: Callable[..., dict[str, Any]]
+    """(model, lessons, rows at once) → the figures of an examination"""
+    said: Callable[..., str]
+    """the figures in words"""
 
     def get_train_dataloader(self) -> DataLoader:
         lessons: Any = self.train_dataset
@@ -65,18 +73,10 @@ class Examined(Trainer):
             DataLoader(lessons, size, sampler=order, collate_fn=self.data_collator)  # type: ignore[arg-type]
         )
 
-    def examine(self, lessons: Dataset[Any], rows: int) -> dict[str, Any]:
-        """The figures, `rows` texts at once."""
-        raise NotImplementedError
-
-    def said(self, found: dict[str, Any]) -> str:
-        """The same in words."""
-        raise NotImplementedError
-
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """
         Raises:
-            SpeculationError: the loss is not a number; the weights have not been changed by it.
+            SpeculationError: the loss is not a number. It has not changed the weights.
         """
         loss = super().training_step(*arguments, **options)
         if not loss.isfinite():
@@ -87,8 +87,8 @@ class Examined(Trainer):
         return loss
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """A line with the figures, above the bar."""
-        found = self.examine(eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
+        """Log the figures, and print them in a line above the bar."""
+        found = self.acceptance(self.model, eval_dataset or self.eval_dataset, self.args.per_device_eval_batch_size)
         numbers = {name: value for name, value in found.items() if isinstance(value, float)}
         metrics = {f"{metric_key_prefix}_{name}": round(value, 4) for name, value in numbers.items()}
         self.log(metrics)
@@ -97,13 +97,68 @@ class Examined(Trainer):
         return metrics
 
 
+@contextmanager
+def examining(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode and without gradients; afterwards in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def batches(
+    lessons: Any, rows: int, collate: Callable[..., dict[str, Tensor]], device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """All lessons in their order, `rows` at once."""
+    for at in range(0, len(lessons), rows):
+        batch = collate([lessons[i] for i in range(at, min(at + rows, len(lessons)))])
+        yield {name: value.to(device) for name, value in batch.items()}
+
+
 class Bar(ProgressCallback):
-    """The steps, with the loss of the last ones."""
+    """A progress bar of the steps, with the latest loss."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Nothing but the loss: what else is logged, the examination says."""
+        """Show the loss alone: evaluations print their own figures."""
         if self.training_bar is not None and "loss" in (logs or {}):
             self.training_bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
+
+
+class Curves(TrainerCallback):
+    """Keeps a PNG up to date with the loss and the shares on held-out texts. Without matplotlib it does nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Draw the log, which in a run that goes on is that of the whole training."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            return
+        figure = Figure(figsize=(7, 3.5), layout="constrained")
+        shares, losses = figure.subplots(1, 2)
+        for name, points in _curves(state.log_history).items():
+            axes = losses if name == "loss" else shares
+            axes.plot(*zip(*points, strict=True), label=name.removeprefix(PREFIX).replace("_", " "))
+        shares.set(xlabel="step", title="held-out texts", ylim=(0, 1))
+        losses.set(xlabel="step", title="loss")
+        if shares.lines:
+            shares.legend(fontsize=7)
+        figure.savefig(self.path, dpi=150)
+
+
+def _curves(log: Iterable[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of the loss and of held-out figures from 0 to 1, where there are several."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for line in log:
+        for name, value in line.items():
+            if name == "loss" or (name.startswith(PREFIX) and 0 <= value <= 1):
+                curves.setdefault(name, []).append((line["step"], value))
+    return {name: points for name, points in curves.items() if len(points) > 1}
 
 
 def learn(
@@ -115,7 +170,7 @@ def learn(
     collate: Callable[..., Any],
     folder: Path,
 ) -> None:
-    """Train; from the last checkpoint in the folder, where there is one.
+    """Train, from the last checkpoint in the folder where there is one.
 
     Raises:
         SpeculationError: the loss is not a number any more, or a checkpoint cannot be written.
@@ -163,7 +218,7 @@ def learn(
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The last one that was written to its end; one that an interruption cut is removed."""
+    """The last checkpoint that is complete. An incomplete one is removed."""
     folder.mkdir(parents=True, exist_ok=True)
     while (last := get_last_checkpoint(str(folder))) is not None:
         if (Path(last) / TRAINER_STATE_NAME).exists():

@@ -1,6 +1,7 @@
-"""Trainings on text that the target writes: what their commands have in common, up to the texts themselves."""
+"""Trainings on text that the target writes: the settings and the texts that they have in common."""
 
 import random
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
+from ..drafters.disco.drafter import fingerprint
 from ..errors import SpeculationError
 from ..target.inputs import position_limit
 from ..tools.loading.chat import prompt_ids
@@ -16,6 +18,7 @@ from ..tools.loading.checks import check_seed
 from ..tools.loading.models import Pair, TargetSettings
 from ..tools.loading.prompts import sample_examples, sample_prompts
 from ..tools.loading.rows import PROMPT_SOURCES
+from .folder import TrainingFolder, hold_to
 from .writing import Text, own_prompts, prompts_of, write_texts
 
 texts_option: Any = partial(Option, rich_help_panel="Texts that the target writes")
@@ -24,7 +27,7 @@ training_option: Any = partial(Option, rich_help_panel="Training")
 
 @dataclass(kw_only=True)
 class OwnTextSettings(TargetSettings):
-    """Arguments of such a command."""
+    """Arguments of a command that trains on such text."""
 
     output: Annotated[str, Option(help="Folder to write to; the same command continues an interrupted training there.")]
     data: Annotated[
@@ -77,13 +80,13 @@ class OwnTextSettings(TargetSettings):
         check_seed(self.seed)
 
     def questions(self) -> list[str]:
-        """Those of the data files."""
+        """The prompts of the data files."""
         prompts = [prompt for path in self.data for prompt in sample_prompts(path, self.limit, self.seed)]
         return [prompt.turns[0] for prompt in prompts]
 
 
 def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Path) -> list[Text]:
-    """The target's answers to its own prompts and to those that are given; what is in the folder is not done again."""
+    """The target's answers to its own prompts and to given ones. Answers that `work` holds are not written again."""
     questions = own_prompts(
         pair.target, pair.tokenizer, settings.own_prompts, settings.rows, settings.seed, work / "prompts.json"
     )
@@ -105,6 +108,27 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
         settings.rows,
         settings.seed,
     )
+
+
+def try_it(settings: OwnTextSettings, *trained: str) -> str:
+    """A command that generates with what was trained.
+
+    Args:
+        trained: the option that names it, and its folder.
+    """
+    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
+    command = ["hf-specdec", "generate", "--target", settings.target, *own, *trained, "--prompt", "..."]
+    return shlex.join(command)
+
+
+def hold_to_target(folder: TrainingFolder, settings: OwnTextSettings, pair: Pair) -> None:
+    """Refuse a folder whose texts were written by another target, or with other lengths.
+
+    Raises:
+        SpeculationError: it names what differs.
+    """
+    made_for = {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens}
+    hold_to(folder.work / "made_for.json", made_for)
 
 
 def special_tokens(pair: Pair, vocab: int, known: int) -> list[int]:
@@ -140,7 +164,7 @@ def given_texts(settings: OwnTextSettings, pair: Pair) -> list[Text]:
 
 
 def halves(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:
-    """What is learned from, and what is examined on: other prompts, one at least."""
+    """The texts to learn from, and those to be examined on, which continue other prompts; one prompt each at least."""
     places = {text.prompt: random.Random(seed * 1_000_003 + text.prompt).random() for text in texts}
     if len(places) < 2:
         raise SpeculationError(f"{len(texts)} texts are too few to train on some and test on others; give more prompts")

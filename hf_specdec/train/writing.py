@@ -1,7 +1,7 @@
-"""The target writes what its draft will learn from: prompts of its own making, and answers to them and to others.
+"""The target writes what its draft will learn from: prompts of its own, and answers to these and to others.
 
 A draft is right where the target is predictable, so the best text for it is the target's own, greedy and sampled.
-Texts go to a file as they are finished; a run that was interrupted goes on behind them.
+Finished texts go to a file, and an interrupted run goes on after them.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,11 +27,11 @@ from ..tools.loading.sampling import sampling_at
 from .folder import write_whole
 
 PLACE = "\u241f"
-"""Stands for a message's text in a chat template; no template holds it."""
+"""Stands for a message's text in a chat template; no template contains this character."""
 SHORTEST = 15
-"""characters up to which what the target writes is no prompt"""
+"""Characters that a prompt must exceed; shorter ones are dropped."""
 FRUITLESS = 20
-"""batches without a prompt after which the target is not asked for any more"""
+"""Batches in a row without a prompt, after which no more are asked for."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Prompt:
 
 
 class Undrafted(Drafter):
-    """Drafts nothing: the batched loop alone, in which rows that are done leave."""
+    """Drafts nothing. Unlike plain `generate`, the engine lets finished rows leave the batch."""
 
     def start(self, context: DraftContext) -> DraftSession:
         return _NoDraft(context)
@@ -75,7 +76,7 @@ def write_texts(
     rows: int,
     seed: int,
 ) -> list[Text]:
-    """The texts of all prompts, in their order; those in the file are read, the others written and appended to it."""
+    """The texts of all prompts, in their order. Those in the file are read; the others are written and appended."""
     known = {_key(text.ids[: text.start], text.temperature): text for text in read_texts(file)}
     missing = [prompt for prompt in prompts if _key(prompt.ids, prompt.temperature) not in known]
     _end_with_a_line(file)
@@ -93,7 +94,7 @@ def write_texts(
 
 
 def read_texts(file: Path) -> list[Text]:
-    """The texts of a file; lines that are none, such as the last one of a run that was ended, are left out."""
+    """The texts of a file. Lines that hold no text, such as the last one of an interrupted run, are left out."""
     texts = []
     for line in file.read_text().splitlines() if file.exists() else ():
         try:
@@ -104,11 +105,17 @@ def read_texts(file: Path) -> list[Text]:
 
 
 def batched(order: list[int], texts: Sequence[Text], most: int = 2048) -> tuple[list[int], list[int]]:
-    """As many of the next texts, sorted by length, as make so many tokens with their padding; and the others."""
+    """The next texts, sorted by length, that make at most `most` tokens with their padding (one at least), and the
+    others."""
     count = 1
     while count < len(order) and (count + 1) * len(texts[order[count]].ids) <= most:
         count += 1
     return order[:count], order[count:]
+
+
+def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[B, T] ids. A causal model needs no mask: no token looks at the padding on its right."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
 
 
 def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: Sequence[int]) -> tuple[Tensor, float]:
@@ -197,14 +204,14 @@ def _key(ids: Sequence[int], temperature: float) -> tuple[tuple[int, ...], float
 
 
 def _end_with_a_line(file: Path) -> None:
-    """Take away a last line that an interruption cut, so that no other is appended to it."""
+    """Remove an incomplete last line, so that nothing is appended to it."""
     if file.exists():
         with file.open("r+b") as content:
             content.truncate(content.read().rfind(b"\n") + 1)
 
 
 def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
-    """Prompts of one temperature and of about one length together, over the whole list bit by bit."""
+    """Batches of prompts of one temperature and about one length, from each piece of the list in turn."""
     piece = 8 * rows
     for at in range(0, len(prompts), piece):
         for temperature in (0.0, 1.0):

@@ -11,7 +11,7 @@ from hf_specdec.budget import Advance, Band, Cost, Survival, Tree, most_per_seco
 from hf_specdec.budget.cost import AGAIN, AT_MOST, BEYOND, LOOK, PLAIN, TRIED, UNKNOWN, running_mean
 from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.budget.survival import CENTRES, EDGES
-from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
+from hf_specdec.drafters.prompt_lookup.copies import add_copy, guess
 
 
 def random_tree(rng: random.Random, nodes: int = 12) -> Tree:

@@ -13,7 +13,7 @@ from compare import PROMPTS, Sides, sequences_of
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
-from hf_specdec.drafters.tree_session import MANY
+from hf_specdec.drafters.trees import MANY
 from hf_specdec.engine.paying import (
     COSTS,
     CREDIT,

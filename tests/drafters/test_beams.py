@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_pearl import close_to
 
-from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SpeculationError, read_ahead
+from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.drafters.beams import recalled
 from hf_specdec.drafters.beams import search as beam_search
 from hf_specdec.drafters.beams.recalled import SHARES, Recalled
@@ -74,14 +74,6 @@ def test_the_length_of_a_text() -> None:
     for text, length in (([5, 0, 7, 0, 0], 3), ([5, 2, 0, 0], 2), ([5, 0, 2, 0], 3), ([0, 0], 0), ([5, 6], 2)):
         assert text_length(text, {2}, 0) == length
     assert text_length([5, 0], set(), None) == 2 and text_length([5, 2, 2], {2}, 2) == 2
-
-
-def test_reading_ahead_is_not_done_and_says_so() -> None:
-    draft = close_to(MODEL, 0.005)
-    read_ahead(draft)
-    drafter = DraftModelDrafter(draft)
-    same(search(drafter), search())
-    assert drafter.last_stats is not None and "did not read ahead" in drafter.last_stats.notes[0]
 
 
 @pytest.mark.slow

@@ -324,9 +324,9 @@ def test_a_process_starts_with_its_drafter(make, tmp_path):
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     with make(str(tmp_path)) as drafter:
         (launched,) = drafter.workers.free
-        assert launched.manner is None and not is_gone(launched.process)
+        assert launched.draft is None and not is_gone(launched.process)
         assert torch.equal(generate(drafter), generate(None))
-        assert drafter.workers.free == [launched] and launched.manner is not None
+        assert drafter.workers.free == [launched] and launched.draft is not None
     assert is_gone(launched.process)
     del drafter, launched
     after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0

@@ -19,7 +19,7 @@ from transformers.generation import (
 
 from hf_specdec import SpeculationError
 from hf_specdec.drafters.prompt_lookup import LookupIndex, PromptLookupDrafter
-from hf_specdec.drafters.prompt_lookup.branches import cut
+from hf_specdec.drafters.prompt_lookup.copies import cut
 from hf_specdec.protocol import Sequences
 from hf_specdec.verify.processing import Bans, Processing
 

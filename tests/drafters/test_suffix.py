@@ -22,7 +22,7 @@ from models import llama, prompts
 
 from hf_specdec import SpeculationError
 from hf_specdec.drafters.suffix import SuffixDrafter, SuffixStore
-from hf_specdec.drafters.suffix.likely import likely_branches
+from hf_specdec.drafters.suffix.memory import likely_branches
 from hf_specdec.protocol import Sequences
 
 

@@ -21,11 +21,9 @@ from hf_specdec import (
     PearlDrafter,
     PromptLookupDrafter,
     SpeculationError,
-    read_ahead,
-    translated,
-    untranslated,
+    Translated,
 )
-from hf_specdec.drafters.draft_model.translating import translation
+from hf_specdec.hub import drafter_from_flag
 
 NEW = 30
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
@@ -67,9 +65,9 @@ def drafting(kind: str) -> Any:
     target."""
     target, order = models.llama(), shuffled(models.VOCAB)
     if kind == "oracle":
-        return translated(same_model(target, order), letters(list(range(models.VOCAB))), letters(order))
+        return Translated(same_model(target, order), letters(list(range(models.VOCAB))), letters(order))
     order = order[: 2 * models.VOCAB // 3]
-    return translated(models.llama(vocab=len(order), seed=3), letters(list(range(models.VOCAB))), letters(order))
+    return Translated(models.llama(vocab=len(order), seed=3), letters(list(range(models.VOCAB))), letters(order))
 
 
 def generate(drafter: Any, lengths: list[int], **options: Any) -> torch.Tensor:
@@ -84,14 +82,11 @@ def generate(drafter: Any, lengths: list[int], **options: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_text_is_the_targets(name: str, kind: str, lengths: list[int]) -> None:
     drafter, plain = DRAFTERS[name](drafting(kind)), generate(None, lengths)
-    for ahead in (False, True):
-        if ahead:
-            read_ahead(drafter.draft_model)
-        assert torch.equal(generate(drafter, lengths), plain)
-        eos = int(plain[0, -9])
-        assert torch.equal(generate(drafter, lengths, eos_token_id=eos), generate(None, lengths, eos_token_id=eos))
-        assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens > 0
-        assert not any("dropped" in note for note in drafter.last_stats.notes)
+    assert torch.equal(generate(drafter, lengths), plain)
+    eos = int(plain[0, -9])
+    assert torch.equal(generate(drafter, lengths, eos_token_id=eos), generate(None, lengths, eos_token_id=eos))
+    assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens > 0
+    assert not any("dropped" in note for note in drafter.last_stats.notes)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -114,7 +109,7 @@ def test_sampled_text_has_the_targets_distribution(small: Any, settings: str) ->
     """The draft knows three of five tokens. The power is that of test_distribution's tests."""
     told, processors = SETTINGS[settings]
     draft = models.llama(3, seed=2, hidden_size=8, bos_token_id=None, pad_token_id=None)
-    drafter = DraftModelDrafter(translated(draft, letters(list(range(VOCAB))), letters([4, 1, 3])), num_draft_tokens=3)
+    drafter = DraftModelDrafter(Translated(draft, letters(list(range(VOCAB))), letters([4, 1, 3])), num_draft_tokens=3)
     counts = sample(small, drafter, FEWER, **told)
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0 < drafter.last_stats.rejections
     assert p_value(counts, joint(small, processors)) > LEVEL
@@ -148,7 +143,29 @@ def test_a_call_may_name_both_tokenizers() -> None:
         target.generate(**inputs, assistant_model=DraftModelDrafter(draft), assistant_tokenizer=theirs)
     with pytest.raises(SpeculationError, match="assistant_tokenizer needs a draft model"):
         target.generate(**inputs, assistant_model=PromptLookupDrafter(), **names)
-    assert translation(draft) is None, "it was of that call"
+    single, hybrid = DraftModelDrafter(draft, num_draft_tokens=3), HybridDrafter(draft)
+    for drafter in (single, hybrid):
+        assert torch.equal(target.generate(**inputs, assistant_model=drafter, **names), plain)
+    assert single.draft is draft and hybrid.model_drafter.draft is draft, "it was of that call"
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "hybrid"])
+def test_a_flag_takes_a_translated_model(kind: str) -> None:
+    target, inputs = models.llama(), models.prompts([7, 4]) | {"max_new_tokens": 20, "do_sample": False}
+    plain, translated = target.generate(**inputs, pad_token_id=0), drafting("oracle")
+    drafted = target.generate(**inputs, pad_token_id=0, assistant_model=translated, speculation_type=kind)
+    assert torch.equal(drafted, plain)
+    drafter = drafter_from_flag(target, kind, {}, translated)
+    assert drafter.last_stats.accepted_tokens > 0  # type: ignore[attr-defined]
+
+
+def test_nothing_is_written_on_the_draft_model() -> None:
+    draft = models.llama(vocab=60, seed=3)
+    before = set(vars(draft))
+    order = shuffled(models.VOCAB)[:60]
+    drafter = DraftModelDrafter(Translated(draft, letters(list(range(models.VOCAB))), letters(order)))
+    generate(drafter, [7])
+    assert set(vars(draft)) == before and drafter.draft_model is draft
 
 
 def test_in_a_worker_of_its_own() -> None:
@@ -163,11 +180,9 @@ def test_a_context_that_ends_sooner_in_the_drafts_tokens(name: str) -> None:
     """A draft with learned positions, in whose tokens the target's texts are longer, ends before its last position."""
     draft, seen = models.build_gpt2(24), []
     draft.register_forward_pre_hook(lambda _, __, kwargs: seen.append(kwargs["position_ids"].max()), with_kwargs=True)
-    mine = letters(list(range(models.VOCAB)))
-    translated(draft, mine, letters(shuffled(models.VOCAB)))
-    translation(draft).same.clear()  # type: ignore[union-attr]  (each token is written as two)
-    translation(draft).same.update({5: 5, 6: 6})  # type: ignore[union-attr]
-    drafter = DRAFTERS[name](draft)
+    translated = Translated(draft, letters(list(range(models.VOCAB))), letters(shuffled(models.VOCAB)))
+    translated.same = {5: 5, 6: 6}  # each token is written as two
+    drafter = DRAFTERS[name](translated)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for length in (5, 20, 40):
@@ -180,8 +195,6 @@ def test_a_translation_is_of_one_target() -> None:
     inputs = models.prompts([7]) | {"max_new_tokens": 5}
     with pytest.raises(SpeculationError, match=r"translated for a target of 97 tokens.*has 5000"):
         models.llama(vocab=5_000).generate(**inputs, assistant_model=DraftModelDrafter(draft))
-    untranslated(draft)
-    assert translation(draft) is None
 
 
 def test_what_a_translated_draft_cannot_do() -> None:
@@ -192,7 +205,7 @@ def test_what_a_translated_draft_cannot_do() -> None:
     names = {"tokenizer": letters([1, 2, 3]), "assistant_tokenizer": letters([1, 2, 3])}
     with (
         BatchDecoder(target, None) as decoder,
-        pytest.raises(SpeculationError, match=r"pass a draft model that translated\(draft_model"),
+        pytest.raises(SpeculationError, match=r"give it a drafter over Translated\(draft_model"),
     ):
         decoder.submit([3, 4, 5], **names)
 
@@ -200,6 +213,6 @@ def test_what_a_translated_draft_cannot_do() -> None:
 def test_vocabularies_with_nothing_in_common() -> None:
     mine, theirs = letters(list(range(10))), letters(list(range(20, 30)))
     with pytest.raises(SpeculationError, match="share 0 tokens, of 10 and 10"):
-        translated(models.llama(vocab=10), mine, theirs)
+        Translated(models.llama(vocab=10), mine, theirs)
     with pytest.raises(SpeculationError, match="; pass its draft_model"):
-        translated(DraftModelDrafter(models.llama(vocab=10)), mine, mine)
+        Translated(DraftModelDrafter(models.llama(vocab=10)), mine, mine)  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ class Look(StoppingCriteria):
 
 def test_the_count_sees_a_call() -> None:
     generate(HeadDrafter(), stopping_criteria=[look := Look()])
-    assert {"Decoding", "Text", "HeadSession", "DynamicCache", "Tensor"} <= set(look.seen)
+    assert {"Generation", "Rows", "HeadSession", "DynamicCache", "Tensor"} <= set(look.seen)
 
 
 @pytest.mark.grid

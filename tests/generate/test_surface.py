@@ -16,7 +16,13 @@ import torch
 
 import hf_specdec
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.hub import load_drafter, push_folder
+from hf_specdec.drafters.streaming import StreamingConfig, StreamingOptions
+from hf_specdec.hub import load_drafter
+from hf_specdec.hub.cards import CardInfo
+from hf_specdec.hub.draft import load_draft
+from hf_specdec.hub.files import HubSource
+from hf_specdec.hub.loading import DRAFT_OPTIONS
+from hf_specdec.hub.push import Upload
 from hf_specdec.hub.registry import drafter_class, drafter_types
 from hf_specdec.hub.saving import write_drafter
 from hf_specdec.train.draft.cutting import cut
@@ -82,12 +88,17 @@ def keywords(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+TRAINED = {"streaming": set(StreamingConfig.options()) - set(StreamingOptions.options())}
+"""options that training writes, passed on as keywords: the docstring names them, the signature does not"""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_constructor_names_its_options_as_the_config_does(name: str) -> None:
     made, config = drafter_class(name), drafter_class(name).config_class
-    expected = {option: getattr(config(), option) for option in config.options()}
+    expected = {option: getattr(config(), option) for option in config.options() if option not in TRAINED.get(name, ())}
     assert keywords(made) == {option: None if default in ([], {}) else default for option, default in expected.items()}
-    assert [p.name for p in inspect.signature(made).parameters.values() if p.kind is p.VAR_KEYWORD] == []
+    passed_on = [p.name for p in inspect.signature(made).parameters.values() if p.kind is p.VAR_KEYWORD]
+    assert bool(passed_on) == (name in TRAINED)
     hints = {p.name: p.annotation for p in inspect.signature(made).parameters.values()}
     types = {f.name: f.type for f in dataclasses.fields(config)}
     assert all(hints[option] in (types[option], types[option] | None) for option in expected)
@@ -97,7 +108,7 @@ def test_a_constructor_names_its_options_as_the_config_does(name: str) -> None:
 def test_a_constructor_says_what_its_options_mean_and_how_far_they_go(name: str) -> None:
     text = inspect.getdoc(drafter_class(name).__init__)
     assert text is not None
-    entries = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE))
+    entries = dict(re.findall(r"^    (?:    - `)?(\w+)`?: (.*(?:\n     (?!   -).*)*)", text, flags=re.MULTILINE))
     for option in dataclasses.fields(drafter_class(name).config_class):
         if "range" in option.metadata:
             least, most = option.metadata["range"]
@@ -115,21 +126,29 @@ def test_an_unknown_option_is_refused_like_any_other(name: str) -> None:
 
 
 def test_from_pretrained_names_what_can_be_said() -> None:
+    text = inspect.getdoc(Drafter.from_pretrained) or ""
+    named = {field.name for field in dataclasses.fields(HubSource)} | set(keywords(load_draft))
+    assert all(f"`{name}`" in text or f"{name}:" in text for name in named | set(keywords(Drafter.from_pretrained)))
+    assert set(DRAFT_OPTIONS) == set(keywords(load_draft))
     assert keywords(Drafter.from_pretrained) == keywords(load_drafter)
     assert hf_specdec.SuffixDrafter.from_pretrained.__func__ is Drafter.from_pretrained.__func__
 
 
 def test_saving_and_pushing_name_what_can_be_said() -> None:
-    save, push = keywords(write_drafter), keywords(push_folder)
-    for name in ("results", "draft_repo"):  # of a folder: a drafter that is pushed brings its draft model
-        push.pop(name)
-    assert keywords(Drafter.push_to_hub) == push | save
-    assert keywords(Drafter.save_pretrained) == save | push | {"push_to_hub": False, "repo_id": None}
-    for method in (Drafter.save_pretrained, Drafter.push_to_hub, Drafter.from_pretrained):
-        assert "**kwargs" not in str(inspect.signature(method))
-        assert all(
-            name in (inspect.getdoc(method) or "") for name in inspect.signature(method).parameters if name != "self"
+    text = inspect.getdoc(Drafter.save_pretrained) or ""
+    upload = {field.name for field in dataclasses.fields(Upload)}
+    assert all(f"`{name}`" in text for name in {*keywords(write_drafter), *CardInfo.__annotations__, *upload})
+    assert all(f"{name}:" in text for name in keywords(Drafter.save_pretrained))
+
+
+@pytest.mark.parametrize("call", ["save", "push"])
+def test_an_unknown_argument_of_a_save_is_refused(call: str, tmp_path: Path) -> None:
+    drafter: Any = hf_specdec.PromptLookupDrafter()
+    with pytest.raises(SpeculationError, match=r"unknown argument 'licence' \(did you mean 'license'\?\)"):
+        drafter.save_pretrained(tmp_path, licence="mit") if call == "save" else drafter.push_to_hub(
+            "a/b", licence="mit"
         )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_upload_needs_to_be_asked_for(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from hf_specdec.tools.bench.methods import Method, build_method
 from hf_specdec.tools.instruments.audit import Audit
 from hf_specdec.tools.instruments.bare import decode_forwards
 from hf_specdec.tools.instruments.meter import Meter, metered
-from hf_specdec.tools.instruments.padding import pad_mlps
+from hf_specdec.tools.instruments.pretended import pad_mlps
 from hf_specdec.tools.instruments.provenance import peak_memory_bytes, reset_peak_memory
 from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.tools.loading.sampling import sampling_at

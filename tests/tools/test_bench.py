@@ -130,11 +130,11 @@ def test_transformers_options_are_taken_back() -> None:
 
 
 def test_a_drafter_that_remembers_meets_each_prompt_once(tmp_path: Path) -> None:
-    bench = Bench(_settings(tmp_path, drafters=["suffix"], repeats=2))
+    bench = Bench.load(_settings(tmp_path, drafters=["suffix"], repeats=2))
     unit = plan(bench.settings)[0]
     bench._warm_up(unit)
     first, second = [m for m in bench.measure(unit) if m.method == "suffix"]
-    assert first.accepted_per_position == second.accepted_per_position
+    assert first.acceptance.accepted_per_position == second.acceptance.accepted_per_position
     stores = [methods[-1].drafter.store for methods in bench.passes]
     assert stores[0] is not stores[1]
 
@@ -188,11 +188,12 @@ def test_forwards_are_timed_alone_with_the_attention_that_they_had(tmp_path: Pat
 
     monkeypatch.setattr("hf_specdec.tools.bench.measure.time_bare_forwards", timed)
     methods = {"baselines": ["plain", "hf-assisted"], "drafters": ["draft_model:num_draft_tokens=2"]}
-    bench = Bench(_settings(tmp_path, repeats=1, **methods))
-    plain, assisted, ours = bench.measure(plan(bench.settings)[0])
+    bench = Bench.load(_settings(tmp_path, repeats=1, **methods))
+    measured = bench.measure(plan(bench.settings)[0])
+    plain, assisted, ours = (m.times for m in measured)
     assert {m.target_step_seconds for m in (plain, assisted, ours)} == {1.0}
     assert (plain.draft_step_seconds, assisted.draft_step_seconds, ours.draft_step_seconds) == (None, 1.0, 0.001)
-    assert plain.bare_seconds == plain.target_calls - 1 and assisted.bare_seconds > 1 > ours.bare_seconds > 0
+    assert plain.bare_seconds == measured[0].target_calls - 1 and assisted.bare_seconds > 1 > ours.bare_seconds > 0
 
 
 @pytest.mark.parametrize(

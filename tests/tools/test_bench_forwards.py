@@ -14,9 +14,7 @@ from hf_specdec.tools.bench.methods import build_method
 from hf_specdec.tools.instruments.audit import Audit, Difference, first_difference
 from hf_specdec.tools.instruments.bare import bare_seconds, time_bare_forwards
 from hf_specdec.tools.instruments.meter import Forward, Meter, metered
-from hf_specdec.tools.instruments.pacing import paced
-from hf_specdec.tools.instruments.padding import pad_mlps
-from hf_specdec.tools.instruments.synthetic import synthetic_acceptance
+from hf_specdec.tools.instruments.pretended import paced, pad_mlps, synthetic_acceptance
 
 PROMPT = torch.tensor([[5, 9, 3, 17, 4, 8]])
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -25,10 +25,10 @@ from hf_specdec.tools.bench.results import Measurement, Results
 from hf_specdec.tools.bench.run import summary_tables
 from hf_specdec.tools.bench.summary import median_repeats, ratio_interval, summarize
 from hf_specdec.tools.bench.tables import figures
-from hf_specdec.tools.explain.explanation import ExplainSettings
-from hf_specdec.tools.explain.page import audit_text, explain_page, print_explanation, timeline
+from hf_specdec.tools.explain.page import explain_page, print_explanation, timeline
 from hf_specdec.tools.explain.reading import explain
-from hf_specdec.tools.explain.timeline import save_timeline
+from hf_specdec.tools.explain.run import save_timeline
+from hf_specdec.tools.explain.settings import ExplainSettings
 
 DEMO = Path(__file__).parents[1] / "pair"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -56,7 +56,8 @@ def measurement(method: str, prompt: int, repeat: int, tokens: int, seconds: flo
         "difference": None,
         "peak_memory_bytes": 1000,
     }
-    return Measurement(method=method, prompt=prompt, repeat=repeat, tokens=tokens, seconds=seconds, **(figures | more))
+    figures |= {"method": method, "prompt": prompt, "repeat": repeat, "tokens": tokens, "seconds": seconds}
+    return Measurement.of_row(figures | more)
 
 
 def sample() -> list[Measurement]:
@@ -204,7 +205,7 @@ def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
     assert "## set, batch 1, T=1" in markdown
     assert "| speed-up | set, batch 1, T=0 | set, batch 1, T=1 |" in markdown and "| fast | 2.00 | 2.00 |" in markdown
     page = (tmp_path / "report" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4 and "http" not in page.replace("data:", "")
+    assert page.count("data:image/png;base64,") == 3 and "http" not in page.replace("data:", "")
     assert (tmp_path / "report" / "speedup.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -267,20 +268,20 @@ def test_explain_accounts_for_every_token(pair, temperature: float) -> None:
     settings = what("draft_model:num_draft_tokens=4", prompt, "d", 24, temperature)
     found = explain(settings, target, draft, tokenizer)
     kept = [token for line in found.lines for token in line if token.kind in ("first", "accepted", "own")]
-    assert len(kept) == found.new_tokens <= 24
+    assert len(kept) == found.ours.tokens <= 24
     assert all(0 <= token.p <= 1 and 0 <= token.q <= 1 for token in kept)
     assert sum(r.accepted for r in found.rounds) == found.stats.accepted_tokens
     assert len(found.rejections) <= 10
     assert found.rejections == sorted(found.rejections, key=lambda r: -r.wasted_seconds)
     if temperature == 0:
-        assert found.same_text and found.difference is None
+        assert found.same_text and "every token" in found.exactness
         assert all(r.target_top[0].text == r.replaced_by != r.drafted for r in found.rejections)
         assert all(r.draft_top[0].text == r.drafted for r in found.rejections)
     else:
-        assert found.same_text is None and "not compared" in audit_text(found)
+        assert found.same_text is None and "not compared" in found.exactness
     page = explain_page(found)
     assert page.count('class="t ') == sum(map(len, found.lines))
-    assert page.count("<rect") == len(found.meter.forwards) + len(found.plain_meter.forwards)
+    assert page.count("<rect") == len(found.ours.meter.forwards) + len(found.plain.meter.forwards)
 
 
 @pytest.mark.parametrize("padding", [None, 6000])

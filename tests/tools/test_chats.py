@@ -144,7 +144,7 @@ def bench_of(folder: Path, *rows: object, template: str | None = TEMPLATE, model
     small = {"dtype": "float32", "max_new_tokens": 6, "threads": 1, "repeats": 2, "baselines": ["plain"]}
     drafters = ["draft_model:num_draft_tokens=2"]
     pair = save_pair(folder, template, **model or {})
-    return Bench(Settings(**pair, prompts=[str(path)], drafters=drafters, **small | more))
+    return Bench.load(Settings(**pair, prompts=[str(path)], drafters=drafters, **small | more))
 
 
 def listen(bench: Bench, monkeypatch) -> list[tuple[str, int, int, list[list[int]], list[list[int]]]]:
@@ -155,7 +155,8 @@ def listen(bench: Bench, monkeypatch) -> list[tuple[str, int, int, list[list[int
         made = honest(method, unit, inputs, *args, **kwargs)
         if "repeat" in kwargs:
             pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
-            heard.append((method.name, unit.turn, made.repeat, [ids[m == 1].tolist() for ids, m in pairs], made.rows))
+            prompts = [ids[m == 1].tolist() for ids, m in pairs]
+            heard.append((method.name, unit.turn, made.repeat, prompts, made.generation.rows))
         return made
 
     monkeypatch.setattr(bench, "generate", generate)
@@ -219,7 +220,7 @@ def test_turns_beyond_the_context_are_left_out_with_a_warning(tmp_path):
 def test_a_conversation_is_one_prompt_of_the_figures(tmp_path):
     bench, saved = bench_of(tmp_path), []
     results = Results({})
-    bench.run(results, plan(bench.settings), save=lambda results: saved.append(len(results.measurements)), done=list)
+    bench.run(results, plan(bench.settings), save=lambda results: saved.append(len(results.measurements)))
     assert saved == [12, 16, 24], "units are saved whole"
     assert all(run["prompts"] == 3 and run["identical"] for run in results.runs)
     plain = results.runs[0]
@@ -238,8 +239,9 @@ def test_turns_are_put_together_by_sums():
     parted = turn(1, 2.0, same_text=False, difference=difference, accepted_per_position=[1, 1], peak_memory_bytes=2000)
     (whole,) = whole_conversations([turn(0, 1.0), parted, turn(2, 4.0)])
     assert (whole.tokens, whole.seconds, whole.turn, whole.peak_memory_bytes) == (30, 7.0, 0, 2000)
-    assert (whole.drafted_per_position, whole.accepted_per_position) == ([9, 6], [5, 1])
-    assert whole.target_step_seconds == pytest.approx(0.4) and whole.draft_step_seconds is None
+    drafted, accepted = whole.acceptance.drafted_per_position, whole.acceptance.accepted_per_position
+    assert (drafted, accepted) == ([9, 6], [5, 1])
+    assert whole.times.target_step_seconds == pytest.approx(0.4) and whole.times.draft_step_seconds is None
     assert whole.same_text is False and whole.difference == difference | {"turn": 1}
     others = [
         measurement("plain", 0, 0, 10, 1.0),
@@ -253,7 +255,7 @@ def test_results_of_before_there_were_turns_load_and_are_not_gone_on_with(tmp_pa
     bench = bench_of(tmp_path)
     settings = json.loads(json.dumps(vars(bench.settings)))
     old = {name: value for name, value in settings.items() if name not in ("raw", "system")}
-    rows = [{k: v for k, v in vars(measurement("plain", 0, 0, 10, 1.0)).items() if k != "turn"}]
+    rows = [{k: v for k, v in measurement("plain", 0, 0, 10, 1.0).row().items() if k != "turn"}]
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"schema": 1, "provenance": {"settings": old}, "measurements": rows, "runs": []}))
     assert Results.load(path).measurements[0].turn == 0

@@ -13,12 +13,10 @@ from rich.text import Text
 from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
+from hf_specdec.tools.bench.decoding import decode
 from hf_specdec.tools.bench.methods import PLAIN, Method
-from hf_specdec.tools.demo import DemoSettings, GenerateSettings, compare, run, run_demo, run_generate
-from hf_specdec.tools.demo.compare import Outcome, Task, decode, measure
-from hf_specdec.tools.demo.live import LiveText
-from hf_specdec.tools.demo.outcomes import Parting, repeats, summed_up, table
-from hf_specdec.tools.demo.picture import Pictured, aside
+from hf_specdec.tools.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate
+from hf_specdec.tools.demo.live import LiveText, Pictured, aside
 from hf_specdec.tools.demo.prompts import BATCH, SAMPLES
 from hf_specdec.tools.demo.talk import Conversation, common
 from hf_specdec.tools.instruments.recording import RecordingDrafter
@@ -109,9 +107,9 @@ def test_generate_answers_with_any_pair(capsys):
     pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft"), "dtype": "float32"}
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8, compare=True))
     printed = capsys.readouterr().out
-    assert printed.startswith("def add(a, b):") and "1 of 1" in printed
-    (speed_up,) = re.findall(r"^draft_model +[\d.]+ +([\d.]+x) ", printed, re.M)
-    assert f"\n{speed_up}: " in printed and "estimated" not in printed  # one number for one thing
+    assert printed.startswith("def add(a, b):") and " all\n" in printed
+    (speed_up,) = re.findall(r"^draft_model +[\d.]+ +([\d.]+) ", printed, re.M)
+    assert f"\n{speed_up}x: " in printed and "estimated" not in printed  # one number for one thing
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
     assert "same" not in capsys.readouterr().out
 
@@ -190,23 +188,22 @@ def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     run_demo(settings)
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("prompt_lookup ")]
-    assert len(rows) == 1 and "7 of 7" in rows[0] and "refused" not in rows[0]
-    assert "In each round every method writes the same number of new tokens (chat " in " ".join(printed.split())
+    assert len(rows) == 1 and "4 of 4" in rows[0] and "refused" not in rows[0]
     assert "\x1b" not in printed and "[-" not in printed and "{+" not in printed
-    for sample in SAMPLES:
-        assert sample.text.splitlines()[0][:60] in printed
+    for question in SAMPLES.values():
+        assert question.splitlines()[0][:60] in printed
     assert all(question in printed for question in BATCH)
-    assert "hf assisted: refused" in printed and "7 of 7" in printed
+    assert re.search("hf assisted .* refused .* 3 of 3", printed)
     assert "hf_specdec" in printed.splitlines()[-1] or "generate(" in printed
 
 
 def test_the_picture_holds_what_was_said_and_nothing_that_turned(talkative, monkeypatch, tmp_path):
     monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
-    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
+    monkeypatch.setattr(run, "SAMPLES", {"chat": SAMPLES["chat"]})
     picture = tmp_path / "demo.svg"
     run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, output=str(picture)))
     text = picture.read_text()
-    assert "hf_specdec" in text and SAMPLES[0].kind in text
+    assert "hf_specdec" in text and "chat" in text
     assert not any(word in text for word in ("loading", "warming", "comparing"))
     assert BATCH[0] not in text.replace("&#160;", " ")  # what is no part of the picture
 
@@ -222,104 +219,29 @@ def test_a_text_that_comes_in_pieces_is_broken_at_the_pictures_width():
     assert max(map(len, lines)) <= 100 and " ".join(lines).split() == ["word"] * 50
 
 
-def task(seconds, rows=1, tokens=4, refused=(), texts=None):
-    """A task whose methods took so long in each round."""
-    texts = texts or {}
-    outcomes = {
-        name: Outcome(name, texts.get(name, [list(range(tokens))] * rows), 9.0, 1.0 if name == PLAIN else 2.0)
-        for name in seconds
-        if name not in refused
-    }
-    return Task({"input_ids": torch.zeros(rows, 3)}, outcomes, {name: seconds[name] for name in outcomes})
-
-
-def lines_of(table):
-    out = io.StringIO()
-    Console(file=out, width=120).print(table)
-    return {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
+def run_of(name, kind, seconds, identical=True, differences=()):
+    """Figures of ten tokens."""
+    figures = {"tokens": 10, "seconds": seconds, "speedup": 1.0 / seconds, "mean_acceptance_length": 2.0}
+    return figures | {"name": name, "dataset": kind, "identical": identical, "differences": list(differences)}
 
 
 def test_the_table_counts_what_all_methods_decoded():
-    chat = task({PLAIN: [2.0, 2.2], "other": [4.0, 4.0], "ours": [1.0, 1.0]}, texts={"other": [[0, 1, 2, 9]]})
-    together = task({PLAIN: [1.0, 1.0], "other": [], "ours": [0.1, 0.1]}, rows=2, refused=["other"])
-    rows = lines_of(table({"chat": chat, "batch 2": together}))
-    assert rows["ours"] == ["2.10x", "10.00x", "2.10x", "2.00-2.20", "2.00", "3", "of", "3"]
-    assert rows["other"] == ["0.53x", "refused", "0.53x", "0.50-0.55", "2.00", "0", "of", "1"]
+    chat = [run_of(PLAIN, "chat", 1.0), run_of("other", "chat", 2.0, identical=False), run_of("ours", "chat", 0.5)]
+    together = [run_of(PLAIN, "batch 2", 1.0), run_of("ours", "batch 2", 0.1)]
+    out = io.StringIO()
+    Console(file=out, width=120).print(run.table(chat + together))
+    rows = {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
+    assert rows["ours"] == ["2.00x", "10.00x", "2.00x", "2.00", "2", "of", "2"]
+    assert rows["other"] == ["0.50x", "refused", "0.50x", "2.00", "0", "of", "1"]
 
 
-def test_figures_of_one_table_divide():
-    """Speeds are of the tokens that every method writes, of which there are as many on all sides."""
-    alone = task({PLAIN: [2.0, 2.0], "ours": [1.0, 1.0]}, texts={"ours": [[0, 1, 2]]})
-    rows = lines_of(table({"": alone}))
-    assert alone.shared == 3 and rows[PLAIN][:2] == ["1.5", "1.00x"] and rows["ours"][:2] == ["3.0", "2.00x"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "rounds"),
-    [
-        ({PLAIN: [4.0], "other": [2.0], "ours": [1.0]}, 2),
-        ({PLAIN: [4.0], "other": [1.0, 1.0, 1.0, 1.5, 1.5], "ours": [1.0]}, 5),  # never told apart
-        ({PLAIN: [4.0], "other": [2.0, 1.0, 1.9], "ours": [1.1, 1.0, 1.1]}, 5),
-        ({PLAIN: [1.0], "other": [1.0], "ours": [2.0]}, 2),  # slower is told apart, too
-    ],
-)
-def test_rounds_go_on_until_ours_is_told_apart(monkeypatch, seconds, rounds):
-    asked = []
-
-    def decoded(target, method, inputs, seed=0, **options):
-        turn = sum(name == method.name for name, _ in asked)
-        asked.append((method.name, options["max_new_tokens"]))
-        took = seconds[method.name]
-        return Outcome(method.name, [[0] * 4], took[min(turn, len(took) - 1)], 1.0)
-
-    monkeypatch.setattr(compare, "decode", decoded)
-    one = Task({"input_ids": torch.zeros(1, 3)}, task(seconds).outcomes)
-    assert measure(None, [Method(name) for name in seconds], [one]) == rounds
-    assert {most for _, most in asked} == {4} and len(one.seconds["ours"]) == rounds
-    assert [name for name, _ in asked[:6]] == [*seconds, *list(seconds)[1:], PLAIN]  # nobody is always first
-
-
-@pytest.mark.parametrize("after", [1, 4])
-def test_an_interruption_ends_the_rounds_behind_a_whole_one(monkeypatch, after):
-    names, asked = [PLAIN, "ours"], []
-
-    def decoded(target, method, *_, **__):
-        asked.append(method.name)
-        if len(asked) > after:
-            raise KeyboardInterrupt
-        return Outcome(method.name, [[0]], 1.0, 1.0)
-
-    monkeypatch.setattr(compare, "decode", decoded)
-    one = Task({"input_ids": torch.zeros(1, 3)}, {name: Outcome(name, [[0]], 1.0, 1.0) for name in names})
-    methods = [Method(name) for name in names]
-    if after < 2:
-        with pytest.raises(KeyboardInterrupt):
-            measure(None, methods, [one])
-    else:
-        assert measure(None, methods, [one]) == 2 == len(one.seconds["ours"])
-
-
-def test_a_text_that_repeats_itself_is_told():
-    assert repeats([]) == repeats(list(range(40))) == 0 == repeats([1, 2, 3] * 2)
-    assert repeats([*range(10)] * 4) == 0.75
-    assert repeats([*range(20), *range(8), *range(30, 42)]) == 8 / 40
-
-
-def test_partings_are_summed_up_and_what_rounding_does_not_explain_is_not():
-    found = [Parting("a: b", True), Parting("c: d", True)]
-    (line,) = summed_up(found, 9)
-    assert line.startswith("2 of 9 texts differ") and "all at near ties" in line
-    assert summed_up([*found, Parting("e: f", False)], 9)[1:] == ["WRONG: e: f"]
-    assert summed_up([], 9) == []
-
-
-@pytest.mark.parametrize(("worthwhile", "said"), [(0.0, False), (1e9, True)])
-def test_the_demo_says_what_stands_in_the_way_of_a_speed_up(talkative, monkeypatch, capsys, worthwhile, said):
-    monkeypatch.setattr(run, "WORTHWHILE", worthwhile)
-    monkeypatch.setattr(run, "SAMPLES", SAMPLES[:1])
-    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
-    run_demo(DemoSettings(target="pair", drafter="draft_model", max_new_tokens=4))
-    assert ("On this machine a verification of 6 tokens" in capsys.readouterr().out) == said
+def test_near_ties_are_summed_up_and_what_rounding_does_not_explain_is_not():
+    tie, wrong = {"near_tie": True, "position": 3}, {"near_tie": False, "position": 7}
+    (line,) = run.said_of_texts([run_of("ours", "chat", 1.0, differences=[tie]), run_of(PLAIN, "chat", 1.0)])
+    assert line.startswith("Texts that leave") and ": 1." in line
+    assert list(run.said_of_texts([run_of("ours", "chat", 1.0, differences=[wrong])])) == [
+        "WRONG: ours, chat: differs at new token 7"
+    ]
 
 
 AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}

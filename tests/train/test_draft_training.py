@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import DraftModelDrafter, SpeculationError
 from hf_specdec.tools.loading.models import Pair
-from hf_specdec.train import curves, writing
+from hf_specdec.train import learning, writing
 from hf_specdec.train.draft import DraftSettings, distilling, run, teacher, train_draft
 from hf_specdec.train.draft.cutting import cut, take_over
 from hf_specdec.train.draft.distilling import acceptance
@@ -399,7 +399,7 @@ def _many_special() -> Any:
 def test_curves_are_those_of_shares_and_of_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = [{"loss": 2.0, "step": 1}, {"eval_first": 0.1, "eval_promised": 2.4, "step": 1}]
     log += [{"loss": 1.5, "epoch": 0.5, "step": 2}, {"eval_first": 0.3, "eval_promised": 2.5, "step": 2}]
-    assert curves._curves(log) == {"loss": [(1, 2.0), (2, 1.5)], "eval_first": [(1, 0.1), (2, 0.3)]}
+    assert learning._curves(log) == {"loss": [(1, 2.0), (2, 1.5)], "eval_first": [(1, 0.1), (2, 0.3)]}
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    curves.Curves(tmp_path / "curves.png").on_evaluate(None, SimpleNamespace(log_history=log), None)
+    learning.Curves(tmp_path / "curves.png").on_evaluate(None, SimpleNamespace(log_history=log), None)
     assert not list(tmp_path.iterdir()), "without matplotlib there is no picture, and no error"

@@ -12,7 +12,8 @@ from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
 from ...target.devices import input_device
 from ...transfer import waits
-from ..draft_model import BudgetedSession, GrowingSession, ModelDrafter, candidates_of
+from ..draft_model import BudgetedSession, GrowingSession, ModelDrafter, Translated, candidates_of
+from ..draft_model.translating import model_of
 from .classifier import StopClassifier
 from .config import DiscoConfig
 from .session import Classified, ClassifiedChain, DiscoSession
@@ -30,7 +31,7 @@ class DiscoDrafter(ModelDrafter):
 
     def __init__(
         self,
-        draft_model: "PreTrainedModel",
+        draft_model: "PreTrainedModel | Translated",
         classifier: StopClassifier | None = None,
         *,
         rule: Literal["token", "budget"] = "budget",
@@ -45,7 +46,8 @@ class DiscoDrafter(ModelDrafter):
     ) -> None:
         """
         Args:
-            draft_model: the one that the classifier was trained for.
+            draft_model: the one that the classifier was trained for; `Translated` where its tokenizer is not the
+                target's.
             classifier: of this draft; sets `k`, `hidden` and `draft_fingerprint`.
             rule: "token" stops when the last token's chance of acceptance falls below τ; "budget" when another step
                 does not promise more tokens per second, by those chances and measured times. It needs no τ, and drafts
@@ -67,7 +69,7 @@ class DiscoDrafter(ModelDrafter):
         """
         if classifier is not None:
             k, hidden = classifier.k, classifier.inner.out_features
-            draft_fingerprint = draft_fingerprint or fingerprint(draft_model)
+            draft_fingerprint = draft_fingerprint or fingerprint(model_of(draft_model))
         super().__init__(
             draft_model,
             rule=rule,
@@ -80,14 +82,14 @@ class DiscoDrafter(ModelDrafter):
             hidden=hidden,
             draft_fingerprint=draft_fingerprint,
         )
-        self.proposes_trees = num_candidates > 1 and rule == "budget" and not waits(input_device(draft_model))
-        wanted, got = self.config.draft_fingerprint, fingerprint(draft_model)
+        self.proposes_trees = num_candidates > 1 and rule == "budget" and not waits(input_device(self.draft_model))
+        wanted, got = self.config.draft_fingerprint, fingerprint(self.draft_model)
         if wanted is not None and wanted != got:
             raise SpeculationError(
                 f"the stop classifier was trained for another draft model (fingerprint {wanted}, this one has {got}); "
                 "use the draft it was trained for, or train one with `hf-specdec train disco`"
             )
-        vocab = draft_model.config.get_text_config(decoder=True).vocab_size
+        vocab = self.draft_model.config.get_text_config(decoder=True).vocab_size
         if self.config.k > vocab:
             raise SpeculationError(
                 f"k={self.config.k} is more than the draft model's vocabulary of {vocab} tokens; lower k"
@@ -114,18 +116,18 @@ class DiscoDrafter(ModelDrafter):
         super().check_target(target)
 
     def start(self, context: DraftContext) -> DraftSession:
-        model, longest = self.draft_model, self.config.max_draft_tokens
+        draft, longest = self.draft, self.config.max_draft_tokens
         classified = Classified(context, self.config, self.classifier)
         if self.config.rule == "token":
-            return DiscoSession(context, model, longest, classified, self.config.threshold(context.do_sample))
+            return DiscoSession(context, draft, longest, classified, self.config.threshold(context.do_sample))
         survival = self._survival.of(context.target, context.do_sample)
         cost = self._costs.of(context.target, context.rows).begin()
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
-        if context.do_sample or waits(input_device(model)):
-            return BudgetedSession(context, model, longest, classified, cost, survival)
+        if context.do_sample or waits(input_device(self.draft_model)):
+            return BudgetedSession(context, draft, longest, classified, cost, survival)
         k = candidates_of(context, self.config.num_candidates)
-        chain = ClassifiedChain(context, model, k, classified)
-        return GrowingSession(context, model, "auto", k, survival, cost, chain=chain, longest=longest)
+        chain = ClassifiedChain(context, draft, k, classified)
+        return GrowingSession(context, draft, "auto", k, survival, cost, chain=chain, longest=longest)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

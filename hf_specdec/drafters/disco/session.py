@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences
-from ..draft_model import SteppedSession
+from ..draft_model import SteppedSession, Translated
 from ..draft_model.chain import Chain
 from .classifier import NONE, Branch, Recurrence, StopClassifier, read
 from .config import DiscoConfig
@@ -62,7 +62,7 @@ class ClassifiedChain(Chain):
     are the draft's own."""
 
     def __init__(
-        self, context: DraftContext, model: "PreTrainedModel", candidates: int, classified: Classified
+        self, context: DraftContext, model: "PreTrainedModel | Translated", candidates: int, classified: Classified
     ) -> None:
         super().__init__(context, model, candidates)
         self.classified = classified
@@ -82,7 +82,12 @@ class DiscoSession(SteppedSession):
     weighs = False  # τ knows nothing of costs, so the loop pauses drafts that lose time
 
     def __init__(
-        self, context: DraftContext, model: "PreTrainedModel", longest: int, classified: Classified, tau: float
+        self,
+        context: DraftContext,
+        model: "PreTrainedModel | Translated",
+        longest: int,
+        classified: Classified,
+        tau: float,
     ) -> None:
         """
         Args:

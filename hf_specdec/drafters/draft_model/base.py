@@ -12,7 +12,7 @@ from ...target.inputs import position_limit
 from ...target.probe import Support, ability, support
 from ..base import Drafter
 from .model import takes_uneven
-from .translating import translation
+from .translating import Translated, model_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,23 +23,30 @@ class ModelDrafter(Drafter):
 
     needs_draft_model = True
 
-    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
+    def __init__(self, draft_model: "PreTrainedModel | Translated", **options: Any) -> None:
         """
         Args:
-            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
+                the target's.
             options: of the config.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.
         """
         super().__init__(**options)
-        expect_model("draft_model", draft_model)
-        if getattr(draft_model.config.get_text_config(decoder=True), "vocab_size", None) is None:
+        self.draft = draft_model
+        """what sessions draft with"""
+        expect_model("draft_model", self.draft_model)
+        if getattr(self.draft_model.config.get_text_config(decoder=True), "vocab_size", None) is None:
             raise SpeculationError(
-                f"draft_model must be a causal language model, got {type(draft_model).__name__}, which has no "
+                f"draft_model must be a causal language model, got {type(self.draft_model).__name__}, which has no "
                 "vocabulary; for a DFlash model use DFlashDrafter"
             )
-        self.draft_model = draft_model
+
+    @property
+    def draft_model(self) -> "PreTrainedModel":
+        """The model itself."""
+        return model_of(self.draft)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         theirs, mine = type(target).__name__, type(self.draft_model).__name__
@@ -58,7 +65,7 @@ class ModelDrafter(Drafter):
                 f"the target {theirs} reads {target.main_input_name}, and draft_model {mine} reads "
                 f"{self.draft_model.main_input_name}; use a draft of the same family"
             )
-        if (speech := translation(self.draft_model)) is None:
+        if not isinstance(self.draft, Translated):
             check_same_tokenizer(target, self.draft_model)
         elif crosses(target):
             raise SpeculationError(
@@ -66,7 +73,7 @@ class ModelDrafter(Drafter):
                 "own tokenizer"
             )
         else:
-            speech.check(target)
+            self.draft.check(target)
         if self.draft_support() < Support.LOCKSTEP:
             why = ability(self.draft_model).why or "cannot be rolled back"
             raise SpeculationError(
@@ -94,17 +101,17 @@ def unreadable(draft: "PreTrainedModel", prompt_ids: Tensor, source: dict[str, A
     return ""
 
 
-def columns_for(context: DraftContext, draft: "PreTrainedModel") -> int:
+def columns_for(context: DraftContext, draft: "PreTrainedModel | Translated") -> int:
     """Columns that a draft model drafts in: those it has positions for, none where it cannot read the call."""
-    joined = context.most_rows > 0  # rows come with all of their text
-    return 0 if not joined and unreadable(draft, context.prompt_ids, context.source) else position_limit(draft)
+    joined, model = context.most_rows > 0, model_of(draft)  # rows that join come with all of their text
+    return 0 if not joined and unreadable(model, context.prompt_ids, context.source) else position_limit(model)
 
 
 def check_same_tokenizer(target: "PreTrainedModel", draft: "PreTrainedModel") -> None:
     """Refuse a draft of another tokenizer: told by a size difference too large for padding, or by special ids.
 
     Raises:
-        SpeculationError: with a pointer to `translated`.
+        SpeculationError: with a pointer to translation.
     """
     mine, theirs = (model.config.get_text_config(decoder=True) for model in (target, draft))
     differ = []

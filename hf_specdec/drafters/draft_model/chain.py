@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...protocol import DraftContext, Sequences, Verdict
 from .session import model_over_cache, with_room, write_tokens
+from .translating import Translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 class Chain:
     """One forward of the draft model per step, over its own cache. It goes on from the first of the candidates."""
 
-    def __init__(self, context: DraftContext, model: "PreTrainedModel", candidates: int) -> None:
+    def __init__(self, context: DraftContext, model: "PreTrainedModel | Translated", candidates: int) -> None:
         self.context, self.candidates = context, candidates
         self.rows = list(range(context.prompt_ids.shape[0]))
         self.model = model_over_cache(context, model)

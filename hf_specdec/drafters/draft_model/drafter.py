@@ -15,6 +15,7 @@ from .base import ModelDrafter
 from .growing import LONGEST, GrowingSession
 from .session import DraftModelSession
 from .stepped import BudgetedSession, Own
+from .translating import Translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,14 +44,15 @@ class DraftModelDrafter(ModelDrafter):
 
     def __init__(
         self,
-        draft_model: "PreTrainedModel",
+        draft_model: "PreTrainedModel | Translated",
         *,
         num_draft_tokens: int | Literal["auto"] = "auto",
         num_candidates: int = 1,
     ) -> None:
         """
         Args:
-            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
+                the target's.
             num_draft_tokens: γ, tokens drafted per round, from 1 to 512; "auto" chooses it from measured acceptance and
                 times.
             num_candidates: k, tokens tried at each position of a greedy draft, from 1 to 16: the draft's likeliest
@@ -69,12 +71,12 @@ class DraftModelDrafter(ModelDrafter):
         window, candidates, rows = self.config.num_draft_tokens, self.config.num_candidates, context.rows
         if window != "auto":
             context.stats.window = int(window)
-            return DraftModelSession(context, self.draft_model, window, candidates=candidates)
+            return DraftModelSession(context, self.draft, window, candidates=candidates)
         cost = self._costs.of(context.target, rows).begin()
         if waits(input_device(self.draft_model)):  # to decide step by step is to read each token, and to wait for it
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
-            return DraftModelSession(context, self.draft_model, window, by_itself, cost, candidates)
+            return DraftModelSession(context, self.draft, window, by_itself, cost, candidates)
         survival = self._survival.of(context.target, context.do_sample)
         if context.do_sample:
-            return BudgetedSession(context, self.draft_model, LONGEST, Own(), cost, survival)
-        return GrowingSession(context, self.draft_model, window, candidates, survival, cost)
+            return BudgetedSession(context, self.draft, LONGEST, Own(), cost, survival)
+        return GrowingSession(context, self.draft, window, candidates, survival, cost)

@@ -22,11 +22,12 @@ from ...clock import now
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...target.devices import input_device
 from ...transfer import to_host, waits
-from ..tree_session import Joining, TreeSession
+from ..trees import Joining, TreeSession
 from .base import columns_for
 from .chain import Chain
 from .model import check_room
 from .session import candidates_of
+from .translating import Translated, model_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,7 +51,7 @@ class GrowingSession(TreeSession):
     def __init__(
         self,
         context: DraftContext,
-        model: "PreTrainedModel",
+        model: "PreTrainedModel | Translated",
         window: int | str,
         candidates: int,
         survival: Survival,
@@ -119,7 +120,8 @@ class GrowingSession(TreeSession):
         if most < 1 or (self.fixed is None and self.context.cost.tried(rows) == 0):
             return False  # nothing will be verified
         tips: list[int | None] = [-1 if room > 0 else None for room in budget]
-        blind = waits(input_device(self._model))  # to look at every token would cost more than to draft too many
+        # To look at every token of an accelerator would cost more than to draft too many.
+        blind = waits(input_device(model_of(self._model)))
         planned = self._steps_that_pay(tips, enough=most if blind else 1)
         looks = not planned
         look = most if self.fixed else min(most, LOOK_STEPS)
@@ -284,6 +286,4 @@ class GrowingSession(TreeSession):
     def close(self) -> None:
         super().close()
         c = self.draft_cost.c(self.context.cost, self.context.rows)
-        if self._chain is not None:
-            self.context.stats.notes += self._chain.model.notes()
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self._alpha())

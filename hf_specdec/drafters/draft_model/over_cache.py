@@ -55,10 +55,6 @@ class OverCache(ABC):
     def read(self, tokens: list[int]) -> None:
         """A row joins, with this text."""
 
-    @abstractmethod
-    def notes(self) -> list[str]:
-        """What reading ahead gained, in words."""
-
     @property
     def fed(self) -> list[int]:
         """[B] slots behind the accepted ones, which hold drafted tokens."""

@@ -10,7 +10,7 @@ from ...clock import now
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from .over_cache import OverCache
-from .translating import over_cache
+from .translating import Translated, over_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +24,7 @@ class DraftModelSession(DraftSession):
     def __init__(
         self,
         context: DraftContext,
-        model: "PreTrainedModel",
+        model: "PreTrainedModel | Translated",
         window: int | str,
         by_itself: Window | None = None,
         cost: DraftCost | None = None,
@@ -141,7 +141,6 @@ class DraftModelSession(DraftSession):
         return [sum(node % self.candidates == 0 for node in path) for path in verdict.paths]
 
     def close(self) -> None:
-        self.context.stats.notes += self.model.notes()
         if self.by_itself is not None and self.rested:
             c = self.draft_cost.c(self.context.cost, self.context.rows)
             self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.by_itself.alpha)
@@ -153,7 +152,7 @@ def tested(verdict: Verdict) -> list[int]:
     return [min(drafted, len(text)) for drafted, text in zip(verdict.drafted, verdict.tokens, strict=True)]
 
 
-def model_over_cache(context: DraftContext, model: "PreTrainedModel") -> OverCache:
+def model_over_cache(context: DraftContext, model: "PreTrainedModel | Translated") -> OverCache:
     """A draft model that has read the call's prompt."""
     bounds = context.most_rows, context.most_tokens
     prompt = context.prompt_ids, context.prompt_mask

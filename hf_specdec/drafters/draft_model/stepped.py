@@ -11,6 +11,7 @@ from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host
 from .growing import UNMEASURED
 from .session import DraftModelSession, tested
+from .translating import Translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +50,7 @@ class SteppedSession(DraftModelSession):
     def __init__(
         self,
         context: DraftContext,
-        model: "PreTrainedModel",
+        model: "PreTrainedModel | Translated",
         longest: int,
         estimate: Estimate,
         cost: DraftCost | None = None,
@@ -88,7 +89,7 @@ class BudgetedSession(SteppedSession):
     def __init__(
         self,
         context: DraftContext,
-        model: "PreTrainedModel",
+        model: "PreTrainedModel | Translated",
         longest: int,
         estimate: Estimate,
         cost: DraftCost,

@@ -1,13 +1,12 @@
-"""Draft models of another tokenizer: they read the text in their own tokens, and draft those that both have.
+"""Draft models with another tokenizer: they read the text in their own tokens, and draft those that both have.
 
-What the draft model says of the tokens that the target has, too, is a distribution over the target's vocabulary like
-any other: drafts are drawn from it, and tested by it (token-level intersection, Timor et al. 2025). Which tokens those
-are transformers' own translator knows.
+The draft model's logits for tokens that the target has too are a distribution over the target's vocabulary like any
+other: drafts are drawn from it and tested against it (token-level intersection, Timor et al. 2025). transformers' own
+translator finds the shared tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +25,44 @@ from .over_cache import OverCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SPEAKS = "how_it_is_understood"
-"""the attribute of a draft model that says so"""
-
 
 @dataclass
-class Translation:
-    """Between the tokens of a target and those of a draft model."""
+class Translated:
+    """A draft model with another tokenizer than the target's. Drafters take it in place of a draft model, which stays
+    as it is. Only tokens of both vocabularies are drafted; the text stays the target's.
 
-    target: "PreTrainedTokenizerBase"
-    draft: "PreTrainedTokenizerBase"
-    same: dict[int, int]
-    """the target's tokens that the draft has, too, and what they are there"""
-    size: int
+    Raises:
+        SpeculationError: no model (a drafter's own is `drafter.draft_model`), or the vocabularies share fewer than two
+            tokens.
+    """
+
+    draft_model: "PreTrainedModel"
+    """drafts"""
+    tokenizer: "PreTrainedTokenizerBase"
+    """the target's"""
+    draft_tokenizer: "PreTrainedTokenizerBase"
+    """the draft model's"""
+    same: dict[int, int] = field(init=False, repr=False, compare=False)
+    """the target's ids of the tokens that both have → the draft's ids of them"""
+    size: int = field(init=False, compare=False)
     """of the target's vocabulary"""
 
     def __post_init__(self) -> None:
-        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        expect_model("draft_model", self.draft_model)
+        self.size = max(self.tokenizer.get_vocab().values()) + 1
+        known = AssistantVocabTranslatorCache.get_translator(self.tokenizer, self.draft_tokenizer, self.size)
+        self.same = dict(known.target_to_assistant_input_ids)
+        if len(self.same) < 2:
+            raise SpeculationError(
+                f"the target's vocabulary and the draft model's share {len(self.same)} tokens, of {self.size} and "
+                f"{len(self.draft_tokenizer)}; use a draft of a closer family"
+            )
+        self._same_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Translation":
-        return self
+    @property
+    def generation_config(self) -> Any:
+        """The draft model's, for what transformers' users set on an assistant."""
+        return getattr(self.draft_model, "generation_config", None)
 
     def check(self, target: "PreTrainedModel") -> None:
         """Refuse a target of another tokenizer.
@@ -54,105 +71,55 @@ class Translation:
             SpeculationError: it names both.
         """
         config: Any = target.config.get_text_config(decoder=True)
-        ends, mine = ids_of(getattr(config, "eos_token_id", None)), self.target.eos_token_id
+        ends, mine = ids_of(getattr(config, "eos_token_id", None)), self.tokenizer.eos_token_id
         if sizes_apart(self.size, config.vocab_size) or (mine is not None and ends and mine not in ends):
             raise SpeculationError(
                 f"the draft model was translated for a target of {self.size} tokens with the EOS token {mine}, "
                 f"and {type(target).__name__} has {config.vocab_size} tokens and the EOS tokens {sorted(ends)}; "
-                "pass this target's tokenizer to translated(...), or undo it with untranslated(draft_model)"
+                "pass this target's tokenizer to Translated(...)"
             )
 
     def prompt(self, tokens: Sequence[int]) -> list[int]:
         """The draft's tokens of a whole text, at least one."""
-        return self.draft(self.target.decode(tokens, skip_special_tokens=True))["input_ids"] or [self.filler]
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return self.draft_tokenizer(text)["input_ids"] or [self.filler]
 
     def token(self, token: int) -> list[int]:
         """The draft's tokens of one token, at least one: itself, where both have it."""
         if (same := self.same.get(token)) is not None:
             return [same]
-        text = self.target.decode([token], skip_special_tokens=True)
-        return self.draft(text, add_special_tokens=False)["input_ids"] or [self.filler]
+        text = self.tokenizer.decode([token], skip_special_tokens=True)
+        return self.draft_tokenizer(text, add_special_tokens=False)["input_ids"] or [self.filler]
 
     @property
     def filler(self) -> int:
-        """Stands for what only marks something."""
-        known = (self.draft.bos_token_id, self.draft.eos_token_id)
+        """The draft's token in place of tokens without a text, such as markers."""
+        known = (self.draft_tokenizer.bos_token_id, self.draft_tokenizer.eos_token_id)
         return next((token for token in known if token is not None), 0)
 
     def logits(self, logits: Tensor) -> Tensor:
-        """[B, draft's vocabulary] → [B, target's]; the lowest there are for what the draft does not have."""
-        if logits.device not in self._on:
+        """[B, draft's vocabulary] → [B, target's]; the lowest value for tokens that the draft does not have."""
+        if logits.device not in self._same_on:
             mine, theirs = to_device([list(self.same), list(self.same.values())], logits.device)
-            self._on[logits.device] = mine, theirs
-        mine, theirs = self._on[logits.device]
+            self._same_on[logits.device] = mine, theirs
+        mine, theirs = self._same_on[logits.device]
         said = logits.new_full((len(logits), self.size), torch.finfo(logits.dtype).min)
         said[:, mine] = logits[:, theirs]
         return said
 
 
-def translated(
-    draft_model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", draft_tokenizer: "PreTrainedTokenizerBase"
-) -> "PreTrainedModel":
-    """Let a draft model draft for targets of another tokenizer, with any drafter, until `untranslated`. Its drafts are
-    of tokens that both have; the text stays the target's.
-
-    Args:
-        tokenizer: the target's.
-        draft_tokenizer: the draft model's.
-
-    Returns:
-        the draft model itself.
-
-    Raises:
-        SpeculationError: no model (a drafter has its own as `drafter.draft_model`), or hardly a token is in both
-            vocabularies.
-    """
-    expect_model("draft_model", draft_model)
-    size = max(tokenizer.get_vocab().values()) + 1
-    known = AssistantVocabTranslatorCache.get_translator(tokenizer, draft_tokenizer, size)
-    same = dict(known.target_to_assistant_input_ids)
-    if len(same) < 2:
-        raise SpeculationError(
-            f"the target's vocabulary and the draft model's share {len(same)} tokens, of {size} and "
-            f"{len(draft_tokenizer)}; use a draft of a closer family"
-        )
-    vars(draft_model)[SPEAKS] = Translation(tokenizer, draft_tokenizer, same, size)
-    return draft_model
+def model_of(draft: "PreTrainedModel | Translated") -> "PreTrainedModel":
+    """The draft model itself."""
+    return draft.draft_model if isinstance(draft, Translated) else draft
 
 
-def untranslated(draft_model: "PreTrainedModel") -> None:
-    """Undo `translated`."""
-    vars(draft_model).pop(SPEAKS, None)
-
-
-def translation(draft_model: "PreTrainedModel") -> Translation | None:
-    """How a draft model of another tokenizer is understood; None where the tokenizer is the target's."""
-    return vars(draft_model).get(SPEAKS)
-
-
-@contextmanager
-def translating(
-    draft_model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", draft_tokenizer: "PreTrainedTokenizerBase"
-) -> Iterator[None]:
-    """`translated` within the block."""
-    before = translation(draft_model)
-    translated(draft_model, tokenizer, draft_tokenizer)
-    try:
-        yield
-    finally:
-        untranslated(draft_model)
-        if before is not None:
-            vars(draft_model)[SPEAKS] = before
-
-
-class TranslatedModel(OverCache):
-    """A model over its own cache that is told the target's tokens, and answers with logits over them. Slots are columns
-    of the target's `ids`, as anywhere; the model inside counts its own."""
+class TranslatedOverCache(OverCache):
+    """A draft model with another tokenizer over its own cache. It is fed the target's tokens and answers with logits
+    over them. Slots are columns of the target's `ids`; the model inside counts its own."""
 
     def __init__(
         self,
-        speech: Translation,
-        model: "PreTrainedModel",
+        speech: Translated,
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         lockstep: bool,
@@ -161,8 +128,12 @@ class TranslatedModel(OverCache):
     ) -> None:
         """
         Args:
-            speech: between the two; all else is as of `ModelOverCache`.
+            speech: the draft model with the two tokenizers; the others as of `ModelOverCache`.
+
+        Raises:
+            ValueError: a batch, for a model that does not support rows of different lengths.
         """
+        model = speech.draft_model
         self.speech, self.device, self.lockstep = speech, input_device(model), lockstep
         masks = to_host(prompt_mask.bool())
         prompts = zip(to_host(prompt_ids), masks, strict=True)
@@ -244,12 +215,8 @@ class TranslatedModel(OverCache):
         self.good.append(len(tokens) - 1)
         self.held.append(len(tokens) - 1)
 
-    def notes(self) -> list[str]:
-        return self.inner.notes()
 
-
-def over_cache(model: "PreTrainedModel", *arguments: Any, **options: Any) -> OverCache:
-    """A draft model over its own cache, translated where it has to be; see `ModelOverCache`."""
-    if (speech := translation(model)) is not None:
-        return TranslatedModel(speech, model, *arguments, **options)
-    return ModelOverCache(model, *arguments, **options)
+def over_cache(draft: "PreTrainedModel | Translated", *arguments: Any, **options: Any) -> OverCache:
+    """A draft model over its own cache; arguments and options as of `ModelOverCache`."""
+    kind = TranslatedOverCache if isinstance(draft, Translated) else ModelOverCache
+    return kind(draft, *arguments, **options)  # type: ignore[arg-type]

@@ -22,8 +22,7 @@ from ...target.inputs import CACHE
 from ...target.masks import as_bias, attention_windows
 from ...transfer import to_device
 from ..base import Drafter
-from .context import HeadSession, News, check_attention
-from .drawing import Drawn
+from .session import Drawn, HeadSession, News, check_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

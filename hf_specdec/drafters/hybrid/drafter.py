@@ -6,11 +6,11 @@ from ...budget import DraftCost, Learned, Survival, Window
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
-from ..draft_model import DraftModelDrafter
+from ..draft_model import DraftModelDrafter, Translated
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
-from ..tree_session import TreeSession
+from ..trees import TreeSession
 from .config import HybridConfig
 from .recycled import Recycled
 from .sampled import SampledHybridSession
@@ -34,7 +34,7 @@ class HybridDrafter(Drafter):
 
     def __init__(
         self,
-        draft_model: "PreTrainedModel",
+        draft_model: "PreTrainedModel | Translated",
         *,
         num_draft_tokens: int | Literal["auto"] = "auto",
         num_candidates: int = 4,
@@ -48,7 +48,8 @@ class HybridDrafter(Drafter):
     ) -> None:
         """
         Args:
-            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
+                the target's.
             num_draft_tokens: γ of the draft model, from 1 to 512; "auto" stops where the next step does not promise to
                 pay.
             num_candidates: of the draft model, tokens thought of at each position, from 1 to 16; those that pay are
@@ -79,18 +80,22 @@ class HybridDrafter(Drafter):
             memory_mb=memory_mb,
         )
         self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
-        self.draft_model = draft_model
-        self._model_drafter = DraftModelDrafter(
+        self.model_drafter = DraftModelDrafter(
             draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
         )
         self._survival, self._draft_costs, self._draws = Learned(Survival), Learned(DraftCost), Learned(Window)
         self.proposes_trees = True
 
+    @property
+    def draft_model(self) -> "PreTrainedModel":
+        """The model itself."""
+        return self.model_drafter.draft_model
+
     def check_target(self, target: "PreTrainedModel") -> None:
-        self._model_drafter.check_target(target)
+        self.model_drafter.check_target(target)
 
     def takes_ragged(self) -> bool:
-        return self._model_drafter.takes_ragged()
+        return self.model_drafter.takes_ragged()
 
     def start(self, context: DraftContext) -> TreeSession:
         rows = context.rows
@@ -105,6 +110,6 @@ class HybridDrafter(Drafter):
         sources = Sources(Copies(context, self.config, survival), memory, recycled)
         if context.do_sample:
             draws = self._draws.of(context.target, rows)
-            return SampledHybridSession(context, self.config, self.draft_model, survival, cost, draws, sources)
+            return SampledHybridSession(context, self.config, self.model_drafter.draft, survival, cost, draws, sources)
         window, candidates = self.config.num_draft_tokens, self.config.num_candidates
-        return HybridSession(context, self.draft_model, window, candidates, survival, cost, sources)
+        return HybridSession(context, self.model_drafter.draft, window, candidates, survival, cost, sources)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...budget import Survival, Tree
 from ...protocol import DraftContext, Sequences, Verdict
-from ..prompt_lookup.branches import cut
+from ..prompt_lookup.copies import cut
 
 RECYCLED = "recycled"
 """source of these tokens: their chances are counted apart"""

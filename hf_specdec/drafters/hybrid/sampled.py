@@ -8,9 +8,9 @@ from ...budget import LOOK_STEPS, DraftCost, Survival, Tree, Window, fastest, mo
 from ...budget.window import FIRST, WINDOWS
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host, waits
-from ..draft_model import DraftModelSession
+from ..draft_model import DraftModelSession, Translated
 from ..draft_model.base import columns_for
-from ..tree_session import TreeSession
+from ..trees import TreeSession
 from .config import HybridConfig
 from .sources import DRAWN, Sources, named
 
@@ -31,7 +31,7 @@ class SampledHybridSession(TreeSession):
         self,
         context: DraftContext,
         config: HybridConfig,
-        model: "PreTrainedModel",
+        model: "PreTrainedModel | Translated",
         survival: Survival,
         cost: DraftCost,
         draws: Window,
@@ -154,8 +154,6 @@ class SampledHybridSession(TreeSession):
 
     def close(self) -> None:
         super().close()
-        if self._drawing is not None:
-            self.context.stats.notes += self._drawing.model.notes()
         c = self.draft_cost.c(self.context.cost, self.context.rows)
         self.context.stats.notes += why_rested(self.rested, self.rounds, c, self.draws.alpha)
 

@@ -1,7 +1,8 @@
 """A table of n-grams that drafts (Leviathan et al. 2023, section 3.6)."""
 
+from .config import NGramConfig
 from .drafter import NGramDrafter
-from .drawing import NGramSession
 from .model import Level, NGramModel
+from .session import NGramSession, NGramTrees
 
-__all__ = ["Level", "NGramDrafter", "NGramModel", "NGramSession"]
+__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]

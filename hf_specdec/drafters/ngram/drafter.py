@@ -1,50 +1,29 @@
-"""N-gram drafter: draws from a Kneser-Ney model over token ids (Leviathan et al. 2023, §3.6 and Table 3).
+"""`NGramDrafter`: draws from a Kneser-Ney model over token ids (Leviathan et al. 2023, section 3.6 and Table 3).
 
 A lookup costs next to nothing beside the target (c ≈ 0), and q is a true distribution, so sampling stays lossless.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
 from ...budget import DraftCost, Learned, Survival, Window
-from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
-from ...hub.tokenizer import check_fingerprint, check_same_ids
+from ...hub.tokenizer import check_same_ids
 from ...protocol import DraftContext, DraftSession
 from ..base import Drafter
-from .drawing import DrawingSession, NGramSession
-from .growing import NGramTrees
-from .model import Level, NGramModel
+from .config import NGramConfig
+from .model import NGramModel
+from .session import DrawingSession, NGramSession, NGramTrees
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
-
-
-@strict
-@dataclass(kw_only=True)
-class NGramConfig(DrafterConfig):
-    """Options of `NGramDrafter`, which says what they mean."""
-
-    drafter_type: ClassVar[str] = "ngram"
-
-    num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
-    vocab_size: int = ranged(0, 0, 1 << 24)
-    sizes: list[int] = ranged([], 0, 1 << 30, entries=15)  # noqa: RUF009  (a field)
-    tokenizer: dict | None = None
-
-    def validate_tokenizer(self) -> None:
-        check_fingerprint(self.tokenizer or {})
-
 
 @register_drafter
 class NGramDrafter(Drafter):
-    """Drafts from an n-gram model, trained by `hf-specdec train ngram` or `training.ngram.train_ngram`."""
+    """Drafts from an n-gram model, trained by `hf-specdec train ngram` or `train.ngram.train_ngram`."""
 
     config_class = NGramConfig
     reads_prompt = False

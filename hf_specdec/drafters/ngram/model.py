@@ -18,7 +18,7 @@ from torch import Tensor
 from ...errors import SpeculationError
 
 MOST_LIKELY = 16
-"""tokens that may be asked for behind nothing that is known"""
+"""Tokens kept for contexts that are not in the tables."""
 
 
 @dataclass
@@ -80,8 +80,8 @@ class NGramModel:
         return q
 
     def likeliest(self, context: Sequence[int], count: int) -> list[tuple[int, float]]:
-        """At most `count` likely next tokens, the likeliest first, with their q, or a little less: of each known
-        context only its likeliest are looked at, which takes microseconds. Arguments as in `next_probs`."""
+        """At most `count` likely next tokens, the likeliest first, each with its q or a little less: only the likeliest
+        of each known context are looked at, which takes microseconds. Arguments as in `next_probs`."""
         found: dict[int, float] = {}
         left = 1.0  # of q, for shorter contexts
         for backoff, level, node in reversed(self._known(context)):
@@ -96,12 +96,12 @@ class NGramModel:
 
     @cached_property
     def _likeliest(self) -> list[int]:
-        """Tokens, whatever stands before them."""
+        """The likeliest tokens without a context."""
         return _largest(self.unigram, MOST_LIKELY)
 
     def _known(self, context: Sequence[int]) -> list[tuple[float, Level, int]]:
-        """Of the contexts that end the text and are in the tables, the shortest first: λ, the level where what follows
-        stands, and the context's id."""
+        """The contexts at the text's end that are in the tables, the shortest first: λ, the level that holds their
+        successors, and the context's id."""
         context = list(context)[len(context) - min(len(context), self.order - 1) :]
         known = []
         for start in range(len(context) - 1, -1, -1):
@@ -114,7 +114,7 @@ class NGramModel:
         return known
 
     def _behind(self, level: Level, node: int) -> tuple[int, int]:
-        """Where the successors of a context lie."""
+        """The range of a context's successors in its level."""
         first, end = np.searchsorted(level.keys, (node * self.vocab_size, (node + 1) * self.vocab_size))
         return int(first), int(end)
 

@@ -12,7 +12,7 @@ from ...schedule import Guarded, Schedule
 from ...target.devices import input_device
 from ...target.probe import Support
 from ...target.ranks import ranks_of
-from ..draft_model import ModelDrafter
+from ..draft_model import ModelDrafter, Translated
 from .config import PearlConfig
 from .schedule import Overlapped
 from .session import PearlSession
@@ -37,7 +37,7 @@ class PearlDrafter(ModelDrafter):
 
     def __init__(
         self,
-        draft_model: "PreTrainedModel",
+        draft_model: "PreTrainedModel | Translated",
         *,
         window: int | Literal["auto"] = "auto",
         worker: Literal["auto", "thread", "process", "rank"] = "auto",
@@ -47,7 +47,8 @@ class PearlDrafter(ModelDrafter):
     ) -> None:
         """
         Args:
-            draft_model: a causal language model with the target's tokenizer, on any device, in any dtype.
+            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
+                the target's.
             window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the one that would have been
                 fastest on the last runs of accepted tokens, by measured times (mostly the speed ratio, Theorem 1).
             worker: where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch;
@@ -129,7 +130,7 @@ class PearlDrafter(ModelDrafter):
         """
         if self.config.worker != "rank":
             raise SpeculationError(f'serve() is for worker="rank"; worker={self.config.worker!r} serves itself')
-        self._joined().serve(self.draft_model)
+        self._joined().serve(self.draft)
 
     def _joined(self) -> Seat:
         if self.seat is None:
@@ -156,7 +157,7 @@ class PearlDrafter(ModelDrafter):
 
     def start(self, context: DraftContext) -> DraftSession:
         """Two calls at once get a worker each."""
-        worker = (self.workers or self._joined()).take(self.draft_model, context.device)
+        worker = (self.workers or self._joined()).take(self.draft, context.device)
         self.last_timeline = timeline = Timeline()
         try:
             return PearlSession(context, worker, self.planners.of(context.target), timeline, self.takes_ragged())

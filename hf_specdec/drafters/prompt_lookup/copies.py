@@ -1,17 +1,26 @@
-"""`Copies`: what followed the same words before, as nodes of a tree."""
+"""`Copies`: what followed the same words before, as nodes of a tree, with the chance that it follows again."""
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+import torch
 
 from ...budget import Survival, Tree
 from ...protocol import DraftContext, Sequences
-from .branches import Branches, cut, cut_at_end
+from ...transfer import to_device
 from .index import LookupIndex
-from .rates import LONGEST_MATCH, add_copy
+
+LONGER = (12, 16, 24, 32, 48, 64)
+"""Lengths of a match from which on its tokens count as another kind: a copy that was right for long seldom ends."""
+LONGEST_MATCH = LONGER[-1]
+
+Branches = list[list[int]]
+"""Continuations of one row, the likeliest first."""
 
 
 class Options(Protocol):
-    """What a config says of copies."""
+    """A config's options for copies."""
 
     max_draft_tokens: int
     tokens_per_match: int
@@ -77,3 +86,70 @@ class Copies:
         # The likeliest at full length, the i-th at 1/i of it.
         places = enumerate(match.positions)
         return met, [index.copy_from(place, length // (i + 1), drafted) for i, place in places]
+
+
+def add_copy(
+    tree: Tree,
+    copied: Sequence[int],
+    match: int,
+    max_match: int,
+    survival: Survival,
+    branch: int = 0,
+    behind: int = -1,
+    source: str = "copied",
+) -> None:
+    """Add what stood behind an earlier occurrence of the last `match` tokens of the path down to `behind`.
+
+    A copied token that was right makes the match longer: the next one is judged by the longer match.
+    """
+    node = behind
+    for i, token in enumerate(copied):
+        met = match + i
+        kind = (source, met if met < max_match else max_match + bisect(LONGER, met), min(branch, 1))
+        node = survival.add(tree, node, token, kind, guess(met, branch))
+
+
+def guess(match: int, branch: int = 0) -> float:
+    """The chance of a copied token before anything was measured; a second continuation's is half as large."""
+    return match / (match + 2) / (1 + branch)
+
+
+def cut(rows: Sequence[Iterable[Iterable[int]]], sequences: Sequences, context: DraftContext) -> list[Branches]:
+    """What of each row's branches may be proposed: up to an EOS, and before the first token that is ruled out."""
+    cut_rows = [[kept for branch in branches if (kept := cut_at_end(branch, context))] for branches in rows]
+    if context.forbids is None or not any(cut_rows):
+        return cut_rows
+    return _cut_at_forbidden(cut_rows, sequences, context)
+
+
+def _cut_at_forbidden(rows: list[Branches], sequences: Sequences, context: DraftContext) -> list[Branches]:
+    """Cut each branch before its first forbidden token. All places of all branches are asked about in one call."""
+    assert context.forbids is not None
+    flat = [(b, branch) for b, branches in enumerate(rows) for branch in branches]
+    ends = [sequences.lengths[b] for b, _ in flat]
+    room = max(end + len(branch) for end, (_, branch) in zip(ends, flat, strict=True))
+    ids = sequences.ids[to_device([b for b, _ in flat], sequences.ids.device), :room]
+    ids = torch.nn.functional.pad(ids, (0, room - ids.shape[1]))
+    for i, (end, (_, branch)) in enumerate(zip(ends, flat, strict=True)):
+        ids[i, end : end + len(branch)] = to_device(branch, ids.device)
+    where = [(i, ends[i] + depth, token) for i, (_, branch) in enumerate(flat) for depth, token in enumerate(branch)]
+    owners, lengths, tokens = zip(*where, strict=True)
+    forbidden = iter(context.forbids(ids, owners, lengths, tokens))
+    kept: list[Branches] = [[] for _ in rows]
+    for b, branch in flat:
+        verdicts = [*(next(forbidden) for _ in branch), True]
+        if allowed := branch[: verdicts.index(True)]:
+            kept[b].append(allowed)
+    return kept
+
+
+def cut_at_end(tokens: Iterable[int], context: DraftContext) -> list[int]:
+    """`tokens` up to the first EOS, which stays, or to the first id that the target does not have."""
+    kept = []
+    for token in tokens:
+        if not 0 <= token < context.vocab_size:
+            break
+        kept.append(token)
+        if token in context.eos_token_ids:
+            break
+    return kept

@@ -1,53 +1,14 @@
-"""Prompt lookup: copy what followed the longest earlier match of the current suffix. Needs no model.
+"""`PromptLookupDrafter`: copies what followed the longest earlier match of the text's end. Needs no model.
 
-Leviathan et al. 2023, §3.6, name copying from the context among the drafters of negligible cost.
+Leviathan et al. 2023, section 3.6, name copying from the context among the drafters of negligible cost.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from huggingface_hub.dataclasses import strict
-
 from ...budget import Learned, Survival
-from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
-from ...protocol import Draft, DraftContext, Sequences
+from ...protocol import DraftContext
 from ..base import Drafter
-from ..tree_session import TreeSession
-from .copies import Copies
-from .index import LookupIndex, Match
-
-__all__ = ["Copies", "LookupIndex", "Match", "PromptLookupConfig", "PromptLookupDrafter", "PromptLookupSession"]
-
-
-@strict
-@dataclass(kw_only=True)
-class PromptLookupConfig(DrafterConfig):
-    """Options of `PromptLookupDrafter`, which says what they mean."""
-
-    drafter_type: ClassVar[str] = "prompt_lookup"
-
-    max_draft_tokens: int = ranged(32, 1, LONGEST_DRAFT)
-    tokens_per_match: int = ranged(4, 1, LONGEST_DRAFT)
-    min_match: int = ranged(1, 1, 256)
-    max_match: int = ranged(8, 1, 256)
-    num_branches: int = ranged(1, 1, 64)
-
-    def validate_matches(self) -> None:
-        if self.max_match < self.min_match:
-            raise ValueError(f"max_match must be at least min_match={self.min_match}, got {self.max_match}")
-
-
-class PromptLookupSession(TreeSession):
-    """Drafts copies of the row's own text."""
-
-    def __init__(self, context: DraftContext, config: PromptLookupConfig, survival: Survival) -> None:
-        super().__init__(context, survival)
-        self.copies = Copies(context, config, survival)
-
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.copies.join(self.begin(len(budget)), sequences, budget)
-        return self.draft()
+from .config import PromptLookupConfig
+from .session import PromptLookupSession
 
 
 @register_drafter

@@ -1,6 +1,6 @@
 """Speculative Streaming: the target drafts for itself (Bhendawade 2024)."""
 
-from .config import StreamingConfig
+from .config import StreamingConfig, StreamingOptions
 from .drafter import StreamingDrafter
 from .session import StreamingSession
 from .streams import LowRank, Streams
@@ -12,6 +12,7 @@ __all__ = [
     "Node",
     "StreamingConfig",
     "StreamingDrafter",
+    "StreamingOptions",
     "StreamingSession",
     "Streams",
     "Upper",

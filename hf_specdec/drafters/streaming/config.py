@@ -17,16 +17,22 @@ WIDEST = 2**20
 
 @strict
 @dataclass(kw_only=True)
-class StreamingConfig(DrafterConfig):
-    """Options of `StreamingDrafter`, which says what they mean; those in the second half are written by training."""
-
-    drafter_type: ClassVar[str] = "streaming"
+class StreamingOptions(DrafterConfig):
+    """What a user may set of `StreamingDrafter`, which says what it means."""
 
     tree: Literal["value", "product"] = "value"
     num_nodes: int | Literal["auto"] = ranged("auto", 0, MOST_NODES)
     num_candidates: int = ranged(4, 1, MOST_CANDIDATES)
     prune_below: float = ranged(0.0, 0, 1)
     copies: bool = True
+
+
+@strict
+@dataclass(kw_only=True)
+class StreamingConfig(StreamingOptions):
+    """All that is stored: these options, and what training writes of the streams."""
+
+    drafter_type: ClassVar[str] = "streaming"
 
     mode: Literal["untouched", "tuned"] = "untouched"
     num_streams: int = ranged(4, 1, MOST_STREAMS)

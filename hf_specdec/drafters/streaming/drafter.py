@@ -16,9 +16,8 @@ from ...protocol import DraftContext
 from ...target.devices import input_device
 from ..base import Drafter
 from .config import StreamingConfig
-from .lora import write_lora
 from .session import StreamingSession
-from .streams import Streams
+from .streams import Streams, write_lora
 from .tuner import TreeTuner
 from .upper import Upper
 
@@ -45,18 +44,7 @@ class StreamingDrafter(Drafter):
         num_candidates: int = 4,
         prune_below: float = 0.0,
         copies: bool = True,
-        mode: Literal["untouched", "tuned"] = "untouched",
-        num_streams: int = 4,
-        num_layers: int = 1,
-        hidden_size: int = 16,
-        map_rank: int = 0,
-        adapter_rank: int = 0,
-        adapted: dict | None = None,
-        rotation: float = 0.0,
-        prune_rank: int = 0,
-        known_tokens: int = 0,
-        acceptance: list | None = None,
-        acceptance_sampled: list | None = None,
+        **trained: Any,
     ) -> None:
         """
         Args:
@@ -69,20 +57,22 @@ class StreamingDrafter(Drafter):
                 none. For streams with a pruning map.
             copies: whether what followed the same words before joins a tree by value; rounds that have something to
                 copy read from an accelerator twice.
-            mode: "untouched" where adapters act on streams only, "tuned" where the target learned with them (see
-                `tune`); written by training, as is all that follows.
-            num_streams: γ, from 1 to 16.
-            num_layers: N_s, upper layers with streams, from 1 to 1024.
-            hidden_size: H, of the target, from 1 to 2^20.
-            map_rank: η of the map that begins the streams, from 0 to 1024; 0 is the identity.
-            adapter_rank: of the adapters beside linear layers, from 0 to 1024; 0 for none.
-            adapted: names of these linear layers within each layer, with their sizes [in, out].
-            rotation: ε of value rotation in radians, from 0 to 1; 0 for none.
-            prune_rank: θ of the pruning map, from 0 to 1024; 0 for none.
-            known_tokens: how many tokens the streams foretell, from 0 to 2^24; 0 for all.
-            acceptance: γ lists of k shares, how often a candidate of a stream was right in greedy text where all before
-                it were.
-            acceptance_sampled: likewise in text at temperature 1.
+            trained: what the streams are, written by training:
+
+                - `mode`: "untouched" where adapters act on streams only, "tuned" where the target learned with them
+                  (see `tune`).
+                - `num_streams`: γ, from 1 to 16.
+                - `num_layers`: N_s, upper layers with streams, from 1 to 1024.
+                - `hidden_size`: H, of the target, from 1 to 2^20.
+                - `map_rank`: η of the map that begins the streams, from 0 to 1024; 0 is the identity.
+                - `adapter_rank`: of the adapters beside linear layers, from 0 to 1024; 0 for none.
+                - `adapted`: names of these linear layers within each layer, with their sizes [in, out].
+                - `rotation`: ε of value rotation in radians, from 0 to 1; 0 for none.
+                - `prune_rank`: θ of the pruning map, from 0 to 1024; 0 for none.
+                - `known_tokens`: how many tokens the streams foretell, from 0 to 2^24; 0 for all.
+                - `acceptance`: γ lists of k shares, how often a candidate of a stream was right in greedy text where
+                  all before it were.
+                - `acceptance_sampled`: likewise in text at temperature 1.
 
         Raises:
             SpeculationError: a bad option.
@@ -93,20 +83,9 @@ class StreamingDrafter(Drafter):
             num_candidates=num_candidates,
             prune_below=prune_below,
             copies=copies,
-            mode=mode,
-            num_streams=num_streams,
-            num_layers=num_layers,
-            hidden_size=hidden_size,
-            map_rank=map_rank,
-            adapter_rank=adapter_rank,
-            adapted=adapted or {},
-            rotation=rotation,
-            prune_rank=prune_rank,
-            known_tokens=known_tokens,
-            acceptance=acceptance or [],
-            acceptance_sampled=acceptance_sampled or [],
+            **trained,
         )
-        if prune_below > 0 and prune_rank == 0:
+        if prune_below > 0 and self.config.prune_rank == 0:
             raise SpeculationError(
                 f"prune_below must be 0 for streams without a pruning map (prune_rank=0), got {prune_below}"
             )

@@ -14,26 +14,26 @@ from .upper import Upper, here_only, with_streams
 
 
 class StreamRunner:
-    """Around the engine's: below layer N - N_s every forward is as it was; from there on the streams run along, behind
-    the main stream's rows, and what is pruned does not. Streams leave no keys behind."""
+    """Wraps the engine's runner. Below layer N - N_s a forward is the engine's own. From there on the streams run
+    behind the main stream's tokens, and pruned nodes are left out. The streams' keys are not kept."""
 
     def __init__(self, engine: Runner, streams: Streams, upper: Upper, prune_below: float = 0.0) -> None:
         self.engine: Any = engine
         self.streams, self.upper, self.prune_below = streams, upper, prune_below
         self.states: Tensor | None = None
-        """[B, n, γ, H] of the last forward's streams, behind the norm: of the prompt's last token, or of every node"""
+        """[B, n, γ, H] the streams of the last forward, after the norm: of the prompt's last token, or of every node"""
         self.kept: list[list[int]] | None = None
-        """[B] which of the fed tokens the n are, where some were pruned"""
+        """[B] indexes of the n among the fed tokens; None where none was pruned"""
         self.slots: Any = None
-        """where the upper layers write to"""
+        """the upper layers' part of the cache"""
         self.rides = True
-        """whether streams go along in the next forward; where drafting is paused they do not, and it is a plain one"""
+        """whether streams join the next forward; where drafting is paused it is a plain one"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     def prefill(self) -> Forward:
-        """The prompt's forward as it always is. Its last state begins the first streams, which then run alone."""
+        """The prompt's forward, as without streams. The first streams begin with its last state and run alone."""
         last: list[Tensor] = []
         with self.upper.entering(lambda states: last.append(states[:, -1:].clone())):
             answer = self.engine.prefill()
@@ -87,7 +87,7 @@ class StreamRunner:
         self.engine.truncate(lengths)
 
     def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
-        """Roll back, then keep an accepted path: in the upper layers its nodes lie where pruning has left them."""
+        """Roll back, then keep an accepted path; in the upper layers its nodes lie where pruning has put them."""
         if self.kept is None:
             self.engine.keep(lengths, paths)
             return
@@ -100,8 +100,8 @@ class StreamRunner:
 
 
 class Wide:
-    """One forward: what enters the first of the upper layers is pruned and joined by the streams, all of these layers
-    are told so, and what leaves the decoder is taken apart again."""
+    """One forward with streams: tokens that enter the first upper layer are pruned and joined by the streams, each
+    upper layer gets masks and positions for both, and the decoder's output is split again."""
 
     def __init__(self, runner: StreamRunner, tokens: Tensor, seen: Tensor, depth: Tensor) -> None:
         self.runner, self.tokens, self.seen, self.depth = runner, tokens, seen, depth
@@ -112,7 +112,7 @@ class Wide:
         self.streams: Tensor | None = None
 
     def widened(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """Before each layer."""
+        """Called before each upper layer: its inputs with the streams."""
         states = args[0] if args else kwargs["hidden_states"]
         if self.told is None:
             states = self._begun(states)
@@ -124,7 +124,7 @@ class Wide:
         return args, kwargs | more | {"hidden_states": states}
 
     def _begun(self, states: Tensor) -> Tensor:
-        """Main stream and streams [B, n (1 + γ), H], and what the layers are told of them."""
+        """Main stream and streams [B, n (1 + γ), H]; sets the masks and positions that the layers are given."""
         runner, upper, streams = self.runner, self.runner.upper, self.runner.streams
         if runner.prune_below > 0 and self.places > 1:
             states = self._pruned(states)
@@ -139,7 +139,7 @@ class Wide:
         return states
 
     def _pruned(self, states: Tensor) -> Tensor:
-        """Nodes that their parent gives too small a chance go, with all below them (§3.2.3, Appendix A.1)."""
+        """Leave out nodes to which their parent gives too small a chance, and all below them (§3.2.3, Appendix A.1)."""
         runner, rows = self.runner, len(states)
         likely = early_chances(runner.streams, runner.upper, states, self.tokens, self.seen) >= runner.prune_below
         seen = self.seen.expand(rows, -1, -1)
@@ -158,7 +158,7 @@ class Wide:
         return states[at, index]
 
     def narrowed(self, _: Any, args: Any, output: Any) -> Any:
-        """Behind the decoder: the model's head sees the main stream only."""
+        """Called after the decoder: the model's head sees the main stream only."""
         states = output.last_hidden_state
         self.streams = states[:, self.places :].unflatten(1, (self.places, -1))
         output.last_hidden_state = states[:, : self.places]

@@ -1,7 +1,7 @@
 """`StreamingSession`: the streams of the last accepted token are the next tree."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from ...budget import MOST_NODES, Band, Survival, Tree, are_chains
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..prompt_lookup import Copies, PromptLookupConfig
-from ..tree_session import draft_of
+from ..trees import draft_of
 from .config import StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams
@@ -19,16 +19,40 @@ from .tuner import TreeTuner
 from .upper import Upper
 
 BRANCHES = 3
-"""copies that join the streams' tree"""
+"""Copies of earlier text that join the streams' tree."""
 LOOK_AGAIN = 4
-"""rounds after which streams are asked again where no tree has paid"""
+"""Rounds after which streams are asked again where no tree has paid."""
 CONTINUED = 8
-"""nodes of the streams that are copied on from"""
+"""Nodes of the streams after which copies are looked for."""
+
+
+@dataclass
+class Counts:
+    """What became of a call's rounds and nodes."""
+
+    rounds: int = 0
+    rested: int = 0
+    """rounds in which no tree promised to pay"""
+    drafted: int = 0
+    pruned: int = 0
+    """nodes that were pruned in mid-forward"""
+
+
+@dataclass
+class LastDraft:
+    """What was drafted, until the target has judged it."""
+
+    nodes: Sequence[Sequence[Node | None]] = ()
+    """[rows][nodes] of the streams; None for what is copied"""
+    trees: Sequence[Tree] = ()
+    """[rows] with copies; empty where the streams' likeliest nodes were drafted unseen"""
+    logits: Tensor | None = None
+    """[rows, γ, K] of the streams"""
 
 
 class StreamingSession(DraftSession):
-    """Drafts each stream's likeliest tokens as a tree, those of stream j behind those of stream j - 1, joined by what
-    followed the same words before."""
+    """Drafts a tree of each stream's likeliest tokens, those of stream j after those of stream j - 1. Copies of what
+    followed the same words before may join it."""
 
     def __init__(
         self,
@@ -45,23 +69,15 @@ class StreamingSession(DraftSession):
         self._runner: StreamRunner | None = None
         self.rows: list[int] = []
         self.ends: Tensor | None = None
-        """[rows, γ, H] the streams of each row's last token that was fed"""
+        """[rows, γ, H] the streams of the last token of each row that the target has read"""
         self._paid = True
-        """whether a tree of the streams paid when they were asked last"""
-        self.rounds = self.rested = 0
-        """all, and those in which no tree promised to pay"""
-        self.drafted = self.pruned = 0
-        """nodes in all"""
-        self._logits: Tensor | None = None
-        """[rows, γ, K] of the last draft"""
-        self._drafted: list[Sequence[Node | None]] = []
-        """[rows][nodes] of the last draft the streams' nodes, None for what is copied"""
+        """whether the streams' last tree paid"""
+        self.counts = Counts()
+        self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
         self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), survival) if joins else None
         self.survival = survival
-        self._trees: list[Tree] = []
-        """[rows] of the last draft, where copies have joined"""
 
     def runner(self, runner: Runner) -> Runner:
         self._runner = StreamRunner(runner, self.streams, self.upper, self.config.prune_below)
@@ -72,23 +88,23 @@ class StreamingSession(DraftSession):
 
     def observe(self, verdict: Verdict) -> None:
         tested = None if verdict.nodes is None else [set(row) for row in to_host(verdict.nodes)]
-        self.tuner.observe(verdict, self._drafted, tested)
+        counts, last, self.last = self.counts, self.last, LastDraft()  # in a round without room nothing is proposed
+        self.tuner.observe(verdict, last.nodes, tested)
         if tested is not None and verdict.draft is not None:
             for nodes, length in zip(tested, verdict.draft.lengths, strict=True):
-                self.pruned += length - sum(0 <= node < length for node in nodes)
-        self.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
-        for tree, emitted in zip(self._trees, verdict.tokens, strict=bool(self._trees)):
+                counts.pruned += length - sum(0 <= node < length for node in nodes)
+        counts.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
+        for tree, emitted in zip(last.trees, verdict.tokens, strict=bool(last.trees)):
             for kind, right in tree.judged(emitted):
                 if not isinstance(kind, Node):  # what streams foretold the tuner has counted
                     self.survival.observe(kind, right)
-        if self._trees:
+        if last.trees:
             self._paid = any(verdict.drafted)
-            self.rested += not self._paid
-        self._drafted, self._trees = [], []  # in a round without room nothing is proposed
+            counts.rested += not self._paid
         self._look(verdict)
 
     def _look(self, verdict: Verdict) -> None:
-        """Remember the streams at the place that decided each row's last token."""
+        """Keep the streams at the node from which the target chose each row's last token."""
         self.ends = None
         if self._runner is None:
             return
@@ -111,78 +127,79 @@ class StreamingSession(DraftSession):
         copies = self._copies(sequences, budget)
         free = self.by_value and not waits(self.context.device)  # to look at what streams say
         # Where nothing has paid, to ask the head would cost, too.
-        looks = bool(copies) or (free and (self._paid or self.rounds % LOOK_AGAIN == 0))
-        self.rounds += 1
+        looks = bool(copies) or (free and (self._paid or self.counts.rounds % LOOK_AGAIN == 0))
+        self.counts.rounds += 1
         if self.ends is None or not (looks or (nodes and not free)):
-            self.rested += 1
+            self.counts.rested += 1
             return Draft.from_lists([[]] * len(budget), self.context.device)
         if sequences.rows != self.rows:
             # A new row has no streams before its first forward.
             budget = [room if row in self.rows else 0 for row, room in zip(sequences.rows, budget, strict=True)]
             places = [self.rows.index(row) if row in self.rows else 0 for row in sequences.rows]
             self.ends, self.rows = self.ends[to_device(places, self.ends.device)], list(sequences.rows)
-        self._logits = logits = self.streams.head(self.upper, self.ends)
+        logits = self.streams.head(self.upper, self.ends)
         if looks:
             return self._looked_at(logits, copies or [Tree() for _ in budget], sequences.rows, budget)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
-        self._drafted = [nodes] * len(budget)
+        self.last = LastDraft([nodes] * len(budget), logits=logits)
         lengths = [len(nodes) if room else 0 for room in budget]
         return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(budget))
 
     def _copies(self, sequences: Sequences, budget: list[int]) -> list[Tree]:
-        """What rows can copy; empty where there is nothing."""
+        """Each row's copies as a tree; empty where no row has any."""
         trees = [Tree() for _ in budget]
         if self.copies is not None:
             self.copies.join(trees, sequences, budget)
         return trees if any(map(len, trees)) else []
 
     def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], budget: list[int]) -> Draft:
-        """A tree per row, by what its streams say here and now, joined by copies."""
+        """A tree per row from its streams' probabilities in this round, joined by copies."""
         best = logits.float().softmax(-1).topk(self.config.num_candidates)
         named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
-        self._trees = []
+        trees = []
         for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
             tree = self._foretold(tokens, chances) if room else Tree()
             if self.copies is not None:
                 self._copy_behind(tree, row, room)
                 tree.merge(copied)
-            self._trees.append(tree)
+            trees.append(tree)
         fixed = self.config.num_nodes
         most = MOST_NODES if fixed == "auto" else int(fixed)
-        draft, ordered = draft_of(self._trees, [tree.ranked()[:most] for tree in self._trees], self.context.device)
-        self._drafted = [
-            [_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(self._trees, ordered, strict=True)
-        ]
+        draft, ordered = draft_of(trees, [tree.ranked()[:most] for tree in trees], self.context.device)
+        foretold = [[_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(trees, ordered, strict=True)]
+        self.last = LastDraft(foretold, trees, logits)
         return draft if fixed == "auto" else replace(draft, survival=None)
 
     def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:
-        """The likeliest nodes of a row, each stream's candidates as likely as its estimates have come true."""
+        """The likeliest nodes of a row; each candidate's chance is how often such estimates have come true."""
         bands = [[Band.of(("stream", j), estimate) for estimate in row] for j, row in enumerate(estimates)]
         chances = [[self.survival.calibrated(band) for band in row] for row in bands]
         return joined(likeliest_nodes(chances, MOST_NODES), tokens, bands)
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
-        """What followed earlier behind the words that streams find likeliest."""
+        """Add copies after the tokens that the streams find likeliest."""
         assert self.copies is not None
         for node in range(min(CONTINUED, len(tree))):
             self.copies.join_behind(tree, node, row, room)
 
     def estimates(self, row: int) -> Sequence[float | None]:
-        """The chance that its stream gave each node's token; none of what is copied."""
-        if not self._drafted or self._logits is None:
+        """The chance that its stream gave each node's token; None for copied tokens."""
+        if not self.last.nodes or self.last.logits is None:
             return []
-        likeliest = self._logits[row].float().softmax(-1).topk(self.config.num_candidates).values.tolist()
-        return [None if node is None else likeliest[node.stream][node.rank] for node in self._drafted[row]]
+        likeliest = self.last.logits[row].float().softmax(-1).topk(self.config.num_candidates).values.tolist()
+        return [None if node is None else likeliest[node.stream][node.rank] for node in self.last.nodes[row]]
 
     def close(self) -> None:
-        notes = self.context.stats.notes
-        if self.pruned:
-            notes.append(f"{self.pruned} of {self.drafted} drafted tokens were pruned in the middle of the forward")
-        if self.rested:
-            notes.append(f"nothing was drafted in {self.rested} of {self.rounds} rounds, as no draft was likely to pay")
+        notes, counts = self.context.stats.notes, self.counts
+        if counts.pruned:
+            notes.append(f"{counts.pruned} of {counts.drafted} drafted tokens were pruned in the middle of the forward")
+        if counts.rested:
+            notes.append(
+                f"nothing was drafted in {counts.rested} of {counts.rounds} rounds, as no draft was likely to pay"
+            )
 
 
 def _node(kinds: Sequence[object]) -> Node | None:

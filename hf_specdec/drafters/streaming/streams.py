@@ -1,16 +1,26 @@
-"""`Streams`: all that is trained. Everything else is the target's own."""
+"""`Streams`: all that is trained, everything else is the target's own; and their adapters as a LoRA for PEFT."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ...errors import SpeculationError
 from ...target.packing import PackedLinear, pack_linear
 from ...transfer import moved
 from .config import StreamingConfig
 from .upper import Upper, here_only
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PREFIX = "base_model.model."
+"""PEFT's name for the model that it wraps"""
 
 
 class LowRank(nn.Module):
@@ -31,7 +41,7 @@ class Streams(nn.Module):
     """Stream embeddings P, the map f_η, adapters beside linear layers, the pruning map o_θ, and the known tokens."""
 
     known: Tensor
-    """[K] ids of the tokens that streams can predict; empty: all"""
+    """[K] ids of the tokens that streams can predict; empty for all tokens"""
 
     def __init__(self, config: StreamingConfig) -> None:
         super().__init__()
@@ -73,8 +83,13 @@ class Streams(nn.Module):
 
     @contextmanager
     def beside(self, upper: Upper, main: int, width: int, turns: bool = True) -> Iterator[None]:
-        """Of `width` places per row, adapters (and the rotation of values, if it `turns`) act on those behind the first
-        `main`, and on no other."""
+        """Within the block, adapters act on the streams' places only, and so does the rotation of values.
+
+        Args:
+            main: places of the main stream, the first ones of each row.
+            width: places per row, those of the streams included.
+            turns: whether values are rotated, too.
+        """
         with ExitStack() as hooks:
             for layer, beside in zip(upper.layers, self.adapters, strict=False):
                 for name, adapter in beside.items():  # type: ignore[union-attr, operator]
@@ -92,7 +107,7 @@ class Streams(nn.Module):
         return _flat(head, moved(states, head.weight.device))
 
     def _known_head(self, head: nn.Linear) -> nn.Linear:
-        """Its rows of the known tokens: copied, and packed as it is, once, as long as it stays what it is."""
+        """A copy of the head's rows of the known tokens, packed as the head is; made anew when the head changes."""
         now = (head.weight.data_ptr(), head.weight._version, self.known.data_ptr(), type(head))
         if self._head is None or self._head[0] != now:
             copied = nn.Linear(head.in_features, len(self.known), bias=head.bias is not None, device="meta")
@@ -109,7 +124,7 @@ class Streams(nn.Module):
         return self.known[rows] if len(self.known) else rows
 
     def rows_of(self, tokens: Tensor) -> Tensor:
-        """The opposite: rows of the head, -1 for tokens that streams do not know."""
+        """Rows of the head for token ids; -1 for tokens that streams do not know."""
         if not len(self.known):
             return tokens
         tokens = moved(tokens, self.known.device).contiguous()
@@ -120,7 +135,7 @@ class Streams(nn.Module):
 
 
 def _flat(linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A linear map over rows that lie side by side: over strided ones in bfloat16 it takes a hundred times as long."""
+    """A linear map over contiguous rows: over strided ones in bfloat16 it takes a hundred times as long."""
     return linear(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
 
 
@@ -152,3 +167,37 @@ def _turning(step: float, gamma: int, size: int, main: int) -> Any:
         return torch.cat([output[:, :main], turned], 1)
 
     return turn
+
+
+def write_lora(streams: Streams, target: "PreTrainedModel", folder: str | Path) -> None:
+    """W + U D of every adapted linear layer, as PEFT's `adapter_config.json` and `adapter_model.safetensors`.
+
+    Raises:
+        SpeculationError: a folder that cannot be written.
+    """
+    names = {module: name for name, module in target.named_modules()}
+    weights: dict[str, Tensor] = {}
+    adapted: list[str] = []
+    rank = 0
+    for layer, beside in zip(Upper(target, len(streams.adapters)).layers, streams.adapters, strict=True):
+        for name, adapter in beside.items():  # type: ignore[union-attr, operator]
+            adapted.append(f"{names[layer]}.{name.replace('/', '.')}")
+            for letter, part in (("A", adapter.down), ("B", adapter.up)):
+                weights[f"{PREFIX}{adapted[-1]}.lora_{letter}.weight"] = part.weight.detach().cpu().contiguous()
+            rank = adapter.down.out_features
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": target.name_or_path,
+        "r": rank,
+        "lora_alpha": rank,  # PEFT scales by alpha / r
+        "lora_dropout": 0.0,
+        "target_modules": adapted,
+        "inference_mode": True,
+    }
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        save_file(weights, Path(folder) / "adapter_model.safetensors", metadata={"format": "pt"})
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    except OSError as error:
+        raise SpeculationError(f"cannot write to folder {str(folder)!r}: {error}; name another one") from error

@@ -1,4 +1,4 @@
-"""The upper layers of a target: who sees what there once streams have joined, and how they run by themselves."""
+"""The upper layers of a target: how they run by themselves, and what sees what once streams have joined."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NORMS = ("norm", "final_layernorm", "final_layer_norm")
-"""what decoders call the norm behind their last layer"""
+"""Names that decoders give to the norm after their last layer."""
 VALUES = ("self_attn.v_proj",)
 
 
@@ -52,7 +52,7 @@ class Upper:
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def run(self, states: Tensor, mask: Any, positions: Tensor, cache: Any = None) -> Tensor:
-        """States [B, T, H] before the first of these layers → [B, T, H] behind the norm.
+        """States [B, T, H] before the first of these layers → [B, T, H] after the norm.
 
         Args:
             mask: additive [B, 1, T, all], or one per kind of layer.
@@ -71,12 +71,12 @@ class Upper:
         return self.after(states)
 
     def mask_of(self, layer: nn.Module, mask: Any) -> Any:
-        """Of the masks of each kind of layer this one's, where there are several kinds."""
+        """This layer's mask, where each kind of layer has one of its own."""
         return mask[self._kinds[id(layer)]] if isinstance(mask, dict) else mask
 
     @contextmanager
     def entering(self, look: Callable[[Tensor], None]) -> Iterator[None]:
-        """`look` is shown the states [B, T, H] that enter the first of these layers, in this thread's forwards."""
+        """Within the block, `look` is called with the states [B, T, H] that enter the first layer in this thread."""
 
         def hook(_: Any, args: Any, kwargs: Any) -> None:
             look(args[0] if args else kwargs["hidden_states"])
@@ -88,14 +88,14 @@ class Upper:
             handle.remove()
 
     def positions(self, states: Tensor, positions: Tensor) -> dict[str, Any]:
-        """What layers are told of positions [B, T]."""
+        """The arguments by which layers take positions [B, T]."""
         told: dict[str, Any] = {"position_ids": positions}
         if self.rotary is not None:
             told["position_embeddings"] = self.rotary(states, positions)
         return told
 
     def after(self, states: Tensor) -> Tensor:
-        """What the decoder does behind its last layer."""
+        """What the decoder does after its last layer."""
         states = self.norm(states)
         project = getattr(self.decoder, "project_out", None)
         return states if project is None else project(states)
@@ -106,9 +106,10 @@ class Upper:
 
 
 def with_streams(seen: Tensor, depth: Tensor, gamma: int, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Who sees whom among n places of the main stream and the streams of c of them (Eq. 1 and 2).
+    """Which places see which, among n places of the main stream and the streams of c of them (Eq. 1 and 2).
 
-    The main stream sees what it saw. Stream j of a place sees what the place sees, and its streams up to j.
+    The main stream sees what it sees without streams. Stream j of a place sees what the place sees, and the place's
+    streams up to j.
 
     Args:
         seen: [B or 1, n, n] which places each place sees, itself included.
@@ -134,7 +135,7 @@ def with_streams(seen: Tensor, depth: Tensor, gamma: int, at: Tensor | None = No
 
 
 def here_only(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that leaves other threads' calls of the same module alone."""
+    """A hook that acts in the thread that made it only, as other threads may call the same module."""
     mine = threading.get_ident()
 
     def guarded(*args: Any) -> Any:

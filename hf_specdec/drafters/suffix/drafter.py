@@ -1,103 +1,16 @@
-"""Suffix drafter: the likeliest continuation in the row's own text or in past outputs. Needs no model.
+"""`SuffixDrafter`: the likeliest continuation in the row's own text or in past outputs. Needs no model.
 
-A store of token sequences is shared by all calls of a drafter. Each output that ends is added to it, so a drafter that
+All calls of a drafter share a store of token sequences, to which each output is added when it ends. So a drafter that
 serves similar requests drafts better the longer it is used.
 """
 
-from dataclasses import dataclass
-from math import ceil
-from typing import ClassVar
-
-from huggingface_hub.dataclasses import strict
-
 from ...budget import Learned, Survival
-from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
-from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...protocol import DraftContext
 from ..base import Drafter
-from ..prompt_lookup.branches import Branches, cut
-from ..prompt_lookup.index import LookupIndex
-from ..prompt_lookup.rates import LONGEST_MATCH, add_copy
-from ..tree_session import TreeSession
-from .likely import likely_branches
-from .memory import PAST, Remembering
+from .config import SuffixConfig
+from .session import SuffixSession
 from .store import SuffixStore
-
-__all__ = ["SuffixConfig", "SuffixDrafter", "SuffixSession", "SuffixStore"]
-
-OWN = "copied"
-"""of the row's own text: its chances are counted apart from those of past outputs"""
-
-
-@strict
-@dataclass(kw_only=True)
-class SuffixConfig(DrafterConfig):
-    """Options of `SuffixDrafter`, which says what they mean."""
-
-    drafter_type: ClassVar[str] = "suffix"
-
-    max_draft_tokens: int = ranged(32, 1, LONGEST_DRAFT)
-    tokens_per_match: int = ranged(2, 1, LONGEST_DRAFT)
-    max_match: int = ranged(32, 2, 256)
-    min_probability: float = ranged(0.2, 0, 1)
-    num_branches: int = ranged(1, 1, 64)
-    memory_mb: int = ranged(64, 1, 1 << 16)
-
-
-class SuffixSession(TreeSession):
-    """One index per row beside the shared store; whichever matches further drafts."""
-
-    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore, survival: Survival) -> None:
-        super().__init__(context, survival)
-        self.config = config
-        self.memory = Remembering(store, config.max_match)
-        self._indexes: dict[int, LookupIndex] = {}
-
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self._indexes, self.memory.texts = sequences.here(self._indexes), sequences.here(self.memory.texts)
-        drafts: list[Branches] = []
-        matches: list[tuple[str, int]] = []
-        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            if room < 1:  # also of rows that have ended: what follows there is padding
-                drafts.append([])
-                matches.append((OWN, 0))
-                continue
-            if row not in self._indexes:
-                self._indexes[row] = LookupIndex(self.config.max_match)
-            self._indexes[row].extend(tokens[len(self._indexes[row]) :])
-            match, branches = self._branches(row, self._indexes[row], room)
-            drafts.append(branches)
-            matches.append(match)
-        allowed = cut(drafts, sequences, self.context)
-        for tree, (source, length), branches in zip(self.begin(len(budget)), matches, allowed, strict=True):
-            for i, branch in enumerate(branches):
-                add_copy(tree, branch, length, self.config.max_match, self.survival, i, source=source)
-        return self.draft()
-
-    def _branches(self, row: int, index: LookupIndex, budget: int) -> tuple[tuple[str, int], Branches]:
-        """Where the longer match lies and how long it is; its continuations."""
-        config = self.config
-        branches = config.num_branches if self.context.trees else 1
-        most = min(config.max_draft_tokens, budget)
-        own = index.longest_match(branches=branches)
-        past = self.memory.continuations(row, index.tokens, most)
-        if past.length > own.length:
-            source, length, texts, least = PAST, past.length, past.tokens, config.min_probability
-        else:  # one text per continuation, however often it was seen: their number is no vote
-            source, length, least = OWN, index.agreed(own, LONGEST_MATCH), 0.0
-            texts = [index.copy_from(place, most) for place in own.positions]
-        depth = min(most, config.tokens_per_match * length)
-        nodes = sum(
-            ceil(depth / (i + 1)) for i in range(branches)
-        )  # a chain's, and a token or more for each other branch
-        return (source, length), likely_branches(texts, nodes, depth, branches, least)
-
-    def observe(self, verdict: Verdict) -> None:
-        super().observe(verdict)
-        self.memory.observe(verdict)
-
-    def close(self) -> None:
-        self.memory.close()
 
 
 @register_drafter

@@ -1,1 +1,1 @@
-"""Is a way of decoding what it says: the target's own text, its distribution, its stops? On the user's own prompts."""
+"""Check that a way of decoding keeps the target's text, distribution and stops, on the user's own prompts."""

@@ -1,4 +1,4 @@
-"""What an audit is asked, and what it finds."""
+"""The settings of an audit, and its findings."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,9 +9,8 @@ from typing import Annotated, Any
 from typer import Option
 
 from ...errors import SpeculationError
-from ..loading.checks import check_new_tokens, check_seed, check_temperature
-from ..loading.drafters import SPEC
-from ..loading.models import PairSettings
+from ..bench.methods import PLAIN, MethodSettings
+from ..loading.checks import check_decoding
 from ..loading.rows import PROMPT_SOURCES
 
 LEAST_SAMPLES = 50
@@ -20,21 +19,10 @@ _extent: Any = partial(Option, rich_help_panel="How much is tested")
 
 
 @dataclass(kw_only=True)
-class AuditSettings(PairSettings):
+class AuditSettings(MethodSettings):
     """What to audit, and how hard to look."""
 
     prompts: Annotated[str, Option(help=f"Prompts: {PROMPT_SOURCES}.")]
-    drafters: Annotated[
-        list[str] | None, Option("--drafter", help=f"Drafter to check: {SPEC}; may be given several times.")
-    ] = None
-    baselines: Annotated[
-        list[str] | None,
-        Option(
-            "--baseline",
-            help="transformers' own speculation to check: hf-assisted, hf-confidence, hf-prompt-lookup; may be given "
-            "several times.",
-        ),
-    ] = None
     limit: Annotated[int, _extent(help="Take only this many prompts.")] = 6
     max_new_tokens: Annotated[int, _extent(help="New tokens per prompt, at most; 8 or more.")] = 48
     samples: Annotated[
@@ -49,11 +37,13 @@ class AuditSettings(PairSettings):
         """Raise `SpeculationError` for what cannot be audited."""
         if find_spec("scipy") is None:
             raise SpeculationError("the audit needs scipy for its p-values; pip install 'hf-specdec[bench]'")
-        check_new_tokens(self.max_new_tokens)
-        check_temperature(self.temperature)
-        check_seed(self.seed)
+        check_decoding(self.max_new_tokens, self.temperature, self.seed)
         if not (self.drafters or self.baselines):
             raise SpeculationError("there is nothing to audit; name at least one --drafter or --baseline")
+        if PLAIN in (self.baselines or []):
+            raise SpeculationError(
+                f"{PLAIN} decoding is what every method is compared with; name another --baseline or a --drafter"
+            )
         if self.limit < 1:
             raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
         if self.max_new_tokens < 8:
@@ -68,7 +58,7 @@ class AuditSettings(PairSettings):
 
 @dataclass
 class Finding:
-    """What one test says of one method."""
+    """The result of one test of one method."""
 
     test: str
     fine: bool
@@ -83,7 +73,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """Of one method."""
+    """All findings about one method."""
 
     method: str
     findings: list[Finding] = field(default_factory=list)

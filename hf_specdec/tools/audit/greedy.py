@@ -11,11 +11,12 @@ from transformers.generation import StoppingCriteria
 
 from ...errors import shown
 from ...target.devices import input_device
-from ..bench.methods import Method
+from ..bench.methods import PLAIN, Method
 from ..instruments.audit import Audit
 from ..loading.chat import batch
 from .findings import Finding
 
+PLAINLY = Method(PLAIN)
 MOST_STOPS = 2
 """prompts on which every way to stop is tried"""
 
@@ -33,9 +34,10 @@ class Greedy:
         self.options = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "min_new_tokens": 0}
         self.options |= {"pad_token_id": self.tokenizer.pad_token_id}
         self.inputs = [self._inputs([prompt]) for prompt in self.prompts]
-        self.plain = [self.say(None, inputs)[0] for inputs in self.inputs]
-        """new tokens of each prompt"""
-        self.together = self.say(None, self._inputs(self.prompts))
+        self.plain = [self.say(PLAINLY, inputs)[0] for inputs in self.inputs]
+        """plain decoding's new tokens of each prompt"""
+        self.together = self.say(PLAINLY, self._inputs(self.prompts))
+        """plain decoding's new tokens of all prompts in one batch"""
 
     def findings(self, method: Method) -> Iterator[Finding]:
         """Test by test."""
@@ -51,7 +53,7 @@ class Greedy:
             yield self.guarded(name, lambda name=name, test=test: self._stops(method, name, test))  # type: ignore[misc]
 
     def guarded(self, name: str, test: Callable[[], Finding]) -> Finding:
-        """A call that is refused before the target is run is refused; one that breaks is wrong."""
+        """A call that raises before the target runs counts as refused, one that raises later as wrong."""
         self.begun = False
         try:
             return test()
@@ -60,19 +62,14 @@ class Greedy:
                 return Finding(name, True, "refused", [f"refused: {shown(error)}"], refused=True)
             return Finding(name, False, "raised", [f"it raised {shown(error)}"])
 
-    def say(self, method: Method | None, inputs: dict[str, Tensor], **options: Any) -> list[list[int]]:
-        """New tokens of each row, padding included."""
-        if method is None:
-            output = self.target.generate(**inputs, **self.options | options)
-        else:
-            self.begun = False
-            hook = self.target.register_forward_pre_hook(self._begin)
-            try:
-                with method.prepared():
-                    output = self.target.generate(**inputs, **self.options | options | method.kwargs)
-            finally:
-                hook.remove()
-        return output[:, inputs["input_ids"].shape[1] :].tolist()
+    def say(self, method: Method, inputs: dict[str, Tensor], **options: Any) -> list[list[int]]:
+        """A method's new tokens of each row, padding included."""
+        self.begun = False
+        hook = self.target.register_forward_pre_hook(self._begin)
+        try:
+            return method.generate(self.target, inputs, **self.options | options)
+        finally:
+            hook.remove()
 
     def _begin(self, *_: Any) -> None:
         self.begun = True
@@ -96,21 +93,13 @@ class Greedy:
         return _of_texts("greedy batch", told)
 
     def _parting(self, number: int, said: list[int], plain: list[int] | None = None) -> tuple[bool, str] | None:
-        """Whether rounding explains where a text leaves plain decoding's, and a sentence; None where it does not."""
+        """Whether rounding explains where a text leaves plain decoding's, and a sentence; None for the same text."""
         prompt = torch.tensor([self.prompts[number]], device=input_device(self.target))
         plain = self.plain[number] if plain is None else plain
         found = Audit(self.target, prompt, plain, pad_token_id=self.tokenizer.pad_token_id).difference(said)
         if found is None:
             return None
-        where = f"prompt {number + 1} differs at new token {found.position}"
-        if found.gap is None or found.rounding is None:
-            return False, f"{where}: one text has ended there, the other goes on"
-        tokens = [repr(self.tokenizer.decode([token])) for token in (found.plain_token, found.other_token)]
-        apart = (
-            f"{tokens[1]} instead of {tokens[0]}, whose logits are {found.gap:.4f} apart, "
-            f"{found.gap / found.rounding:.1f} "
-        )
-        return found.near_tie, f"{where}: {apart}rounding steps"
+        return found.near_tie, f"prompt {number + 1} {found.said(self.tokenizer)}"
 
     # ------------------------------------------------------------------ the same end
 
@@ -136,7 +125,7 @@ class Greedy:
             columns = len(self.prompts[number])
             return {} if most is None else {"stopping_criteria": [_Long(columns + most)]}
 
-        plain = self.say(None, self.inputs[number], **options, **fresh())[0]
+        plain = self.say(PLAINLY, self.inputs[number], **options, **fresh())[0]
         said = self.say(method, self.inputs[number], **options, **fresh())[0]
         if said == plain:
             return ""

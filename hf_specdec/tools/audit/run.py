@@ -8,8 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ...errors import SpeculationError
-from ..bench.methods import PLAIN, build_method
 from ..loading.chat import prompt_ids
 from ..loading.outputs import writable_file
 from ..loading.prompts import load_prompts
@@ -21,7 +19,7 @@ SAMPLED_PROMPTS = 2
 
 
 def run_audit(settings: AuditSettings) -> list[Report]:
-    """Audit every method, print a table, what stands behind it and a verdict for each.
+    """Audit every method, and print a table, its details, and a verdict on each method.
 
     Raises:
         SpeculationError: bad settings, models that do not work, or a file that cannot be written.
@@ -31,13 +29,7 @@ def run_audit(settings: AuditSettings) -> list[Report]:
         writable_file(settings.output, "output")
     prompts = load_prompts(settings.prompts, settings.limit)
     pair = settings.load()
-    loading = settings.of_drafts() | {"target": pair.target}
-    specs = dict.fromkeys([*(settings.baselines or []), *(settings.drafters or [])])
-    if PLAIN in specs:
-        raise SpeculationError(
-            f"{PLAIN} decoding is what every method is compared with; name another --baseline or a --drafter"
-        )
-    methods = [build_method(spec, pair.draft, **loading) for spec in specs]
+    methods = settings.methods(pair, [*(settings.baselines or []), *(settings.drafters or [])])
     ids = [prompt_ids(pair.tokenizer, prompt, settings.raw) for prompt in prompts]
     reports = [Report(method.name) for method in methods]
     with tqdm(total=8 * len(methods), unit="test") as progress:
@@ -60,7 +52,7 @@ def run_audit(settings: AuditSettings) -> list[Report]:
 
 
 def print_reports(reports: list[Report]) -> None:
-    """A row for each test, a column for each method; what stands behind it; verdicts."""
+    """A table with a row for each test and a column for each method, then details and verdicts."""
     console = Console(highlight=False)
     table = Table(box=None)
     table.add_column("")

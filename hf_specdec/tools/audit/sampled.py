@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..bench.methods import Method
+from ..bench.methods import PLAIN, Method
 from ..loading.sampling import sampling_at
 from .findings import Finding
 
@@ -30,23 +30,18 @@ class Sampled:
     pad: int | None
 
     def __post_init__(self) -> None:
-        self.plain = [self.draw(None, inputs) for inputs in self.inputs]
+        self.plain = [self.draw(Method(PLAIN), inputs) for inputs in self.inputs]
 
-    def draw(self, method: Method | None, inputs: dict[str, Tensor]) -> list[tuple[int, ...]]:
-        """The tokens behind the first of so many texts; that one is the prompt's, whoever drafts."""
+    def draw(self, method: Method, inputs: dict[str, Tensor]) -> list[tuple[int, ...]]:
+        """New tokens 2 to `PLACES + 1` of each sampled text; the first comes from the prompt's forward, undrafted."""
         options: dict[str, Any] = {"max_new_tokens": PLACES + 1, "min_new_tokens": PLACES + 1}
         options |= {"pad_token_id": self.pad} | sampling_at(self.temperature)
-        chunk = 1 if method is not None and method.single_row else min(CHUNK, self.samples)
+        chunk = 1 if method.single_row else min(CHUNK, self.samples)
         rows: list[tuple[int, ...]] = []
-        torch.manual_seed(self.seed + (method is not None))  # two samples, not one twice
+        torch.manual_seed(self.seed + (method.name != PLAIN))  # two samples, not one twice
         while len(rows) < self.samples:
             many = {name: value.expand(chunk, -1) for name, value in inputs.items()}
-            if method is None:
-                output = self.target.generate(**many, **options)
-            else:
-                with method.prepared():
-                    output = self.target.generate(**many, **options | method.kwargs)
-            rows += map(tuple, output[:, inputs["input_ids"].shape[1] + 1 :].tolist())
+            rows += (tuple(tokens[1:]) for tokens in method.generate(self.target, many, **options))
         return rows[: self.samples]
 
     def finding(self, method: Method) -> Finding:

@@ -1,11 +1,10 @@
 """Measure: all methods decode each prompt in turn, in rotated order, so that drift of the machine cancels out."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from ...errors import warn
@@ -14,57 +13,63 @@ from ...hub.measured import facts
 from ...target.devices import input_device
 from ..instruments.audit import Audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
-from ..instruments.ends import end_tokens, until_end
-from ..instruments.meter import Forward, Meter, metered
-from ..instruments.pacing import paced
+from ..instruments.ends import end_tokens
+from ..instruments.meter import Forward
+from ..instruments.pretended import paced, pretended_costs, synthetic_acceptance
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
-from ..instruments.synthetic import synthetic_acceptance
 from ..loading.chat import batch, prompt_ids
+from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT, Prompt
 from ..loading.sampling import sampling_at
-from ..showing.pretended import pretended_costs
-from .methods import BASELINES, PLAIN, Method, build_method
+from .decoding import Generation, decode
+from .methods import BASELINES, PLAIN, Method
 from .plan import Settings, Unit
-from .results import Measurement, Results
+from .results import Measurement, Results, Times
 from .summary import summarize
 
 T = TypeVar("T")
 
 
 @dataclass
-class Generation:
-    """One `generate` call."""
+class Measured:
+    """One generation of a repetition."""
 
-    method: Method
+    generation: Generation
     repeat: int
-    rows: list[list[int]]
-    """new tokens per row, up to its end of text"""
-    meter: Meter
-    acceptance: dict[str, Any]
-    """the fields of `Measurement` that say what was drafted and accepted"""
     peak_memory: int
 
     @property
-    def tokens(self) -> int:
-        return sum(map(len, self.rows))
+    def name(self) -> str:
+        return self.generation.method.name
 
 
 class Bench:
     """The loaded models and methods of a run."""
 
-    def __init__(self, settings: Settings) -> None:
-        settings.check()
-        self.settings = settings
-        pair = settings.load()
-        self.device = input_device(pair.target)
+    def __init__(self, settings: Settings, pair: Pair, passes: list[list[Method]]) -> None:
+        """
+        Args:
+            passes: the methods of each repetition, plain decoding first. A drafter may learn from what it has written,
+                so each repetition has drafters of its own.
+        """
+        self.settings, self.passes = settings, passes
         self.tokenizer, self.target, self.draft = pair.tokenizer, pair.target, pair.draft
+        self.device = input_device(pair.target)
+
+    @classmethod
+    def load(cls, settings: Settings) -> "Bench":
+        """Models and methods as the settings name them.
+
+        Raises:
+            SpeculationError: bad settings, or models that do not load.
+        """
+        settings.check()
+        pair = settings.load()
         baselines = settings.baselines
         if baselines is None:
-            baselines = [name for name in BASELINES if self.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
-        specs = dict.fromkeys([PLAIN, *baselines, *(settings.drafters or [])])
-        # A drafter may learn from what it has written: each repetition has its own, which meets each prompt once.
-        loading = settings.of_drafts() | {"target": self.target}
-        self.passes = [[build_method(spec, self.draft, **loading) for spec in specs] for _ in range(settings.repeats)]
+            baselines = [name for name in BASELINES if pair.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
+        specs = [PLAIN, *baselines, *(settings.drafters or [])]
+        return cls(settings, pair, [settings.methods(pair, specs) for _ in range(settings.repeats)])
 
     def about(self) -> dict[str, Any]:
         """Which target and which drafters these are, for whoever shows the figures elsewhere."""
@@ -72,10 +77,8 @@ class Bench:
         pretended = pretended_costs(asdict(self.settings))
         return {"target": made_for(self.target, self.tokenizer), "drafters": drafters, "pretended": pretended}
 
-    def run(
-        self, results: Results, units: list[Unit], save: Callable[[Results], None], done: Callable[[], None]
-    ) -> None:
-        """Measure every unit that `results` does not hold yet; `save` and `done` are called after each."""
+    def run(self, results: Results, units: list[Unit], save: Callable[[Results], None] = lambda _: None) -> None:
+        """Measure every unit that `results` does not hold yet; `save` is called after each."""
         held = {measurement.unit for measurement in results.measurements}
         with ExitStack() as stack:
             for model, pace in ((self.target, self.settings.pace_target), (self.draft, self.settings.pace_draft)):
@@ -88,7 +91,6 @@ class Bench:
                 results.measurements += self.measure(unit, rotation=number)
                 results.runs = summarize(results.measurements, self.settings.seed)
                 save(results)
-                done()
 
     def measure(self, unit: Unit, rotation: int = 0) -> list[Measurement]:
         """All methods and repetitions of one unit, turn by turn, as far as they fit into the target's context.
@@ -109,21 +111,24 @@ class Bench:
         reference = self._reference(unit, inputs)
         measured: list[Measurement] = []
         plain: list[list[int]] = []
+        ids = inputs["input_ids"]
         for repeat, methods in enumerate(self.passes):
             methods = [method for method in methods if unit.batch_size == 1 or not method.single_row]
-            generations = [
+            made = [
                 self.generate(method, unit, inputs, reference, repeat=repeat)
                 for method in _rotated(methods, rotation + repeat)
             ]
-            generations.sort(key=lambda generation: methods.index(generation.method))
-            tables = self._bare_tables(generations, inputs["input_ids"])
-            step = tables[generations[0].method.name].get(("target", len(inputs["input_ids"]), 1))
-            plain = plain or generations[0].rows
-            audit = Audit(self.target, inputs["input_ids"][:1], plain[0], **self.options(unit))
-            measured += [
-                self._measurement(unit, inputs["input_ids"], g, tables[g.method.name], step, plain, audit)
-                for g in generations
-            ]
+            made.sort(key=lambda one: methods.index(one.generation.method))
+            tables = self._bare_tables([one.generation for one in made], ids)
+            step = tables[made[0].name].get(("target", len(ids), 1))
+            plain = plain or made[0].generation.rows
+            audit = Audit(self.target, ids[:1], plain[0], **self.options(unit))
+            for one in made:
+                measurement = self._measurement(unit, one, tables[one.name], step)
+                if unit.temperature == 0:
+                    measurement.same_text = one.generation.rows == plain
+                    measurement.difference = _difference(one, audit)
+                measured.append(measurement)
         return measured, plain
 
     def _warm_up(self, unit: Unit) -> None:
@@ -154,7 +159,8 @@ class Bench:
         """For synthetic acceptance: the prompt and plain decoding's continuation."""
         if self.settings.synthetic_acceptance is None:
             return None
-        return inputs["input_ids"][0].tolist() + self.generate(self.passes[0][0], unit, inputs).rows[0]
+        plain = self.generate(self.passes[0][0], unit, inputs).generation
+        return inputs["input_ids"][0].tolist() + plain.rows[0]
 
     def options(self, unit: Unit) -> dict[str, Any]:
         options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens} | sampling_at(unit.temperature)
@@ -170,22 +176,19 @@ class Bench:
         reference: list[int] | None = None,
         repeat: int = 0,
         **options: Any,
-    ) -> Generation:
-        """One metered call of a method. Every repetition has the same seed."""
-        settings = self.settings
-        with ExitStack() as stack:
-            stack.enter_context(method.prepared())
-            if reference is not None and settings.synthetic_acceptance is not None and method.draft is not None:
-                share = settings.synthetic_acceptance
-                stack.enter_context(synthetic_acceptance(method.draft, reference, share, settings.seed + unit.index))
-            torch.manual_seed(settings.seed + unit.index)
+    ) -> Measured:
+        """One call of a method. Every repetition has the same seed.
+
+        Args:
+            reference: prompt and continuation that a draft of synthetic acceptance follows.
+            options: of `generate`, instead of the unit's.
+        """
+        seed, share = self.settings.seed + unit.index, self.settings.synthetic_acceptance
+        follows = reference is not None and share is not None and method.draft is not None
+        with synthetic_acceptance(method.draft, reference, share, seed) if follows else nullcontext():  # type: ignore[arg-type]
             reset_peak_memory(self.device)
-            with metered(self.target, method.draft) as meter:
-                output = self.target.generate(**inputs, **(self.options(unit) | options), **method.kwargs)
-            memory = peak_memory_bytes(self.device)
-        columns = inputs["input_ids"].shape[1]
-        rows = [until_end(self.target, row) for row in output[:, columns:].tolist()]
-        return Generation(method, repeat, rows, meter, _acceptance(method, meter, columns, rows), memory)
+            generation = decode(self.target, method, inputs, seed, **self.options(unit) | options)
+            return Measured(generation, repeat, peak_memory_bytes(self.device))
 
     def _text(self, row: list[int]) -> str:
         """What was said, without the tokens that end it."""
@@ -206,37 +209,33 @@ class Bench:
         return tables
 
     def _measurement(
-        self,
-        unit: Unit,
-        ids: Tensor,
-        generation: Generation,
-        table: dict[Kind, float],
-        step: float | None,
-        plain: list[list[int]],
-        audit: Audit,
+        self, unit: Unit, measured: Measured, table: dict[Kind, float], target_step_seconds: float | None
     ) -> Measurement:
-        meter, greedy = generation.meter, unit.temperature == 0
-        rows = ids.shape[0]
+        """The figures of a generation; its text is not compared yet."""
+        generation = measured.generation
+        meter, acceptance = generation.meter, generation.acceptance
         return Measurement(
             dataset=unit.dataset,
             prompt=unit.index,
             batch_size=unit.batch_size,
             temperature=unit.temperature,
-            method=generation.method.name,
-            repeat=generation.repeat,
+            method=measured.name,
+            repeat=measured.repeat,
             tokens=generation.tokens,
-            seconds=meter.seconds,
-            prefill_seconds=meter.prefill_seconds,
-            draft_seconds=meter.total("draft"),
-            verify_seconds=meter.total("target"),
-            bare_seconds=bare_seconds(meter.forwards, table),
-            target_step_seconds=step,
-            draft_step_seconds=table.get(("draft", rows, 1)) if generation.acceptance["draft_calls"] else None,
+            times=Times(
+                seconds=meter.seconds,
+                prefill_seconds=meter.prefill_seconds,
+                draft_seconds=meter.total("draft"),
+                verify_seconds=meter.total("target"),
+                bare_seconds=bare_seconds(meter.forwards, table),
+                target_step_seconds=target_step_seconds,
+                draft_step_seconds=table.get(("draft", len(generation.rows), 1)) if acceptance.draft_calls else None,
+            ),
             target_calls=len(meter.of("target")),
-            **generation.acceptance,
-            same_text=generation.rows == plain if greedy else None,
-            difference=_difference(generation, audit) if greedy else None,
-            peak_memory_bytes=generation.peak_memory,
+            acceptance=acceptance,
+            same_text=None,
+            difference=None,
+            peak_memory_bytes=measured.peak_memory,
             turn=unit.turn,
         )
 
@@ -246,42 +245,13 @@ def _forwards(generations: Sequence[Generation]) -> list[Forward]:
     return [forward for generation in generations for forward in generation.meter.forwards]
 
 
-def _difference(generation: Generation, audit: Audit) -> dict[str, Any] | None:
+def _difference(measured: Measured, audit: Audit) -> dict[str, Any] | None:
     """Where a single row's text leaves plain's; looked up once, in the first repetition."""
-    if len(generation.rows) > 1 or generation.repeat:
+    rows = measured.generation.rows
+    if len(rows) > 1 or measured.repeat:
         return None
-    found = audit.difference(generation.rows[0])
+    found = audit.difference(rows[0])
     return asdict(found) | {"near_tie": found.near_tie} if found else None
-
-
-def _acceptance(method: Method, meter: Meter, prompt: int, rows: list[list[int]]) -> dict[str, Any]:
-    """What was drafted and accepted: from the drafter's statistics, or, for transformers' loops, from its forwards."""
-    stats = method.drafter.last_stats if method.drafter is not None else None
-    if stats is not None:
-        tested = stats.accepted_tokens + stats.rejections
-        known = stats.acceptance_count > 0
-        return {
-            "draft_calls": stats.draft_calls,
-            "row_steps": stats.row_steps,
-            "drafted_per_position": _by_position(stats.drafted_per_position),
-            "accepted_per_position": _by_position(stats.accepted_per_position),
-            "acceptance_sum": stats.acceptance_sum if known else float(stats.accepted_tokens),
-            "acceptance_count": stats.acceptance_count if known else tested,
-        }
-    rounds = meter.accepted_per_round(prompt, len(rows[0])) if len(rows) == 1 else []
-    longest = max((drafted for drafted, _ in rounds), default=0)
-    return {
-        "draft_calls": len(meter.of("draft")),
-        "row_steps": len(rounds) or sum(map(len, rows)),  # in a batch only plain decoding gets here
-        "drafted_per_position": [sum(drafted > i for drafted, _ in rounds) for i in range(longest)],
-        "accepted_per_position": [sum(accepted > i for _, accepted in rounds) for i in range(longest)],
-        "acceptance_sum": float(sum(accepted for _, accepted in rounds)),
-        "acceptance_count": sum(accepted + (accepted < drafted) for drafted, accepted in rounds),
-    }
-
-
-def _by_position(counts: dict[int, int]) -> list[int]:
-    return [counts.get(i, 0) for i in range(max(counts, default=-1) + 1)]
 
 
 def _rotated(items: Sequence[T], by: int) -> list[T]:

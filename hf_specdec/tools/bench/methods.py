@@ -1,19 +1,21 @@
-"""SPEC, the short form of a way to decode, and what it stands for in a `generate` call.
+"""A way to decode, by its short form SPEC.
 
 A SPEC is a drafter's (`loading.drafters`), or one of `BASELINES`, which may have options, too:
 `draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from transformers import PreTrainedModel
+from typer import Option
 
 from ...drafters import Drafter
 from ...errors import SpeculationError
-from ..loading.drafters import load_drafter, own_model, parse_options, required_draft
+from ..loading.drafters import SPEC, load_drafter, own_model, parse_options, required_draft
+from ..loading.models import Pair, PairSettings
 
 PLAIN = "plain"
 HF_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -36,7 +38,7 @@ BASELINES = (PLAIN, *HF_DEFAULTS)
 
 @dataclass
 class Method:
-    """One way of decoding the prompts."""
+    """One way of decoding prompts."""
 
     name: str
     """the SPEC as it was given"""
@@ -49,6 +51,17 @@ class Method:
     """what transformers' loop reads from the draft's generation config"""
     single_row: bool = False
     """whether it takes a batch of 1 only"""
+
+    def generate(self, target: PreTrainedModel, inputs: Mapping[str, Any], **options: Any) -> list[list[int]]:
+        """The new tokens of each row, padding included.
+
+        Args:
+            inputs: `input_ids` [B, P] and `attention_mask`.
+            options: of `generate`; those of the method come before them.
+        """
+        with self.prepared():
+            output: Any = target.generate(**inputs, **options | self.kwargs)
+        return output[:, inputs["input_ids"].shape[1] :].tolist()
 
     def prepared(self) -> AbstractContextManager[None]:
         """Sets the options that live in the draft's generation config, and takes them back."""
@@ -70,6 +83,28 @@ def build_method(spec: str, draft: PreTrainedModel | None, **loading: Any) -> Me
         return _baseline(spec, name, options, draft)
     drafter = load_drafter(spec, draft, others=BASELINES, **loading)
     return Method(spec, {"assistant_model": drafter}, own_model(drafter), drafter)
+
+
+@dataclass(kw_only=True)
+class MethodSettings(PairSettings):
+    """What every command that compares ways of decoding is told of them."""
+
+    drafters: Annotated[
+        list[str] | None, Option("--drafter", help=f"Drafter to compare: {SPEC}; may be given several times.")
+    ] = None
+    baselines: Annotated[
+        list[str] | None,
+        Option(
+            "--baseline",
+            help="transformers' own speculation to compare: hf-assisted, hf-confidence (both need --draft), "
+            "hf-prompt-lookup; may be given several times. `bench` takes all by default, and always plain decoding.",
+        ),
+    ] = None
+
+    def methods(self, pair: Pair, specs: Iterable[str]) -> list[Method]:
+        """A method for each SPEC, of those given several times one."""
+        loading = self.of_drafts() | {"target": pair.target}
+        return [build_method(spec, pair.draft, **loading) for spec in dict.fromkeys(specs)]
 
 
 def _baseline(spec: str, name: str, options: dict[str, Any], draft: PreTrainedModel | None) -> Method:

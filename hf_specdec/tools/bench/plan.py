@@ -1,38 +1,27 @@
 """What a benchmark run measures: its settings, and the units it goes through."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Annotated, Any
 
 from typer import Option
 
 from ...errors import SpeculationError
-from ..loading.checks import check_new_tokens, check_seed, check_temperature
-from ..loading.drafters import SPEC
+from ..loading.checks import check_decoding
 from ..loading.models import PairSettings, experiment
 from ..loading.prompts import Prompt, load_prompts
 from ..loading.rows import PROMPT_SOURCES, set_name
+from .methods import MethodSettings
 
 _decoding: Any = partial(Option, rich_help_panel="Prompts and decoding")
 
 
 @dataclass(kw_only=True)
-class Settings(PairSettings):
+class Settings(MethodSettings):
     """What to measure; stored in the result file, and compared by `resume`."""
 
     prompts: Annotated[list[str], Option(help=f"Prompts: {PROMPT_SOURCES}; may be given several times.")]
-    drafters: Annotated[
-        list[str] | None, Option("--drafter", help=f"Drafter to measure: {SPEC}; may be given several times.")
-    ] = None
-    baselines: Annotated[
-        list[str] | None,
-        Option(
-            "--baseline",
-            help="transformers' own speculation to measure: hf-assisted, hf-confidence (both need --draft), "
-            "hf-prompt-lookup; may be given several times. Default: all. Plain decoding is always measured.",
-        ),
-    ] = None
     max_new_tokens: Annotated[int, _decoding(help="New tokens per prompt, at most.")] = 128
     limit: Annotated[int | None, _decoding(help="Take only this many prompts of each source; default: all.")] = None
     batch_sizes: Annotated[
@@ -56,20 +45,23 @@ class Settings(PairSettings):
 
     def check(self) -> None:
         """Raise `SpeculationError` for values that cannot be measured."""
-        check_new_tokens(self.max_new_tokens)
+        for temperature in self.temperatures:
+            check_decoding(self.max_new_tokens, temperature, self.seed)
         if self.repeats < 1:
             raise SpeculationError(f"repeats must be 1 or more, got {self.repeats}")
         if min(self.batch_sizes) < 1:
             raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
-        for temperature in self.temperatures:
-            check_temperature(temperature)
-        check_seed(self.seed)
         if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
             raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
         if self.synthetic_acceptance is not None and (
             self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
         ):
             raise SpeculationError("synthetic_acceptance needs a draft model (--draft), temperature 0 and batch size 1")
+
+
+def settings_of(shared: PairSettings, **more: Any) -> Settings:
+    """Settings that load models as others do, for commands that measure without prompts of their own."""
+    return Settings(prompts=[], **{f.name: getattr(shared, f.name) for f in fields(PairSettings)}, **more)
 
 
 @dataclass

@@ -28,7 +28,6 @@ def save_plots(cells: Cells, folder: Path) -> dict[str, Path]:
             "time.png",
             time_split,
         ),
-        "Speed-up predicted by Theorem 3.8 against the measured one; on the line they agree.": ("theory.png", theory),
         "How often the i-th draft token is accepted, in the rounds that drafted at least i tokens.": (
             "acceptance.png",
             acceptance,
@@ -83,24 +82,6 @@ def time_split(cells: Cells) -> "Figure | None":
             )
         axes.set_xlabel("ms per token", size=8)
     _legend(figure, PARTS)
-    return figure
-
-
-def theory(cells: Cells) -> "Figure | None":
-    """Predicted against measured."""
-    runs = [run for runs in cells.values() for run in runs if run["predicted_speedup"] is not None]
-    if not runs:
-        return None
-    figure = _figure(6, 5)
-    axes = figure.subplots()
-    for name in dict.fromkeys(run["name"] for run in runs):
-        mine = [run for run in runs if run["name"] == name]
-        axes.scatter([run["predicted_speedup"] for run in mine], [run["speedup"] for run in mine], label=name, s=30)
-    low, high = min(*axes.get_xlim(), *axes.get_ylim()), max(*axes.get_xlim(), *axes.get_ylim())
-    axes.plot([low, high], [low, high], color="#999", linewidth=0.8)
-    axes.set_xlabel("predicted speed-up")
-    axes.set_ylabel("measured speed-up")
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 

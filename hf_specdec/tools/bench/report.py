@@ -1,15 +1,16 @@
-"""`hf-specdec report`: result files into a Markdown table, PNG plots and one self-contained HTML page."""
+"""`hf-specdec report`: result files as a Markdown page, PNG plots and one self-contained HTML page."""
 
 import base64
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ...errors import SpeculationError
-from ..showing.page import cards, html_page, write_page
-from ..showing.pretended import pretended_costs
+from ..instruments.pretended import pretended_costs
+from ..showing import cards, html_page, html_table, write_page
 from .plots import Cells, save_plots
 from .results import Results
 from .tables import COLUMN_HELP, COLUMNS, DIFFERENCES, differences, figures, overview
@@ -20,6 +21,20 @@ PARTED = (
     "of the other token. At a near tie, the two are plain decoding's top two tokens and at most 4 rounding "
     "steps of the dtype apart, or the other token ranks third or lower and is at most 2 steps apart."
 )
+
+
+@dataclass
+class Section:
+    """A table of the report with the text around it."""
+
+    title: str
+    """empty where the section goes on"""
+    before: str
+    header: Sequence[str]
+    rows: list[list[str]]
+    after: str = ""
+    best: int | None = None
+    """the row to point out"""
 
 
 def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
@@ -48,7 +63,7 @@ def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 def cells_of(files: dict[Path, Results]) -> Cells:
     """Runs by data set, batch size and temperature; by file, too, where several measured the same."""
-    titled = [(path, _title(run), run) for path, results in files.items() for run in results.runs]
+    titled = [(path, title_of(run), run) for path, results in files.items() for run in results.runs]
     sources: dict[str, set[Path]] = {}
     for path, title, _ in titled:
         sources.setdefault(title, set()).add(path)
@@ -58,26 +73,35 @@ def cells_of(files: dict[Path, Results]) -> Cells:
     return cells
 
 
-def _title(run: dict[str, Any]) -> str:
+def title_of(run: dict[str, Any]) -> str:
+    """What a run was measured on."""
     return f"{run['dataset']}, batch {run['batch_size']}, T={run['temperature']:g}"
 
 
-def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
-    """Tables, pictures and commands."""
-    parts = [f"# {TITLE}\n"]
-    for results in files.values():
-        parts += [f"    {results.provenance['command']}\n", f"On {_machine(results.provenance)}.\n"]
+def sections(cells: Cells) -> Iterable[Section]:
+    """All tables: an overview where there are several cells, and for each cell its figures and where texts differ."""
     if len(cells) > 1:
         header, *rows = overview(cells)
-        parts += ["## At a glance\n", markdown_table(header, rows) + "\n"]
+        yield Section("At a glance", "", header, rows)
     for title, runs in cells.items():
-        table = markdown_table(COLUMNS, (figures(run).values() for run in runs))
-        parts += [f"## {title}\n", table, f"\n{_size(runs)}\n"]
+        best = max(range(len(runs)), key=lambda i: runs[i]["speedup"])
+        rows = [list(figures(run).values()) for run in runs]
+        yield Section(title, "", COLUMNS, rows, _size(runs), best)
         if parted := differences(runs):
-            parts += [f"{PARTED}\n", markdown_table(DIFFERENCES, parted) + "\n"]
-    parts += [f"![{caption}]({path.name})\n" for caption, path in plots.items()]
-    parts += ["| column | meaning |\n|---|---|", *(f"| {name} | {text} |" for name, text in COLUMN_HELP.items())]
-    return "\n".join(parts) + "\n"
+            yield Section("", PARTED, DIFFERENCES, parted)
+
+
+def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
+    """Commands, tables and pictures."""
+    parts = [f"# {TITLE}"]
+    for results in files.values():
+        parts += [f"    {results.provenance['command']}", f"On {_machine(results.provenance)}."]
+    for section in sections(cells):
+        table = markdown_table(section.header, section.rows)
+        parts += filter(None, [section.title and f"## {section.title}", section.before, table, section.after])
+    parts += [f"![{caption}]({path.name})" for caption, path in plots.items()]
+    rows = "\n".join(f"| {name} | {text} |" for name, text in COLUMN_HELP.items())
+    return "\n\n".join([*parts, f"| column | meaning |\n|---|---|\n{rows}"]) + "\n"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
@@ -89,15 +113,13 @@ def markdown_table(header: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
     """One page with everything inside it."""
     best = max((run for runs in cells.values() for run in runs), key=lambda run: run["speedup"])
-    sections = "".join(
-        f'<h2>{escape(title)}</h2><div class="wide">{_html_table(runs)}</div><p class="soft">{_size(runs)}</p>'
-        f"{_html_differences(runs)}"
-        for title, runs in cells.items()
+    tables = "".join(
+        (f"<h2>{escape(section.title)}</h2>" if section.title else "")
+        + (f"<p>{escape(section.before)}</p>" if section.before else "")
+        + html_table(section.header, section.rows, COLUMN_HELP, section.best)
+        + (f'<p class="soft">{escape(section.after)}</p>' if section.after else "")
+        for section in sections(cells)
     )
-    glance = ""
-    if len(cells) > 1:
-        header, *rows = overview(cells)
-        glance = f'<h2>At a glance</h2><div class="wide">{_plain_table(header, rows)}</div>'
     pictures = "".join(
         f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
@@ -118,33 +140,10 @@ def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]
     )
     body = (
         f'<h1>{TITLE}</h1><p class="soft">{escape(_machine(next(iter(files.values())).provenance))}</p>'
-        f"{headline}{glance}{sections}<h2>Pictures</h2>{pictures}"
+        f"{headline}{tables}<h2>Pictures</h2>{pictures}"
         f"<h2>What the columns say</h2><dl>{meanings}</dl>{sources}"
     )
     return html_page(TITLE, body)
-
-
-def _html_table(runs: list[dict[str, Any]]) -> str:
-    best = max(runs, key=lambda run: run["speedup"])
-    head = "".join(f'<th title="{escape(COLUMN_HELP.get(name, ""), quote=True)}">{name}</th>' for name in COLUMNS)
-    rows = "".join(
-        f"<tr{' class=best' if run is best else ''}>"
-        + "".join(f"<td>{escape(value)}</td>" for value in figures(run).values())
-        + "</tr>"
-        for run in runs
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _html_differences(runs: list[dict[str, Any]]) -> str:
-    parted = differences(runs)
-    return f'<p>{escape(PARTED)}</p><div class="wide">{_plain_table(DIFFERENCES, parted)}</div>' if parted else ""
-
-
-def _plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head, *lines = ("".join(f"<td>{escape(value)}</td>" for value in line) for line in (header, *rows))
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><thead><tr>{head.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _size(runs: list[dict[str, Any]]) -> str:

@@ -1,9 +1,9 @@
-"""The result file: written whole or not at all, after every prompt, so that a stopped run leaves what it measured."""
+"""The result file. It is written whole after every prompt, so a stopped run keeps what it measured."""
 
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,9 @@ SCHEMA = 1
 
 
 @dataclass
-class Measurement:
-    """One generation: a prompt's turn (or those of a batch), a method, a repetition. Times are seconds."""
+class Times:
+    """Seconds of one generation."""
 
-    dataset: str
-    prompt: int
-    """index of the prompt, or of the batch, in its file"""
-    batch_size: int
-    temperature: float
-    method: str
-    repeat: int
-    tokens: int
-    """new tokens of all rows, padding not"""
     seconds: float
     """of the whole `generate` call"""
     prefill_seconds: float
@@ -38,7 +29,12 @@ class Measurement:
     target_step_seconds: float | None
     """a bare forward of the target, one token per row; None where there was none"""
     draft_step_seconds: float | None
-    target_calls: int
+
+
+@dataclass
+class Acceptance:
+    """What one generation drafted and accepted."""
+
     draft_calls: int
     row_steps: int
     drafted_per_position: list[int]
@@ -47,6 +43,24 @@ class Measurement:
     """Σ β where q is known, else accepted tokens; over `acceptance_count` it is α"""
     acceptance_count: int
     """positions at which the draft was put to the test"""
+
+
+@dataclass
+class Measurement:
+    """One generation: a prompt's turn (or those of a batch), a method, a repetition."""
+
+    dataset: str
+    prompt: int
+    """index of the prompt, or of the batch, in its file"""
+    batch_size: int
+    temperature: float
+    method: str
+    repeat: int
+    tokens: int
+    """new tokens of all rows, without padding"""
+    times: Times
+    target_calls: int
+    acceptance: Acceptance
     same_text: bool | None
     """greedy only: whether the tokens are plain decoding's"""
     difference: dict[str, Any] | None
@@ -59,6 +73,24 @@ class Measurement:
     def unit(self) -> tuple[str, int, int, float]:
         """What is measured in one go."""
         return self.dataset, self.prompt, self.batch_size, self.temperature
+
+    @property
+    def seconds(self) -> float:
+        return self.times.seconds
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in a result file: times and acceptance on one level with all else."""
+        row = asdict(self)
+        times, acceptance = row.pop("times"), row.pop("acceptance")
+        return row | times | acceptance
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> "Measurement":
+        """The measurement of a result file's row."""
+        own = dict(row)
+        times = Times(**{f.name: own.pop(f.name) for f in fields(Times)})
+        acceptance = Acceptance(**{f.name: own.pop(f.name) for f in fields(Acceptance)})
+        return cls(times=times, acceptance=acceptance, **own)
 
 
 @dataclass
@@ -76,7 +108,7 @@ class Results:
             SpeculationError: it cannot be written (a full disk, a folder that is not there).
         """
         path = Path(path)
-        content = {"schema": SCHEMA} | asdict(self)
+        content = {"schema": SCHEMA} | vars(self) | {"measurements": [m.row() for m in self.measurements]}
         unfinished = path.with_name(path.name + ".part")
         try:
             with unfinished.open("w", encoding="utf-8") as file:
@@ -106,7 +138,7 @@ class Results:
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise SpeculationError(f"{path} is not a result file with schema {SCHEMA}; measure again with this version")
         try:
-            measurements = [Measurement(**row) for row in content["measurements"]]
+            measurements = [Measurement.of_row(row) for row in content["measurements"]]
             return cls(content["provenance"], measurements, content["runs"])
         except (KeyError, TypeError) as error:
             raise SpeculationError(f"{path} is damaged or edited: {error}; measure again") from error

@@ -1,4 +1,4 @@
-"""`hf-specdec bench`: run, show progress, keep what was measured whatever happens."""
+"""`hf-specdec bench`: run, show progress, and keep what was measured whatever happens."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,8 +10,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ...errors import SpeculationError
+from ..instruments.pretended import pretended_costs
 from ..instruments.provenance import provenance
-from ..showing.pretended import pretended_costs
 from .measure import Bench
 from .plan import Settings, plan
 from .results import Results
@@ -36,13 +36,18 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
     check_installed()
     units = plan(settings)
     held = _held(settings, path, resume)
-    bench = Bench(settings)
+    bench = Bench.load(settings)
     results = held or Results(provenance(bench.device) | bench.about() | {"settings": asdict(settings)})
     results.save(path)  # now rather than after an hour, if the disk does not take it
     missing = len({unit.key for unit in units} - {m.unit for m in results.measurements})
     try:
         with tqdm(total=len(units), initial=len(units) - missing, unit="prompt", smoothing=0.1) as bar:
-            bench.run(results, units, save=lambda results: results.save(path), done=bar.update)
+
+            def keep(results: Results) -> None:
+                results.save(path)
+                bar.update()
+
+            bench.run(results, units, keep)
     except KeyboardInterrupt:
         done = len({m.unit for m in results.measurements})
         Console(stderr=True).print(

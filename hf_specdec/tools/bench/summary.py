@@ -10,8 +10,8 @@ import numpy as np
 from ... import theory
 from ...errors import SpeculationError
 from .methods import PLAIN
-from .results import Measurement
-from .turns import summed_by_position, whole_conversations
+from .results import Acceptance, Measurement
+from .turns import total_acceptance, total_times, whole_conversations
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -100,16 +100,11 @@ def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Meas
     }
     speeds = sorted(m.tokens / m.seconds for m in mine)
     repeats = [[m for m in everything if m.repeat == repeat] for repeat in sorted({m.repeat for m in everything})]
-    seconds = sum(m.seconds for m in mine)
-    prefill, draft, verify = (
-        sum(getattr(m, f"{part}_seconds") for m in mine) for part in ("prefill", "draft", "verify")
-    )
-    decode = seconds - prefill
-    drafted, accepted = _totals(mine, "drafted_per_position"), _totals(mine, "accepted_per_position")
-    row_steps = sum(m.row_steps for m in mine)
-    alpha, c = _alpha(mine), _cost_coefficient(mine)
-    gamma = sum(drafted) / row_steps if row_steps else 0.0
-    bare = sum(m.bare_seconds for m in mine)
+    times, acceptance = total_times(m.times for m in mine), total_acceptance(m.acceptance for m in mine)
+    decode = times.seconds - times.prefill_seconds
+    drafted, accepted = acceptance.drafted_per_position, acceptance.accepted_per_position
+    alpha, c = _alpha(acceptance), _cost_coefficient(mine)
+    gamma = sum(drafted) / acceptance.row_steps if acceptance.row_steps else 0.0
     same = [m.same_text for m in everything if m.same_text is not None]
     return {
         "name": name,
@@ -120,29 +115,29 @@ def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Meas
         "repeats": len(repeats),
         "identical": all(same) if same else None,
         "tokens": sum(m.tokens for m in mine),
-        "seconds": seconds,
+        "seconds": times.seconds,
         "tokens_per_second": _speed(mine),
         "tokens_per_second_spread": [speeds[0], speeds[len(speeds) // 2], speeds[-1]],
         "tokens_per_second_by_repeat": [_speed(rows) for rows in repeats],
         "speedup": speed_ratio(mine, medians[PLAIN]),
         "speedup_interval": ratios[PLAIN]["interval"] if PLAIN in ratios else None,
         "ratios": ratios,
-        "mean_acceptance_length": 1 + sum(accepted) / row_steps if row_steps else 1.0,
+        "mean_acceptance_length": 1 + sum(accepted) / acceptance.row_steps if acceptance.row_steps else 1.0,
         "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
         "acceptance_per_position": [a / d for a, d in zip_longest(accepted, drafted, fillvalue=0) if d],
         "gamma": gamma,
         "alpha": alpha,
         "c": c,
         "predicted_speedup": _predicted(alpha, c, gamma),
-        "bound_share": bare / decode if decode > 0 and bare else None,
-        "bare_seconds": bare,
-        "prefill_seconds": prefill,
+        "bound_share": times.bare_seconds / decode if decode > 0 and times.bare_seconds else None,
+        "bare_seconds": times.bare_seconds,
+        "prefill_seconds": times.prefill_seconds,
         "decode_seconds": decode,
-        "draft_seconds": draft,
-        "verify_seconds": verify,
-        "overhead_seconds": decode - draft - verify,
+        "draft_seconds": times.draft_seconds,
+        "verify_seconds": times.verify_seconds,
+        "overhead_seconds": decode - times.draft_seconds - times.verify_seconds,
         "target_calls": sum(m.target_calls for m in mine),
-        "draft_calls": sum(m.draft_calls for m in mine),
+        "draft_calls": acceptance.draft_calls,
         "peak_memory_bytes": max(m.peak_memory_bytes for m in everything),
         "differences": [m.difference | {"prompt": m.prompt} for m in everything if m.difference],
     }
@@ -153,19 +148,14 @@ def _speed(measurements: Iterable[Measurement]) -> float:
     return sum(m.tokens for m in rows) / sum(m.seconds for m in rows)
 
 
-def _totals(measurements: list[Measurement], name: str) -> list[int]:
-    return summed_by_position(getattr(m, name) for m in measurements)
-
-
-def _alpha(measurements: list[Measurement]) -> float | None:
-    count = sum(m.acceptance_count for m in measurements)
-    return sum(m.acceptance_sum for m in measurements) / count if count else None
+def _alpha(acceptance: Acceptance) -> float | None:
+    return acceptance.acceptance_sum / acceptance.acceptance_count if acceptance.acceptance_count else None
 
 
 def _cost_coefficient(measurements: list[Measurement]) -> float | None:
     """c = T_draft / T_target by bare steps, 0 for drafts without a model, None where nothing was timed."""
-    target = sum(m.target_step_seconds or 0.0 for m in measurements)
-    draft = sum(m.draft_step_seconds or 0.0 for m in measurements)
+    target = sum(m.times.target_step_seconds or 0.0 for m in measurements)
+    draft = sum(m.times.draft_step_seconds or 0.0 for m in measurements)
     return draft / target if target else None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from ...hub.measured import method_name
 
 DIFFERENCES = ("method", "prompt", "new token", "plain's / its own", "gap", "rounding", "near-tie")
-"""gap: plain's logit of its own token less that of the other; rounding: one step of the target's dtype there"""
+"""gap: plain's logit of its own token less that of the other; rounding: one rounding step of the dtype there"""
 COLUMNS = (
     "method",
     "tok/s",
@@ -87,13 +87,13 @@ def _percent(value: float | None) -> str:
 
 
 def same_text(run: dict[str, Any]) -> str:
-    """How many prompts have plain decoding's very tokens, and how many of the others part from it at a near-tie."""
+    """How many prompts have exactly plain decoding's tokens, and how many of the others differ at a near tie."""
     if run["identical"] is None:
         return "-"
     if run["identical"]:
         return "all"
     parted = run.get("differences") or []
-    if run["batch_size"] > 1 or not parted:  # in batches, and in later repetitions, nobody has looked where
+    if run["batch_size"] > 1 or not parted:  # in batches and in later repetitions the place is not looked up
         return "not all"
     ties = sum(difference["near_tie"] for difference in parted)
     same = run["prompts"] - len({difference["prompt"] for difference in parted})

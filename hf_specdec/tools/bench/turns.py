@@ -1,4 +1,4 @@
-"""The turns of a conversation as one measurement: it is one prompt, and prompts are what the bootstrap draws."""
+"""Measurements put together: the turns of a conversation are one prompt, and prompts are what the bootstrap draws."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -6,23 +6,7 @@ from itertools import zip_longest
 from statistics import mean
 from typing import Any
 
-from .results import Measurement
-
-SUMMED = (
-    "tokens",
-    "seconds",
-    "prefill_seconds",
-    "draft_seconds",
-    "verify_seconds",
-    "bare_seconds",
-    "target_calls",
-    "draft_calls",
-    "row_steps",
-    "acceptance_sum",
-    "acceptance_count",
-)
-BY_POSITION = ("drafted_per_position", "accepted_per_position")
-STEPS = ("target_step_seconds", "draft_step_seconds")
+from .results import Acceptance, Measurement, Times
 
 
 def whole_conversations(measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -36,20 +20,46 @@ def whole_conversations(measurements: Iterable[Measurement]) -> list[Measurement
 def _together(turns: Sequence[Measurement]) -> Measurement:
     compared = [m.same_text for m in turns if m.same_text is not None]
     differences = (m.difference | {"turn": m.turn} for m in turns if m.difference)
-    figures: dict[str, Any] = {name: sum(getattr(m, name) for m in turns) for name in SUMMED}
-    figures |= {name: summed_by_position(getattr(m, name) for m in turns) for name in BY_POSITION}
-    figures |= {name: _mean_of_known(getattr(m, name) for m in turns) for name in STEPS}
     return replace(
         turns[0],
-        **figures,
+        tokens=sum(m.tokens for m in turns),
+        times=total_times(m.times for m in turns),
+        target_calls=sum(m.target_calls for m in turns),
+        acceptance=total_acceptance(m.acceptance for m in turns),
         same_text=all(compared) if compared else None,
         difference=next(differences, None),
         peak_memory_bytes=max(m.peak_memory_bytes for m in turns),
     )
 
 
-def summed_by_position(columns: Iterable[Sequence[int]]) -> list[int]:
-    """Sums over lists of different lengths, position by position."""
+def total_times(parts: Iterable[Times]) -> Times:
+    """Sums; of the bare steps the means of those that are known."""
+    parts = list(parts)
+    return Times(
+        seconds=sum(t.seconds for t in parts),
+        prefill_seconds=sum(t.prefill_seconds for t in parts),
+        draft_seconds=sum(t.draft_seconds for t in parts),
+        verify_seconds=sum(t.verify_seconds for t in parts),
+        bare_seconds=sum(t.bare_seconds for t in parts),
+        target_step_seconds=_mean_of_known(t.target_step_seconds for t in parts),
+        draft_step_seconds=_mean_of_known(t.draft_step_seconds for t in parts),
+    )
+
+
+def total_acceptance(parts: Iterable[Acceptance]) -> Acceptance:
+    """Sums, position by position where there are several."""
+    parts = list(parts)
+    return Acceptance(
+        draft_calls=sum(a.draft_calls for a in parts),
+        row_steps=sum(a.row_steps for a in parts),
+        drafted_per_position=_by_position(a.drafted_per_position for a in parts),
+        accepted_per_position=_by_position(a.accepted_per_position for a in parts),
+        acceptance_sum=sum(a.acceptance_sum for a in parts),
+        acceptance_count=sum(a.acceptance_count for a in parts),
+    )
+
+
+def _by_position(columns: Iterable[Sequence[int]]) -> list[int]:
     return [sum(values) for values in zip_longest(*columns, fillvalue=0)]
 
 

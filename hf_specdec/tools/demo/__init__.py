@@ -1,4 +1,4 @@
-"""What people see first: a demo of all that a drafter gains, single answers, and a talk with a model."""
+"""`demo`, which shows what drafters gain, and `generate`: single answers and chats in the terminal."""
 
 from .generate import GenerateSettings, run_generate
 from .run import DemoSettings, run_demo

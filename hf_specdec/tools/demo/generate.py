@@ -11,17 +11,24 @@ from typer import Option
 from ...drafters import Drafter
 from ...errors import SpeculationError
 from ...target.devices import input_device
+from ..bench.decoding import decode
+from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Method
+from ..bench.plan import Unit, settings_of
+from ..bench.results import Results
+from ..bench.run import summary_tables
 from ..instruments.recording import RecordingDrafter
 from ..loading.chat import ask, batch
-from ..loading.checks import check_new_tokens, check_seed, check_temperature, check_tokens
+from ..loading.checks import check_decoding, check_tokens
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
-from ..showing.quiet import quiet
-from .compare import Task, decode, measure
+from ..loading.prompts import Prompt
+from ..showing import quiet
 from .live import LiveText, legend
-from .outcomes import gain, partings, table
 from .talk import talk
+
+REPEATS = 3
+"""how often each method decodes the prompt for `--compare`"""
 
 _decoding: Any = partial(Option, rich_help_panel="Decoding")
 
@@ -46,11 +53,9 @@ class GenerateSettings(DrafterSettings):
     def check(self) -> None:
         """
         Raises:
-            SpeculationError: values that nothing can be generated with.
+            SpeculationError: a value out of range, or options that exclude each other.
         """
-        check_new_tokens(self.max_new_tokens)
-        check_temperature(self.temperature)
-        check_seed(self.seed)
+        check_decoding(self.max_new_tokens, self.temperature, self.seed)
         if not self.chat and not (self.prompt or "").strip():
             raise SpeculationError(
                 f"prompt must hold some text, got {self.prompt!r}; give one, or talk to the model with --chat"
@@ -89,34 +94,37 @@ def run_generate(settings: GenerateSettings) -> None:
 def _answer(
     console: Console, pair: Pair, drafter: Drafter, settings: GenerateSettings, options: dict[str, Any]
 ) -> None:
+    """One answer as it is written, what speculation gained, and the comparison with plain decoding if asked for."""
     prompt = str(settings.prompt)
-    as_it_is = settings.raw or pair.tokenizer.chat_template is None
     ids = ask(pair.tokenizer, prompt, settings.system, settings.raw)
     inputs = batch([ids], pair.tokenizer.pad_token_id, input_device(pair.target))
     check_tokens(inputs["input_ids"], prompt)
     live = LiveText(console, pair.tokenizer)
     recorder = RecordingDrafter(drafter, live.told)
-    ours = Method(settings.spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
     if live.coloured:
         console.print(legend(), "\n")
-    if as_it_is:
+    if settings.raw or pair.tokenizer.chat_template is None:
         console.print(prompt, end="", style="dim", markup=False, soft_wrap=True)
-    found = decode(pair.target, ours, inputs, settings.seed, **options)
+    shown = Method(settings.spec, {"assistant_model": recorder, "streamer": live}, pair.draft, recorder)
+    decode(pair.target, shown, inputs, settings.seed, **options)
     console.print()
     stats = recorder.last_stats
     assert stats is not None
     if not settings.compare:
         console.print(str(stats), markup=False)
         return
-    methods = [Method(PLAIN), Method(ours.name, {"assistant_model": drafter}, pair.draft, drafter)]
-    with console.status("decoding the same prompt plainly") as status:
-        plain = decode(pair.target, methods[0], inputs, settings.seed, **options)
-        task = Task(inputs, {outcome.name: outcome for outcome in (plain, found)})
-        rounds = measure(pair.target, methods, [task], settings.seed, status.update, **options)
-    greedy = not options["do_sample"]
-    console.print(f"{rounds} rounds, both methods in turn, {task.shared} new tokens each", markup=False)
-    console.print(table({"": task}, compared=greedy))
-    for parting in partings(pair.target, pair.tokenizer, inputs, [plain, found]) if greedy else ():
-        console.print(parting.text, markup=False)
-    for line in [stats.summary(gain(ours.name, [task]), measured=True), *stats.notes]:
+    runs = _compared(pair, drafter, settings)
+    for table in summary_tables(runs):
+        console.print(table)
+    for line in [stats.summary(runs[-1]["speedup"], measured=True), *stats.notes]:
         console.print(line, markup=False)
+
+
+def _compared(pair: Pair, drafter: Drafter, settings: GenerateSettings) -> list[dict[str, Any]]:
+    """The figures of plain decoding and of the drafter, which take turns at the prompt."""
+    keys = ("max_new_tokens", "raw", "system", "seed")
+    chosen = settings_of(settings, repeats=REPEATS, **{key: getattr(settings, key) for key in keys})
+    methods = [Method(PLAIN), Method(settings.spec, {"assistant_model": drafter}, pair.draft, drafter)]
+    bench, results = Bench(chosen, pair, [methods] * REPEATS), Results({})
+    bench.run(results, [Unit("prompt", 0, 1, settings.temperature, [Prompt((str(settings.prompt),), chat=True)])])
+    return results.runs

@@ -1,9 +1,10 @@
-"""`LiveText`: a text on the console while it is written, with what was drafted, accepted and rejected in colour.
+"""A text on the console while it is written, with what was drafted, accepted and rejected in colour.
 
 As in Figure 1 of Leviathan 2023: accepted tokens green, rejected ones red, the target's own blue.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -20,13 +21,13 @@ MEANINGS = {
     "own": "the target's own: a correction, or the bonus token",
 }
 PATIENCE = 32
-"""tokens that wait for their round to be told"""
+"""tokens that are held back until their round is known"""
 
 
 class LiveText(BaseStreamer):
-    """A streamer of `generate`, and what a `RecordingDrafter` tells its rounds to.
+    """A streamer of `generate` that is also told the rounds of a `RecordingDrafter`.
 
-    Where there is no colour it is the bare text: rejected tokens are left out.
+    On a console without colours it prints the bare text: rejected tokens are left out.
     """
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -34,21 +35,21 @@ class LiveText(BaseStreamer):
         self.coloured = console.color_system is not None and not console.no_color
         self.shown: list[int] = []
         self.pending: list[int] = []
-        """written, and not shown yet: their round is not told"""
+        """tokens that were written but not shown yet, because their round is not known"""
         self.prompt_came = False
 
     def put(self, value: Any) -> None:
-        """New tokens of row 0; the prompt first, which is not shown."""
+        """New tokens of row 0. The prompt comes first, and is not shown."""
         if not self.prompt_came:
             self.prompt_came = True
             return
         self.pending += value.flatten().tolist()
-        if len(self.pending) > PATIENCE:  # nobody tells: the drafter was dropped
+        if len(self.pending) > PATIENCE:  # the drafter was dropped, so no more rounds come
             self._show(self.pending, "own")
             self.pending = []
 
     def told(self, r: Round) -> None:
-        """A round is over: its tokens are those that came last; what came before is the prompt's forward's."""
+        """A round is over. Its tokens came last; what came before them is from the prompt's forward."""
         before = max(0, len(self.pending) - len(r.tokens))
         self._show(self.pending[:before], "own")
         known = len(r.tokens) - len(self.pending) + before
@@ -83,3 +84,37 @@ def text_of(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], tokens: S
     """The text that tokens add after others: word pieces, spaces and parts of a character depend on them."""
     known = tokenizer.decode(list(before), skip_special_tokens=True).rstrip("\ufffd")
     return tokenizer.decode([*before, *tokens], skip_special_tokens=True).removesuffix("\ufffd")[len(known) :]
+
+
+class Pictured(Console):
+    """A console whose output is kept for a picture, except for what is printed `aside`."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, record=True, width=100, force_terminal=True, color_system="truecolor")
+        self._begun = Text()
+        """a line that is not finished"""
+
+    def status(self, *_: Any, **__: Any) -> Any:
+        """A picture shows no spinner."""
+        return nullcontext()
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Lines are broken at the picture's width, so text in pieces is printed once its last line ends."""
+        if options.get("end") == "" and all(isinstance(piece, Text) for piece in objects):
+            self._begun.append_text(Text().join(objects))
+            return
+        begun, self._begun = self._begun, Text()
+        if begun:
+            super().print(begun, soft_wrap=False)
+        if objects or not begun:
+            super().print(*objects, **options | {"soft_wrap": False})
+
+
+@contextmanager
+def aside(console: Console) -> Iterator[None]:
+    """What is printed inside the block is left out of a picture."""
+    record, console.record = console.record, False
+    try:
+        yield
+    finally:
+        console.record = record

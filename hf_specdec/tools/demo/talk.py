@@ -1,4 +1,4 @@
-"""A conversation in the terminal, over one cache: a turn reads only what the cache does not hold."""
+"""A conversation in the terminal. All turns share one cache, so a turn reads only new tokens."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,7 +38,7 @@ class Conversation:
         tokenizer, target = self.pair.tokenizer, self.pair.target
         messages = [*self.messages, {"role": "user", "content": question}]
         ids = conversation(tokenizer, messages)
-        cache, self.cache = self._cache_of(ids), None  # an interrupted call leaves nothing to go on with
+        cache, self.cache = self._cache_of(ids), None  # after an interrupted call the cache cannot be used again
         input_ids = torch.tensor([ids], device=input_device(target))
         output: Any = target.generate(
             input_ids=input_ids,
@@ -52,7 +52,7 @@ class Conversation:
         return text
 
     def _cache_of(self, ids: Sequence[int]) -> Any:
-        """The cache cut back to what the ids begin with: a template may write past turns in another way."""
+        """The cache, cut back to the ids' beginning that it holds: a template may write past turns in another way."""
         known = common(self.held, ids[:-1])
         if self.cache is not None and known and self.cache.is_croppable:
             with suppress(ValueError):  # a sliding window that has moved on

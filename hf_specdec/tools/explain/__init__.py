@@ -1,1 +1,1 @@
-"""One generation taken apart, round by round: what was drafted, what was kept, and where the time went."""
+"""One generation, round by round: what was drafted, what was accepted, and where the time went."""

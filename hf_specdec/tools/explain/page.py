@@ -1,4 +1,4 @@
-"""An explanation as a picture: coloured lines in the terminal, a page with hover in the browser."""
+"""An explanation as it is shown: coloured lines in the terminal, a page with hover in the browser."""
 
 from collections.abc import Sequence
 from html import escape
@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..instruments.meter import Meter
-from ..showing.marks import marked
-from ..showing.page import cards, html_page
-from ..showing.pretended import pretended_costs
-from .explanation import Candidate, Explanation, TokenInfo, TreeNode
+from ..instruments.pretended import pretended_costs
+from ..instruments.recording import Node
+from ..showing import cards, html_page, html_table
+from .reading import Candidate, Explanation, TokenInfo
 
 KINDS = {
     "first": ("", ("", ""), "the target's first token, from the prefill"),
@@ -64,42 +64,31 @@ def print_explanation(explanation: Explanation, console: Console | None = None) 
         console.print(Text(f"{text}, {1000 * r.wasted_seconds:.1f} ms; {tops}"))
     if explanation.settings.output:
         console.print(Text("\n" + explanation.timeline.text(console.width - len("target  100% busy"))))
-    console.print(Text("\n" + audit_text(explanation)))
+    console.print(Text("\n" + explanation.exactness))
+
+
+def marked(console: Console, text: str, style: str, signs: tuple[str, str]) -> Text:
+    """The text in its style, or between its signs on a console without colours (no terminal, or NO_COLOR is set)."""
+    if text and (console.color_system is None or console.no_color):
+        return Text(f"{signs[0]}{text}{signs[1]}")
+    return Text(text, style=style)
 
 
 def headline(explanation: Explanation) -> dict[str, str]:
     """The few numbers to see first."""
     e = explanation
-    speed, plain_speed = e.new_tokens / e.meter.seconds, e.plain_tokens / e.plain_meter.seconds
+    speed, plain_speed = (made.tokens / made.meter.seconds for made in (e.ours, e.plain))
     figures = {
         "speed-up over plain decoding": f"{speed / plain_speed:.2f}x",
         "tokens per second": f"{speed:.1f}",
-        "tokens": str(e.new_tokens),
-        "target calls": str(len(e.meter.of("target"))),
-        "draft calls": str(len(e.meter.of("draft")) if e.stats is None else e.stats.draft_calls),
+        "tokens": str(e.ours.tokens),
+        "target calls": str(len(e.ours.meter.of("target"))),
+        "draft calls": str(e.ours.acceptance.draft_calls),
     }
     if e.stats is not None:
         figures["tokens per call"] = f"{e.stats.mean_acceptance_length:.2f}"
         figures["acceptance rate α"] = "-" if e.stats.alpha is None else f"{e.stats.alpha:.2f}"
     return figures
-
-
-def audit_text(explanation: Explanation) -> str:
-    """Whether the text is plain decoding's, and where not, how close the call was."""
-    d = explanation.difference
-    if explanation.same_text is None:
-        return "Exactness: sampled text is not compared; its distribution is the target's."
-    if d is None or explanation.difference_texts is None:
-        return "Exactness: every token is plain decoding's."
-    plain, other = explanation.difference_texts
-    if d.gap is None:
-        return f"Exactness: one text ends at new token {d.position}, where the other goes on ({plain!r}, {other!r})."
-    verdict = "a near tie, within rounding" if d.near_tie else "not a near tie: please report this"
-    return (
-        f"Exactness: first difference at new token {d.position}: plain decoding chose {plain!r}, this drafter's "
-        f"text has {other!r}. Plain decoding's logits of the two are {d.gap:.4g} apart "
-        f"({explanation.settings.dtype} rounds them to {d.rounding:.4g}): {verdict}."
-    )
 
 
 def explain_page(explanation: Explanation) -> str:
@@ -126,7 +115,7 @@ target. Hover over a token, or tap it, for its probabilities.</p>
 <h2>What was drafted, what was kept</h2><p class="legend">{legend}</p>{rounds}
 <h2>Where the time went</h2>{timeline(e)}
 <h2>The costliest rejections</h2>{_rejections_html(e)}
-<h2>Exactness</h2><p>{escape(audit_text(e))}</p>
+<h2>Exactness</h2><p>{escape(e.exactness)}</p>
 """
     return html_page(f"{e.settings.spec}, explained", body, STYLE)
 
@@ -134,12 +123,11 @@ target. Hover over a token, or tap it, for its probabilities.</p>
 def timeline(explanation: Explanation) -> str:
     """The paper's Figure 5: forwards of draft and target over time, with plain decoding on the same scale below."""
     e = explanation
-    total = max(e.meter.seconds, e.plain_meter.seconds)
-    rows = [("speculative", e.meter), ("plain", e.plain_meter)]
+    rows = [("speculative", e.ours.meter), ("plain", e.plain.meter)]
+    total = max(meter.seconds for _, meter in rows)
     drawn = "".join(_timeline_row(label, meter, 8 + 62 * i, total) for i, (label, meter) in enumerate(rows))
-    milliseconds = [(label, 1000 * meter.seconds) for label, meter in rows]
     use = e.timeline.utilisation()
-    said = ", ".join(f"{label} {ms:.0f} ms" for label, ms in milliseconds)
+    said = ", ".join(f"{label} {1000 * meter.seconds:.0f} ms" for label, meter in rows)
     return (
         f'<div class="wide"><svg class="timeline" viewBox="0 0 1000 132" role="img" aria-label="{said}">{drawn}</svg>'
         "</div>"
@@ -173,22 +161,20 @@ def _token_html(token: TokenInfo) -> str:
     return f'<span class="t {token.kind}" tabindex="0" data-tip="{tip_text}">{escape(_visible(token.text))}</span>'
 
 
-def _tree_html(nodes: Sequence[TreeNode]) -> str:
+def _tree_html(nodes: Sequence[tuple[str, Node]]) -> str:
     """A drafted tree, folded: each node below its parent, with how likely the drafter found it."""
 
     def below(parent: int) -> str:
         items = []
-        for i, node in enumerate(nodes):
+        for i, (text, node) in enumerate(nodes):
             if node.parent == parent:
                 chance = "" if node.estimate is None else f' <span class="soft">{node.estimate:.2f}</span>'
-                items.append(
-                    f'<li><span class="{node.kind}">{escape(_visible(node.text))}</span>{chance}{below(i)}</li>'
-                )
+                items.append(f'<li><span class="{node.fate}">{escape(_visible(text))}</span>{chance}{below(i)}</li>')
         return f"<ul>{''.join(items)}</ul>" if items else ""
 
     if not nodes:
         return ""
-    pruned = sum(node.kind == "pruned" for node in nodes)
+    pruned = sum(node.fate == "pruned" for _, node in nodes)
     said = f"tree of {len(nodes)}" + (f", {pruned} pruned" if pruned else "")
     return f'<details class="tree"><summary>{said}</summary>{below(-1)}</details>'
 
@@ -196,19 +182,20 @@ def _tree_html(nodes: Sequence[TreeNode]) -> str:
 def _rejections_html(explanation: Explanation) -> str:
     if not explanation.rejections:
         return "<p>The target replaced no drafted token.</p>"
-    rows = "".join(
-        f'<tr><td>{r.round}</td><td class="text">{escape(repr(r.drafted))}</td>'
-        f'<td class="text">{escape(repr(r.replaced_by))}</td><td>{r.wasted_tokens}</td>'
-        f"<td>{1000 * r.wasted_seconds:.1f}</td>"
-        f'<td class="text">{escape(_tops(r.target_top))}</td>'
-        f'<td class="text">{escape(_tops(r.draft_top) or "-")}</td></tr>'
+    drafted, own, tops = "drafted", "target's own", ("target's top 2", "draft's top 2")
+    rows = (
+        (
+            str(r.round),
+            repr(r.drafted),
+            repr(r.replaced_by),
+            str(r.wasted_tokens),
+            f"{1000 * r.wasted_seconds:.1f}",
+            _tops(r.target_top),
+            _tops(r.draft_top) or "-",
+        )
         for r in explanation.rejections
     )
-    head = (
-        '<th>round</th><th class="text">drafted</th><th class="text">target\'s own</th><th>tokens lost</th>'
-        '<th>ms lost</th><th class="text">target\'s top 2</th><th class="text">draft\'s top 2</th>'
-    )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return html_table(("round", drafted, own, "tokens lost", "ms lost", *tops), rows, text=(drafted, own, *tops))
 
 
 def _tops(candidates: list[Candidate]) -> str:

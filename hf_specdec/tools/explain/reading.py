@@ -2,25 +2,86 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...drafters.pearl import Timeline
+from ...stats import SpeculationStats
 from ...target.devices import input_device
+from ..bench.decoding import Generation, decode
+from ..bench.methods import PLAIN, Method
 from ..instruments.audit import Audit, Difference
-from ..instruments.meter import Meter, metered
-from ..instruments.recording import RecordingDrafter, Round
+from ..instruments.recording import Node, RecordingDrafter, Round
 from ..loading.checks import check_tokens
 from ..loading.drafters import own_model
 from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT
 from ..loading.sampling import sampling_at
-from .explanation import Candidate, ExplainSettings, Explanation, Rejection, TokenInfo, TreeNode
+from .settings import ExplainSettings
 from .timeline import see_worker, timeline_of
 
 COSTLIEST = 10
+"""rejections that are shown"""
+
+
+class Candidate(NamedTuple):
+    """A token, and how likely a model found it."""
+
+    text: str
+    prob: float
+
+
+@dataclass
+class Rejection:
+    """A drafted token that the target replaced."""
+
+    round: int
+    drafted: str
+    replaced_by: str
+    target_top: list[Candidate]
+    draft_top: list[Candidate]
+    """empty for drafters without a model"""
+    wasted_tokens: int
+    wasted_seconds: float
+
+
+@dataclass
+class TokenInfo:
+    """A token as it is shown."""
+
+    text: str
+    kind: str
+    """first (from the prefill), accepted, rejected, own (the target's correction or bonus token), dropped (drafted
+    after a rejection)"""
+    p: float | None
+    """the target's probability of it"""
+    q: float | None
+    """the draft's"""
+
+
+@dataclass
+class Explanation:
+    """All that is shown of a generation."""
+
+    settings: ExplainSettings
+    lines: list[list[TokenInfo]]
+    """the prefill's token, a line per round, and what the target wrote alone after the drafter was dropped"""
+    trees: list[list[tuple[str, Node]]]
+    """text and node of each drafted token, per line; empty where the draft was no tree"""
+    rounds: list[Round]
+    rejections: list[Rejection]
+    """the costliest first"""
+    stats: SpeculationStats | None
+    ours: Generation
+    plain: Generation
+    timeline: Timeline
+    same_text: bool | None
+    """None when sampling"""
+    exactness: str
+    """whether the text is plain decoding's, in a sentence"""
 
 
 def explain(
@@ -32,29 +93,28 @@ def explain(
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
     recorder = RecordingDrafter(settings.load_drafter(Pair(tokenizer, target, draft)))
     draft = own_model(recorder.inner)
-    inputs = tokenizer(settings.prompt, return_tensors="pt").to(input_device(target))
+    warm_up, inputs = (
+        {name: found[name] for name in ("input_ids", "attention_mask")}
+        for found in (
+            tokenizer(t, return_tensors="pt").to(input_device(target)) for t in (WARM_UP_TEXT, settings.prompt)
+        )
+    )
     prompt = inputs["input_ids"]
     check_tokens(prompt, settings.prompt)
     options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
     options |= sampling_at(settings.temperature)
 
-    def generate(assistant: RecordingDrafter | None) -> tuple[list[int], Meter]:
-        extra = {"assistant_model": assistant} if assistant is not None else {}
-        arguments = {"input_ids": prompt, "attention_mask": inputs["attention_mask"]} | options | extra
-        warm_up = tokenizer(WARM_UP_TEXT, return_tensors="pt").to(input_device(target))
-        warm_up = {name: warm_up[name] for name in ("input_ids", "attention_mask")}
-        target.generate(**arguments | warm_up | {"max_new_tokens": min(16, settings.max_new_tokens)})
-        torch.manual_seed(settings.seed)
-        with metered(target, draft) as meter:
-            output = target.generate(**arguments)
-        return output[0, prompt.shape[1] :].tolist(), meter
+    def generated(method: Method) -> Generation:
+        decode(target, method, warm_up, **options | {"max_new_tokens": min(16, settings.max_new_tokens)})
+        return decode(target, method, inputs, settings.seed, **options)
 
-    plain, plain_meter = generate(None)
-    new, meter = generate(recorder)
-    timeline = timeline_of(recorder.inner, meter, recorder.rounds)
-    see_worker(meter, timeline)
+    plain = generated(Method(PLAIN))
+    ours = generated(Method(settings.spec, {"assistant_model": recorder}, draft, recorder))
+    timeline = timeline_of(recorder.inner, ours.meter, recorder.rounds)
+    see_worker(ours.meter, timeline)
+    (new,), (expected,) = ours.rows, plain.rows
     greedy = settings.temperature == 0
-    difference = Audit(target, prompt, plain, **options).difference(new) if greedy else None
+    difference = Audit(target, prompt, expected, **options).difference(new) if greedy else None
     ids = torch.cat([prompt, torch.tensor([new], device=prompt.device)], dim=1)
     p = _next_probs(target, ids, settings.temperature)
     q = _next_probs(draft, ids, settings.temperature) if draft is not None else None
@@ -62,19 +122,26 @@ def explain(
     return Explanation(
         settings=settings,
         lines=reader.lines(recorder.rounds),
-        trees=reader.trees(recorder.rounds),
+        trees=[[], *([(reader.text(node.token), node) for node in r.tree] for r in recorder.rounds)],
         rounds=recorder.rounds,
         rejections=reader.rejections(recorder.rounds)[:COSTLIEST],
         stats=recorder.last_stats,
-        meter=meter,
-        plain_meter=plain_meter,
+        ours=ours,
+        plain=plain,
         timeline=timeline,
-        new_tokens=len(new),
-        plain_tokens=len(plain),
-        same_text=plain == new if greedy else None,
-        difference=difference,
-        difference_texts=_difference_texts(tokenizer, difference),
+        same_text=expected == new if greedy else None,
+        exactness=_exactness(tokenizer, difference) if greedy else SAMPLED,
     )
+
+
+SAMPLED = "Exactness: sampled text is not compared; its distribution is the target's."
+
+
+def _exactness(tokenizer: PreTrainedTokenizerBase, difference: Difference | None) -> str:
+    if difference is None:
+        return "Exactness: every token is plain decoding's."
+    unexplained = difference.gap is not None and not difference.near_tie
+    return f"Exactness: the text {difference.said(tokenizer)}." + (" Please report this." if unexplained else "")
 
 
 @torch.inference_mode()
@@ -102,31 +169,23 @@ class _Reader:
             if r.rejected is not None:
                 line.append(self._info(r.rejected, at + r.accepted, "rejected"))
             dropped = r.draft[r.accepted + (r.rejected is not None) :]
-            line += [TokenInfo(self._text([token]), "dropped", None, None) for token in dropped]
+            line += [TokenInfo(self.text(token), "dropped", None, None) for token in dropped]
             line += [self._info(t, at + r.accepted + i, "own") for i, t in enumerate(r.tokens[r.accepted :])]
             lines.append(line)
             at += len(r.tokens)
         alone = [self._info(token, at + i, "own") for i, token in enumerate(self.new[at:])]
         return [*lines, alone] if alone else lines
 
-    def trees(self, rounds: Sequence[Round]) -> list[list[TreeNode]]:
-        shown = [
-            [TreeNode(self._text([node.token]), node.parent, node.fate, node.estimate) for node in r.tree]
-            for r in rounds
-        ]
-        return [[], *shown]  # the prefill's token had none
-
     def rejections(self, rounds: Sequence[Round]) -> list[Rejection]:
         found, at = [], 1
-        for number, r in enumerate(rounds):
+        for number, r in enumerate(rounds, start=1):
             if r.rejected is not None:
                 position = at + r.accepted
                 found.append(
                     Rejection(
-                        round=number + 1,
-                        position=position,
-                        drafted=self._text([r.rejected]),
-                        replaced_by=self._text([r.tokens[r.accepted]]),
+                        round=number,
+                        drafted=self.text(r.rejected),
+                        replaced_by=self.text(r.tokens[r.accepted]),
                         target_top=self._top(self.p, position),
                         draft_top=self._top(self.q, position) if self.q is not None else [],
                         wasted_tokens=r.drafted - r.accepted,
@@ -136,25 +195,15 @@ class _Reader:
             at += len(r.tokens)
         return sorted(found, key=lambda rejection: (-rejection.wasted_seconds, rejection.round))
 
+    def text(self, token: int) -> str:
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
     def _info(self, token: int, position: int, kind: str) -> TokenInfo:
         row = self.prompt_length + position - 1
         q = self.q[row, token].item() if self.q is not None and token < self.q.shape[1] else None
-        return TokenInfo(self._text([token]), kind, self.p[row, token].item(), q)
+        return TokenInfo(self.text(token), kind, self.p[row, token].item(), q)
 
     def _top(self, probs: Tensor, position: int) -> list[Candidate]:
         top = probs[self.prompt_length + position - 1].topk(2)
         pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        return [Candidate(self._text([token]), prob) for token, prob in pairs]
-
-    def _text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def _difference_texts(tokenizer: PreTrainedTokenizerBase, difference: Difference | None) -> tuple[str, str] | None:
-    if difference is None:
-        return None
-    plain, other = (
-        "(end)" if token is None else tokenizer.decode([token])
-        for token in (difference.plain_token, difference.other_token)
-    )
-    return plain, other
+        return [Candidate(self.text(token), prob) for token, prob in pairs]

@@ -1,18 +1,13 @@
 """`hf-specdec explain`: load, take apart, print and write."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
+from ...drafters.pearl import Timeline
 from ...errors import SpeculationError
-from ..loading.outputs import writable_file, writable_folder
-from ..showing.page import write_page
-from ..showing.quiet import quiet
-from .explanation import ExplainSettings, Explanation
+from ..showing import quiet, write_page
 from .page import explain_page, print_explanation
-from .reading import explain
-from .timeline import save_timeline
-
-PAGES, PICTURES = (".html", ".htm"), (".png", ".svg", ".pdf")
+from .reading import Explanation, explain
+from .settings import PAGES, ExplainSettings
 
 
 def run_explain(settings: ExplainSettings) -> Explanation:
@@ -22,7 +17,7 @@ def run_explain(settings: ExplainSettings) -> Explanation:
         SpeculationError: bad settings, models that do not work, or a file that cannot be written.
     """
     settings.check()
-    files = [file for output in settings.output for file in files_of(output)]
+    files = settings.files()
     with quiet():
         pair = settings.load()
         explanation = explain(settings, pair.target, pair.draft, pair.tokenizer)
@@ -35,25 +30,14 @@ def run_explain(settings: ExplainSettings) -> Explanation:
     return explanation
 
 
-def files_of(output: str) -> list[Path]:
-    """The page, the picture, or both, in a folder that is made if it is not there.
+def save_timeline(timeline: Timeline, path: Path) -> None:
+    """Draw it into a picture.
 
     Raises:
-        SpeculationError: a file of another kind, or one that cannot be written.
+        SpeculationError: it cannot be written, or matplotlib is not installed.
     """
-    suffix = Path(output).suffix.lower()
-    if Path(output).is_dir() or output.endswith("/") or not suffix:
-        folder = writable_folder(output)
-        return [folder / "explanation.html", *([folder / "timeline.png"] if can_draw() else [])]
-    if suffix not in PAGES + PICTURES:
-        raise SpeculationError(
-            f"output must be a page ({', '.join(PAGES)}), a picture ({', '.join(PICTURES)}) or a folder, got {output!r}"
-        )
-    if suffix in PICTURES and not can_draw():
-        raise SpeculationError(f"output {output!r} is a picture, which needs matplotlib; pip install matplotlib")
-    return [writable_file(output, "output")]
-
-
-def can_draw() -> bool:
-    """Whether there is matplotlib, an extra. A folder goes without the picture where there is none."""
-    return find_spec("matplotlib") is not None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        timeline.plot(path)
+    except (OSError, ValueError) as error:  # matplotlib: a file format that it does not know
+        raise SpeculationError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOP_TWO_STEPS, NEXT_STEPS = 4, 2
 """rounding steps of the dtype that plain decoding's two likeliest tokens, or its likeliest and one of the next, may be
@@ -39,6 +39,18 @@ class Difference:
         if self.gap is None or self.rounding is None:
             return False
         return self.gap <= (TOP_TWO_STEPS if self.top_two else NEXT_STEPS) * self.rounding
+
+    def said(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Where the texts differ, and whether rounding explains it, in a sentence without its subject."""
+        place = f"differs at new token {self.position}"
+        if self.gap is None or self.rounding is None:
+            return f"{place}: one text has ended there, the other goes on"
+        plain, other = (repr(tokenizer.decode([token])) for token in (self.plain_token, self.other_token))
+        verdict = "a near tie" if self.near_tie else "NOT a near tie"
+        return (
+            f"{place}: {other} instead of {plain}, whose logits are {self.gap:.4f} apart, "
+            f"{self.gap / self.rounding:.1f} rounding steps: {verdict}"
+        )
 
 
 def first_difference(plain: list[int], other: list[int]) -> int | None:

@@ -1,7 +1,7 @@
 """The bare-forward bound: what a generation's forwards cost by themselves.
 
-A decoding loop cannot be faster than the forwards it makes. Each kind of forward that was made (model, rows, width) is
-run again alone, over a cache as long as it was on average, in the same process and right after the generation.
+A decoding loop cannot be faster than its forwards. Each kind of forward that was made (model, rows, width) is run again
+alone, right after the generation, over a cache of the average length.
 """
 
 import statistics
@@ -44,15 +44,14 @@ def time_bare_forwards(
     """Seconds of each kind of forward, at the mean context length of all of them.
 
     Args:
-        models: by role; forwards of others only count for the mean.
-        forwards: what was made; prefills are left out.
-        ids: [B, columns] what was decoded. Its values do not matter for time.
-        grouped: whether heads that share keys stand together, as in this package's rounds; else attention is stock.
+        models: by role. Forwards of other models only count for the mean context length.
+        forwards: the forwards that were made; prefills are left out.
+        ids: [B, columns] any tokens; their values do not matter for time.
+        grouped: whether heads that share keys are grouped, as in this package's rounds; else attention is stock.
 
     Returns:
-        Medians of `REPEATS` runs. The kinds take turns, so that each finds the caches as the others left them. One
-        token per row is always among them, for a draft, too, that was called where no meter could see it. Where many
-        widths were made, those that were made least often are taken to lie on straight lines between the others.
+        Medians of `REPEATS` runs, in which the kinds take turns. One token per row is always timed, also for a draft
+        whose forwards no meter could see. Of many widths only the most frequent are timed; the others are interpolated.
     """
     made = decode_forwards(forwards)
     if not made:

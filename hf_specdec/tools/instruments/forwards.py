@@ -1,4 +1,4 @@
-"""Wrap a model's forward for a while: what metering, pacing and synthetic acceptance are made of."""
+"""Wrap a model's forward for a while, as the meter, pacing and synthetic acceptance do."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,9 +26,9 @@ class WrappedForward:
 
 @contextmanager
 def wrapped_forward(model: nn.Module, around: Callable[..., Any]) -> Iterator[None]:
-    """Inside the block, `model(...)` runs `around(forward, *args, **kwargs)`, `forward` being what it ran before.
+    """Inside the block, `model(...)` runs `around(forward, *args, **kwargs)`, where `forward` is what it ran before.
 
-    Wrappers nest; the signature that transformers inspects stays the model's own.
+    Wrappers nest. The signature that transformers inspects stays the model's own.
     """
     own = vars(model).get("forward")
     model.forward = WrappedForward(model, around)

@@ -1,6 +1,6 @@
-"""Which forwards a generation made: one record per call of the target or the draft, from outside the decoding loop.
+"""The forwards of a generation: one record per call of the target or the draft, taken from outside the decoding loop.
 
-The same meter reads transformers' loop and ours, so that their times are split in the same way.
+The same meter reads transformers' loop and ours, so their times are split in the same way.
 """
 
 from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
             torch.cuda.synchronize()
         meter.began = now()
         yield meter
-        made = list(events)  # a draft that is still at work elsewhere goes on, and is not waited for
+        made = list(events)  # a draft that is still at work in another thread is not waited for
         if cuda:
             torch.cuda.synchronize()
         meter.seconds = now() - meter.began

@@ -1,4 +1,4 @@
-"""Record what a drafter proposes and what becomes of it, by wrapping it; the engine sees an ordinary drafter."""
+"""Record what a drafter proposes and what becomes of it. The engine sees an ordinary drafter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,13 +37,13 @@ class Round:
     tokens: list[int]
     """what the round added to the text"""
     draft_seconds: float
-    """for which the target stood still"""
+    """in which the target waited"""
     tree: list[Node] = field(default_factory=list)
     """all nodes of a draft that is a tree; empty for a chain"""
 
     @property
     def rejected(self) -> int | None:
-        """The drafted token that the target put its own in place of, if one was (none where the text ended before)."""
+        """The drafted token that the target replaced by its own; None where it replaced none, or the text ended."""
         replaced = self.accepted < min(self.drafted, len(self.draft), len(self.tokens))
         return self.draft[self.accepted] if replaced else None
 
@@ -54,7 +54,7 @@ class Round:
 
 
 class Listening(Drafter):
-    """Delegates to `inner`, whose sessions are the call's own, so that any schedule finds what it asks for."""
+    """Passes everything on to `inner`. Sessions are the inner drafter's own, so any schedule works as without it."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.config, self.last_stats = inner, inner.config, None

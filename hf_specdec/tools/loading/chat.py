@@ -15,8 +15,7 @@ Message = dict[str, str]
 
 
 def ask(tokenizer: PreTrainedTokenizerBase, question: str, system: str | None = None, raw: bool = False) -> list[int]:
-    """Token ids of a first question, ready to be answered; of the bare text where there is no chat template, or where
-    it is not wanted (`raw`)."""
+    """Token ids of a first question, ready to be answered. Without a chat template, or with `raw`, of the bare text."""
     return prompt_ids(tokenizer, Prompt((question,), chat=True), raw, system)
 
 
@@ -26,8 +25,8 @@ def prompt_ids(
     """Token ids of a prompt, ready to be continued: of a conversation its history and the next turn.
 
     Args:
-        raw: chats, too, go without the chat template.
-        system: what is said first in chats that begin with no system message of their own.
+        raw: whether chats go without the chat template, too.
+        system: a system message for chats that have none.
     """
     said = [*prompt.history, ("user", prompt.turns[0])]
     if prompt.chat and system and said[0][0] != "system":

@@ -1,4 +1,4 @@
-"""What every command that decodes asks of its settings, before a model is loaded."""
+"""Checks of settings that every command that decodes makes before it loads a model."""
 
 import math
 
@@ -10,40 +10,16 @@ LARGEST_SEED = 2**32 - 1
 """that torch, numpy and transformers all take"""
 
 
-def check_prompt(prompt: str) -> None:
+def check_decoding(max_new_tokens: int, temperature: float = 0.0, seed: int = 0) -> None:
     """
     Raises:
-        SpeculationError: there is nothing to continue.
+        SpeculationError: one of them is out of range.
     """
-    if not prompt.strip():
-        raise SpeculationError(f"prompt must hold text to continue, got {prompt!r}")
-
-
-def check_tokens(ids: Tensor, prompt: str) -> None:
-    """
-    Raises:
-        SpeculationError: a tokenizer knows nothing of a prompt.
-    """
-    if not ids.numel():
-        raise SpeculationError(f"prompt {shown(prompt)} gives no token of the target's vocabulary; give another text")
-
-
-def check_new_tokens(count: int) -> None:
-    """
-    Raises:
-        SpeculationError: there is nothing to write.
-    """
-    if count < 1:
-        raise SpeculationError(f"max_new_tokens must be 1 or more, got {count}")
-
-
-def check_temperature(temperature: float) -> None:
-    """
-    Raises:
-        SpeculationError: negative, infinite, or no number.
-    """
+    if max_new_tokens < 1:
+        raise SpeculationError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
     if not 0 <= temperature < math.inf:
         raise SpeculationError(f"temperature must be 0 (greedy) or more, got {temperature}")
+    check_seed(seed)
 
 
 def check_seed(seed: int) -> None:
@@ -53,3 +29,12 @@ def check_seed(seed: int) -> None:
     """
     if not 0 <= seed <= LARGEST_SEED:
         raise SpeculationError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
+
+
+def check_tokens(ids: Tensor, prompt: str) -> None:
+    """
+    Raises:
+        SpeculationError: the prompt gives no token.
+    """
+    if not ids.numel():
+        raise SpeculationError(f"prompt {shown(prompt)} gives no token of the target's vocabulary; give another text")

@@ -12,7 +12,7 @@ from ...config import DrafterConfig, parse_options
 from ...drafters import Drafter, StreamingDrafter
 from ...errors import SpeculationError
 from ...hub import registry
-from ...hub.files import find_folder
+from ...hub.files import HubSource
 from ...hub.loading import read_config
 from .models import Pair, PairSettings
 
@@ -27,7 +27,7 @@ def default_drafter(draft: str | None) -> str:
 
 @dataclass(kw_only=True)
 class DrafterSettings(PairSettings):
-    """What every command that runs one drafter is told of it."""
+    """What every command that runs one drafter is told about it."""
 
     drafter: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def load_drafter(
 
     Args:
         draft: for drafters that need a draft model and do not bring their own.
-        others: names that are no drafters and that the caller knows as well, for the message.
+        others: further names that the caller accepts, for the message.
         target: tuned, in place, where the drafter was trained together with it.
         loading: of the draft models that drafters bring; see `TargetSettings.of_drafts`.
 
@@ -81,7 +81,7 @@ def config_of(spec: str) -> tuple[DrafterConfig, str | None]:
     name, options = _read(spec, ())
     if name is not None:
         return registry.drafter_class(name).config_class.from_options(options), None
-    folder = find_folder(spec, "", ["config.json"])
+    folder = HubSource(spec).folder(["config.json"])
     config = read_config(folder)[1]
     entry = config.draft_model or {}
     beside = entry.get("path") or entry.get("subfolder")
@@ -114,7 +114,8 @@ def _read(spec: str, others: Iterable[str]) -> tuple[str | None, dict[str, Any]]
 
 def own_model(drafter: Drafter) -> PreTrainedModel | None:
     """The model that a drafter drafts with, its own or the one given to it; None where it needs none."""
-    return next((value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)), None)
+    own = getattr(drafter, "draft_model", None)
+    return own or next((value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)), None)
 
 
 def required_draft(spec: str, draft: PreTrainedModel | None) -> PreTrainedModel:

@@ -12,7 +12,7 @@ from transformers.utils import cached_file
 
 from ...errors import SpeculationError
 from ...target.devices import DTYPES
-from ..showing.quiet import quiet
+from ..showing import quiet
 
 
 def located(name: str, file: str | None, revision: str | None = None) -> Path:
@@ -40,8 +40,8 @@ def located(name: str, file: str | None, revision: str | None = None) -> Path:
 def converted(file: Path, dtype: str) -> Path:
     """A folder with the file's model, every weight in this dtype, and its tokenizer.
 
-    The first call makes it, which takes seconds to minutes. It is known again by what the file holds, wherever that
-    lies and whatever it is called; the folder may be deleted at any time.
+    The first call makes it, which takes seconds to minutes. Later calls recognise the file by its content, whatever its
+    name and place. The folder may be deleted at any time.
 
     Raises:
         SpeculationError: the file cannot be read, or the folder cannot be written.

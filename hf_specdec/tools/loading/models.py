@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +15,8 @@ from ...errors import SpeculationError
 from ...target.devices import DTYPES, device_name, dtype_name
 from ...target.packing import pack_linear as packed
 from ...target.packing import packable_dtypes
-from ..instruments.padding import pad_mlps
-from ..showing.quiet import quiet
+from ..instruments.pretended import pad_mlps
+from ..showing import quiet
 from . import gguf
 from .names import public_name, whole_name, without_the_hub
 from .quantization import quantization_config
@@ -24,7 +24,7 @@ from .quantization import quantization_config
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model lies, and how it is to be loaded: what `from_pretrained` takes, by the names that are typed."""
+    """Where a model lies and how it is loaded: `from_pretrained`'s arguments, by the names of the command line."""
 
     name: str
     """a folder, a Hub repo, a GGUF file, or one of `names.NAMES`"""
@@ -69,9 +69,9 @@ def experiment(help: str, *names: str) -> Any:
 
 @dataclass(kw_only=True)
 class TargetSettings:
-    """What every command that loads a target is told of it. Fields of settings are options of the command line.
+    """What every command that loads a target is told about it. The fields are options of the command line.
 
-    `device` and `dtype` are names that torch knows once the settings are made: `auto` is decided by then.
+    `auto` is resolved when the settings are made: from then on, `device` and `dtype` are names that torch knows.
     """
 
     target: Annotated[
@@ -132,7 +132,7 @@ class TargetSettings:
         return Pair(load_tokenizer(source), load_model(source), None)
 
     def of_drafts(self) -> dict[str, Any]:
-        """How draft models that drafters bring are loaded: as the target is, so far as one can be as the other."""
+        """How draft models that drafters bring are loaded: like the target, where that is possible."""
         return {
             "dtype": self.dtype,
             "device_map": None if self.device == "cpu" else self.device,
@@ -142,25 +142,18 @@ class TargetSettings:
 
     def target_source(self) -> ModelSource:
         """The target, as `load_model` and `load_tokenizer` take it."""
-        source = self._source(self.target)
-        return replace(source, revision=self.revision, gguf_file=self.gguf_file, quantization=self.quantization)
+        told = {f.name: getattr(self, f.name) for f in fields(ModelSource) if hasattr(self, f.name)}
+        return ModelSource(self.target, **told)
 
-    def _source(self, name: str) -> ModelSource:
-        """A model loaded in the way that is the same for all."""
-        return ModelSource(
-            name,
-            self.dtype,
-            self.device,
-            device_map=self.device_map,
-            trust_remote_code=self.trust_remote_code,
-            attn_implementation=self.attn_implementation,
-            pack_linear=self.pack_linear,
-        )
+    @property
+    def can_pack(self) -> bool:
+        """Whether packed weights work here: on a CPU, in a dtype that it multiplies."""
+        return self.device == "cpu" and self.dtype in packable_dtypes() and not (self.quantization or self.device_map)
 
 
 @dataclass(kw_only=True)
 class PairSettings(TargetSettings):
-    """What every command that loads a target and may load a draft model is told of them."""
+    """What every command that loads a target, and may load a draft model, is told about them."""
 
     draft: Annotated[str | None, Option(help="Draft model: a folder, a Hub repo or a GGUF file.")] = None
     draft_revision: Annotated[str | None, _how("Branch, tag or commit of the draft model's Hub repo.")] = None
@@ -178,8 +171,10 @@ class PairSettings(TargetSettings):
         """
         pair = super().load()
         if self.draft:
-            source = replace(self._source(self.draft), revision=self.draft_revision, pad_mlp=self.pad_draft_mlp)
-            pair.draft = load_model(source)
+            alike = replace(self.target_source(), gguf_file=None, quantization=None)
+            pair.draft = load_model(
+                replace(alike, name=self.draft, revision=self.draft_revision, pad_mlp=self.pad_draft_mlp)
+            )
         return pair
 
     def target_source(self) -> ModelSource:
@@ -218,24 +213,20 @@ def load(
     Raises:
         SpeculationError: it cannot be loaded as asked.
     """
-    device = device_name(str(device))
-    dtype = dtype_name(str(dtype).removeprefix("torch."), device)
-    if pack_linear is None:
-        pack_linear = device == "cpu" and dtype in packable_dtypes() and not (quantization or device_map)
-    source = ModelSource(
-        str(name),
-        dtype,
-        device,
+    settings = TargetSettings(
+        target=str(name),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
         device_map=device_map,
         revision=revision,
+        gguf_file=gguf_file,
         trust_remote_code=trust_remote_code,
         attn_implementation=attn_implementation,
         quantization=quantization,
-        gguf_file=gguf_file,
-        pack_linear=pack_linear,
     )
+    settings.pack_linear = settings.can_pack if pack_linear is None else pack_linear
     with quiet():
-        return load_model(source), load_tokenizer(source)
+        return load_model(settings.target_source()), load_tokenizer(settings.target_source())
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:

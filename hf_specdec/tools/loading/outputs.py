@@ -1,4 +1,4 @@
-"""Where results go: asked before the work begins, not after it."""
+"""Checks that results can be written, made before the work begins."""
 
 import tempfile
 from pathlib import Path

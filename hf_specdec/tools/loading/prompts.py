@@ -12,7 +12,7 @@ from .rows import Row, read_rows
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is given: a text to be continued, or a conversation to be answered turn by turn."""
+    """A text to be continued, or a conversation to be answered turn by turn."""
 
     turns: tuple[str, ...]
     """what the user says, each after the answer to the one before; a text is one turn"""

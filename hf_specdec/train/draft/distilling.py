@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from ...drafters.draft_model.cut import CutLlamaForCausalLM
 from ...target.devices import input_device
-from ..learning import Examined
+from ..learning import Examined, batches, examining
 
 FIGURES = {"greedy_match": "first choice right in greedy text", "acceptance": "acceptance at temperature 1"}
 """what is measured on texts that were held out"""
@@ -17,12 +18,10 @@ FIGURES = {"greedy_match": "first choice right in greedy text", "acceptance": "a
 
 def collate(lessons: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Texts padded on the right; their places one after the other."""
-    longest = max(len(lesson["input_ids"]) for lesson in lessons)
-    ids = torch.zeros(len(lessons), longest, dtype=torch.long)
-    wanted = torch.zeros(len(lessons), longest, dtype=torch.bool)
-    for b, lesson in enumerate(lessons):
-        ids[b, : len(lesson["input_ids"])] = lesson["input_ids"]
-        wanted[b, int(lesson["start"]) : len(lesson["input_ids"])] = True
+    ids = pad_sequence([lesson["input_ids"] for lesson in lessons], batch_first=True)
+    ends = torch.tensor([len(lesson["input_ids"]) for lesson in lessons])[:, None]
+    places, starts = torch.arange(ids.shape[1]), torch.stack([lesson["start"] for lesson in lessons])[:, None]
+    wanted = (places >= starts) & (places < ends)
     sampled = torch.cat([lesson["temperature"].expand(len(lesson["greedy"])) for lesson in lessons]) > 0
     joined = {name: torch.cat([lesson[name] for lesson in lessons]) for name in ("rows", "chances", "greedy")}
     return {"input_ids": ids, "wanted": wanted, "sampled": sampled} | joined
@@ -34,8 +33,34 @@ def known_logits(draft: CutLlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor
     return draft.lm_head(hidden[batch["wanted"]]).float()
 
 
+def acceptance(draft: Any, lessons: Dataset[dict[str, Tensor]], rows: int) -> dict[str, float]:
+    """How often the draft is right on texts.
+
+    Returns:
+        `greedy_match`: share of places in greedy texts where its first choice is the target's;
+        `acceptance`: mean of Σ min(p, q) at temperature 1 over the sampled texts (α, Leviathan 2023, Corollary 3.6), of
+        the target's likeliest tokens only, so a little low. Each where there are such texts.
+    """
+    matches, overlaps = [torch.zeros(0)], [torch.zeros(0)]
+    with examining(draft):
+        for batch in batches(lessons, rows, collate, input_device(draft)):
+            logits, sampled = known_logits(draft, batch), batch["sampled"]
+            matches.append((logits.argmax(-1) == batch["greedy"])[~sampled].float().cpu())
+            q = logits[sampled].softmax(-1).gather(1, batch["rows"][sampled].long())
+            overlaps.append(torch.minimum(q, batch["chances"][sampled].float()).sum(-1).cpu())
+    values = {"greedy_match": torch.cat(matches), "acceptance": torch.cat(overlaps)}
+    return {name: float(value.mean()) for name, value in values.items() if len(value)}
+
+
+def said(found: dict[str, float]) -> str:
+    """The figures of `acceptance` in words."""
+    return ", ".join(f"{FIGURES[name]}: {found[name]:.1%}" for name in FIGURES if name in found)
+
+
 class Distillation(Examined):
     """Cross entropy against the target's likeliest tokens; evaluation says how often the draft would be right."""
+
+    acceptance, said = staticmethod(acceptance), staticmethod(said)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         """Mean of -Σ p log q over the places, p the target's chances of its likeliest tokens, made to sum to 1."""
@@ -46,38 +71,3 @@ class Distillation(Examined):
         log_q = logits.gather(1, inputs["rows"].long()) - logits.logsumexp(-1, keepdim=True)
         loss = -(p * log_q).sum(-1).mean()
         return (loss, {"loss": loss}) if return_outputs else loss
-
-    def examine(self, lessons: Any, rows: int) -> dict[str, float]:
-        return acceptance(self.model, lessons, rows)
-
-    def said(self, found: dict[str, float]) -> str:
-        return said(found)
-
-
-@torch.no_grad()
-def acceptance(draft: Any, lessons: Dataset[dict[str, Tensor]], rows: int) -> dict[str, float]:
-    """How often the draft is right on texts.
-
-    Returns:
-        `greedy_match`: share of places in greedy texts where its first choice is the target's;
-        `acceptance`: mean of Σ min(p, q) at temperature 1 over the sampled texts (α, Leviathan 2023, Corollary 3.6), of
-        the target's likeliest tokens only, so a little low. Each where there are such texts.
-    """
-    was_training = draft.training
-    draft.eval()
-    matches, overlaps = [torch.zeros(0)], [torch.zeros(0)]
-    for at in range(0, len(lessons), rows):  # type: ignore[arg-type]
-        batch = collate([lessons[i] for i in range(at, min(at + rows, len(lessons)))])  # type: ignore[arg-type]
-        batch = {name: value.to(input_device(draft)) for name, value in batch.items()}
-        logits, sampled = known_logits(draft, batch), batch["sampled"]
-        matches.append((logits.argmax(-1) == batch["greedy"])[~sampled].float().cpu())
-        q = logits[sampled].softmax(-1).gather(1, batch["rows"][sampled].long())
-        overlaps.append(torch.minimum(q, batch["chances"][sampled].float()).sum(-1).cpu())
-    draft.train(was_training)
-    values = {"greedy_match": torch.cat(matches), "acceptance": torch.cat(overlaps)}
-    return {name: float(value.mean()) for name, value in values.items() if len(value)}
-
-
-def said(found: dict[str, float]) -> str:
-    """The figures of `acceptance` in words."""
-    return ", ".join(f"{FIGURES[name]}: {found[name]:.1%}" for name in FIGURES if name in found)

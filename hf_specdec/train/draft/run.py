@@ -1,28 +1,22 @@
 """`hf-specdec train draft`: the target writes texts, a draft is cut out of it and learns from them."""
 
-import hashlib
-import json
-import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
 from typer import Option
 
-from ...drafters.disco.drafter import fingerprint
 from ...tools.loading.models import ModelSource, Pair, load_model
-from ...tools.loading.outputs import writable_folder
-from ...tools.showing.quiet import quiet
-from ..folder import hold_to, interruptible, write_whole
+from ...tools.showing import quiet
+from ..folder import TrainingFolder, interruptible
 from ..learning import learn
-from ..own_text import OwnTextSettings, halves, own_texts, special_tokens
-from ..writing import Text, most_frequent
+from ..own_text import OwnTextSettings, halves, hold_to_target, own_texts, special_tokens, try_it
+from ..writing import most_frequent
 from .cutting import check_cuttable, cut, take_over
 from .distilling import Distillation, acceptance, collate, said
-from .teacher import digest, read_lessons
+from .teacher import contents, read_lessons
 
 _cut: Any = partial(Option, rich_help_panel="The draft model")
 
@@ -58,29 +52,28 @@ def train_draft(settings: DraftSettings) -> dict[str, float]:
         SpeculationError: an argument out of range, bad data, or a target that no draft can be cut out of.
     """
     settings.check()
-    work = writable_folder(settings.output) / "training"
-    work.mkdir(exist_ok=True)
+    folder = TrainingFolder.at(settings.output)
     questions = settings.questions()
     with quiet(), interruptible("run the same command again to continue"):
         pair = settings.load()
         special = _check_target(settings, pair)
-        hold_to(work / "made_for.json", {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens})
-        texts = own_texts(settings, pair, questions, work)
+        hold_to_target(folder, settings, pair)
+        texts = own_texts(settings, pair, questions, folder.work)
         tokens, covered = most_frequent(texts, pair.target.config.vocab_size, settings.known_tokens, special)
         learned, held_out = halves(texts, settings.held_out, settings.seed)
-        lessons = read_lessons(pair.target, learned, tokens, work / "lessons.safetensors")
-        examination = read_lessons(pair.target, held_out, tokens, work / "held_out.safetensors")
+        lessons = read_lessons(pair.target, learned, tokens, folder.work / "lessons.safetensors")
+        examination = read_lessons(pair.target, held_out, tokens, folder.work / "held_out.safetensors")
         draft = cut(pair.target, _layers(settings, pair), tokens).float()
         if settings.start_from is not None:
             take_over(draft, load_model(ModelSource(settings.start_from, "float32", "cpu")))
-        folder = work / "checkpoints" / _name(settings, learned, tokens)
-        learn(settings, Distillation, draft, lessons, examination, collate, folder)
+        chosen = ("layers", "start_from", "epochs", "batch_size", "learning_rate", "seed", "dtype")
+        checkpoints = folder.checkpoints(contents(learned, tokens), *(getattr(settings, name) for name in chosen))
+        learn(settings, Distillation, draft, lessons, examination, collate, checkpoints)
         found = acceptance(draft, examination, settings.batch_size)
         found |= {"covered": covered, "parameters": float(draft.num_parameters())}
         draft.to(torch.bfloat16).save_pretrained(settings.output)
         pair.tokenizer.save_pretrained(settings.output)
-        report = found | {"settings": asdict(settings)}
-        write_whole(Path(settings.output) / "training.json", json.dumps(report, indent=2) + "\n")
+        folder.report(found, settings)
         return found
 
 
@@ -92,9 +85,7 @@ def closing(settings: DraftSettings, found: dict[str, float]) -> Iterator[str]:
         "target's tokens"
     )
     yield f"saved to {settings.output}; try it:"
-    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
-    models = ["--target", settings.target, *own, "--draft", settings.output]
-    yield shlex.join(["hf-specdec", "generate", *models, "--prompt", "..."])
+    yield try_it(settings, "--draft", settings.output)
 
 
 def _layers(settings: DraftSettings, pair: Pair) -> list[int]:
@@ -105,10 +96,3 @@ def _check_target(settings: DraftSettings, pair: Pair) -> list[int]:
     """Whether a draft can be cut out of it, asked before hours of writing; its special tokens."""
     check_cuttable(pair.target, _layers(settings, pair))
     return special_tokens(pair, pair.target.config.vocab_size, settings.known_tokens)
-
-
-def _name(settings: DraftSettings, learned: Sequence[Text], tokens: torch.Tensor) -> str:
-    """Tells trainings apart: the checkpoints of one are no beginning of another."""
-    chosen = ("layers", "start_from", "epochs", "batch_size", "learning_rate", "seed", "dtype")
-    content = [digest(learned, tokens), *(getattr(settings, name) for name in chosen)]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

@@ -1,7 +1,5 @@
 """What the target would have said at every place of its texts: its likeliest tokens, read once and kept on disk."""
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +13,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ...target.devices import input_device
-from ..writing import Text, batched
+from ..folder import digest
+from ..writing import Text, batched, right_padded
 
 LIKELIEST = 32
 """tokens kept per place; a target seldom has more in mind"""
@@ -48,7 +47,7 @@ class Lessons(Dataset[dict[str, Tensor]]):
 
 def read_lessons(target: PreTrainedModel, texts: Sequence[Text], tokens: Tensor, file: Path) -> Lessons:
     """The target's distributions over `tokens` for all texts, from the file where it holds them."""
-    made_of = digest(texts, tokens)
+    made_of = contents(texts, tokens)
     if (answers := _stored(file, made_of)) is not None:
         return Lessons(texts, answers)
     written = sum(len(text.ids) - text.start for text in texts)
@@ -69,10 +68,9 @@ def read_lessons(target: PreTrainedModel, texts: Sequence[Text], tokens: Tensor,
     return Lessons(texts, answers)
 
 
-def digest(texts: Sequence[Text], tokens: Tensor) -> str:
+def contents(texts: Sequence[Text], tokens: Tensor) -> str:
     """Tells lessons apart that one target gives."""
-    content = [[text.ids, text.start, text.temperature] for text in texts]
-    return hashlib.sha256(json.dumps([content, tokens.tolist()]).encode()).hexdigest()
+    return digest([[[text.ids, text.start, text.temperature] for text in texts], tokens.tolist()])
 
 
 def _stored(file: Path, made_of: str) -> dict[str, Tensor] | None:
@@ -88,9 +86,7 @@ def _stored(file: Path, made_of: str) -> dict[str, Tensor] | None:
 
 def _logits(target: PreTrainedModel, texts: Sequence[Text]) -> Iterator[Tensor]:
     """Per text the logits [N, V] that decided each token which the target wrote."""
-    longest = max(len(text.ids) for text in texts)
-    ids = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in texts], device=input_device(target))
-    # Padded on the right, where a causal model does not look: no mask is needed.
+    ids = right_padded([text.ids for text in texts], input_device(target))
     hidden = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
     head = target.get_output_embeddings()
     for row, text in zip(hidden, texts, strict=True):

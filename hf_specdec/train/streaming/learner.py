@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from ...drafters.streaming import Streams, Upper, likeliest_nodes, with_streams
 from ...target.masks import as_bias
-from ..learning import Examined
+from ..learning import Examined, batches, examining
 
 ALPHA_MAIN, ALPHA_STREAM = 1.0, 0.1
 """α0 and αj of Equation 5, where the target is tuned (Appendix A.2)"""
@@ -87,46 +88,17 @@ def collate(lessons: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Texts padded on the right, and the places that count in each."""
     lengths = torch.tensor([len(lesson["input_ids"]) for lesson in lessons])
     counts = torch.tensor([len(lesson["at"]) for lesson in lessons])
-    longest, most = int(lengths.max()), int(counts.max())
-    states = lessons[0]["states"].new_zeros(len(lessons), longest - 1, lessons[0]["states"].shape[1])
-    ids, at = torch.zeros(len(lessons), longest, dtype=torch.long), torch.zeros(len(lessons), most, dtype=torch.long)
-    for b, lesson in enumerate(lessons):
-        ids[b, : lengths[b]], states[b, : lengths[b] - 1] = lesson["input_ids"], lesson["states"]
-        at[b, : counts[b]], at[b, counts[b] :] = lesson["at"], lesson["at"][0]
+    names = ("input_ids", "states", "at")
+    ids, states, at = (pad_sequence([lesson[name] for lesson in lessons], batch_first=True) for name in names)
+    counts = torch.arange(at.shape[1]) < counts[:, None]
     return {
         "input_ids": ids,
         "states": states,
         "lengths": lengths,
-        "at": at,
-        "counts": torch.arange(most) < counts[:, None],
+        "at": at.where(counts, at[:, :1]),  # a place that counts stands in for those that a text does not have
+        "counts": counts,
         "sampled": torch.stack([lesson["temperature"] for lesson in lessons]) > 0,
     }
-
-
-class StreamTraining(Examined):
-    """The streams' cross entropy, each stream's mean alike; the pruning map learns beside it, from the next token."""
-
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        """Untouched: the mean over j of -log p(y_(t+j) | y_<t). Tuned (Eq. 5): -α0 log p(y_t | y_<t) of the main stream
-        and αj times each stream's. The early exit's -log p(y_t | y_<t) is added: it shares nothing with the others."""
-        with self.accelerator.autocast():
-            logits, early, main = model(inputs)
-        wanted = model.wanted(inputs)
-        streams = torch.stack([_entropy(logits[:, :, j], wanted[:, :, j + 1]) for j in range(logits.shape[2])])
-        if main is None:
-            loss = streams.mean()
-        else:
-            following = inputs["input_ids"].gather(1, inputs["at"] + 1).where(inputs["counts"], -1)
-            loss = ALPHA_MAIN * _entropy(main, following) + ALPHA_STREAM * streams.sum()
-        if early is not None:
-            loss = loss + _entropy(early, wanted[:, :, 0])
-        return (loss, {"loss": loss}) if return_outputs else loss
-
-    def examine(self, lessons: Any, rows: int) -> dict[str, Any]:
-        return acceptance(self.model, lessons, rows)
-
-    def said(self, found: dict[str, Any]) -> str:
-        return said(found)
 
 
 def _entropy(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -136,7 +108,6 @@ def _entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     return cross_entropy(logits[known].float(), wanted[known])
 
 
-@torch.no_grad()
 def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
     """How often streams are right on texts.
 
@@ -147,28 +118,23 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
         its candidates is; `promised`: tokens per call that a tree of 16 nodes promises in greedy text. `early_exit`: of
         the pruning map, where there is one.
     """
-    was_training = model.training
-    model.eval()
     ranks: list[Tensor] = []
     sampled: list[Tensor] = []
     early_right: list[Tensor] = [torch.zeros(0)]
-    device = next(model.parameters()).device
-    dtype = model._target[0].head.weight.dtype
-    for at in range(0, len(lessons), rows):
-        batch = collate([lessons[i] for i in range(at, min(at + rows, len(lessons)))])
-        batch = {name: value.to(device) for name, value in batch.items()}
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            logits, early, _ = model(batch)
-        wanted = model.wanted(batch)
-        best = logits.topk(model.candidates).indices
-        hits = best == wanted[:, :, 1:, None]
-        rank = torch.where(hits.any(-1), hits.float().argmax(-1), model.candidates)
-        whole = batch["counts"] & (batch["at"] + model.streams.gamma + 1 < batch["lengths"][:, None])
-        ranks.append(rank[whole].cpu())
-        sampled.append(batch["sampled"][:, None].expand_as(whole)[whole].cpu())
-        if early is not None:
-            early_right.append((early.argmax(-1) == wanted[:, :, 0])[batch["counts"]].float().cpu())
-    model.train(was_training)
+    device, dtype = next(model.parameters()).device, model._target[0].head.weight.dtype
+    with examining(model):
+        for batch in batches(lessons, rows, collate, device):
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                logits, early, _ = model(batch)
+            wanted = model.wanted(batch)
+            best = logits.topk(model.candidates).indices
+            hits = best == wanted[:, :, 1:, None]
+            rank = torch.where(hits.any(-1), hits.float().argmax(-1), model.candidates)
+            whole = batch["counts"] & (batch["at"] + model.streams.gamma + 1 < batch["lengths"][:, None])
+            ranks.append(rank[whole].cpu())
+            sampled.append(batch["sampled"][:, None].expand_as(whole)[whole].cpu())
+            if early is not None:
+                early_right.append((early.argmax(-1) == wanted[:, :, 0])[batch["counts"]].float().cpu())
     rank, is_sampled = torch.cat(ranks), torch.cat(sampled)
     found: dict[str, Any] = {
         "acceptance": _table(rank[~is_sampled], model.candidates),
@@ -203,3 +169,25 @@ def said(found: dict[str, Any]) -> str:
         f"first stream right {found['first']:.1%}; one of the candidates of each stream right, given those "
         f"before: {streams}; a tree of {NODES} nodes would give {found['promised']:.2f} tokens per call{early}"
     )
+
+
+class StreamTraining(Examined):
+    """The streams' cross entropy, each stream's mean alike; the pruning map learns beside it, from the next token."""
+
+    acceptance, said = staticmethod(acceptance), staticmethod(said)
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        """Untouched: the mean over j of -log p(y_(t+j) | y_<t). Tuned (Eq. 5): -α0 log p(y_t | y_<t) of the main stream
+        and αj times each stream's. The early exit's -log p(y_t | y_<t) is added: it shares nothing with the others."""
+        with self.accelerator.autocast():
+            logits, early, main = model(inputs)
+        wanted = model.wanted(inputs)
+        streams = torch.stack([_entropy(logits[:, :, j], wanted[:, :, j + 1]) for j in range(logits.shape[2])])
+        if main is None:
+            loss = streams.mean()
+        else:
+            following = inputs["input_ids"].gather(1, inputs["at"] + 1).where(inputs["counts"], -1)
+            loss = ALPHA_MAIN * _entropy(main, following) + ALPHA_STREAM * streams.sum()
+        if early is not None:
+            loss = loss + _entropy(early, wanted[:, :, 0])
+        return (loss, {"loss": loss}) if return_outputs else loss

@@ -1,13 +1,9 @@
 """`hf-specdec train streaming`: the target writes texts, and streams in its upper layers learn to foretell them."""
 
-import hashlib
-import json
 import math
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -15,17 +11,24 @@ from torch import nn
 from typer import Option
 
 from ...drafters import Drafter, StreamingDrafter
-from ...drafters.disco.drafter import fingerprint
 from ...drafters.streaming import Upper
 from ...errors import SpeculationError, shown
 from ...target.devices import input_device
 from ...target.masks import attention_windows
 from ...tools.loading.models import Pair
-from ...tools.loading.outputs import writable_folder
-from ...tools.showing.quiet import quiet
-from ..folder import hold_to, interruptible, write_whole
+from ...tools.showing import quiet
+from ..folder import TrainingFolder, interruptible
 from ..learning import learn
-from ..own_text import OwnTextSettings, given_texts, halves, own_texts, special_tokens, training_option
+from ..own_text import (
+    OwnTextSettings,
+    given_texts,
+    halves,
+    hold_to_target,
+    own_texts,
+    special_tokens,
+    training_option,
+    try_it,
+)
 from ..writing import Text, most_frequent
 from .learner import Learner, StreamTraining, acceptance, collate, said
 from .states import read_states
@@ -99,18 +102,17 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
         raise SpeculationError("mode='tuned' needs adapter_rank of 1 or more, got 0: there would be nothing to tune")
     if settings.answers == "given" and not settings.data:
         raise SpeculationError("answers='given' needs data; name files with prompts and answers")
-    work = writable_folder(settings.output) / "training"
-    work.mkdir(exist_ok=True)
-    questions = settings.questions() if settings.answers == "own" else []
+    folder, own = TrainingFolder.at(settings.output), settings.answers == "own"
+    questions = settings.questions() if own else []
     with quiet(), interruptible("run the same command again to continue"):
         pair = settings.load()
         upper = Upper(pair.target, settings.num_layers)
         _try(settings, pair, upper)
-        hold_to(work / "made_for.json", {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens})
-        texts = own_texts(settings, pair, questions, work) if settings.answers == "own" else given_texts(settings, pair)
+        hold_to_target(folder, settings, pair)
+        texts = own_texts(settings, pair, questions, folder.work) if own else given_texts(settings, pair)
         learned, held_out = halves(texts, settings.held_out, settings.seed)
-        lessons = read_states(pair.target, upper, learned, work / "states.bin", settings.places)
-        examination = read_states(pair.target, upper, held_out, work / "held_out.bin")
+        lessons = read_states(pair.target, upper, learned, folder.work / "states.bin", settings.places)
+        examination = read_states(pair.target, upper, held_out, folder.work / "held_out.bin")
         drafter = beginning(settings, pair, upper, texts)
         pair.target.requires_grad_(False)
         learner = Learner(
@@ -120,25 +122,17 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
             settings.candidates,
             settings.mode == "tuned",
         )
-        learn(
-            settings,
-            StreamTraining,
-            learner,
-            lessons,
-            examination,
-            collate,
-            work / "checkpoints" / _name(settings, learned),
-        )
+        checkpoints = folder.checkpoints(*_told_apart_by(settings, learned))
+        learn(settings, StreamTraining, learner, lessons, examination, collate, checkpoints)
         found = acceptance(learner, examination, settings.batch_size)
         drafter.config.acceptance, drafter.config.acceptance_sampled = found["acceptance"], found["acceptance_sampled"]
         drafter.streams.requires_grad_(False).to(torch.bfloat16)
         drafter.trained = True
         drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer)
         if settings.mode == "tuned":
-            drafter.save_lora(Path(settings.output) / "lora", pair.target)
+            drafter.save_lora(folder.output / "lora", pair.target)
         found["parameters"] = sum(p.numel() for p in drafter.streams.parameters())
-        report = found | {"settings": asdict(settings)}
-        write_whole(Path(settings.output) / "training.json", json.dumps(report, indent=2) + "\n")
+        folder.report(found, settings)
         return found
 
 
@@ -234,15 +228,11 @@ def closing(settings: StreamingSettings, found: dict[str, Any]) -> Iterator[str]
     """What the command says at its end."""
     yield f"held out: {said(found)}"
     yield f"{found['parameters'] / 1e6:.2f} M parameters, saved to {settings.output}; try it:"
-    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
-    yield shlex.join(
-        ["hf-specdec", "generate", "--target", settings.target, *own, "--drafter", settings.output, "--prompt", "..."]
-    )
+    yield try_it(settings, "--drafter", settings.output)
 
 
-def _name(settings: StreamingSettings, learned: Sequence[Text]) -> str:
-    """Tells trainings apart: the checkpoints of one are no beginning of another."""
+def _told_apart_by(settings: StreamingSettings, learned: Sequence[Text]) -> list[Any]:
+    """What one training's checkpoints have in common: its texts, and the settings that change its course."""
     chosen = [name for name in StreamingSettings.ranges if name not in ("own_prompts", "rows", "raw", "sampled")]
     chosen += ["adapted", "mode", "seed", "dtype", "start_from"]
-    content = [[text.ids for text in learned], *(getattr(settings, name) for name in chosen)]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+    return [[text.ids for text in learned], *(getattr(settings, name) for name in chosen)]

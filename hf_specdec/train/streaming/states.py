@@ -1,7 +1,6 @@
 """What enters the layers with streams, for every token of every text: read once, kept on disk, where the main stream
 stays the same for the whole training."""
 
-import hashlib
 import json
 import os
 import random
@@ -18,8 +17,8 @@ from transformers import PreTrainedModel
 from ...drafters.streaming import Upper
 from ...errors import SpeculationError
 from ...target.devices import input_device
-from ..folder import write_whole
-from ..writing import Text, batched
+from ..folder import digest, write_whole
+from ..writing import Text, batched, right_padded
 
 
 class States(Dataset[dict[str, Tensor]]):
@@ -65,8 +64,7 @@ def read_states(
     Raises:
         SpeculationError: there is no room for them.
     """
-    content = [[text.ids for text in texts], upper.first, str(target.dtype)]
-    made_of = {"made_of": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+    made_of = {"made_of": digest([[text.ids for text in texts], upper.first, str(target.dtype)])}
     note, size = file.with_suffix(".json"), target.config.get_text_config(decoder=True).hidden_size
     shape = (sum(len(text.ids) - 1 for text in texts), size)
     if not (note.exists() and file.exists() and json.loads(note.read_text()) == made_of):
@@ -112,14 +110,13 @@ def _write(target: PreTrainedModel, upper: Upper, texts: Sequence[Text], file: P
 @torch.no_grad()
 def entering(target: PreTrainedModel, upper: Upper, rows: Sequence[Sequence[int]]) -> Tensor:
     """M [B, T, H] of the layer before the first with streams, of texts padded on the right, where nobody looks."""
-    longest = max(map(len, rows))
     found: list[Tensor] = []
 
     def look(states: Tensor) -> None:
         found.append(states)
         raise _Reached
 
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=input_device(target))
+    ids = right_padded(rows, input_device(target))
     with upper.entering(look), suppress(_Reached):
         target.base_model(input_ids=ids, use_cache=False)
     return found[0].cpu()

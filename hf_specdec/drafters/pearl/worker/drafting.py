@@ -15,12 +15,14 @@ from ....clock import now
 from ....target.devices import input_device
 from ....transfer import to_device, to_host
 from ...draft_model.session import write_tokens
-from ...draft_model.translating import over_cache
+from ...draft_model.translating import model_of, over_cache
 from .foresight import REMEMBERED, Place, likeliest
 from .wire import Fork, Kind, Link, Order, Setup, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ...draft_model import Translated
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
@@ -61,17 +63,24 @@ class Branch:
 class BackgroundDraft:
     """Told what to draft behind, it tells every token as soon as it is drawn."""
 
-    def __init__(self, setup: Setup, model: "PreTrainedModel", link: Link, is_useless: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        draft: "PreTrainedModel | Translated",
+        link: Link,
+        is_useless: Callable[[int], bool],
+    ) -> None:
         """
         Args:
             is_useless: whether the order of an epoch has been cancelled.
         """
         self.link, self.is_useless = link, is_useless
         self.epoch, self.began = -1, 0.0
-        self.picker = setup.picker.on(input_device(model))
+        device = input_device(model_of(draft))
+        self.picker = setup.picker.on(device)
         self.eos_token_ids, self.lockstep = setup.eos_token_ids, setup.lockstep
-        prompt = setup.prompt_ids.to(input_device(model))
-        self.model = over_cache(model, prompt, setup.prompt_mask.to(input_device(model)), setup.lockstep)
+        prompt = setup.prompt_ids.to(device)
+        self.model = over_cache(draft, prompt, setup.prompt_mask.to(device), setup.lockstep)
         self.ids = torch.nn.functional.pad(prompt, (0, BLOCK))
         """[L, capacity] the branches' texts on the model's device"""
         self.branches = [Branch(row, text) for row, text in enumerate(setup.prompt_ids.tolist())]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...draft_model.ahead import reading_ahead
-from ...draft_model.translating import translation
 from .serving import serve
 from .wire import Kind, Link, encode
 from .workers import Worker, Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ...draft_model import Translated
 
 _log = logging.getLogger(__name__)
 
@@ -35,15 +35,14 @@ class Processes(Workers):
         super().__init__()
         self.free.append(launch())
 
-    def take(self, model: "PreTrainedModel", target: torch.device) -> Worker:
-        worker, manner = self.reuse(), (reading_ahead(model), translation(model))
-        if worker is not None and worker.manner not in (None, manner):
-            worker.close()  # it has the model as it was
+    def take(self, draft: "PreTrainedModel | Translated", target: torch.device) -> Worker:
+        worker = self.reuse()
+        if worker is not None and worker.draft not in (None, draft):
+            worker.close()  # it was sent the model with another translation, or none
             worker = None
         worker = worker or launch()
-        if worker.manner is None:
-            make_ready(worker, model, threads_beside(target))
-            worker.manner = manner
+        if worker.draft is None:
+            make_ready(worker, draft, threads_beside(target))
         return self.lend(worker)
 
 
@@ -77,7 +76,7 @@ def main(fileno: int) -> None:
     os._exit(0)
 
 
-def make_ready(worker: Worker, model: "PreTrainedModel", threads: int) -> None:
+def make_ready(worker: Worker, draft: "PreTrainedModel | Translated", threads: int) -> None:
     """Send a launched process its model, and wait until it has it.
 
     Raises:
@@ -85,7 +84,7 @@ def make_ready(worker: Worker, model: "PreTrainedModel", threads: int) -> None:
     """
     worker.link.patience = START_PATIENCE
     try:
-        worker.link.send(Kind.MODEL, encode((model, threads)))
+        worker.link.send(Kind.MODEL, encode((draft, threads)))
         answer = worker.link.receive(QUIET)
         if answer is None:
             _log.warning("PEARL starts its draft worker in a process. This takes some seconds, once per drafter")
@@ -93,6 +92,7 @@ def make_ready(worker: Worker, model: "PreTrainedModel", threads: int) -> None:
         if answer is None or answer[0] is not Kind.READY:
             reason = "it did not answer" if answer is None else answer[1].decode(errors="replace")
             raise RuntimeError(f"the draft worker could not start: {reason}")
+        worker.draft = draft
     except BaseException:
         worker.close()
         raise

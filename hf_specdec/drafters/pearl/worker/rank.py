@@ -25,6 +25,8 @@ from .workers import Worker, Workers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ...draft_model import Translated
+
 LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """what launchers tell a rank"""
 HOW = (
@@ -73,7 +75,7 @@ class Seat(Workers):
                 'of them: from_pretrained(name, distributed_config=DistributedConfig(tp_plan="auto"))'
             )
 
-    def take(self, model: "PreTrainedModel", target: torch.device) -> Worker:
+    def take(self, draft: "PreTrainedModel | Translated", target: torch.device) -> Worker:
         if (worker := self.reuse()) is None:
             raise ConnectionError("the drafting rank is gone, or busy with another call")
         return self.lend(worker)
@@ -85,7 +87,7 @@ class Seat(Workers):
             self.link.close()
         super().close()
 
-    def serve(self, model: "PreTrainedModel") -> None:
+    def serve(self, draft: "PreTrainedModel | Translated") -> None:
         """Draft until the target's ranks have closed. An end that they did not intend is a warning: an error here
         would make the launcher end the ranks that go on without a draft."""
         link, self.link = self.link, None
@@ -94,7 +96,7 @@ class Seat(Workers):
                 f"serve() must be called once, on the drafting rank, which is rank {self.targets}, and this is "
                 f"rank {self.rank}. Check drafter.drafts first, and call generate where it is False"
             )
-        ended = serve(link, model)
+        ended = serve(link, draft)
         if ended.error:
             warn(
                 f"the drafting rank stops, because it raised {ended.error}. The text is not affected: the target's "

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....target.devices import input_device
+from ...draft_model.translating import model_of
 from .drafting import BackgroundDraft, CancelledError
 from .wire import Kind, Link, Order, decode, encode_numbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ...draft_model import Translated
 
 GRACE = 5.0
 """seconds for a draft step that has become useless to end"""
@@ -35,9 +38,9 @@ class Serving:
         self.error = ""
         """what went wrong, if anything did"""
 
-    def begin(self, model: "PreTrainedModel") -> None:
+    def begin(self, draft: "PreTrainedModel | Translated") -> None:
         """Start the drafting thread."""
-        self.thread = threading.Thread(target=self.work, args=(model,), daemon=True, name="hf_specdec draft")
+        self.thread = threading.Thread(target=self.work, args=(draft,), daemon=True, name="hf_specdec draft")
         self.thread.start()
 
     def read(self) -> None:
@@ -47,9 +50,9 @@ class Serving:
             assert message is not None
             kind, body = message
             if kind is Kind.MODEL:
-                model, threads = decode(body)
+                draft, threads = decode(body)
                 torch.set_num_threads(threads)
-                self.begin(model)
+                self.begin(draft)
                 self.link.send(Kind.READY)
             elif kind is Kind.CANCEL:
                 self.cancelled = max(self.cancelled, decode(body))
@@ -62,9 +65,9 @@ class Serving:
                 self.in_call = kind is not Kind.CLOSE
                 self.orders.put((kind, body))
 
-    def work(self, model: "PreTrainedModel") -> None:
+    def work(self, draft: "PreTrainedModel | Translated") -> None:
         """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
-        device, stream = input_device(model), self.stream
+        device, stream = input_device(model_of(draft)), self.stream
         if stream is None and device.type == "cuda":
             stream = torch.cuda.Stream(device)
         with self.reporting(), torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
@@ -73,7 +76,7 @@ class Serving:
                 if kind is Kind.OPEN:
                     setup = decode(body)
                     with setup.cast(device.type):
-                        self.draft = BackgroundDraft(setup, model, self.link, lambda epoch: self.cancelled >= epoch)
+                        self.draft = BackgroundDraft(setup, draft, self.link, lambda epoch: self.cancelled >= epoch)
                 elif kind is Kind.CLOSE:
                     self.draft = None
                 elif self.draft is not None:
@@ -103,11 +106,11 @@ class Serving:
         self.link.close()
 
 
-def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None) -> Serving:
+def serve(link: Link, draft: "PreTrainedModel | Translated | None" = None, stream: Any = None) -> Serving:
     """Serve until the other side hangs up. A second thread drafts, so that questions never wait for it.
 
     Args:
-        model: None where it comes over the wire, with the number of threads to compute with.
+        draft: what to draft with; None where it comes over the wire, with the number of threads to compute with.
         stream: CUDA stream to draft on; None makes one where the model is on a GPU.
 
     Returns:
@@ -116,8 +119,8 @@ def serve(link: Link, model: "PreTrainedModel | None" = None, stream: Any = None
     serving = Serving(link, stream)
     try:
         with serving.reporting():
-            if model is not None:
-                serving.begin(model)
+            if draft is not None:
+                serving.begin(draft)
             serving.read()
     finally:
         serving.end()

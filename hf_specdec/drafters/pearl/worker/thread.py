@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....target.devices import input_device
+from ...draft_model.translating import model_of
 from .serving import GRACE, serve
 from .wire import Link
 from .workers import Worker, Workers
@@ -14,19 +15,21 @@ from .workers import Worker, Workers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ...draft_model import Translated
+
 
 class Threads(Workers):
     """Worker threads. On a GPU all of them draft on one CUDA stream of their own."""
 
     stream: Any = None
 
-    def take(self, model: "PreTrainedModel", target: torch.device) -> Worker:
-        device = input_device(model)
+    def take(self, draft: "PreTrainedModel | Translated", target: torch.device) -> Worker:
+        device = input_device(model_of(draft))
         if device.type == "cuda" and self.stream is None:
             self.stream = torch.cuda.Stream(device)
             self.stream.wait_stream(torch.cuda.current_stream(device))  # the weights may be on the way
         mine, theirs = socket.socketpair()
-        link, arguments = Link(mine), (Link(theirs), model, self.stream)
+        link, arguments = Link(mine), (Link(theirs), draft, self.stream)
         thread = threading.Thread(target=serve, args=arguments, daemon=True, name="hf_specdec worker")
         thread.start()
 

@@ -15,6 +15,8 @@ from .wire import Link
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ...draft_model import Translated
+
 
 @dataclass(eq=False)
 class Worker:
@@ -25,8 +27,8 @@ class Worker:
     """ends it, at once"""
     process: subprocess.Popen | None = None
     """None where it has no process of its own here"""
-    manner: Any = None
-    """how the model that a process was sent reads ahead and is translated; None before it has one"""
+    draft: Any = None
+    """what a process was sent to draft with; None before it was"""
     free: Callable[[], None] | None = None
     """gives it back for later calls; None where it ends with its call"""
     epoch: int = 0
@@ -42,11 +44,11 @@ class Workers:
         self._closed = 0
         """times that all were ended"""
 
-    def take(self, model: "PreTrainedModel", target: torch.device) -> Worker:
+    def take(self, draft: "PreTrainedModel | Translated", target: torch.device) -> Worker:
         """A worker for one call; two calls at once get one each.
 
         Args:
-            model: the draft model.
+            draft: what to draft with.
             target: the target's device.
 
         Raises:

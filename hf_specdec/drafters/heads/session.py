@@ -1,4 +1,4 @@
-"""`HeadContext`: what heads have read of each row, in a batch whose rows have different lengths."""
+"""What sessions of all heads have in common: `HeadContext`, what they have read of each row, and `Drawn`, a draft."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,9 +8,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 
 from ...errors import SpeculationError
-from ...protocol import DraftContext, DraftSession, Verdict
+from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...target.cache import RaggedCache
 from ...transfer import to_device
+from ..draft_model.session import with_room, write_tokens
 
 
 def check_attention(config: PreTrainedConfig) -> None:
@@ -28,39 +29,39 @@ def check_attention(config: PreTrainedConfig) -> None:
 
 
 class News(NamedTuple):
-    """What heads have not read yet: N places at most, `counts` of them in each row."""
+    """What heads have not read yet: at most N places, of which `counts` are each row's."""
 
     states: Tensor
-    """[B, N, H] the target's, of all layers that were asked for side by side"""
+    """[B, N, H] hidden states of the target; where several layers are read, side by side"""
     tokens: Tensor
-    """[B, N] the token that each of them decided"""
+    """[B, N] the token that the target chose from each state"""
     counts: list[int]
     positions: Tensor
-    """[B, N] of the states"""
+    """[B, N] positions of the states"""
 
 
 class HeadContext:
-    """One slot per state of the target. Left padding has none."""
+    """A cache of the heads with one slot per state of the target; left padding has none."""
 
     def __init__(self, context: DraftContext, layers: Sequence[int], again: int = 0) -> None:
         """
         Args:
-            layers: the hidden states that are read, by their index.
-            again: slots at the end of each row that are read anew in every round, as drafted tokens stood in them.
+            layers: indexes of the hidden states that are read.
+            again: slots at the end of each row that are read anew in every round, because drafted tokens filled them.
         """
         self.context, self.layers, self.again = context, layers, again
         self.rows: list[int] = []
         self.cache: RaggedCache | None = None
         self.read: list[int] = []
-        """[B] slots that count"""
+        """[B] slots that hold accepted tokens"""
         self.first: list[int] = []
         """[B] the position of each row's first slot: above 0 where the call went on from a cache"""
         self._states: list[list[Tensor]] = []
-        """[B] in pieces, as they came"""
+        """[B] states that have not been read, in pieces as they came"""
         self._tokens: list[list[int]] = []
 
     def observe_prompt(self, verdict: Verdict) -> None:
-        """The prompt's states, each with the token behind it."""
+        """Take the prompt's states, each with the token behind it."""
         states = self._joined(verdict)
         prompt, mask = self.context.prompt_ids, self.context.prompt_mask
         self.rows = list(verdict.rows)
@@ -73,7 +74,7 @@ class HeadContext:
         self.read = [0] * len(self.rows)
 
     def observe(self, verdict: Verdict) -> None:
-        """The states that decided each row's new tokens."""
+        """Take the states from which each row's new tokens were chosen."""
         states = self._joined(verdict)
         for b, (row, tokens) in enumerate(zip(verdict.rows, verdict.tokens, strict=True)):
             here = self.rows.index(row)
@@ -96,7 +97,7 @@ class HeadContext:
         self._states = [self._states[b] for b in order]
 
     def news(self, device: torch.device) -> News:
-        """What has to be read now; it is held to have been read, but for the slots that are read again."""
+        """What has to be read now. It counts as read from then on, but for the slots that are read again."""
         counts = [len(tokens) for tokens in self._tokens]
         width = max(counts)
         starts = to_device([first + read for first, read in zip(self.first, self.read, strict=True)], device)
@@ -117,13 +118,13 @@ class HeadContext:
         return self.cache
 
     def advance(self, counts: Sequence[int]) -> None:
-        """So many places of each row were read."""
+        """Count so many places of each row as read."""
         kept = map(len, self._tokens)
         self.read = [read + count - again for read, count, again in zip(self.read, counts, kept, strict=True)]
 
 
 class HeadSession(DraftSession):
-    """Drafts with heads: what they read is the target's states."""
+    """A session of heads, which read the target's hidden states."""
 
     def __init__(self, context: DraftContext, layers: Sequence[int], again: int = 0) -> None:
         """
@@ -138,3 +139,32 @@ class HeadSession(DraftSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.read.observe(verdict)
+
+
+class Drawn:
+    """Builds a draft token by token: each is drawn through the call's processors, and its q is kept."""
+
+    def __init__(self, context: DraftContext, sequences: Sequences, budget: list[int], most: int) -> None:
+        """
+        Args:
+            most: tokens that will be drawn per row, at most.
+        """
+        self.context, self.sequences, self.budget = context, sequences, budget
+        self.tokens: list[Tensor] = []
+        """[B] each"""
+        self._q: list[Tensor] = []
+        self._ids = with_room(sequences, most)
+
+    def draw(self, logits: Tensor) -> None:
+        """One more token per row, from logits [B, V]."""
+        lengths = [n + len(self.tokens) for n in self.sequences.lengths]
+        tokens, q = self.context.pick(self._ids, lengths, self.sequences.rows, logits.to(self.context.device))
+        write_tokens(self._ids, tokens, lengths)
+        self.tokens.append(tokens)
+        if q is not None:
+            self._q.append(q)
+
+    def draft(self) -> Draft:
+        """The drawn tokens, as far as each row has room for them."""
+        lengths = [min(len(self.tokens), room) for room in self.budget]
+        return Draft(torch.stack(self.tokens, 1), lengths, q=torch.stack(self._q, 1) if self._q else None)

@@ -1,15 +1,26 @@
-"""`NGramSession`, `DrawingSession`: chains that an n-gram model draws, of a fixed length or as long as they pay."""
+"""Sessions over an n-gram model: `NGramSession` draws chains of a fixed length, `DrawingSession` as long as they pay,
+and `NGramTrees` grows trees of likely tokens for greedy decoding."""
+
+from heapq import heappop, heappush
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Window
+from ...budget import Band, DraftCost, Survival, Tree, Window
 from ...budget.window import LARGEST
 from ...clock import now
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
+from ..trees import TreeSession
 from .model import NGramModel
+
+SUCCESSORS = 4
+"""Children of a node."""
+EXPANDED = 12
+"""Nodes that get children in a round."""
+LEAST = 0.03
+"""Nodes that are reached with a smaller chance get no children."""
 
 
 class NGramSession(DraftSession):
@@ -22,7 +33,7 @@ class NGramSession(DraftSession):
         self.prompt = context.prompt_ids.cpu()
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        """Drawn on the host, where the model is: nobody waits for a device between two tokens."""
+        """Draw on the host, where the table is, so that nothing waits for a device between two tokens."""
         context = self.context
         room = [min(self.gamma, most) for most in budget]
         width = max(room, default=0)
@@ -49,7 +60,7 @@ class NGramSession(DraftSession):
         return draft
 
     def _on_host(self, sequences: Sequences, width: int) -> Tensor:
-        """ids [B, columns] with room for a draft; padding on the left, as on the device."""
+        """The ids [B, columns] on the host, left-padded as on the device, with room for a draft."""
         ids = torch.zeros(len(sequences.rows), max(sequences.lengths, default=0) + width, dtype=torch.long)
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
             padding = length - len(sequences.tokens[b])
@@ -63,7 +74,7 @@ class NGramSession(DraftSession):
 
 
 class DrawingSession(NGramSession):
-    """As many tokens as promise most per second: γ is chosen before they are drawn."""
+    """Draws as many tokens as promise most tokens per second; γ is chosen before they are drawn."""
 
     weighs = True
 
@@ -76,7 +87,7 @@ class DrawingSession(NGramSession):
         super().__init__(context, model, LARGEST)
         self.window, self.draft_cost = window, cost
         self.price = 0.0
-        """of this round's look, as `DraftCost.asked` has it"""
+        """of this round's trial, in plain rounds; 0 where drafting pays (see `DraftCost.asked`)"""
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         cost, advance = self.context.cost, self.context.advance
@@ -90,3 +101,35 @@ class DrawingSession(NGramSession):
     def observe(self, verdict: Verdict) -> None:
         self.window.observe(verdict.drafted, verdict.accepted)
         self.draft_cost.kept(verdict.accepted, self.price, self.context.cost, self.context.advance)
+
+
+class NGramTrees(TreeSession):
+    """Greedy trees, in which the likeliest node gets children first. A token's chance is the model's, corrected by how
+    often such chances came true."""
+
+    def __init__(self, context: DraftContext, model: NGramModel, survival: Survival) -> None:
+        super().__init__(context, survival)
+        self.model, self.successors = model, SUCCESSORS if context.trees else 1
+
+    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+        for tree, tokens, room in zip(self.begin(len(budget)), sequences.tokens, budget, strict=True):
+            self._grow(tree, tokens[-self.model.order :], room)
+        return self.draft()
+
+    def _grow(self, tree: Tree, text: list[int], room: int) -> None:
+        """Add what may follow a row's text to its tree, at most `room` deep."""
+        places = [(-1.0, -1)]
+        """a heap of minus the chance to get to a node, and the node"""
+        for _ in range(EXPANDED):
+            if not places:
+                return
+            here, node = heappop(places)
+            path = tree.text(node)
+            if len(path) == room:
+                continue
+            for rank, (token, said) in enumerate(self.model.likeliest(text + path, self.successors)):
+                band = Band.of(("n-gram", rank > 0), said)
+                right = self.survival.calibrated(band)
+                child = tree.add(node, token, right, band)
+                if here * right <= -LEAST and token not in self.context.eos_token_ids:
+                    heappush(places, (here * right, child))

@@ -1,4 +1,7 @@
-"""`TreeSession`: what one or several sources draft stands in one tree per row, in the order of its worth."""
+"""`TreeSession`: a session that thinks of a tree of tokens per row and offers its nodes, the likeliest first.
+
+Several sources may add to the same trees (`Joining`): a token that two of them propose is one node.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,53 +12,53 @@ from ..budget import Survival, Tree
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 
 MANY = 8
-"""rows of a batch that ends as one, from which on it is asked, too, whether drafting pays at all: to think of tokens
-for all of them, and to verify none, takes a noticeable part of a round"""
+"""Rows of a batch from which on the engine may also pause drafting altogether (`DraftSession.weighs`). Thinking of
+tokens for so many rows takes a noticeable part of a round, even where none of them is verified."""
 
 
 class Joining(Protocol):
-    """A source of tokens that joins trees."""
+    """A source of tokens that adds to the trees of a session."""
 
     likeliest: int
-    """of the target's likeliest tokens at each place, how many it reads"""
+    """how many of the target's likeliest tokens it reads at each place"""
 
     def observe_prompt(self, verdict: Verdict) -> None:
-        """The prompt was read."""
+        """The target has read the prompt."""
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
-        """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
+        """Add to each row's tree what may follow its accepted tokens, at most `budget` deep."""
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
-        """Add what may come behind a node of a row's tree, within `room` of the root."""
+        """Add what may follow a node of a row's tree; no node gets deeper than `room`."""
 
     def observe(self, verdict: Verdict) -> None:
-        """Rows have grown, and some have ended."""
+        """A round is over: rows have grown, and some have ended."""
 
     def close(self) -> None:
         """The call is over."""
 
 
 class TreeSession(DraftSession):
-    """Every node of a round's trees is judged by the text, whether it was verified or not."""
+    """Learns from every node of a round's trees, verified or not: the text shows whether it was right."""
 
     most: int | None = None
-    """nodes that a row offers at most; None for all that there are"""
+    """nodes that a row offers at most; None for all"""
 
     def __init__(self, context: DraftContext, survival: Survival, others: Joining | None = None) -> None:
         """
         Args:
-            others: whose tokens stand in the same trees as the session's own.
+            survival: how often tokens of each kind were right.
+            others: a source whose tokens join the session's own.
         """
         super().__init__(context)
         self.weighs = context.rows < MANY or context.most_rows > 0
         self.survival = survival
-        """how often tokens of each kind have been right"""
         self.others = others
         self.likeliest = 0 if others is None else others.likeliest
         self.trees: list[Tree] = []
-        """[B] all that was thought of in this round"""
+        """[B] all tokens of this round"""
         self.ordered: list[list[int]] = []
-        """[B] the nodes of each tree that may be verified, the likeliest first"""
+        """[B] the nodes that each row offers, the likeliest first"""
 
     def observe_prompt(self, verdict: Verdict) -> None:
         if self.others is not None:
@@ -72,7 +75,7 @@ class TreeSession(DraftSession):
         return (tree.ranked() if self.context.trees else tree.chain())[: self.most]
 
     def draft(self) -> Draft:
-        """The trees' nodes with their chances; point masses, of which the engine verifies those that pay."""
+        """The trees' nodes as point masses with their chances, of which the engine verifies those that pay."""
         ranked = [self.ranked(b) for b in range(len(self.trees))]
         draft, self.ordered = draft_of(self.trees, ranked, self.context.device)
         return draft
@@ -95,8 +98,11 @@ class TreeSession(DraftSession):
 def draft_of(
     trees: Sequence[Tree], ranked: Sequence[Sequence[tuple[int, float]]], device: torch.device
 ) -> tuple[Draft, list[list[int]]]:
-    """Nodes of each row's tree with their chances, each after its parent, as point masses; a chain where every row has
-    one. And the nodes."""
+    """A draft of point masses from nodes of each row's tree, and those nodes.
+
+    Args:
+        ranked: [B] nodes with their chances to survive, each node after its parent.
+    """
     nodes = [[node for node, _ in row] for row in ranked]
     cut = [tree.cut(mine) for tree, mine in zip(trees, nodes, strict=True)]
     draft = Draft.from_trees(cut, device)

@@ -1,9 +1,13 @@
-"""The frame of our HTML pages: one file, no scripts, no network, readable on a phone and in the dark."""
+"""What the commands share when they show something: HTML pages, and silence."""
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
-from ...errors import SpeculationError
+from transformers.utils import logging
+
+from ..errors import SpeculationError
 
 STYLE = """
 :root { --text: #1c2330; --soft: #5b6575; --line: #dde2ea; --page: #fff; --card: #f5f7fa; --accent: #3559c7;
@@ -32,7 +36,13 @@ pre { overflow-x: auto; background: var(--card); padding: .8rem; border-radius: 
 
 
 def html_page(title: str, body: str, style: str = "") -> str:
-    """A whole page; `body` is HTML, `title` is text."""
+    """A whole page in one file: no scripts, no network, readable on a phone and in the dark.
+
+    Args:
+        title: text.
+        body: HTML.
+        style: CSS that this page needs beside `STYLE`.
+    """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -47,8 +57,37 @@ def cards(figures: dict[str, str]) -> str:
     return f'<div class="cards">{"".join(items)}</div>'
 
 
+def html_table(
+    header: Sequence[str],
+    rows: Iterable[Iterable[str]],
+    tips: Mapping[str, str] | None = None,
+    best: int | None = None,
+    text: Iterable[str] = (),
+) -> str:
+    """A table that scrolls inside its frame where the page is too narrow.
+
+    Args:
+        tips: what a column means, shown when the pointer rests on its title.
+        best: index of the row in bold.
+        text: the columns that are aligned to the left.
+    """
+    kinds = [' class="text"' if name in set(text) else "" for name in header]
+    titles = (escape((tips or {}).get(name, ""), quote=True) for name in header)
+    head = "".join(
+        f'<th{kind} title="{title}">{escape(name)}</th>'
+        for kind, title, name in zip(kinds, titles, header, strict=True)
+    )
+    body = "".join(
+        f"<tr{' class=best' if i == best else ''}>"
+        + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        + "</tr>"
+        for i, row in enumerate(rows)
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
 def write_page(path: Path, text: str) -> None:
-    """Write a text file, its folder too.
+    """Write a text file, and the folder that it lies in.
 
     Raises:
         SpeculationError: it cannot be written.
@@ -58,3 +97,17 @@ def write_page(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpeculationError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and notes of transformers inside the block."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
