@@ -30,7 +30,7 @@ from tqdm import tqdm
 from typer import Option
 
 from hf_specdec import SpeculationError
-from hf_specdec.budget import MOST_NODES, Cost, DraftCost, Survival, most_per_second
+from hf_specdec.budget import MOST_NODES, Acceptance, Cost, DraftCost, most_per_second
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelSession, GrowingSession
 from hf_specdec.drafters.draft_model.growing import LONGEST
@@ -201,13 +201,17 @@ def main(settings: ReplaySettings) -> None:
             table = Table("", *map(set_name, texts), "mean", title=title)
             windows: list[int | str] = ["auto", *settings.window]
             for window in windows:
-                survival, times, steps = Survival(), SetTimes(slope, settings.believed), SetSteps(c, window != "auto")
+                acceptance, times, steps = (
+                    Acceptance(),
+                    SetTimes(slope, settings.believed),
+                    SetSteps(c, window != "auto"),
+                )
                 speeds = []
                 for every in texts.values():
                     calls = [every[i : i + rows] for i in range(0, len(every) - rows + 1, rows)]
                     plain = sum(max(len(row.tokens) for row in call) for call in calls)
                     taken = (
-                        play(call, pair.draft, window, settings.candidates, survival, times, steps, temperature > 0)
+                        play(call, pair.draft, window, settings.candidates, acceptance, times, steps, temperature > 0)
                         for call in calls
                     )
                     speeds.append(plain / sum(taken))
@@ -221,7 +225,7 @@ def play(
     model: Any,
     window: int | str,
     candidates: int,
-    survival: Survival,
+    acceptance: Acceptance,
     times: SetTimes,
     steps: SetSteps,
     drawn: bool = False,
@@ -248,11 +252,11 @@ def play(
     if drawn:
         with mock.patch("hf_specdec.drafters.draft_model.session.model_over_cache", lambda *_: recorded):
             if window == "auto":
-                session = BudgetedSession(context, model, LONGEST, Own(), cost, survival)
+                session = BudgetedSession(context, model, LONGEST, Own(), cost, acceptance)
             else:
                 session = DraftModelSession(context, model, window, cost=cost)
     else:
-        session = GrowingSession(context, model, window, candidates, survival, cost, chain=recorded)
+        session = GrowingSession(context, model, window, candidates, acceptance, cost, chain=recorded)
     done, taken, alive = [1] * len(rows), 0.0, list(range(len(rows)))
     while alive:
         text = [rows[row].text[: done[row]] for row in alive]

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_specdec.budget import Allowance, Stepwise, Survival
+from hf_specdec.budget import Acceptance, Allowance, Stepwise
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import Chance
 from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
@@ -138,7 +138,7 @@ class Recalibrated:
 class Budgeted:
     """DISCO's rule "budget": drafts on while that promises most tokens per second, or not at all."""
 
-    def __init__(self, survival: Survival, costs: Costs) -> None:
+    def __init__(self, survival: Acceptance, costs: Costs) -> None:
         """
         Args:
             survival: of the values that it reads, kept from text to text.

@@ -15,7 +15,7 @@ from disco_baselines import (
     Static,
     Threshold,
 )
-from hf_specdec.budget import Survival
+from hf_specdec.budget import Acceptance
 from hf_specdec.drafters.disco import StopClassifier, StopRule
 from hf_specdec.train.disco.records import Record
 from hf_specdec.train.disco.simulation import Costs, Rule, Values, play, values_of
@@ -92,7 +92,7 @@ def choose_all(
     chosen.append(Chosen("draft rule, recalibrated", label, own_held, lambda: Recalibrated(tau, rate), asks=True))
 
     def budgeted(name: str, before: list[Values], here: list[Values], asks: bool) -> Chosen:
-        survival, paid = Survival(), costs.with_rule() if asks else costs
+        survival, paid = Acceptance(), costs.with_rule() if asks else costs
         seconds_of(before, lambda: Budgeted(survival, paid), paid)  # from whose texts it learns
         return Chosen(name, "", here, lambda: Budgeted(survival, paid), asks=asks)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_specdec.budget import Band, Learned, Survival
+from hf_specdec.budget import Acceptance, Evidence, Learned
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.streaming.tree import joined, likeliest_nodes
 from hf_specdec.drafters.tree_session import TreeSession
@@ -39,8 +39,8 @@ class MedusaSession(TreeSession):
 
     features = (-1,)
 
-    def __init__(self, context: DraftContext, heads: Medusa, survival: Survival) -> None:
-        super().__init__(context, survival)
+    def __init__(self, context: DraftContext, heads: Medusa, acceptance: Acceptance) -> None:
+        super().__init__(context, acceptance)
         assert context.target is not None
         self.heads, self.state = heads, torch.empty(0)
         self.rows: list[int] = []
@@ -65,11 +65,9 @@ class MedusaSession(TreeSession):
         return self.draft()
 
     def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]):  # type: ignore[no-untyped-def]
-        bands = [[Band.of(("stream", j), estimate) for estimate in row] for j, row in enumerate(estimates)]
-        chances = [[self.survival.calibrated(band) for band in row] for row in bands]
-        tree = joined(likeliest_nodes(chances, NODES), tokens, bands)
-        tree.kinds = [kinds[1:] for kinds in tree.kinds]  # the places in the product are of no use here
-        return tree
+        evidence = [[Evidence.of(f"head {j}").at(estimate) for estimate in row] for j, row in enumerate(estimates)]
+        chances = [[self.acceptance.calibrated(each) for each in row] for row in evidence]
+        return joined(likeliest_nodes(chances, NODES), tokens, evidence)
 
 
 class MedusaDrafter(Drafter):
@@ -80,7 +78,7 @@ class MedusaDrafter(Drafter):
     def __init__(self, heads: Medusa, target: PreTrainedModel) -> None:
         super().__init__()
         self.heads = heads.to(target.dtype).requires_grad_(False)
-        self._survival = Learned(Survival)
+        self._acceptance = Learned(Acceptance)
 
     def start(self, context: DraftContext) -> MedusaSession:
-        return MedusaSession(context, self.heads, self._survival.of(context.target, context.do_sample))
+        return MedusaSession(context, self.heads, self._acceptance.of(context.target, context.do_sample))

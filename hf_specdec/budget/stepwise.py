@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 
+from .acceptance import Acceptance, Evidence
 from .decision import SUMMED, Advance, steps_that_pay
-from .survival import Band, Survival
 
-DRAFTED, SAID = "drafted", "said"
-"""kind of every token, and the family of the estimates of what is said of it"""
+DRAWN = Evidence.of("drawn")
+"""evidence of every token; with a band, what was said of it"""
 FIRST_GUESS = 0.6
 
 
@@ -19,13 +19,13 @@ class Stepwise:
     the output keeps the target's distribution.
     """
 
-    def __init__(self, survival: Survival) -> None:
-        self.survival = survival
+    def __init__(self, acceptance: Acceptance) -> None:
+        self.acceptance = acceptance
 
     @property
     def alpha(self) -> float:
         """How often the draft is right."""
-        return self.survival.chance(DRAFTED, FIRST_GUESS)
+        return self.acceptance.chance(DRAWN, FIRST_GUESS)
 
     def pays(
         self,
@@ -55,10 +55,10 @@ class Stepwise:
 
     def _survivals(self, said: Sequence[float]) -> list[float]:
         """The chance of each token of a row, that it and all before it are kept."""
-        return list(accumulate((self.survival.calibrated(Band.of(SAID, chance)) for chance in said), mul))
+        return list(accumulate((self.acceptance.calibrated(DRAWN.at(chance)) for chance in said), mul))
 
     def observe(self, said: Sequence[float], accepted: int) -> None:
         """Of a row's drafted tokens the first so many were accepted."""
         for i, chance in enumerate(said[: accepted + 1]):
-            self.survival.observe(DRAFTED, i < accepted)
-            self.survival.observe(Band.of(SAID, chance), i < accepted)
+            self.acceptance.observe(DRAWN, i < accepted)
+            self.acceptance.observe(DRAWN.at(chance), i < accepted)

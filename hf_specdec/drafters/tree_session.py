@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from ..budget import Survival, Tree
+from ..budget import Acceptance, Tree
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 
 MANY = 8
@@ -41,14 +41,14 @@ class TreeSession(DraftSession):
     most: int | None = None
     """nodes that a row offers at most; None for all that there are"""
 
-    def __init__(self, context: DraftContext, survival: Survival, others: Joining | None = None) -> None:
+    def __init__(self, context: DraftContext, acceptance: Acceptance, others: Joining | None = None) -> None:
         """
         Args:
             others: whose tokens stand in the same trees as the session's own.
         """
         super().__init__(context)
         self.weighs = context.rows < MANY or context.most_rows > 0
-        self.survival = survival
+        self.acceptance = acceptance
         """how often tokens of each kind have been right"""
         self.others = others
         self.likeliest = 0 if others is None else others.likeliest
@@ -82,7 +82,7 @@ class TreeSession(DraftSession):
         return [self.trees[row].chances[node] for node in self.ordered[row]] if self.ordered else []
 
     def observe(self, verdict: Verdict) -> None:
-        self.survival.observe_trees(self.trees, verdict.tokens)
+        self.acceptance.observe_trees(self.trees, verdict.tokens)
         self.trees, self.ordered = [], []
         if self.others is not None:
             self.others.observe(verdict)

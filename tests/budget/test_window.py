@@ -11,8 +11,8 @@ from models import VOCAB, llama
 from toy_drafters import context
 
 from hf_specdec import DraftModelDrafter, theory
-from hf_specdec.budget import LOOK_STEPS, Advance, Band, Cost, DraftCost, Survival, fastest
-from hf_specdec.budget.stepwise import DRAFTED, SAID
+from hf_specdec.budget import LOOK_STEPS, Acceptance, Advance, Cost, DraftCost, fastest
+from hf_specdec.budget.stepwise import DRAWN
 from hf_specdec.budget.window import FIRST, LARGEST, WINDOWS, Window
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.draft_model import BudgetedSession
@@ -162,12 +162,12 @@ def test_finished_rows_do_not_keep_others_from_drafting() -> None:
         known.cost.observe_forward(3, width, 1.0)
     cost = DraftCost()
     cost.step = 0.01
-    survival = Survival()
+    acceptance = Acceptance()
     for _ in range(200):
-        survival.observe(DRAFTED, True)
+        acceptance.observe(DRAWN, True)
         for step in range(13):
-            survival.observe(Band(SAID, step), True)
-    session = BudgetedSession(known, model, 6, Own(), cost, survival)
+            acceptance.observe(DRAWN._replace(band=step), True)
+    session = BudgetedSession(known, model, 6, Own(), cost, acceptance)
     ids = torch.nn.functional.pad(torch.cat([prompt, torch.full((3, 1), 8)], 1), (0, 16))
     with torch.no_grad():
         draft = session.propose(Sequences(ids, [4] * 3, [0, 1, 2], ids[:, :4].tolist()), [9, 0, 9])

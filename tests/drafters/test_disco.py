@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.budget import Advance, Cost, Learned, Stepwise, Survival
+from hf_specdec.budget import Acceptance, Advance, Cost, Learned, Stepwise
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
     DiscoSession,
@@ -278,7 +278,7 @@ def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
     def seconds(width):
         return 1 + 0.02 * (width - 1)
 
-    budget = Stepwise(Survival())
+    budget = Stepwise(Acceptance())
     for _ in range(200):
         budget.observe([0.95, 0.95, 0.1], 2)  # who is sure is right, who is not is wrong
     assert budget.pays([[0.95]], [True], seconds, 0.1)

@@ -18,9 +18,9 @@ from models import llama, prompts
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.budget import Allowance, Band, Cost, Survival, Tree
+from hf_specdec.budget import Acceptance, Allowance, Cost, Evidence, Tree
 from hf_specdec.budget.allowance import SHARE
-from hf_specdec.drafters.draft_model.growing import RANKS
+from hf_specdec.drafters.draft_model.growing import DRAFTED
 from hf_specdec.drafters.hybrid import HybridDrafter, HybridSession
 from hf_specdec.drafters.hybrid.sources import Sources
 from hf_specdec.drafters.suffix import SuffixStore
@@ -28,9 +28,9 @@ from hf_specdec.drafters.suffix.memory import Memory
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 
 
-def knowing(drafter, target, draft_step, right, kinds=()):
+def knowing(drafter, target, draft_step, right, told=()):
     """Has it know a target whose forward takes a second whatever its width, and how often its draft model is right."""
-    survival = drafter._survival.of(target, False)
+    acceptance = drafter._acceptance.of(target, False)
     known = drafter._draft_costs.of(target, 1)
     known.step = draft_step  # whatever the draft model of the test takes
     known.observe = known.observe_look = lambda seconds: None
@@ -38,9 +38,9 @@ def knowing(drafter, target, draft_step, right, kinds=()):
     for _ in range(300):
         for i in range(10):
             for rank in range(3):
-                survival.observe(RANKS(rank), rank == 0 and i < 10 * right)
-            for kind, share in kinds:
-                survival.observe(kind, i < 10 * share)
+                acceptance.observe(Evidence.of(DRAFTED, rank), rank == 0 and i < 10 * right)
+            for evidence, share in told:
+                acceptance.observe(evidence, i < 10 * share)
 
 
 def likeliest(ids, lengths, rows, logits, count):
@@ -109,7 +109,7 @@ def test_it_gains_the_tokens_that_are_kept_and_that_no_copy_proposed(copied, kep
 
         def joined(self, trees, *known):
             join(self, trees, *known)
-            trees[0].add(-1, token, 0.5, ("copied", 1, 0))
+            trees[0].add(-1, token, 0.5, Evidence.of("copied", match=1))
 
         monkeypatch.setattr(Sources, "join", joined)
         session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
@@ -133,7 +133,7 @@ def test_a_draft_model_is_not_asked_in_a_round_that_is_to_be_plain(monkeypatch):
 
 def test_a_copy_that_is_always_right_leaves_the_draft_model_nothing_to_do():
     target, drafter = llama(), HybridDrafter(llama(seed=1))
-    knowing(drafter, target, 0.2, 0.6, [(("copied", n, 0), 1.0) for n in range(1, 9)])
+    knowing(drafter, target, 0.2, 0.6, [(Evidence.of("copied", match=n), 1.0) for n in range(1, 9)])
     session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
     assert session.steps == 0 and draft.sources == ["prompt_lookup"] and draft.lengths[0] >= 8
     assert draft.tokens[0, :4].tolist() == [7, 8, 9, 10]
@@ -141,12 +141,14 @@ def test_a_copy_that_is_always_right_leaves_the_draft_model_nothing_to_do():
 
 def test_a_copy_that_was_never_right_is_hardly_likely_and_judged_all_the_same():
     target, drafter = llama(), HybridDrafter(llama(seed=1))
-    knowing(drafter, target, 5.0, 0.0, [(("copied", n, branch), 0.0) for n in range(1, 9) for branch in (0, 1)])
+    knowing(
+        drafter, target, 5.0, 0.0, [(Evidence.of("copied", branch, n), 0.0) for n in range(1, 9) for branch in (0, 1)]
+    )
     session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
     assert draft.sources == ["prompt_lookup"] and 0 < max(draft.survival[0]) < 0.05
-    before = drafter._survival.of(target, False).chance(("copied", 2, 0), 0.5)
+    before = drafter._acceptance.of(target, False).chance(Evidence.of("copied", match=2), 0.5)
     session.observe(Verdict([0], [0], [0], [[7]], [False], 1, 1.0))  # of which nothing was verified
-    assert drafter._survival.of(target, False).chance(("copied", 2, 0), 0.5) > before
+    assert drafter._acceptance.of(target, False).chance(Evidence.of("copied", match=2), 0.5) > before
 
 
 def test_both_sources_stand_in_one_tree_each_token_once():
@@ -164,9 +166,9 @@ def test_both_sources_stand_in_one_tree_each_token_once():
             }
             assert len(session.drafted[b]) == session.steps
         assert all("draft_model" in source for source in draft.sources)
-        kinds = [kind for kinds in session.trees[0].kinds for kind in kinds if isinstance(kind, tuple)]
-        names = {kind.family[0] if isinstance(kind, Band) else kind[0] for kind in kinds}
-        assert names >= {"copied", "drafted", "beside"}
+        sources = {source for node in session.trees[0].evidence for each in node for source in each.sources}
+        assert {source.name for source in sources} >= {"copied", DRAFTED}
+        assert {source.rank for source in sources if source.name == DRAFTED} >= {0, 1}
 
 
 def test_what_was_drafted_is_copied_on_from():
@@ -181,8 +183,8 @@ def test_what_was_drafted_is_copied_on_from():
     (tree,) = session.trees
     said = {tree.tokens[node]: node for node in tree.children(-1)}
     assert set(said) == {8, 7}, "what followed last, and what is drafted"
-    copied = {tree.tokens[node]: tree.kinds[node] for node in tree.children(said[7])}
-    assert copied[9][0][:3] == ("copied", 2, 0)
+    copied = {tree.tokens[node]: tree.evidence[node] for node in tree.children(said[7])}
+    assert copied[9][0].sources == Evidence.of("copied", match=2).sources
 
 
 @pytest.mark.parametrize("window", [1, 3, 5])
@@ -373,7 +375,7 @@ def test_texts_that_were_cut_short_are_remembered_and_memory_is_bounded():
 def test_rows_that_have_ended_are_not_remembered_again():
     """In lockstep they stay in the batch, and padding follows them."""
     store, (row, text) = SuffixStore(1), (0, [5, 6, 7, 8])
-    memory = Memory(host(llama()), store, Survival(), branches=1)
+    memory = Memory(host(llama()), store, Acceptance(), branches=1)
     sequences = Sequences(torch.tensor([text]), [4], [row], [text])
     for room, stopped in ((9, True), (0, True), (0, True)):
         memory.join([Tree()], sequences, [room])

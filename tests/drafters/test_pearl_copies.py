@@ -10,7 +10,7 @@ from continuations import SMALL, sampling_p_value
 from models import llama, prompts
 
 from hf_specdec import Drafter, PearlDrafter
-from hf_specdec.budget import Survival
+from hf_specdec.budget import Acceptance
 from hf_specdec.drafters.pearl import session
 from hf_specdec.drafters.pearl.copying import Copying, as_likely_as, faster_than
 from hf_specdec.drafters.pearl.history import History
@@ -115,7 +115,7 @@ def test_a_finished_row_does_not_keep_the_others_from_copying() -> None:
     prompt = torch.tensor([[3, 4, 5, 6, 3, 4, 5]] * 2)
     mask = torch.ones_like(prompt)
     context = drafters.context(prompt_ids=prompt, prompt_mask=mask, vocab_size=97, lockstep=True, trees=True)
-    copying: Any = Copying(context, Survival())
+    copying: Any = Copying(context, Acceptance())
     text = Sequences(prompt, [7, 7], [0, 1], prompt.tolist())
     cheap = faster_than(0.1, lambda width: 1.0 + 0.01 * width, lockstep=True)
     found = copying.copy([[], []], text, [5, 0], cheap)

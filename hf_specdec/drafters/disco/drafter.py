@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Learned, Survival
+from ...budget import Acceptance, DraftCost, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
@@ -100,7 +100,7 @@ class DiscoDrafter(ModelDrafter):
         self.trained = classifier is not None
         self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden)
         self.classifier.requires_grad_(False)
-        self._survival, self._costs = Learned(Survival), Learned(DraftCost)
+        self._acceptance, self._costs = Learned(Acceptance), Learned(DraftCost)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.classifier.state_dict())
@@ -127,14 +127,14 @@ class DiscoDrafter(ModelDrafter):
         classified = Classified(context, self.config, self.classifier)
         if self.config.rule != "budget":
             return DiscoSession(context, draft, longest, classified, self.rule(context.do_sample))
-        survival = self._survival.of(context.target, context.do_sample)
+        acceptance = self._acceptance.of(context.target, context.do_sample)
         cost = self._costs.of(context.target, context.rows).begin()
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
         if context.do_sample or waits(input_device(self.draft_model)):
-            return BudgetedSession(context, draft, longest, classified, cost, survival)
+            return BudgetedSession(context, draft, longest, classified, cost, acceptance)
         k = candidates_of(context, self.config.num_candidates)
         chain = ClassifiedChain(context, draft, k, classified)
-        return GrowingSession(context, draft, "auto", k, survival, cost, chain=chain, longest=longest)
+        return GrowingSession(context, draft, "auto", k, acceptance, cost, chain=chain, longest=longest)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

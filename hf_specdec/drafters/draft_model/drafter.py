@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import DraftCost, Learned, Survival, Window
+from ...budget import Acceptance, DraftCost, Learned, Window
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
@@ -65,7 +65,7 @@ class DraftModelDrafter(ModelDrafter):
         super().__init__(draft_model, num_draft_tokens=num_draft_tokens, num_candidates=num_candidates)
         self.proposes_trees = num_candidates > 1
         # What a call has measured serves the next one.
-        self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
+        self._windows, self._acceptance, self._costs = Learned(Window), Learned(Acceptance), Learned(DraftCost)
 
     def start(self, context: DraftContext) -> DraftSession:
         window, candidates, rows = self.config.num_draft_tokens, self.config.num_candidates, context.rows
@@ -76,7 +76,7 @@ class DraftModelDrafter(ModelDrafter):
         if waits(input_device(self.draft_model)):  # to decide step by step is to read each token, and to wait for it
             by_itself = self._windows.of(context.target, (rows, context.do_sample))
             return DraftModelSession(context, self.draft, window, by_itself, cost, candidates)
-        survival = self._survival.of(context.target, context.do_sample)
+        acceptance = self._acceptance.of(context.target, context.do_sample)
         if context.do_sample:
-            return BudgetedSession(context, self.draft, LONGEST, Own(), cost, survival)
-        return GrowingSession(context, self.draft, window, candidates, survival, cost)
+            return BudgetedSession(context, self.draft, LONGEST, Own(), cost, acceptance)
+        return GrowingSession(context, self.draft, window, candidates, acceptance, cost)

@@ -9,10 +9,10 @@ from torch import Tensor
 from ...budget import (
     LOOK_STEPS,
     MOST_NODES,
-    Band,
+    Acceptance,
     DraftCost,
+    Evidence,
     Rest,
-    Survival,
     Tree,
     most_per_second,
     steps_that_pay,
@@ -32,8 +32,8 @@ from .translating import Translated, model_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RANKS = "rank {}".format
-"""kind of every candidate of a rank; from those of rank 0 the draft model goes on"""
+DRAFTED = "drafted"
+"""the draft model as a source; it goes on from its candidate of rank 0"""
 GUESS = 0.6
 """how often a candidate is right where those before it are wrong"""
 LONGEST = 16
@@ -54,7 +54,7 @@ class GrowingSession(TreeSession):
         model: "PreTrainedModel | Translated",
         window: int | str,
         candidates: int,
-        survival: Survival,
+        acceptance: Acceptance,
         cost: DraftCost,
         others: Joining | None = None,
         chain: Chain | None = None,
@@ -69,7 +69,7 @@ class GrowingSession(TreeSession):
             chain: of the model, where estimates are others than the chances that it gives.
             longest: steps of a round at most, where they are not set.
         """
-        super().__init__(context, survival, others)
+        super().__init__(context, acceptance, others)
         self.fixed = None if window == "auto" else int(window)
         self.weighs |= self.fixed is not None  # what was asked for is drafted
         self.candidates = candidates_of(context, candidates)
@@ -199,24 +199,26 @@ class GrowingSession(TreeSession):
                 self.others.join_behind(self.trees[b], node, self._rows[b], budget[b])
         return on
 
-    def _add(self, b: int, tip: int, token: int, chance: float, rank: int, said: str) -> int:
-        band = Band.of(("beside" if rank else "drafted", said), chance)
+    def _add(self, b: int, tip: int, token: int, chance: float, rank: int, agrees: bool | None) -> int:
+        mean = Evidence.of(DRAFTED, rank)
+        here = Evidence.of(DRAFTED, min(rank, 1))._replace(agrees=agrees).at(chance)
         known = self.trees[b].at(tip, token)
-        node = self.trees[b].add(tip, token, self.survival.calibrated(band), RANKS(rank), band)
+        node = self.trees[b].add(tip, token, self.acceptance.calibrated(here), mean, here)
         if known is None:
             self._own[b].add(node)
         return node
 
-    def _told(self, tree: Tree, tip: int, token: int) -> str:
-        """What others say here is judged by what the draft model says of it."""
-        said = "alone"
+    def _told(self, tree: Tree, tip: int, token: int) -> bool | None:
+        """Whether others say the same here; None where they say nothing. From now on they are judged by whether the
+        draft model agrees."""
+        others: bool | None = None
         for node in tree.children(tip):
             agrees = tree.tokens[node] == token
-            said = "agreed" if agrees or said == "agreed" else "denied"
-            kind, base = (*tree.kinds[node][0], agrees), tree.chances[node]  # type: ignore[misc]
-            tree.kinds[node] = (kind,)
-            tree.chances[node] = self.survival.chance(kind, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
-        return said
+            others = agrees or others is True
+            evidence, base = tree.evidence[node][0]._replace(agrees=agrees), tree.chances[node]
+            tree.evidence[node] = (evidence,)
+            tree.chances[node] = self.acceptance.chance(evidence, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
+        return others
 
     # ------------------------------------------------------------------ the decision
 
@@ -245,7 +247,7 @@ class GrowingSession(TreeSession):
 
     def _alpha(self, rank: int = 0) -> float:
         """How often the draft model is right with its likeliest token, or with one of the next."""
-        return self.survival.chance(RANKS(rank), GUESS * (1 - GUESS) ** rank)
+        return self.acceptance.chance(Evidence.of(DRAFTED, rank), GUESS * (1 - GUESS) ** rank)
 
     def _onward(self, tree: Tree, tip: int | None) -> float:
         """The chance to get behind this token, and that nobody says yet what is right there."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from ...budget import DraftCost, Rest, Stepwise, Survival, why_rested
+from ...budget import Acceptance, DraftCost, Rest, Stepwise, why_rested
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host
 from .growing import UNMEASURED
@@ -93,14 +93,14 @@ class BudgetedSession(SteppedSession):
         longest: int,
         estimate: Estimate,
         cost: DraftCost,
-        survival: Survival,
+        acceptance: Acceptance,
     ) -> None:
         """
         Args:
-            survival: how often drafts were right, by what was said of them.
+            acceptance: how often drafts were right, by what was said of them.
         """
         super().__init__(context, model, longest, estimate, cost)
-        self.stepwise, self._rest = Stepwise(survival), Rest(cost)
+        self.stepwise, self._rest = Stepwise(acceptance), Rest(cost)
         self._active: list[int] = []
         """rows that may draft; others of a lockstep batch are finished"""
 

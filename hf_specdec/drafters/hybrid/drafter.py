@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from ...budget import DraftCost, Learned, Survival, Window
+from ...budget import Acceptance, DraftCost, Learned, Window
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
@@ -83,7 +83,7 @@ class HybridDrafter(Drafter):
         self.model_drafter = DraftModelDrafter(
             draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
         )
-        self._survival, self._draft_costs, self._draws = Learned(Survival), Learned(DraftCost), Learned(Window)
+        self._acceptance, self._draft_costs, self._draws = Learned(Acceptance), Learned(DraftCost), Learned(Window)
         self.proposes_trees = True
 
     @property
@@ -99,17 +99,19 @@ class HybridDrafter(Drafter):
 
     def start(self, context: DraftContext) -> TreeSession:
         rows = context.rows
-        survival = self._survival.of(context.target, context.do_sample)
+        acceptance = self._acceptance.of(context.target, context.do_sample)
         cost = self._draft_costs.of(context.target, rows).begin()
         if self.config.num_draft_tokens != "auto":
             context.stats.window = int(self.config.num_draft_tokens)
         branches = self.config.num_branches
-        memory = None if self.store is None else Memory(context, self.store, survival, branches)
+        memory = None if self.store is None else Memory(context, self.store, acceptance, branches)
         count = self.config.num_recycled
-        recycled = Recycled(context, survival, count) if count else None
-        sources = Sources(Copies(context, self.config, survival), memory, recycled)
+        recycled = Recycled(context, acceptance, count) if count else None
+        sources = Sources(Copies(context, self.config, acceptance), memory, recycled)
         if context.do_sample:
             draws = self._draws.of(context.target, rows)
-            return SampledHybridSession(context, self.config, self.model_drafter.draft, survival, cost, draws, sources)
+            return SampledHybridSession(
+                context, self.config, self.model_drafter.draft, acceptance, cost, draws, sources
+            )
         window, candidates = self.config.num_draft_tokens, self.config.num_candidates
-        return HybridSession(context, self.model_drafter.draft, window, candidates, survival, cost, sources)
+        return HybridSession(context, self.model_drafter.draft, window, candidates, acceptance, cost, sources)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...budget import LOOK_STEPS, DraftCost, Survival, Tree, Window, fastest, most_per_second, why_rested
+from ...budget import LOOK_STEPS, Acceptance, DraftCost, Tree, Window, fastest, most_per_second, why_rested
 from ...budget.window import FIRST, WINDOWS
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host, waits
@@ -32,7 +32,7 @@ class SampledHybridSession(TreeSession):
         context: DraftContext,
         config: HybridConfig,
         model: "PreTrainedModel | Translated",
-        survival: Survival,
+        acceptance: Acceptance,
         cost: DraftCost,
         draws: Window,
         sources: Sources,
@@ -42,7 +42,7 @@ class SampledHybridSession(TreeSession):
             draws: how often draws have been accepted.
             sources: of what is copied.
         """
-        super().__init__(context, survival, sources)
+        super().__init__(context, acceptance, sources)
         self.weighs = True  # what is drawn must not depend on a clock
         self.config, self.draft_cost, self.draws, self.sources = config, cost, draws, sources
         self.rounds = self.rested = 0

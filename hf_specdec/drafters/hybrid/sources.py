@@ -1,8 +1,8 @@
 """`Sources`: what joins a draft model's tokens in one tree without a step of it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-from ...budget import Tree, speakers
+from ...budget import Tree
 from ...protocol import Sequences, Verdict
 from ..draft_model.drafter import DraftModelConfig
 from ..prompt_lookup import Copies, PromptLookupConfig
@@ -10,7 +10,7 @@ from ..suffix import SuffixConfig
 from ..suffix.memory import PAST, Memory
 from .recycled import RECYCLED, Recycled
 
-NAMES: dict[Hashable, str] = {
+NAMES = {
     "copied": PromptLookupConfig.drafter_type,
     PAST: SuffixConfig.drafter_type,
     RECYCLED: RECYCLED,
@@ -23,8 +23,8 @@ def named(trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
     """[B] who has thought of these nodes of each row's tree."""
     names = []
     for tree, mine in zip(trees, nodes, strict=True):
-        kinds = (kind for node in mine for kind in tree.kinds[node] if isinstance(kind, tuple))
-        mentioned = {NAMES.get(source, DRAWN) for kind in kinds for source in speakers([kind]) or [DRAWN]}
+        speakers = (name for node in mine for evidence in tree.evidence[node] for name in evidence.speakers)
+        mentioned = {NAMES.get(name, DRAWN) for name in speakers}
         names.append("+".join(sorted(mentioned)) or "none")
     return names
 

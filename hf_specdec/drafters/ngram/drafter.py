@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
-from ...budget import DraftCost, Learned, Survival, Window
+from ...budget import Acceptance, DraftCost, Learned, Window
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
@@ -83,7 +83,7 @@ class NGramDrafter(Drafter):
         self.model = model
         self.proposes_trees = self.config.num_draft_tokens == "auto"
         # What a call has measured serves the next one.
-        self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
+        self._windows, self._acceptance, self._costs = Learned(Window), Learned(Acceptance), Learned(DraftCost)
 
     def weights(self) -> dict[str, Tensor]:
         model = self.model or NGramModel.empty(self.config.vocab_size, self.config.sizes)
@@ -121,4 +121,4 @@ class NGramDrafter(Drafter):
         if context.do_sample or context.coupled or context.forbids is not None:
             window = self._windows.of(context.target, (context.rows, context.do_sample))
             return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows).begin())
-        return NGramTrees(context, self.model, self._survival.of(context.target))
+        return NGramTrees(context, self.model, self._acceptance.of(context.target))

@@ -2,7 +2,7 @@
 
 from heapq import heappop, heappush
 
-from ...budget import Band, Survival, Tree
+from ...budget import Acceptance, Evidence, Tree
 from ...protocol import Draft, DraftContext, Sequences
 from ..tree_session import TreeSession
 from .model import NGramModel
@@ -19,8 +19,8 @@ class NGramTrees(TreeSession):
     """Greedy. The likeliest place is gone on from first; each token's chance is what the model gives it, as often as
     such chances came true."""
 
-    def __init__(self, context: DraftContext, model: NGramModel, survival: Survival) -> None:
-        super().__init__(context, survival)
+    def __init__(self, context: DraftContext, model: NGramModel, acceptance: Acceptance) -> None:
+        super().__init__(context, acceptance)
         self.model, self.successors = model, SUCCESSORS if context.trees else 1
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
@@ -40,8 +40,8 @@ class NGramTrees(TreeSession):
             if len(path) == room:
                 continue
             for rank, (token, said) in enumerate(self.model.likeliest(text + path, self.successors)):
-                band = Band.of(("n-gram", rank > 0), said)
-                right = self.survival.calibrated(band)
-                child = tree.add(node, token, right, band)
+                evidence = Evidence.of("n-gram", min(rank, 1)).at(said)
+                right = self.acceptance.calibrated(evidence)
+                child = tree.add(node, token, right, evidence)
                 if here * right <= -LEAST and token not in self.context.eos_token_ids:
                     heappush(places, (here * right, child))

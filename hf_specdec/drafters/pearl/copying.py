@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ...budget import Advance, Survival, Tree, most_per_second
+from ...budget import Acceptance, Advance, Tree, most_per_second
 from ...protocol import DraftContext, Sequences, Verdict
 from ..prompt_lookup import Copies, PromptLookupConfig
 
@@ -39,12 +39,12 @@ def faster_than(speed: float, seconds: Callable[[int], float], lockstep: bool) -
 class Copying:
     """Copies of earlier text for the rows of one call that carry nothing."""
 
-    def __init__(self, context: DraftContext, survival: Survival) -> None:
+    def __init__(self, context: DraftContext, acceptance: Acceptance) -> None:
         """
         Args:
-            survival: how often copied tokens have been right, by the match that they followed.
+            acceptance: how often copied tokens have been right, by the match that they followed.
         """
-        self.copies, self.survival = Copies(context, PromptLookupConfig(), survival), survival
+        self.copies, self.acceptance = Copies(context, PromptLookupConfig(), acceptance), acceptance
         self.lockstep = context.lockstep
         self.trees: list[Tree] = []
         self.copied: dict[int, int] = {}
@@ -76,7 +76,7 @@ class Copying:
     def observe(self, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Copies are judged by the text, carried or not. Returns how many tokens of the draft model's were tested, per
         row, and how many of them accepted."""
-        self.survival.observe_trees(self.trees, verdict.tokens)
+        self.acceptance.observe_trees(self.trees, verdict.tokens)
         own = [self.copied.get(row, 0) for row in verdict.rows]
         self.trees, self.copied = [], {}
         reached = [n >= mine for n, mine in zip(verdict.accepted, own, strict=True)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Learned, Survival
+from ...budget import Acceptance, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
@@ -98,7 +98,7 @@ class PearlDrafter(ModelDrafter):
             lookup=lookup,
         )
         self.planners = Learned(partial(Planner, window, pre_verify, post_verify, corrections))
-        self.survival = Learned(Survival)
+        self.acceptance = Learned(Acceptance)
         self._begin()
 
     def _begin(self) -> None:
@@ -194,7 +194,7 @@ class PearlDrafter(ModelDrafter):
             release = worker.close if in_thread else self.pool.return_of(worker)
             planner, copying = self.planners.of(context.target), None
             if config.lookup:
-                copying = Copying(context, self.survival.of(context.target, context.do_sample))
+                copying = Copying(context, self.acceptance.of(context.target, context.do_sample))
             return PearlSession(context, worker, planner, timeline, release, self.takes_ragged(), copying)
         except BaseException:
             worker.close()

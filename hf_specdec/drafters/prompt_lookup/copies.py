@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...budget import Survival, Tree
+from ...budget import Acceptance, Tree
 from ...protocol import DraftContext, Sequences
 from .branches import Branches, cut, cut_at_end
 from .index import LookupIndex
@@ -23,8 +23,8 @@ class Options(Protocol):
 class Copies:
     """One index per row, fed with accepted tokens only."""
 
-    def __init__(self, context: DraftContext, config: Options, survival: Survival) -> None:
-        self.context, self.config, self.survival = context, config, survival
+    def __init__(self, context: DraftContext, config: Options, acceptance: Acceptance) -> None:
+        self.context, self.config, self.acceptance = context, config, acceptance
         self.indexes: dict[int, LookupIndex] = {}
         self._read: dict[int, int] = {}
         """tokens that an encoder was given for a row, which come before the text: summaries and edits copy them"""
@@ -33,7 +33,7 @@ class Copies:
         """Add each row's copies to its tree."""
         for tree, match, copies in zip(trees, *self.found(sequences, budget), strict=True):
             for i, copied in enumerate(copies):
-                add_copy(tree, copied, match, self.config.max_match, self.survival, i)
+                add_copy(tree, copied, match, self.config.max_match, self.acceptance, i)
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what followed earlier where the text stood as it does behind this node of a row's tree."""
@@ -45,7 +45,7 @@ class Copies:
         match, copies = self._copies(self.indexes[row], room - len(path), 1, path)
         if match > 1 and copies:
             copied = cut_at_end(copies[0], self.context)
-            add_copy(tree, copied, match, self.config.max_match, self.survival, behind=node)
+            add_copy(tree, copied, match, self.config.max_match, self.acceptance, behind=node)
 
     def found(self, sequences: Sequences, budget: list[int]) -> tuple[list[int], list[Branches]]:
         """Per row: how many tokens of its end were met before, and what to draft behind it, the likeliest first."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Learned, Survival
+from ...budget import Acceptance, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import Draft, DraftContext, Sequences
@@ -41,9 +41,9 @@ class PromptLookupConfig(DrafterConfig):
 class PromptLookupSession(TreeSession):
     """Drafts copies of the row's own text."""
 
-    def __init__(self, context: DraftContext, config: PromptLookupConfig, survival: Survival) -> None:
-        super().__init__(context, survival)
-        self.copies = Copies(context, config, survival)
+    def __init__(self, context: DraftContext, config: PromptLookupConfig, acceptance: Acceptance) -> None:
+        super().__init__(context, acceptance)
+        self.copies = Copies(context, config, acceptance)
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
         self.copies.join(self.begin(len(budget)), sequences, budget)
@@ -87,7 +87,7 @@ class PromptLookupDrafter(Drafter):
             num_branches=num_branches,
         )
         self.proposes_trees = self.config.num_branches > 1
-        self._survival = Learned(Survival)
+        self._acceptance = Learned(Acceptance)
 
     def start(self, context: DraftContext) -> PromptLookupSession:
-        return PromptLookupSession(context, self.config, self._survival.of(context.target, context.do_sample))
+        return PromptLookupSession(context, self.config, self._acceptance.of(context.target, context.do_sample))

@@ -3,10 +3,10 @@
 from bisect import bisect
 from collections.abc import Sequence
 
-from ...budget import Survival, Tree
+from ...budget import Acceptance, Evidence, Tree
 
 LONGER = (12, 16, 24, 32, 48, 64)
-"""tokens of a match, from which on it is of another kind: what was copied for long is seldom about to end"""
+"""tokens of a match, from which on it is counted apart: what was copied for long is seldom about to end"""
 LONGEST_MATCH = LONGER[-1]
 
 
@@ -15,7 +15,7 @@ def add_copy(
     copied: Sequence[int],
     match: int,
     max_match: int,
-    survival: Survival,
+    acceptance: Acceptance,
     branch: int = 0,
     behind: int = -1,
     source: str = "copied",
@@ -27,8 +27,9 @@ def add_copy(
     node = behind
     for i, token in enumerate(copied):
         met = match + i
-        kind = (source, met if met < max_match else max_match + bisect(LONGER, met), min(branch, 1))
-        node = survival.add(tree, node, token, kind, guess(met, branch))
+        length = met if met < max_match else max_match + bisect(LONGER, met)
+        evidence = Evidence.of(source, min(branch, 1), length)
+        node = acceptance.add(tree, node, token, evidence, guess(met, branch))
 
 
 def guess(match: int, branch: int = 0) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Band, Survival, Tree, are_chains
+from ...budget import MOST_NODES, Acceptance, Evidence, Tree, are_chains
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..prompt_lookup import Copies, PromptLookupConfig
@@ -37,7 +37,7 @@ class StreamingSession(DraftSession):
         streams: Streams,
         upper: Upper,
         tuner: TreeTuner,
-        survival: Survival,
+        acceptance: Acceptance,
     ) -> None:
         super().__init__(context)
         self.config, self.streams, self.upper, self.tuner = config, streams, upper, tuner
@@ -58,8 +58,8 @@ class StreamingSession(DraftSession):
         """[rows][nodes] of the last draft the streams' nodes, None for what is copied"""
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
-        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), survival) if joins else None
-        self.survival = survival
+        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), acceptance) if joins else None
+        self.acceptance = acceptance
         self._trees: list[Tree] = []
         """[rows] of the last draft, where copies have joined"""
 
@@ -77,10 +77,7 @@ class StreamingSession(DraftSession):
             for nodes, length in zip(tested, verdict.draft.lengths, strict=True):
                 self.pruned += length - sum(0 <= node < length for node in nodes)
         self.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
-        for tree, emitted in zip(self._trees, verdict.tokens, strict=bool(self._trees)):
-            for kind, right in tree.judged(emitted):
-                if not isinstance(kind, Node):  # what streams foretold the tuner has counted
-                    self.survival.observe(kind, right)
+        self.acceptance.observe_trees(self._trees, verdict.tokens)
         if self._trees:
             self._paid = any(verdict.drafted)
             self.rested += not self._paid
@@ -143,26 +140,31 @@ class StreamingSession(DraftSession):
         """A tree per row, by what its streams say here and now, joined by copies."""
         best = logits.float().softmax(-1).topk(self.config.num_candidates)
         named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
-        self._trees = []
+        self._trees, foretold = [], []
         for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
-            tree = self._foretold(tokens, chances) if room else Tree()
+            tree, nodes = self._foretold(tokens, chances) if room else (Tree(), [])
             if self.copies is not None:
                 self._copy_behind(tree, row, room)
                 tree.merge(copied)
             self._trees.append(tree)
+            foretold.append(nodes)
         fixed = self.config.num_nodes
         most = MOST_NODES if fixed == "auto" else int(fixed)
         draft, ordered = draft_of(self._trees, [tree.ranked()[:most] for tree in self._trees], self.context.device)
         self._drafted = [
-            [_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(self._trees, ordered, strict=True)
+            [mine[node] if node < len(mine) else None for node in nodes]
+            for mine, nodes in zip(foretold, ordered, strict=True)
         ]
         return draft if fixed == "auto" else replace(draft, survival=None)
 
-    def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:
+    def _foretold(
+        self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]
+    ) -> tuple[Tree, list[Node]]:
         """The likeliest nodes of a row, each stream's candidates as likely as its estimates have come true."""
-        bands = [[Band.of(("stream", j), estimate) for estimate in row] for j, row in enumerate(estimates)]
-        chances = [[self.survival.calibrated(band) for band in row] for row in bands]
-        return joined(likeliest_nodes(chances, MOST_NODES), tokens, bands)
+        evidence = [[Evidence.of(f"stream {j}").at(estimate) for estimate in row] for j, row in enumerate(estimates)]
+        chances = [[self.acceptance.calibrated(each) for each in row] for row in evidence]
+        likeliest = likeliest_nodes(chances, MOST_NODES)
+        return joined(likeliest, tokens, evidence), [node for _, node in likeliest]
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
         """What followed earlier behind the words that streams find likeliest."""
@@ -183,7 +185,3 @@ class StreamingSession(DraftSession):
             notes.append(f"{self.pruned} of {self.drafted} drafted tokens were pruned in the middle of the forward")
         if self.rested:
             notes.append(f"nothing was drafted in {self.rested} of {self.rounds} rounds, as no draft was likely to pay")
-
-
-def _node(kinds: Sequence[object]) -> Node | None:
-    return next((kind for kind in kinds if isinstance(kind, Node)), None)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Learned, Survival
+from ...budget import Acceptance, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import Draft, DraftContext, Sequences, Verdict
@@ -47,8 +47,8 @@ class SuffixConfig(DrafterConfig):
 class SuffixSession(TreeSession):
     """One index per row beside the shared store; whichever matches further drafts."""
 
-    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore, survival: Survival) -> None:
-        super().__init__(context, survival)
+    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore, acceptance: Acceptance) -> None:
+        super().__init__(context, acceptance)
         self.config = config
         self.memory = Remembering(store, config.max_match)
         self._indexes: dict[int, LookupIndex] = {}
@@ -71,7 +71,7 @@ class SuffixSession(TreeSession):
         allowed = cut(drafts, sequences, self.context)
         for tree, (source, length), branches in zip(self.begin(len(budget)), matches, allowed, strict=True):
             for i, branch in enumerate(branches):
-                add_copy(tree, branch, length, self.config.max_match, self.survival, i, source=source)
+                add_copy(tree, branch, length, self.config.max_match, self.acceptance, i, source=source)
         return self.draft()
 
     def _branches(self, row: int, index: LookupIndex, budget: int) -> tuple[tuple[str, int], Branches]:
@@ -145,8 +145,8 @@ class SuffixDrafter(Drafter):
         )
         self.store = SuffixStore(self.config.memory_mb) if store is None else store
         self.proposes_trees = self.config.num_branches > 1
-        self._survival = Learned(Survival)
+        self._acceptance = Learned(Acceptance)
 
     def start(self, context: DraftContext) -> SuffixSession:
-        survival = self._survival.of(context.target, context.do_sample)
-        return SuffixSession(context, self.config, self.store, survival)
+        acceptance = self._acceptance.of(context.target, context.do_sample)
+        return SuffixSession(context, self.config, self.store, acceptance)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...budget import Survival, Tree
+from ...budget import Acceptance, Tree
 from ...protocol import DraftContext, Sequences, Verdict
 from ..prompt_lookup.branches import Branches, cut
 from ..prompt_lookup.rates import add_copy
@@ -52,9 +52,9 @@ class Remembering:
 class Memory(Remembering):
     """What followed in past outputs where they stood as the text does, for trees."""
 
-    def __init__(self, context: DraftContext, store: SuffixStore, survival: Survival, branches: int) -> None:
+    def __init__(self, context: DraftContext, store: SuffixStore, acceptance: Acceptance, branches: int) -> None:
         super().__init__(store, MAX_MATCH)
-        self.context, self.survival = context, survival
+        self.context, self.acceptance = context, acceptance
         self.branches = branches if context.trees else 1
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
@@ -67,7 +67,7 @@ class Memory(Remembering):
             found.append(branches)
         for tree, length, branches in zip(trees, lengths, cut(found, sequences, self.context), strict=True):
             for i, branch in enumerate(branches):
-                add_copy(tree, branch, length, MAX_MATCH, self.survival, i, source=PAST)
+                add_copy(tree, branch, length, MAX_MATCH, self.acceptance, i, source=PAST)
 
     def _found(self, row: int, tokens: Sequence[int], room: int) -> tuple[int, Branches]:
         """How long the longest match is, and its likeliest continuations."""
