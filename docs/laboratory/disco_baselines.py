@@ -3,17 +3,20 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_specdec.budget import Acceptance, Allowance, Stepwise
+from hf_specdec.budget import Acceptance, Account, Evidence, steps_that_pay
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import Chance
-from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession
-from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
+from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession, Step
+from hf_specdec.protocol import DraftContext, DraftSession, Sequences, Verdict
 from hf_specdec.train.disco.simulation import Costs, Rule, Values
 
+DRAWN = Evidence.of("drawn")
 LONGEST = 32
 """tokens that any rule drafts at most"""
 HF_LONGEST = 20
@@ -96,20 +99,29 @@ class OracleDrafter(DraftModelDrafter):
         self.accepted = accepted
 
     def start(self, context: DraftContext) -> DraftSession:
-        return OracleSession(context, self.draft_model, self.accepted)
+        return DraftModelSession(context, self.draft, Foretold(self.accepted, context.prompt_ids.shape[1]))
 
 
-class OracleSession(DraftModelSession):
-    """One row."""
+class Foretold:
+    """The rule of one row's chain that ends where the target will disagree."""
 
-    def __init__(self, context: DraftContext, model: PreTrainedModel, accepted: list[bool]) -> None:
-        super().__init__(context, model, 1)
-        self.accepted = accepted
+    weighs = True
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        start = sequences.lengths[0] - self.context.prompt_ids.shape[1]
-        self.fixed_window = next((i for i, fine in enumerate(self.accepted[start:]) if not fine), len(self.accepted))
-        return super().propose(sequences, budget)
+    def __init__(self, accepted: list[bool], prompt: int) -> None:
+        self.accepted, self.prompt = accepted, prompt
+
+    def begin(self, sequences: Sequences, *_: Any) -> int:
+        start = sequences.lengths[0] - self.prompt
+        return next((i for i, fine in enumerate(self.accepted[start:]) if not fine), len(self.accepted))
+
+    def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        return lengths
+
+    def observe(self, verdict: Verdict) -> None:
+        """It knows."""
+
+    def notes(self) -> list[str]:
+        return []
 
 
 @dataclass
@@ -138,29 +150,37 @@ class Recalibrated:
 class Budgeted:
     """DISCO's rule "budget": drafts on while that promises most tokens per second, or not at all."""
 
-    def __init__(self, survival: Acceptance, costs: Costs) -> None:
+    def __init__(self, acceptance: Acceptance, costs: Costs) -> None:
         """
         Args:
-            survival: of the values that it reads, kept from text to text.
+            acceptance: of the values that it reads, kept from text to text.
         """
-        self.budget, self.costs, self.looks = Stepwise(survival), costs, Allowance()
+        self.acceptance, self.costs, self.account, self.looked = acceptance, costs, Account(), False
         self.price = (costs.verify(2) + costs.draft) / costs.verify(1) - 1
 
     def begins(self) -> bool:
-        pays = self._pays([])
-        self.looked = not pays and self.looks.try_for(self.price)
-        return pays or self.looked
+        if self._pays([]):
+            self.looked = False
+            return True
+        self.account.wait()
+        self.looked = not self.account.missing(self.price)
+        return self.looked
 
     def goes_on(self, seen: list[float]) -> bool:
         return self._pays(seen)
 
     def observe(self, seen: list[float], accepted: int) -> None:
-        self.budget.observe(seen, accepted)
+        for i, chance in enumerate(seen[: accepted + 1]):
+            self.acceptance.observe(DRAWN, i < accepted)
+            self.acceptance.observe(DRAWN.at(chance), i < accepted)
         if self.looked:
-            self.looks.gain(accepted, self.price)
+            self.account.charge(self.price - accepted)
 
     def _pays(self, seen: list[float]) -> bool:
-        return self.budget.pays([seen], [True], self.costs.verify, self.costs.draft)
+        kept = list(accumulate((self.acceptance.calibrated(DRAWN.at(chance)) for chance in seen), mul))
+        alpha, step = self.acceptance.chance(DRAWN, 0.6), self.costs.draft
+        onward = [kept[-1] if kept else 1.0]
+        return steps_that_pay([kept], onward, [alpha], self.costs.verify, step, len(seen) * step, enough=1) > 0
 
 
 @dataclass

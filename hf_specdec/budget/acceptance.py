@@ -1,54 +1,16 @@
 """`Acceptance`: how often drafted tokens turn out right, by the evidence for them."""
 
-from bisect import bisect
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
+from .evidence import EDGES, Evidence
 from .tree import Tree
 
 PRIOR = 4.0
 """tests that a guess counts as: a first surprise is not yet a rule"""
 MEMORY = 0.99
 """weight of the past at each test: about the last hundred count, so that the shares follow the text"""
-EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
-"""between bands of estimates: narrow where chances are small, as these are multiplied"""
 CENTRES = [sum(edges) / 2 for edges in pairwise((0.0, *EDGES, 1.0))]
-
-
-class Source(NamedTuple):
-    """One who proposes a token."""
-
-    name: str
-    rank: int = 0
-    """of the token among this source's candidates for its place, from 0"""
-    match: int = 0
-    """tokens of the text that were found again before a copied token; 0 for what is no copy"""
-
-
-class Evidence(NamedTuple):
-    """What speaks for a drafted token. Tokens with the same evidence are counted together."""
-
-    sources: tuple[Source, ...]
-    """that propose it"""
-    agrees: bool | None = None
-    """whether another source says the same of this place; None where no other one was asked"""
-    band: int | None = None
-    """of the source's own estimate, from the lowest; None where it has none"""
-
-    @classmethod
-    def of(cls, name: str, rank: int = 0, match: int = 0) -> "Evidence":
-        """One source alone."""
-        return cls((Source(name, rank, match),))
-
-    def at(self, estimate: float) -> "Evidence":
-        """The same with an estimate, from 0 to 1, that the token is right."""
-        return self._replace(band=bisect(EDGES, estimate))
-
-    @property
-    def speakers(self) -> list[str]:
-        """The sources' names."""
-        return [source.name for source in self.sources]
 
 
 class Acceptance:

@@ -1,10 +1,8 @@
 """`Tree`: what several sources draft for one row, each token once."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .acceptance import Evidence
+from .evidence import Evidence
 
 
 class Tree:
@@ -23,7 +21,7 @@ class Tree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, chance: float, *evidence: "Evidence") -> int:
+    def add(self, parent: int, token: int, chance: float, *evidence: Evidence) -> int:
         """The node of a token behind `parent`: a new one, or the one that is there, which is as likely as the better
         of those who say so."""
         node = self._at.setdefault((parent, token), len(self.tokens))

@@ -28,6 +28,9 @@ class Joining(Protocol):
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may come behind a node of a row's tree, within `room` of the root."""
 
+    def named(self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
+        """[B] who proposes these nodes of each row's tree, for the statistics."""
+
     def observe(self, verdict: Verdict) -> None:
         """Rows have grown, and some have ended."""
 
@@ -75,6 +78,8 @@ class TreeSession(DraftSession):
         """The trees' nodes with their chances; point masses, of which the engine verifies those that pay."""
         ranked = [self.ranked(b) for b in range(len(self.trees))]
         draft, self.ordered = draft_of(self.trees, ranked, self.context.device)
+        if self.others is not None:
+            draft.sources = self.others.named(self.trees, self.ordered)
         return draft
 
     def estimates(self, row: int) -> Sequence[float | None]:

@@ -9,7 +9,7 @@ import pytest
 
 from hf_specdec.budget import Acceptance, Advance, Cost, Evidence, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.acceptance import CENTRES, EDGES
-from hf_specdec.budget.cost import AGAIN, AT_MOST, BEYOND, LOOK, PLAIN, TRIED, UNKNOWN, running_mean
+from hf_specdec.budget.cost import BEYOND, FORGOTTEN, KEPT, SELDOM, TRIED, Times
 from hf_specdec.budget.decision import WORTH_IT
 from hf_specdec.drafters.prompt_lookup.rates import add_copy, guess
 
@@ -112,7 +112,7 @@ def test_a_time_that_was_disturbed_is_measured_again() -> None:
         count = cost.tried(1) or 0
         tries += count > 0
         cost.observe_forward(1, 1 + count, 1.0)
-    assert 7 <= tries <= 300 // AGAIN and cost.round(1)(9) < 1.01
+    assert 5 <= tries <= 300 // SELDOM + 1 and cost.round(1)(9) < 1.01
 
 
 def test_nothing_much_wider_is_verified_than_what_was_met() -> None:
@@ -148,25 +148,23 @@ def test_what_a_plain_round_takes_is_looked_at_where_all_are_wide() -> None:
         width = 1 + (4 + i % 3 if count is None else count)
         cost.observe_forward(1, width, 3.0 if width > 1 else 1.0)
     assert cost.round(1)(1) == 1.0 and cost.round(1)(2) > 2.9
-    assert 3 <= plain <= 9
+    assert 3 <= plain <= 400 // SELDOM + TRIED.count(0)
 
 
-@pytest.mark.parametrize(
-    ("said", "times", "first"), [(0.8, 30, PLAIN), (1.25, 30, PLAIN), (1.2, 3, PLAIN), (1.25, 3, LOOK), (3.0, 3, LOOK)]
-)
-def test_a_plain_rounds_old_time_gives_way(said: float, times: int, first: int) -> None:
+@pytest.mark.parametrize(("said", "times"), [(0.8, 30), (1.25, 30), (3.0, 3)])
+def test_a_plain_rounds_old_time_gives_way(said: float, times: int) -> None:
     """Taken beside something else, or of a short text; plain forwards of fewer rows say nothing of it."""
     cost, looks = Cost(), []
     for _ in TRIED:
         cost.observe_forward(4, 3, 1.15)
     for _ in range(times):
         cost.observe_forward(4, 1, said)
-    for i in range(300):
+    for i in range(400):
         looks += [i] if (look := cost.tried(4) == 0) else []
         cost.observe_forward(4, 1 if look else 3, 1.0 if look else 1.15)
         cost.observe_forward(3, 1, 0.9)
     assert cost.round(4)(1) == pytest.approx(1.0, rel=0.06)
-    assert looks[0] == first and 5 <= len(looks) <= 20
+    assert looks[0] == SELDOM and 5 <= len(looks) <= 400 // SELDOM
 
 
 @pytest.mark.parametrize("plain", [0, 20])
@@ -178,36 +176,35 @@ def test_a_look_that_cannot_be_plain_costs_one_round(plain: int) -> None:
     for _ in range(400):
         looks += (look := cost.tried(4) == 0)
         cost.observe_forward(4, 4 if look else 7, 1.2)
-    assert 4 <= looks <= 400 // LOOK + len(TRIED)
+    assert 4 <= looks <= 400 // SELDOM + len(TRIED)
 
 
-@pytest.mark.parametrize("longer", [AT_MOST, 10.0, 1e6])
-def test_what_disturbs_a_machine_once_moves_a_figure_little(longer: float) -> None:
-    assert 1.0 < running_mean(1.0, longer) == pytest.approx(1.15)
+@pytest.mark.parametrize("longer", [1.3, 10.0, 1e6])
+def test_what_disturbs_a_machine_now_and_then_moves_no_figure(longer: float) -> None:
+    times, dice = Times(), random.Random(0)
+    for _ in range(200):
+        times = times.add(longer if dice.random() < 0.1 else dice.uniform(1.0, 1.02))
+        assert len(times.last) < 3 or times.seconds <= 1.02
+    for _ in range(KEPT):
+        times = times.add(2.0)
+    assert times.seconds == 2.0, "and what has changed is followed"
 
 
-def test_a_figure_of_few_or_old_times_follows_a_new_one_more() -> None:
-    assert running_mean(1.0, 1.2, weight=1.0) == pytest.approx(1.1)
-    assert running_mean(1.0, 1.2, weight=0.5) > running_mean(1.0, 1.2, weight=5.0)
-    assert running_mean(1.0, 1.2, weight=50.0) == running_mean(1.0, 1.2)
-    assert running_mean(1.0, 9.0, weight=1.0) == pytest.approx(1.5), "a disturbed one less"
-
-
-def test_the_first_forward_of_a_width_does_not_count() -> None:
+def test_a_first_forward_of_its_width_is_no_measure() -> None:
     cost = Cost()
     for width in range(1, 9):
         cost.observe_forward(1, width, 100.0)
     assert not cost.known
     cost.observe_forward(1, 4, 1.0)
     assert cost.known and cost.round(1)(4) == 1.0
-    assert cost.tried(1) == UNKNOWN, "a single width says nothing of others"
+    assert cost.tried(1) in TRIED, "a single width says nothing of others"
 
 
-def test_old_times_fade_and_widths_are_forgotten() -> None:
+def test_widths_that_are_not_met_are_forgotten() -> None:
     cost = Cost()
     for _ in range(50):
         cost.observe_forward(1, 3, 1.0)
-    for _ in range(1000):
+    for _ in range(FORGOTTEN):
         cost.observe_forward(1, 5, 2.0)
     assert set(cost._times) == {(1, 5)}
 
@@ -386,17 +383,17 @@ def test_rounds_until_the_last_row_ends_are_foretold(rows: int, length: int) -> 
 @pytest.mark.parametrize("step", [0.01, 0.2, 2.0])
 def test_steps_are_made_while_they_pay(alpha: float, step: float) -> None:
     """Behind nothing: as Theorem 3.8 has it, for a target whose forward takes a second."""
-    steps = steps_that_pay([[]], [1.0], [[alpha]], lambda width: 1.0, step)
+    steps = steps_that_pay([[]], [1.0], [alpha], lambda width: 1.0, step)
     assert (steps > 0) is (alpha > step)
 
 
 def test_steps_are_counted_beyond_a_second_token_that_takes_long() -> None:
     """One and two of them do not pay, four do."""
-    assert steps_that_pay([[]], [1.0], [[0.9]], lambda width: 1.0 if width == 1 else 2.8, 0.05) >= 4
+    assert steps_that_pay([[]], [1.0], [0.9], lambda width: 1.0 if width == 1 else 2.8, 0.05) >= 4
 
 
 def test_what_a_copy_says_need_not_be_drafted() -> None:
     sure = [0.99**n for n in range(1, 9)]
-    assert steps_that_pay([sure], [0.01], [[0.6]], lambda width: 1 + 0.01 * width, 0.1) == 0
-    assert steps_that_pay([[0.2]], [0.8], [[0.6]], lambda width: 1 + 0.01 * width, 0.1) > 0
-    assert steps_that_pay([[]], [0.0], [[0.9]], lambda width: 1.0, 0.001) == 0
+    assert steps_that_pay([sure], [0.01], [0.6], lambda width: 1 + 0.01 * width, 0.1) == 0
+    assert steps_that_pay([[0.2]], [0.8], [0.6], lambda width: 1 + 0.01 * width, 0.1) > 0
+    assert steps_that_pay([[]], [0.0], [0.9], lambda width: 1.0, 0.001) == 0

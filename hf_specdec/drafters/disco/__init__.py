@@ -5,14 +5,14 @@ from .config import DiscoConfig
 from .criteria import DiscoStoppingCriteria
 from .drafter import DiscoDrafter
 from .rules import StopRule
-from .session import DiscoSession
+from .session import Threshold
 
 __all__ = [
     "DiscoConfig",
     "DiscoDrafter",
-    "DiscoSession",
     "DiscoStoppingCriteria",
     "StopClassifier",
     "StopRule",
+    "Threshold",
     "features",
 ]

@@ -1,18 +1,11 @@
-"""`Classified`: what the stop classifier says of a round's tokens, and a chain of greedy ones that goes by it."""
-
-from typing import TYPE_CHECKING
+"""`Classified`: what the stop classifier says of a round's tokens."""
 
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences
-from ..draft_model.chain import Chain
-from ..draft_model.translating import Translated
 from .classifier import StopClassifier, read
 from .config import DiscoConfig
 from .lookup import NONE, Branch, Recurrence
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Classified:
@@ -56,21 +49,3 @@ class Classified:
         for branch, token in zip(self.branches, reading.drawn, strict=True):
             branch.append(token)
         return chances, reading.drawn
-
-
-class ClassifiedChain(Chain):
-    """What it says of the first of the candidates is what the classifier does; of the others, what the draft does."""
-
-    def __init__(
-        self, context: DraftContext, model: "PreTrainedModel | Translated", candidates: int, classified: Classified
-    ) -> None:
-        super().__init__(context, model, candidates)
-        self.classified = classified
-
-    def begin(self, sequences: Sequences, steps: int) -> bool:
-        self.classified.begin(sequences)
-        return super().begin(sequences, steps)
-
-    def said(self, logits: Tensor, tokens: Tensor, chances: Tensor) -> Tensor:
-        chances[:, 0] = chances.new_tensor(self.classified.of(logits, tokens[:, 0])[0])
-        return chances

@@ -1,39 +1,41 @@
-"""`DiscoSession`: a draft model that is asked after each token whether to draft one more (Mamou 2024, §3)."""
+"""`Threshold`: DISCO's stop rule for a draft model's chains (Mamou 2024, §3)."""
 
-from typing import TYPE_CHECKING
-
-from ...protocol import DraftContext
-from ..draft_model import SteppedSession, Translated
+from ...protocol import Sequences, Verdict
+from ..draft_model import ModelDraft, Step
 from .classified import Classified
 from .rules import StopRule
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-class DiscoSession(SteppedSession):
-    """Drafts with a model until the rule says stop."""
+class Threshold:
+    """Each row drafts until the rule says stop."""
 
     weighs = False  # a threshold knows nothing of costs
 
-    def __init__(
-        self,
-        context: DraftContext,
-        model: "PreTrainedModel | Translated",
-        longest: int,
-        classified: Classified,
-        rule: StopRule,
-    ) -> None:
+    def __init__(self, classified: Classified, rule: StopRule, longest: int) -> None:
         """
         Args:
-            model: the draft model, which the classifier was trained for.
             longest: tokens of a round at most.
         """
-        super().__init__(context, model, longest, classified)
-        self.rule = rule
+        self.classified, self.rule, self.longest = classified, rule, longest
+        self.seen: list[list[float]] = []
+        """[B] the classifier's chances of the round's tokens"""
 
-    def stopped(self, step: int, lengths: list[int]) -> list[int]:
+    def begin(self, sequences: Sequences, budget: list[int], most: int, model: ModelDraft) -> int:
+        self.seen = [[] for _ in budget]
+        self.classified.begin(sequences)
+        return min(most, self.longest)
+
+    def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        chances, _ = self.classified.of(step.logits, step.tokens[:, 0])
+        for b, chance in enumerate(chances):
+            if lengths[b] > i:
+                self.seen[b].append(chance)
         return [
-            n if n <= step + 1 or self.rule.goes_on(seen) else step + 1
-            for n, seen in zip(lengths, self.seen, strict=True)
+            n if n <= i + 1 or self.rule.goes_on(seen) else i + 1 for n, seen in zip(lengths, self.seen, strict=True)
         ]
+
+    def observe(self, verdict: Verdict) -> None:
+        """The classifier was trained before."""
+
+    def notes(self) -> list[str]:
+        return []

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...protocol import Draft, DraftContext, Sequences
-from ..draft_model.session import with_room, write_tokens
+from ..draft_model.model_draft import with_room, write_tokens
 
 
 class Drawn:

@@ -19,16 +19,6 @@ NAMES = {
 DRAWN = DraftModelConfig.drafter_type
 
 
-def named(trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
-    """[B] who has thought of these nodes of each row's tree."""
-    names = []
-    for tree, mine in zip(trees, nodes, strict=True):
-        speakers = (name for node in mine for evidence in tree.evidence[node] for name in evidence.speakers)
-        mentioned = {NAMES.get(name, DRAWN) for name in speakers}
-        names.append("+".join(sorted(mentioned)) or "none")
-    return names
-
-
 class Sources:
     """Copies from the text itself and, where they are wanted, past outputs and what earlier forwards found likely."""
 
@@ -54,6 +44,15 @@ class Sources:
         self.copies.join_behind(tree, node, row, room)
         if self.recycled is not None:
             self.recycled.join_behind(tree, node, row, room)
+
+    def named(self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
+        """[B] who proposes these nodes of each row's tree, for the statistics."""
+        names = []
+        for tree, mine in zip(trees, nodes, strict=True):
+            speakers = (name for node in mine for evidence in tree.evidence[node] for name in evidence.speakers)
+            mentioned = {NAMES.get(name, DRAWN) for name in speakers}
+            names.append("+".join(sorted(mentioned)) or "none")
+        return names
 
     def observe(self, verdict: Verdict) -> None:
         """Rows have grown, and some have ended."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
-from ...budget import Acceptance, DraftCost, Learned, Window
+from ...budget import Acceptance, Controller, Experience, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
@@ -83,7 +83,7 @@ class NGramDrafter(Drafter):
         self.model = model
         self.proposes_trees = self.config.num_draft_tokens == "auto"
         # What a call has measured serves the next one.
-        self._windows, self._acceptance, self._costs = Learned(Window), Learned(Acceptance), Learned(DraftCost)
+        self._acceptance, self._experience = Learned(Acceptance), Learned(Experience)
 
     def weights(self) -> dict[str, Tensor]:
         model = self.model or NGramModel.empty(self.config.vocab_size, self.config.sizes)
@@ -119,6 +119,6 @@ class NGramDrafter(Drafter):
             return NGramSession(context, self.model, int(gamma))
         # Whatever is forbidden, and coupled draws, are known to the picker alone.
         if context.do_sample or context.coupled or context.forbids is not None:
-            window = self._windows.of(context.target, (context.rows, context.do_sample))
-            return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows).begin())
+            experience = self._experience.of(context.target, (context.rows, context.do_sample))
+            return DrawingSession(context, self.model, Controller(context, experience))
         return NGramTrees(context, self.model, self._acceptance.of(context.target))

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Window
-from ...budget.window import LARGEST
+from ...budget import Controller, Drafted
 from ...clock import now
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
@@ -67,26 +66,24 @@ class DrawingSession(NGramSession):
 
     weighs = True
 
-    def __init__(self, context: DraftContext, model: NGramModel, window: Window, cost: DraftCost) -> None:
+    def __init__(self, context: DraftContext, model: NGramModel, control: Controller) -> None:
         """
         Args:
-            window: chooses γ.
-            cost: of a draw.
+            control: chooses γ.
         """
-        super().__init__(context, model, LARGEST)
-        self.window, self.draft_cost = window, cost
-        self.price = 0.0
-        """of this round's look, as `DraftCost.asked` has it"""
+        super().__init__(context, model, control.longest)
+        self.control = control
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        cost, advance = self.context.cost, self.context.advance
-        self.gamma, self.price = self.window.choose(cost, self.draft_cost, len(budget), advance=advance)
+        active = [b for b, room in enumerate(budget) if room > 0]
+        here = Drafted(sequences.rows, [[]] * len(active), [1.0] * len(active))
+        self.gamma = self.control.plan(here, max(budget), enough=self.control.longest)
         began = now()
         draft = super().propose(sequences, budget)
         if steps := draft.tokens.shape[1]:
-            self.draft_cost.observe((now() - began) / steps)
+            seconds = now() - began
+            self.control.cost.observe(steps, seconds / steps, seconds)
         return draft
 
     def observe(self, verdict: Verdict) -> None:
-        self.window.observe(verdict.drafted, verdict.accepted)
-        self.draft_cost.kept(verdict.accepted, self.price, self.context.cost, self.context.advance)
+        self.control.observe_chains(verdict)

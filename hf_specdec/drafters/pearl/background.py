@@ -15,7 +15,7 @@ from ...clock import now
 from ...target.devices import input_device
 from ...transfer import to_device, to_host
 from ...verify.picking import DraftPicker
-from ..draft_model.session import write_tokens
+from ..draft_model.model_draft import write_tokens
 from ..draft_model.translating import Translated, model_of, over_cache
 from .foresight import REMEMBERED, Place, likeliest
 from .link import Fork, Kind, Link, Order, Step, encode_forks
