@@ -122,7 +122,8 @@ class GuardedSession:
             return draft
         chances = [row for row, room in zip(draft.survival, budget, strict=True) if room]
         count = nodes_that_pay(chances, len(budget), self.cost, spent, self.advance)
-        self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0)
+        timed = self.cost.tried(len(budget)) is not None  # a plain round to be timed says nothing of this draft
+        self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
         return cut(draft, [min(length, count) for length in draft.lengths])
 
     def note(self) -> str:
