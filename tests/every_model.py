@@ -286,7 +286,7 @@ def _compare(model: Any, texts: dict[str, torch.Tensor], result: Outcome) -> Non
         for name, drafter_of in DRAFTERS.items():
             drafter = drafter_of(drafters.Future(text))
             try:
-                with mock.patch("hf_specdec.engine.paying.TRIAL", 1 << 30):  # drafting never pauses
+                with mock.patch("hf_specdec.budget.account.GIVEN", 1 << 30):  # drafting never pauses
                     ours = generate(model, batch, assistant_model=drafter)
                 mode = _mode(model, drafter.last_stats)
                 fault = "" if torch.equal(ours, text) else "another text"

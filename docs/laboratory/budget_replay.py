@@ -16,6 +16,7 @@ and meet the same luck, and each of them has its own distribution: sessions draw
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,11 +31,9 @@ from tqdm import tqdm
 from typer import Option
 
 from hf_specdec import SpeculationError
-from hf_specdec.budget import MOST_NODES, Cost, DraftCost, Survival, most_per_second
+from hf_specdec.budget import MOST_NODES, Controller, Cost, DraftCost, Experience, most_per_second
 from hf_specdec.commands.options import command
-from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelSession, GrowingSession
-from hf_specdec.drafters.draft_model.growing import LONGEST
-from hf_specdec.drafters.draft_model.stepped import Own
+from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession, Own, Planned, Step, Stepwise
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 from hf_specdec.tools.instruments.ends import until_end
 from hf_specdec.tools.loading.chat import batch, prompt_ids
@@ -124,55 +123,47 @@ class SetTimes(Cost):
 class SetSteps(DraftCost):
     """A draft model whose steps are known from the start."""
 
-    def __init__(self, c: float, always: bool = False) -> None:
-        """
-        Args:
-            always: it is asked in every round, whether that pays or not.
-        """
+    step, opening = 0.0, 0.0  # type: ignore[assignment]
+
+    def __init__(self, c: float) -> None:
         super().__init__()
-        self.step, self.opening, self.always = c, OPENING * c, always
+        self.step, self.opening = c, OPENING * c  # type: ignore[misc]
 
-    def asked(self, pays: bool, *known: Any, **named: Any) -> float | None:
-        return super().asked(pays or self.always, *known, **named)
-
-    def observe_draft(self, *_: Any, **__: Any) -> None:
+    def observe(self, *_: Any, **__: Any) -> None:
         """Whatever the clock says."""
-
-    observe = observe_look = observe_reading = observe_draft  # type: ignore[assignment]
 
 
 class Recorded:
-    """In place of a draft model's `Chain`, and of the model and its draws."""
+    """In the place of a session's `ModelDraft`."""
 
-    context_limit = 2**31
+    blind, unread = False, 0
 
     def __init__(self, rows: Sequence[Recording], candidates: int) -> None:
-        self.rows, self.candidates, self.model = rows, candidates, self
+        self.rows, self.candidates, self.steps = rows, candidates, 0
+        self.context: Any = None
 
-    def begin(self, sequences: Sequences, steps: int) -> bool:
-        self.here = [(row, n - 1) for row, n in zip(sequences.rows, sequences.lengths, strict=True)]
-        return True
+    def room(self, sequences: Sequences) -> int:
+        return 2**31
 
-    def step(self) -> tuple[Tensor, Tensor]:
-        said = self._said(self.here)
-        self.here = [(row, place + 1) for row, place in self.here]
-        return said
+    def begin(self, sequences: Sequences, steps: int) -> None:
+        self.here, self.steps = [(row, n - 1) for row, n in zip(sequences.rows, sequences.lengths, strict=True)], 0
 
-    def pick(self, ids: Tensor, columns: Sequence[int], rows: Sequence[int], logits: Any) -> tuple[Tensor, Tensor]:
-        """Draws [B] for these columns, and the q [B, 2] that they are from, as far as it is looked at."""
-        tokens, chances = self._said([(row, n - 1) for row, n in zip(rows, columns, strict=True)])
-        return tokens[:, 0], torch.zeros(len(tokens), 2).scatter_(1, tokens, chances)
-
-    def _said(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """Tokens and chances [B, k] behind these places; behind a text's end what is recorded last."""
-        said = [(self.rows[row], min(place, len(self.rows[row].tokens) - 1)) for row, place in places]
+    def step(self) -> Step:
+        """Tokens and chances [B, k] behind these places, or draws and the q [B, 2] that they are from, as far as it is
+        looked at; behind a text's end what is recorded last."""
+        said = [(self.rows[row], min(place, len(self.rows[row].tokens) - 1)) for row, place in self.here]
         tokens = torch.tensor([row.tokens[place][: self.candidates] for row, place in said])
-        return tokens, torch.tensor([row.chances[place][: self.candidates] for row, place in said])
+        chances = torch.tensor([row.chances[place][: self.candidates] for row, place in said])
+        self.here, self.steps = [(row, place + 1) for row, place in self.here], self.steps + 1
+        q = torch.zeros(len(tokens), 2).scatter_(1, tokens, chances) if self.context.do_sample else None
+        return Step(tokens, torch.empty(0), chances, q)
+
+    def end(self) -> None:
+        """Its time is set."""
 
     def observe(self, *_: Any) -> None:
         """It has read all of the text."""
-
-    follow = catch_up = feed = accept = observe
+        self.steps = 0
 
 
 def main(settings: ReplaySettings) -> None:
@@ -201,14 +192,14 @@ def main(settings: ReplaySettings) -> None:
             table = Table("", *map(set_name, texts), "mean", title=title)
             windows: list[int | str] = ["auto", *settings.window]
             for window in windows:
-                survival, times, steps = Survival(), SetTimes(slope, settings.believed), SetSteps(c, window != "auto")
+                experience, times = Experience(), SetTimes(slope, settings.believed)
+                experience.cost = SetSteps(c)
                 speeds = []
                 for every in texts.values():
                     calls = [every[i : i + rows] for i in range(0, len(every) - rows + 1, rows)]
                     plain = sum(max(len(row.tokens) for row in call) for call in calls)
                     taken = (
-                        play(call, pair.draft, window, settings.candidates, survival, times, steps, temperature > 0)
-                        for call in calls
+                        play(call, window, settings.candidates, experience, times, temperature > 0) for call in calls
                     )
                     speeds.append(plain / sum(taken))
                 shown = "budget" if window == "auto" else f"γ = {window}"
@@ -218,16 +209,14 @@ def main(settings: ReplaySettings) -> None:
 
 def play(
     rows: Sequence[Recording],
-    model: Any,
     window: int | str,
     candidates: int,
-    survival: Survival,
+    experience: Experience,
     times: SetTimes,
-    steps: SetSteps,
     drawn: bool = False,
 ) -> float:
     """The time of a call, in target steps."""
-    recorded: Any = Recorded(rows, candidates)
+    recorded: Any = Recorded(rows, 1 if drawn else candidates)
     first = torch.tensor([row.text[:1] for row in rows])
     context = DraftContext(
         prompt_ids=first,
@@ -238,21 +227,23 @@ def play(
         do_sample=drawn,
         lockstep=False,
         trees=True,
-        pick=recorded.pick,
+        pick=None,  # type: ignore[arg-type]
         device=torch.device("cpu"),
         stats=SimpleNamespace(notes=[]),  # type: ignore[arg-type]
         cost=times,
     )
-    cost = steps.begin()
+    recorded.context = context
+    control = Controller(context, experience, None if window == "auto" else int(window), recorded.candidates)
     session: Any
-    if drawn:
-        with mock.patch("hf_specdec.drafters.draft_model.session.model_over_cache", lambda *_: recorded):
-            if window == "auto":
-                session = BudgetedSession(context, model, LONGEST, Own(), cost, survival)
-            else:
-                session = DraftModelSession(context, model, window, cost=cost)
-    else:
-        session = GrowingSession(context, model, window, candidates, survival, cost, chain=recorded)
+    with ExitStack() as replaced:
+        for module in ("growing", "session"):
+            name = f"hf_specdec.drafters.draft_model.{module}.ModelDraft"
+            replaced.enter_context(mock.patch(name, lambda *_: recorded))
+        if drawn:
+            rule: Any = Stepwise(control, Own()) if window == "auto" else Planned(control)
+            session = DraftModelSession(context, recorded, rule, control.cost)
+        else:
+            session = GrowingSession(context, recorded, control)
     done, taken, alive = [1] * len(rows), 0.0, list(range(len(rows)))
     while alive:
         text = [rows[row].text[: done[row]] for row in alive]
@@ -260,8 +251,8 @@ def play(
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(mine) for mine in text], batch_first=True)
         room = [len(rows[row].text) - 1 - done[row] for row in alive]
         draft = session.propose(Sequences(ids, lengths, alive, text), room)
-        made = max(draft.lengths) if drawn else session.steps
-        spent = (made + OPENING) * (steps.step or 0) if made else 0.0
+        made, step = max(draft.lengths) if drawn else recorded.steps, experience.cost.step or 0.0
+        spent = (made + OPENING) * step if made else 0.0
         chances = draft.survival or [[1.0] * n for n in draft.lengths]
         seconds = times.round(len(alive))
         count = most_per_second(chances, seconds, spent, context.advance)[0] if draft.survival else max(draft.lengths)

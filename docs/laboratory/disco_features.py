@@ -18,7 +18,7 @@ from torch import Tensor
 from typer import Option
 
 from hf_specdec import Drafter
-from hf_specdec.budget import Band, Survival
+from hf_specdec.budget import Acceptance, Evidence
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import EXTRA
@@ -31,6 +31,8 @@ from hf_specdec.train.disco.records import Record
 
 Estimate = Callable[[Tensor], Tensor]
 """chances [N] by features [N, k + 4]"""
+
+DRAFTED = Evidence.of("drafted")
 
 
 @dataclass(kw_only=True)
@@ -79,14 +81,14 @@ def nats(estimate: Estimate | None, records: Sequence[Record]) -> float:
     Args:
         estimate: None for the share that was right of late.
     """
-    survival, lost, tokens = Survival(), 0.0, 0
+    acceptance, lost, tokens = Acceptance(), 0.0, 0
     for record in records:
         said = [None] * len(record) if estimate is None else estimate(record.features).tolist()
         for chance, right in zip(said, record.accepted.tolist(), strict=True):
-            band = None if chance is None else Band.of("drafted", chance)
-            expected = survival.chance(band, 0.5) if band is None else survival.calibrated(band)
+            evidence = DRAFTED if chance is None else DRAFTED.at(chance)
+            expected = acceptance.chance(evidence, 0.5) if chance is None else acceptance.calibrated(evidence)
             lost -= math.log(expected if right else 1 - expected)
-            survival.observe(band, right)
+            acceptance.observe(evidence, right)
             tokens += 1
     return lost / tokens
 

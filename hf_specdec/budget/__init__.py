@@ -1,35 +1,36 @@
 """How much to draft: every drafted token has a chance to be kept, every width of a forward has its time, and the nodes
 that give most tokens per second are verified."""
 
-from .allowance import Allowance
-from .cost import Cost
-from .decision import MOST_NODES, SUMMED, Advance, fastest, most_per_second, steps_that_pay
-from .draft_cost import LOOK_STEPS, DraftCost, Rest
+from .acceptance import Acceptance
+from .account import Account
+from .controller import DRAFTED, LONGEST, LOOK, Controller, Drafted, Experience
+from .cost import Cost, DraftCost, Times
+from .decision import MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
+from .evidence import Evidence, Source
 from .learned import Learned
-from .stepwise import Stepwise
-from .survival import Band, Survival, speakers
 from .tree import Tree, are_chains
-from .window import Window, why_rested
 
 __all__ = [
-    "LOOK_STEPS",
+    "DRAFTED",
+    "LONGEST",
+    "LOOK",
     "MOST_NODES",
     "SUMMED",
+    "Acceptance",
+    "Account",
     "Advance",
-    "Allowance",
-    "Band",
+    "Controller",
     "Cost",
     "DraftCost",
+    "Drafted",
+    "Evidence",
+    "Experience",
     "Learned",
-    "Rest",
-    "Stepwise",
-    "Survival",
+    "Source",
+    "Times",
     "Tree",
-    "Window",
     "are_chains",
-    "fastest",
     "most_per_second",
-    "speakers",
+    "nodes_that_pay",
     "steps_that_pay",
-    "why_rested",
 ]

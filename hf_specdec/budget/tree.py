@@ -1,6 +1,8 @@
 """`Tree`: what several sources draft for one row, each token once."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+
+from .evidence import Evidence
 
 
 class Tree:
@@ -11,26 +13,26 @@ class Tree:
         self.parents: list[int] = []
         self.chances: list[float] = []
         """of each node, to be right where its parent was"""
-        self.kinds: list[tuple[Hashable, ...]] = []
-        """of each node, under what its fate is counted"""
+        self.evidence: list[tuple[Evidence, ...]] = []
+        """of each node, what its fate is counted under"""
         self._at: dict[tuple[int, int], int] = {}
         self._below: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, chance: float, *kinds: Hashable) -> int:
+    def add(self, parent: int, token: int, chance: float, *evidence: Evidence) -> int:
         """The node of a token behind `parent`: a new one, or the one that is there, which is as likely as the better
         of those who say so."""
         node = self._at.setdefault((parent, token), len(self.tokens))
         if node < len(self.tokens):
             self.chances[node] = max(self.chances[node], chance)
-            self.kinds[node] += tuple(kind for kind in kinds if kind not in self.kinds[node])
+            self.evidence[node] += tuple(each for each in evidence if each not in self.evidence[node])
             return node
         self.tokens.append(token)
         self.parents.append(parent)
         self.chances.append(chance)
-        self.kinds.append(kinds)
+        self.evidence.append(evidence)
         self._below.setdefault(parent, []).append(node)
         return node
 
@@ -41,9 +43,9 @@ class Tree:
     def merge(self, other: "Tree") -> None:
         """Add all that another tree says."""
         place = {-1: -1}
-        for node, kinds in enumerate(other.kinds):
+        for node, evidence in enumerate(other.evidence):
             parent = place[other.parents[node]]
-            place[node] = self.add(parent, other.tokens[node], other.chances[node], *kinds)
+            place[node] = self.add(parent, other.tokens[node], other.chances[node], *evidence)
 
     def children(self, node: int) -> Sequence[int]:
         """Nodes right behind one."""
@@ -113,12 +115,6 @@ class Tree:
             if found is None:
                 return
             here = found
-
-    def judged(self, text: Sequence[int]) -> Iterator[tuple[Hashable, bool]]:
-        """Each kind of the nodes that a text has tested, and whether it was right."""
-        for node, right in self.tested(text):
-            for kind in self.kinds[node]:
-                yield kind, right
 
 
 def are_chains(rows: Sequence[Sequence[int]]) -> bool:

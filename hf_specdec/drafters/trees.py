@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ..budget import Survival, Tree
+from ..budget import Acceptance, Tree
 from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 
 MANY = 8
@@ -31,6 +31,9 @@ class Joining(Protocol):
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may follow a node of a row's tree; no node gets deeper than `room`."""
 
+    def named(self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
+        """[B] who proposes these nodes of each row's tree, for the statistics."""
+
     def observe(self, verdict: Verdict) -> None:
         """A round is over: rows have grown, and some have ended."""
 
@@ -44,15 +47,15 @@ class TreeSession(DraftSession):
     most: int | None = None
     """nodes that a row offers at most; None for all"""
 
-    def __init__(self, context: DraftContext, survival: Survival, others: Joining | None = None) -> None:
+    def __init__(self, context: DraftContext, acceptance: Acceptance, others: Joining | None = None) -> None:
         """
         Args:
-            survival: how often tokens of each kind were right.
+            acceptance: how often tokens with the same evidence were right.
             others: a source whose tokens join the session's own.
         """
         super().__init__(context)
         self.weighs = context.rows < MANY or context.most_rows > 0
-        self.survival = survival
+        self.acceptance = acceptance
         self.others = others
         self.likeliest = 0 if others is None else others.likeliest
         self.trees: list[Tree] = []
@@ -78,6 +81,8 @@ class TreeSession(DraftSession):
         """The trees' nodes as point masses with their chances, of which the engine verifies those that pay."""
         ranked = [self.ranked(b) for b in range(len(self.trees))]
         draft, self.ordered = draft_of(self.trees, ranked, self.context.device)
+        if self.others is not None:
+            draft.sources = self.others.named(self.trees, self.ordered)
         return draft
 
     def estimates(self, row: int) -> Sequence[float | None]:
@@ -85,7 +90,7 @@ class TreeSession(DraftSession):
         return [self.trees[row].chances[node] for node in self.ordered[row]] if self.ordered else []
 
     def observe(self, verdict: Verdict) -> None:
-        self.survival.observe_trees(self.trees, verdict.tokens)
+        self.acceptance.observe_trees(self.trees, verdict.tokens)
         self.trees, self.ordered = [], []
         if self.others is not None:
             self.others.observe(verdict)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..budget import Cost, most_per_second
+from ..budget import Cost, nodes_that_pay
 from ..clock import Deadline, now
 from ..errors import shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
@@ -120,12 +120,10 @@ class GuardedSession:
         """
         if draft.survival is None or draft.q is not None or draft.token_probs is not None:
             return draft
-        count = self.cost.tried(len(budget))
-        if count is None:
-            rows = [row for row, room in zip(draft.survival, budget, strict=True) if room]
-            seconds, most = self.cost.round(len(budget)), self.cost.most(len(budget))
-            count, _ = most_per_second(rows, seconds, spent, self.advance, most)
-        self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0)
+        chances = [row for row, room in zip(draft.survival, budget, strict=True) if room]
+        count = nodes_that_pay(chances, len(budget), self.cost, spent, self.advance)
+        timed = self.cost.tried(len(budget)) is not None  # a plain round to be timed says nothing of this draft
+        self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
         return cut(draft, [min(length, count) for length in draft.lengths])
 
     def note(self) -> str:

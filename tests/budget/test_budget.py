@@ -2,22 +2,24 @@
 
 import itertools
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import pytest
 
-from hf_specdec.budget import Advance, Band, Cost, Survival, Tree, most_per_second, steps_that_pay
-from hf_specdec.budget.cost import AGAIN, AT_MOST, BEYOND, LOOK, PLAIN, TRIED, UNKNOWN, running_mean
+from hf_specdec.budget import Acceptance, Advance, Cost, Evidence, Tree, most_per_second, steps_that_pay
+from hf_specdec.budget.acceptance import CENTRES, EDGES
+from hf_specdec.budget.cost import BEYOND, FORGOTTEN, KEPT, SELDOM, TRIED, Times
 from hf_specdec.budget.decision import WORTH_IT
-from hf_specdec.budget.survival import CENTRES, EDGES
 from hf_specdec.drafters.prompt_lookup.copies import add_copy, guess
+
+KIND = Evidence.of("kind")
 
 
 def random_tree(rng: random.Random, nodes: int = 12) -> Tree:
     tree = Tree()
     while len(tree) < nodes:
-        tree.add(rng.randrange(-1, len(tree)), rng.randrange(6), rng.random(), "kind")
+        tree.add(rng.randrange(-1, len(tree)), rng.randrange(6), rng.random(), KIND)
     return tree
 
 
@@ -26,40 +28,40 @@ def random_tree(rng: random.Random, nodes: int = 12) -> Tree:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_chance_goes_from_the_guess_to_what_is_observed(share: float) -> None:
-    survival, rng = Survival(), random.Random(0)
-    assert survival.chance("kind", 0.5) == 0.5
+    acceptance, rng = Acceptance(), random.Random(0)
+    assert acceptance.chance(KIND, 0.5) == 0.5
     for _ in range(2000):
-        survival.observe("kind", rng.random() < share)
-    assert survival.chance("kind", 0.5) == pytest.approx(share, abs=0.12)  # of 100 observations three deviations
-    assert survival.chance("another", 0.7) == 0.7
+        acceptance.observe(KIND, rng.random() < share)
+    assert acceptance.chance(KIND, 0.5) == pytest.approx(share, abs=0.12)  # of 100 observations three deviations
+    assert acceptance.chance(Evidence.of("another"), 0.7) == 0.7
 
 
 def test_chances_follow_the_text() -> None:
-    survival = Survival()
+    acceptance = Acceptance()
     for right in (True, False):
         for _ in range(400):
-            survival.observe("kind", right)
-        assert abs(survival.chance("kind", 0.5) - right) < 0.05
+            acceptance.observe(KIND, right)
+        assert abs(acceptance.chance(KIND, 0.5) - right) < 0.05
 
 
 def test_estimates_of_a_band_lie_around_its_centre() -> None:
     edges = [0.0, *EDGES, 1.0]
     for i, (low, high) in enumerate(itertools.pairwise(edges)):
-        assert Band.of("x", low) == Band.of("x", (low + high) / 2) == ("x", i) and low < CENTRES[i] < high
-    assert Band.of("x", 1.0).step == len(EDGES)
+        assert KIND.at(low) == KIND.at((low + high) / 2) == KIND._replace(band=i) and low < CENTRES[i] < high
+    assert KIND.at(1.0).band == len(EDGES)
 
 
 @pytest.mark.parametrize("seen", ["nothing", "as estimated", "half as often", "the other way round", "one band"])
 def test_calibrated_chances_rise_with_the_estimate(seen: str) -> None:
-    survival, rng = Survival(), random.Random(0)
+    acceptance, rng = Acceptance(), random.Random(0)
     share = {"as estimated": lambda x: x, "half as often": lambda x: x / 2, "the other way round": lambda x: 1 - x}
     for _ in range(4000):
         estimate = 0.95 if seen == "one band" else rng.random()
         if seen != "nothing":
             right = rng.random() < share.get(seen, lambda x: 0.3)(estimate)
-            survival.observe(Band.of("x", estimate), right)
-            survival.observe(Band.of("another", estimate), not right)
-    chances = [survival.calibrated(Band("x", i)) for i in range(len(CENTRES))]
+            acceptance.observe(KIND.at(estimate), right)
+            acceptance.observe(Evidence.of("another").at(estimate), not right)
+    chances = [acceptance.calibrated(KIND._replace(band=i)) for i in range(len(CENTRES))]
     assert chances == sorted(chances) and all(0 <= chance <= 1 for chance in chances)
     if seen == "nothing":
         assert chances == pytest.approx(CENTRES)
@@ -110,7 +112,7 @@ def test_a_time_that_was_disturbed_is_measured_again() -> None:
         count = cost.tried(1) or 0
         tries += count > 0
         cost.observe_forward(1, 1 + count, 1.0)
-    assert 7 <= tries <= 300 // AGAIN and cost.round(1)(9) < 1.01
+    assert 5 <= tries <= 300 // SELDOM + 1 and cost.round(1)(9) < 1.01
 
 
 def test_nothing_much_wider_is_verified_than_what_was_met() -> None:
@@ -146,25 +148,23 @@ def test_what_a_plain_round_takes_is_looked_at_where_all_are_wide() -> None:
         width = 1 + (4 + i % 3 if count is None else count)
         cost.observe_forward(1, width, 3.0 if width > 1 else 1.0)
     assert cost.round(1)(1) == 1.0 and cost.round(1)(2) > 2.9
-    assert 3 <= plain <= 9
+    assert 3 <= plain <= 400 // SELDOM + TRIED.count(0)
 
 
-@pytest.mark.parametrize(
-    ("said", "times", "first"), [(0.8, 30, PLAIN), (1.25, 30, PLAIN), (1.2, 3, PLAIN), (1.25, 3, LOOK), (3.0, 3, LOOK)]
-)
-def test_a_plain_rounds_old_time_gives_way(said: float, times: int, first: int) -> None:
+@pytest.mark.parametrize(("said", "times"), [(0.8, 30), (1.25, 30), (3.0, 3)])
+def test_a_plain_rounds_old_time_gives_way(said: float, times: int) -> None:
     """Taken beside something else, or of a short text; plain forwards of fewer rows say nothing of it."""
     cost, looks = Cost(), []
     for _ in TRIED:
         cost.observe_forward(4, 3, 1.15)
     for _ in range(times):
         cost.observe_forward(4, 1, said)
-    for i in range(300):
+    for i in range(400):
         looks += [i] if (look := cost.tried(4) == 0) else []
         cost.observe_forward(4, 1 if look else 3, 1.0 if look else 1.15)
         cost.observe_forward(3, 1, 0.9)
     assert cost.round(4)(1) == pytest.approx(1.0, rel=0.06)
-    assert looks[0] == first and 5 <= len(looks) <= 20
+    assert looks[0] == SELDOM and 5 <= len(looks) <= 400 // SELDOM
 
 
 @pytest.mark.parametrize("plain", [0, 20])
@@ -176,36 +176,35 @@ def test_a_look_that_cannot_be_plain_costs_one_round(plain: int) -> None:
     for _ in range(400):
         looks += (look := cost.tried(4) == 0)
         cost.observe_forward(4, 4 if look else 7, 1.2)
-    assert 4 <= looks <= 400 // LOOK + len(TRIED)
+    assert 4 <= looks <= 400 // SELDOM + len(TRIED)
 
 
-@pytest.mark.parametrize("longer", [AT_MOST, 10.0, 1e6])
-def test_what_disturbs_a_machine_once_moves_a_figure_little(longer: float) -> None:
-    assert 1.0 < running_mean(1.0, longer) == pytest.approx(1.15)
+@pytest.mark.parametrize("longer", [1.3, 10.0, 1e6])
+def test_what_disturbs_a_machine_now_and_then_moves_no_figure(longer: float) -> None:
+    times, dice = Times(), random.Random(0)
+    for _ in range(200):
+        times = times.add(longer if dice.random() < 0.1 else dice.uniform(1.0, 1.02))
+        assert len(times.last) < 3 or times.seconds <= 1.02
+    for _ in range(KEPT):
+        times = times.add(2.0)
+    assert times.seconds == 2.0, "and what has changed is followed"
 
 
-def test_a_figure_of_few_or_old_times_follows_a_new_one_more() -> None:
-    assert running_mean(1.0, 1.2, weight=1.0) == pytest.approx(1.1)
-    assert running_mean(1.0, 1.2, weight=0.5) > running_mean(1.0, 1.2, weight=5.0)
-    assert running_mean(1.0, 1.2, weight=50.0) == running_mean(1.0, 1.2)
-    assert running_mean(1.0, 9.0, weight=1.0) == pytest.approx(1.5), "a disturbed one less"
-
-
-def test_the_first_forward_of_a_width_does_not_count() -> None:
+def test_a_first_forward_of_its_width_is_no_measure() -> None:
     cost = Cost()
     for width in range(1, 9):
         cost.observe_forward(1, width, 100.0)
     assert not cost.known
     cost.observe_forward(1, 4, 1.0)
     assert cost.known and cost.round(1)(4) == 1.0
-    assert cost.tried(1) == UNKNOWN, "a single width says nothing of others"
+    assert cost.tried(1) in TRIED, "a single width says nothing of others"
 
 
-def test_old_times_fade_and_widths_are_forgotten() -> None:
+def test_widths_that_are_not_met_are_forgotten() -> None:
     cost = Cost()
     for _ in range(50):
         cost.observe_forward(1, 3, 1.0)
-    for _ in range(1000):
+    for _ in range(FORGOTTEN):
         cost.observe_forward(1, 5, 2.0)
     assert set(cost._times) == {(1, 5)}
 
@@ -231,9 +230,10 @@ def test_where_rows_are_many_nothing_wide_is_tried() -> None:
 
 def test_each_token_once_behind_each_node() -> None:
     tree = Tree()
-    a = tree.add(-1, 7, 0.5, "copy")
-    assert tree.add(-1, 7, 0.8, "draft") == a and tree.chances == [0.8] and tree.kinds == [("copy", "draft")]
-    assert tree.add(a, 7, 0.1, "draft") == 1 and tree.parents == [-1, 0]
+    copy, draft = Evidence.of("copy"), Evidence.of("draft")
+    a = tree.add(-1, 7, 0.5, copy)
+    assert tree.add(-1, 7, 0.8, draft) == a and tree.chances == [0.8] and tree.evidence == [(copy, draft)]
+    assert tree.add(a, 7, 0.1, draft) == 1 and tree.parents == [-1, 0]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -261,58 +261,65 @@ def test_orders_and_cuts(seed: int) -> None:
 
 def test_a_text_tests_what_hangs_on_it() -> None:
     tree = Tree()
-    a, b = tree.add(-1, 1, 0.5, "x"), tree.add(-1, 2, 0.5, "x")
-    below_a, below_b = tree.add(a, 3, 0.5, "x"), tree.add(b, 3, 0.5, "x")
+    a, b = tree.add(-1, 1, 0.5, KIND), tree.add(-1, 2, 0.5, KIND)
+    below_a, below_b = tree.add(a, 3, 0.5, KIND), tree.add(b, 3, 0.5, KIND)
     assert list(tree.tested([2, 3, 9])) == [(a, False), (b, True), (below_b, True)]
     assert list(tree.tested([1, 4])) == [(a, True), (b, False), (below_a, False)]
     assert list(tree.tested([5, 3])) == [(a, False), (b, False)] and list(tree.tested([])) == []
 
 
 def test_a_copy_is_judged_by_the_match_that_it_makes_longer() -> None:
-    survival, tree = Survival(), Tree()
+    acceptance, tree = Acceptance(), Tree()
     for _ in range(100):
-        survival.observe(("copied", 3, 0), True)
-    add_copy(tree, [5, 6, 7, 8], 2, 4, survival)
-    assert [kind for (kind,) in tree.kinds] == [("copied", n, 0) for n in (2, 3, 4, 4)]
+        acceptance.observe(Evidence.of("copied", match=3), True)
+    add_copy(tree, [5, 6, 7, 8], 2, 4, acceptance)
+    assert [evidence for (evidence,) in tree.evidence] == [Evidence.of("copied", match=n) for n in (2, 3, 4, 4)]
     assert tree.chances[1] > 0.95 and [tree.chances[i] for i in (0, 2)] == [guess(2), guess(4)]
-    add_copy(tree, [6, 9], 1, 4, survival, branch=2, behind=0)
-    assert tree.parents == [-1, 0, 1, 2, 1] and tree.kinds[1] == (("copied", 3, 0), ("copied", 1, 1))
+    add_copy(tree, [6, 9], 1, 4, acceptance, branch=2, behind=0)
+    assert tree.parents == [-1, 0, 1, 2, 1] and tree.evidence[1] == (
+        Evidence.of("copied", match=3),
+        Evidence.of("copied", 1, 1),
+    )
 
 
 def test_who_speaks_alone_is_judged_by_where_he_spoke_alone() -> None:
     """Two sources that are right together nine times in ten, and alone once in five."""
-    rng, survival, sources = random.Random(0), Survival(), [("copied", 1, 0), ("recycled", 0)]
+    rng, acceptance = random.Random(0), Acceptance()
+    sources = [Evidence.of("copied", match=1), Evidence.of("recycled")]
 
-    def drafted(speakers: Sequence[tuple[Hashable, ...]]) -> Tree:
+    def drafted(speakers: Sequence[Evidence]) -> Tree:
         tree = Tree()
-        for kind in speakers:
-            survival.add(tree, -1, 7, kind, 0.5)
+        for evidence in speakers:
+            acceptance.add(tree, -1, 7, evidence, 0.5)
         return tree
 
     for _ in range(3000):
         speakers = rng.choice([sources[:1], sources[1:], sources])
         right = rng.random() < (0.9 if len(speakers) == 2 else 0.2)
-        survival.observe_trees([drafted(speakers)], [[7 if right else 8]])
+        acceptance.observe_trees([drafted(speakers)], [[7 if right else 8]])
     for speakers, share in ((sources[:1], 0.2), (sources[1:], 0.2), (sources, 0.9)):
         (chance,) = drafted(speakers).chances
         assert chance == pytest.approx(share, abs=0.13)  # three deviations of the hundred that count
 
 
-def test_however_often_sources_speak_kinds_are_few() -> None:
-    survival, tree, band = Survival(), Tree(), Band("drafted", 3)
-    for kind in [("copied", 3, 0), ("recycled", 0), ("remembered", 2)] * 3 + [("copied", 1, 1)]:
-        survival.add(tree, -1, 7, kind, 0.5)
-    assert tree.kinds == [((("copied", 3, 0), ("recycled", 0), ("remembered", 2)),)]
+def test_however_often_sources_speak_evidence_has_few_values() -> None:
+    acceptance, tree, band = Acceptance(), Tree(), Evidence.of("drafted").at(0.06)
+    copied = Evidence.of("copied", match=3)
+    spoken = [copied, Evidence.of("recycled"), Evidence.of("remembered", match=2)]
+    for evidence in spoken * 3 + [Evidence.of("copied", 1, 1)]:
+        acceptance.add(tree, -1, 7, evidence, 0.5)
+    assert tree.evidence == [(Evidence(tuple(source for each in spoken for source in each.sources)),)]
     tree.add(-1, 8, 0.5, band)
-    survival.add(tree, -1, 8, ("copied", 3, 0), 0.5)
-    assert tree.kinds[1] == (band, ("copied", 3, 0)), "estimates are calibrated as they are"
+    acceptance.add(tree, -1, 8, copied, 0.5)
+    assert tree.evidence[1] == (band, copied), "estimates are calibrated as they are"
 
 
 def test_a_source_that_says_a_token_twice_is_counted_once() -> None:
-    survival, tree = Survival(), Tree()
-    survival.add(tree, -1, 7, ("copied", 3, 0), 0.6)
-    survival.add(tree, -1, 7, ("copied", 1, 1), 0.3)
-    assert tree.chances == [0.6] and tree.kinds == [(("copied", 3, 0), ("copied", 1, 1))]
+    acceptance, tree = Acceptance(), Tree()
+    first, second = Evidence.of("copied", match=3), Evidence.of("copied", 1, 1)
+    acceptance.add(tree, -1, 7, first, 0.6)
+    acceptance.add(tree, -1, 7, second, 0.3)
+    assert tree.chances == [0.6] and tree.evidence == [(first, second)]
 
 
 # ---------------------------------------------------------------------- the decision
@@ -376,17 +383,17 @@ def test_rounds_until_the_last_row_ends_are_foretold(rows: int, length: int) -> 
 @pytest.mark.parametrize("step", [0.01, 0.2, 2.0])
 def test_steps_are_made_while_they_pay(alpha: float, step: float) -> None:
     """Behind nothing: as Theorem 3.8 has it, for a target whose forward takes a second."""
-    steps = steps_that_pay([[]], [1.0], [[alpha]], lambda width: 1.0, step)
+    steps = steps_that_pay([[]], [1.0], [alpha], lambda width: 1.0, step)
     assert (steps > 0) is (alpha > step)
 
 
 def test_steps_are_counted_beyond_a_second_token_that_takes_long() -> None:
     """One and two of them do not pay, four do."""
-    assert steps_that_pay([[]], [1.0], [[0.9]], lambda width: 1.0 if width == 1 else 2.8, 0.05) >= 4
+    assert steps_that_pay([[]], [1.0], [0.9], lambda width: 1.0 if width == 1 else 2.8, 0.05) >= 4
 
 
 def test_what_a_copy_says_need_not_be_drafted() -> None:
     sure = [0.99**n for n in range(1, 9)]
-    assert steps_that_pay([sure], [0.01], [[0.6]], lambda width: 1 + 0.01 * width, 0.1) == 0
-    assert steps_that_pay([[0.2]], [0.8], [[0.6]], lambda width: 1 + 0.01 * width, 0.1) > 0
-    assert steps_that_pay([[]], [0.0], [[0.9]], lambda width: 1.0, 0.001) == 0
+    assert steps_that_pay([sure], [0.01], [0.6], lambda width: 1 + 0.01 * width, 0.1) == 0
+    assert steps_that_pay([[0.2]], [0.8], [0.6], lambda width: 1 + 0.01 * width, 0.1) > 0
+    assert steps_that_pay([[]], [0.0], [0.9], lambda width: 1.0, 0.001) == 0

@@ -10,7 +10,7 @@ from clocks import Clock
 import budget_replay
 from budget_replay import RIGHT, WRONG, Recording, SetSteps, SetTimes, draw, main, play, record
 from hf_specdec import DraftModelDrafter, SpeculationError
-from hf_specdec.budget import Survival
+from hf_specdec.budget import Experience
 from hf_specdec.tools.loading.chat import batch
 from hf_specdec.tools.loading.models import Pair, PairSettings
 
@@ -23,6 +23,13 @@ def pair() -> Pair:
     return PairSettings(target="tests/pair/target", draft="tests/pair/draft", dtype="float32", device="cpu").load()
 
 
+def knowing(c: float) -> Experience:
+    """Of a draft model whose steps take c."""
+    experience = Experience()
+    experience.cost = SetSteps(c)
+    return experience
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("c", [0.05, 0.3])
 @pytest.mark.parametrize("rows", [1, 3])
@@ -32,13 +39,13 @@ def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, mon
     monkeypatch.setattr(budget_replay, "OPENING", 0.0)
     prompts = [pair.tokenizer(text)["input_ids"] for text in TEXTS]
     texts = list(record(pair, prompts, 2 * NEW))
-    survival, times, steps = Survival(), SetTimes(SLOPE), SetSteps(c)
-    calls = range(0, len(texts), rows)
-    replayed = [play(texts[i : i + rows], pair.draft, "auto", 3, survival, times, steps) for i in calls]
+    times = SetTimes(SLOPE)
+    calls, told = range(0, len(texts), rows), knowing(c)
+    replayed = [play(texts[i : i + rows], "auto", 3, told, times) for i in calls]
 
     drafter: Any = DraftModelDrafter(pair.draft, num_candidates=3)
-    known = SetSteps(c)
-    drafter._costs = SimpleNamespace(of=lambda *_: known)
+    known = knowing(c)
+    drafter._experience = SimpleNamespace(of=lambda *_: known)
     monkeypatch.setattr("hf_specdec.engine.generation._costs", SimpleNamespace(of=lambda *_: SetTimes(SLOPE)))
     clock, taken = Clock(monkeypatch), 0.0
     with clock.moved_by(pair.target, lambda width: 1 + SLOPE * (width - 1)), clock.moved_by(pair.draft, lambda _: c):
@@ -92,8 +99,7 @@ def test_drawn_texts_are_replayed_by_the_sessions_themselves(window: Any, rows: 
     taken = {}
     for token in (RIGHT, WRONG):
         texts = [Recording([RIGHT] * 60, [[token]] * 59, [[0.5]] * 59)] * rows
-        steps = SetSteps(0.1, always=window != "auto")
-        taken[token] = play(texts, None, window, 1, Survival(), times, steps, drawn=True)
+        taken[token] = play(texts, window, 1, knowing(0.1), times, drawn=True)
     if window == "auto":
         assert taken[RIGHT] < 59 / 3 and taken[WRONG] < 1.06 * 59
     else:
@@ -110,7 +116,7 @@ def test_what_is_misjudged_takes_as_long_as_it_does(pair: Any) -> None:
         times = SetTimes(SLOPE, believed)
         assert times.takes(5) == pytest.approx(1 + 4 * SLOPE)
         assert times.round(1)(5) == pytest.approx(1 + 4 * believed * SLOPE)
-        taken.append(play(texts, pair.draft, 3, 1, Survival(), times, SetSteps(0.1, always=True)))
+        taken.append(play(texts, 3, 1, knowing(0.1), times))
     assert taken[0] == taken[1]
 
 

@@ -13,19 +13,9 @@ from compare import PROMPTS, Sides, sequences_of
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
+from hf_specdec.budget.account import GIVEN, SAVED, SHARE
 from hf_specdec.drafters.trees import MANY
-from hf_specdec.engine.paying import (
-    COSTS,
-    CREDIT,
-    FIRST_PAUSE,
-    FIRST_TRIAL,
-    GIVEN,
-    LATER_TRIAL,
-    PLAIN_FIRST,
-    TOO_MUCH,
-    Paying,
-    Record,
-)
+from hf_specdec.engine.paying import SHOCK, TRIAL, Paying, Record
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
 from hf_specdec.target.ragged import RaggedRunner
@@ -62,7 +52,7 @@ def both(kind: str, lengths: list[int], slope: float, monkeypatch: Any, calls: i
 @pytest.mark.parametrize("slope", [0.1, 0.25, 1.0])
 def test_a_drafter_that_is_never_right_costs_little(lengths: list[int], slope: float, monkeypatch: Any) -> None:
     plain, (first, second, third), stats = both("adversary", lengths, slope, monkeypatch, calls=3)
-    assert first < plain * (1 + 0.25 * slope) and max(second, third) < plain * (1 + 0.1 * slope)
+    assert first < plain * (1.02 + 0.03 * slope) and max(second, third) < plain * (1.009 + 0.011 * slope)
     (note,) = stats.notes
     assert "did not pay" in note and "plain decoding was as fast" in note
 
@@ -120,7 +110,7 @@ def test_what_the_user_has_set_is_drafted_whatever_it_costs(monkeypatch: Any) ->
         assert torch.equal(sides.ours(drafter), sides.plain)
     stats = drafter.last_stats
     assert stats is not None and stats.notes == []
-    assert stats.drafted_per_position[3] >= stats.row_steps - 4 > FIRST_TRIAL
+    assert stats.drafted_per_position[3] >= stats.row_steps - 4 > 8
 
 
 @pytest.mark.parametrize("slope", [0.05, 0.5])
@@ -263,14 +253,13 @@ class Slow:
 
 
 def test_what_a_batch_has_lost_is_made_up_for_when_rows_leave_it() -> None:
-    """Drafts that triple a round: over all numbers of rows they take a few rounds, and not a few for each, nor for each
-    call."""
+    """Drafts that triple a round: over all numbers of rows and both calls they lose what the account allows."""
     slow = Slow(3.0)
     for _ in range(2):  # two calls
         call = slow.call()
         for rows in (8, 7, 6, 5, 4, 3, 2):
             slow.play(call, rows, 20)
-    assert 0 < sum(slow.drafted) <= 2 * LATER_TRIAL + 1
+    assert 0 < 2 * sum(slow.drafted) <= GIVEN + 2 * TRIAL + SHARE * len(slow.drafted)
     slow.takes = 1.0
     slow.play(slow.call(), 1, 9)  # one row has no share in that
     assert slow.drafted[-1]
@@ -282,23 +271,26 @@ def test_what_was_gained_before_may_be_lost_and_no_more(before: int) -> None:
     slow = Slow(1.3)
     call = slow.call()
     slow.play(call, 1, before, gained=1)
-    assert sum(slow.drafted) >= before - PLAIN_FIRST
+    assert sum(slow.drafted) >= before - 2
     slow.takes, rounds = 2.3, len(slow.drafted)
     slow.play(call, 1, 200, gained=1)
-    paused = slow.drafted.index(False, rounds + PLAIN_FIRST) - rounds
-    assert GIVEN < 0.3 * paused <= (GIVEN + CREDIT if before else FIRST_TRIAL) + 5
-    assert 0.3 * sum(slow.drafted[rounds:]) < CREDIT + GIVEN + 9
+    paused = slow.drafted.index(False, rounds + 2) - rounds
+    assert 0.3 * paused <= (SAVED if before else GIVEN) + 0.3 * (TRIAL + 2)
+    assert 0.3 * sum(slow.drafted[rounds:]) <= SAVED + 0.3 * (2 * TRIAL + 1) + SHARE * 200
 
 
-@pytest.mark.parametrize("rows", [8, 16])
-def test_many_rows_that_gain_nothing_show_it_in_a_round(rows: int) -> None:
-    """What a first round takes is no sign of the pace, so the first trial has a second one."""
-    slow = Slow(1.5)
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("takes", [1.1, 1.5, 3.0, 50.0])
+def test_drafts_that_gain_nothing_lose_what_the_account_allows(takes: float, rows: int) -> None:
+    """In the long run a hundredth of the time, however much slower rounds with drafts are, and they are still tried."""
+    slow = Slow(takes)
     call = slow.call()
     slow.play(call, rows, 300)
-    trials = "".join("x" if drafted else "." for drafted in slow.drafted).strip(".").split(".")
-    assert max(map(len, trials)) <= 2 and len([trial for trial in trials if trial]) > 2
-    assert slow.now < 300 * 1.02
+    tried = sum(slow.drafted)
+    slow.play(call, rows, 3000)
+    charged = min(takes - 1, SHOCK)
+    assert charged * (sum(slow.drafted) - tried) <= SHARE * 3000 + (TRIAL + 1) * charged
+    assert sum(slow.drafted) > tried
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 16])
@@ -311,25 +303,6 @@ def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) ->
     assert PromptLookupDrafter().start(drafters.context(**made, most_rows=rows)).weighs
     for made_by in (DraftModelDrafter, HybridDrafter):
         assert made_by(models.llama(), num_draft_tokens=3).start(drafters.context(**made)).weighs
-
-
-def test_the_first_trial_may_cost_a_little_and_later_ones_are_made_up_for() -> None:
-    """A drafter of which little is known may yet be right: three plain rounds are no reason to leave it for 150."""
-    slow = Slow(1.2)
-    slow.play(slow.call(), 1, 200)
-    drafts = "".join("x" if drafted else "." for drafted in slow.drafted).lstrip(".")
-    first, second = (len(pause) for pause in drafts.replace("x", " ").split()[:2])
-    assert first == FIRST_PAUSE
-    assert second == pytest.approx(LATER_TRIAL * 0.2 / COSTS, abs=2)
-
-
-@pytest.mark.parametrize("takes", [2.0, 3.0, 5.0])
-def test_a_trial_that_has_lost_much_ends_at_once(takes: float) -> None:
-    """A round of drafts takes several plain ones, and gives no more tokens."""
-    slow = Slow(takes)
-    slow.play(slow.call(), 1, 40)
-    lost = sum(slow.drafted) * (takes - 1)
-    assert TOO_MUCH < lost <= TOO_MUCH + 4 and sum(slow.drafted) < FIRST_TRIAL
 
 
 def test_draws_of_which_none_counts_are_draws(monkeypatch: Any) -> None:

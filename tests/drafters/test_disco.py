@@ -12,16 +12,15 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.budget import Advance, Cost, Learned, Stepwise, Survival
+from hf_specdec.budget import DRAFTED, Controller, Cost, DraftCost, Evidence, Experience, Learned
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
-    DiscoSession,
     DiscoStoppingCriteria,
     StopClassifier,
     features,
 )
 from hf_specdec.drafters.disco.classifier import NONE, Branch, Recurrence, _on_device, _on_host, read
-from hf_specdec.drafters.draft_model import BudgetedSession, DraftModelDrafter, SteppedSession
+from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession, Stepwise
 from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.stats import SpeculationStats
 
@@ -196,7 +195,9 @@ def context(rows: int, do_sample: bool, lockstep: bool) -> DraftContext:
     )
 
 
-def propose(drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = False) -> tuple[Draft, DiscoSession]:
+def propose(
+    drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = False
+) -> tuple[Draft, DraftModelSession]:
     opened = context(rows, do_sample, lockstep)
     ids = torch.nn.functional.pad(torch.cat([opened.prompt_ids, torch.full((rows, 1), 7)], 1), (0, 16))
     with torch.no_grad():
@@ -208,7 +209,7 @@ def test_rows_stop_separately_and_in_lockstep_together(draft):
     drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="token", max_draft_tokens=8)
     ragged, session = propose(drafter, 6, lockstep=False)
     assert len(set(ragged.lengths)) > 1
-    for seen, length in zip(session.seen, ragged.lengths, strict=True):
+    for seen, length in zip(session.rule.seen, ragged.lengths, strict=True):
         assert length == next((i for i, chance in enumerate(seen, 1) if chance < 0.3), 8)
     alone, _ = propose(drafter, 6, lockstep=True)
     assert alone.tokens.shape[1] == min(ragged.lengths)
@@ -223,9 +224,10 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
     drafter = DraftModelDrafter(other)
     if rule in ("token", "budget"):
         drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
-    monkeypatch.setattr(BudgetedSession, "_pays", pays_by_what_is_seen)
+    monkeypatch.setattr(Controller, "plan", lambda self, drafted, most, enough=1: most)
+    monkeypatch.setattr(Controller, "goes_on", lambda self, drafted: pays_by_what_is_seen(drafted))
     if planted:
-        honest = SteppedSession.propose
+        honest = DraftModelSession.propose
 
         def propose_what_looks_good(self, sequences, budget):
             draft = honest(self, sequences, budget)
@@ -234,7 +236,7 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
                     draft.lengths[b] = k - 1
             return draft
 
-        monkeypatch.setattr(SteppedSession, "propose", propose_what_looks_good)
+        monkeypatch.setattr(DraftModelSession, "propose", propose_what_looks_good)
     prompt = torch.tensor([[2, 3, 4]])
     counts, drafted = torch.zeros(vocab**2), Counter()
     torch.manual_seed(6)
@@ -257,29 +259,44 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
     assert (chi2 > limit) == planted, (chi2, limit)
 
 
-def pays_by_what_is_seen(self, seen, open):
+def pays_by_what_is_seen(drafted):
     """A decision that hangs on all that may be known, and on no clock."""
-    return not any(seen) or sum(map(sum, seen)) > 0.3 * len(seen)
+    return sum(map(sum, drafted.chances)) > 0.3 * len(drafted.chances)
 
 
 def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
-    def seconds(width):
-        return 1 + 0.02 * (width - 1)
+    opened = context(2, do_sample=True, lockstep=False)
+    for _ in range(9):
+        for rows in (1, 2):
+            for width in (1, 2, 9):
+                opened.cost.observe_forward(rows, width, 1 + 0.02 * (width - 1))
+    experience, evidence = Experience(), Evidence.of(DRAFTED)
+    for _ in range(200):  # who is sure is right, who is not is wrong
+        for said, right in ((0.95, True), (0.95, True), (0.1, False)):
+            experience.acceptance.observe(evidence.at(said), right)
+            experience.acceptance.observe(evidence, right)
 
-    budget = Stepwise(Survival())
-    for _ in range(200):
-        budget.observe([0.95, 0.95, 0.1], 2)  # who is sure is right, who is not is wrong
-    assert budget.pays([[0.95]], [True], seconds, 0.1)
-    assert not budget.pays([[0.95]], [True], seconds, 2.0)
-    assert not budget.pays([[0.95, 0.1]], [True], seconds, 0.1)
-    assert not budget.pays([[0.95]], [False], seconds, 0.1), "nobody drafts on"
-    assert budget.pays([[]], [True], seconds, 0.1) and not budget.pays([[]], [True], seconds, 2.0)
+    def pays(seen, open, step, length=0):
+        opened.most_rows, opened.max_length = (0, 5 + length) if length else (2, 200)
+        experience.cost = DraftCost()
+        for _ in range(3):
+            experience.cost.observe(3, step, 3 * step)
+        rule = Stepwise(Controller(opened, experience), estimate=None)
+        rule.seen, rule._active, rule._rows = seen, list(range(len(seen))), list(range(len(seen)))
+        return rule.control.goes_on(rule._drafted(open))
+
+    assert pays([[0.95]], [True], 0.1)
+    assert not pays([[0.95]], [True], 2.0)
+    assert not pays([[0.95, 0.1]], [True], 0.1)
+    assert not pays([[0.95]], [False], 0.1), "nobody drafts on"
+    assert pays([[]], [True], 0.1) and not pays([[]], [True], 2.0)
     rows = [[0.95], [0.1]], [True, False]
-    assert budget.pays(*rows, seconds, 0.1), "one row is enough"
-    assert not budget.pays(*rows, seconds, 0.1, Advance(length=64)), "the other one ends the call"
+    assert pays(*rows, 0.1), "one row is enough"
+    assert not pays(*rows, 0.1, length=64), "the other one ends the call"
     for _ in range(400):
-        budget.observe([0.95], 0)  # who says so is believed no more
-    assert not budget.pays([[0.95]], [True], seconds, 0.1)
+        experience.acceptance.observe(evidence.at(0.95), False)  # who says so is believed no more
+        experience.acceptance.observe(evidence, False)
+    assert not pays([[0.95]], [True], 0.1)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from continuations import BATCHES
 from models import llama, prompts
 
 from hf_specdec import HybridDrafter, SpeculationWarning
-from hf_specdec.budget import Survival, Tree
+from hf_specdec.budget import Acceptance, Evidence, Tree
 from hf_specdec.drafters.hybrid.recycled import FIRST, LEAST, RECYCLED, Recycled
 from hf_specdec.protocol import DraftSession, Sequences, Verdict
 from hf_specdec.verify.block import Judgement, Trial
@@ -140,7 +140,7 @@ def joined(recycled: Recycled, last: int, room: int = 5) -> Tree:
 
 
 def test_what_stood_behind_a_token_last_is_thought_of_when_it_comes_again() -> None:
-    recycled = Recycled(context(), Survival(), 2)
+    recycled = Recycled(context(), Acceptance(), 2)
     recycled.observe(told({5: [6, 7], 6: [8, 5]}))
     recycled.observe(told({5: [4, 7]}))
     tree = joined(recycled, 5)
@@ -150,25 +150,25 @@ def test_what_stood_behind_a_token_last_is_thought_of_when_it_comes_again() -> N
 
 
 def test_behind_the_end_of_a_text_nothing_is_thought_of() -> None:
-    recycled = Recycled(context(), Survival(), 1)
+    recycled = Recycled(context(), Acceptance(), 1)
     recycled.observe(told({5: [9], 9: [5]}))
     assert joined(recycled, 5).tokens == [9] and not len(joined(recycled, 9))
 
 
 def test_chains_of_successors_end_where_hardly_anything_gets() -> None:
     """A token that follows itself: without a bound the tree would be as deep as there is room."""
-    survival = Survival()
-    recycled = Recycled(context(), survival, 1)
+    acceptance = Acceptance()
+    recycled = Recycled(context(), acceptance, 1)
     recycled.observe(told({5: [5]}))
     depth = len(joined(recycled, 5, room=99))
     assert FIRST ** (depth - 1) >= LEAST > FIRST**depth
     for _ in range(500):
-        survival.observe((RECYCLED, 0), True)
+        acceptance.observe(Evidence.of(RECYCLED), True)
     assert len(joined(recycled, 5, room=40)) == 40
 
 
 def test_rows_that_have_ended_are_forgotten() -> None:
-    recycled = Recycled(context(), Survival(), 1)
+    recycled = Recycled(context(), Acceptance(), 1)
     recycled.observe(told({5: [6]}))
     recycled.observe(told({7: [8]}, stopped=True))
     assert not recycled.known

@@ -122,7 +122,7 @@ def test_the_target_is_the_same_before_while_and_after(target: Any) -> None:
 
 def test_copies_are_accepted_in_text_that_repeats_itself(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And count for nothing where they are switched off. No clock decides whether they are tried."""
-    monkeypatch.setattr("hf_specdec.engine.paying.TRIAL", 1 << 30)
+    monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
     ids = models.prompts([9])["input_ids"].repeat(1, 4)
     call: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 60}
     call |= {"do_sample": False, "repetition_penalty": 0.5}  # it says again what it has said

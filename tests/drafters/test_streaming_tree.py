@@ -8,7 +8,7 @@ import torch
 from stream_models import GAMMA, streams_of, target_of
 
 from hf_specdec import StreamingDrafter
-from hf_specdec.budget import Band, Cost
+from hf_specdec.budget import Cost, Evidence
 from hf_specdec.drafters.streaming import likeliest_nodes, product_tree
 from hf_specdec.drafters.streaming.tree import joined, level_by_level
 from hf_specdec.drafters.streaming.tuner import TreeTuner
@@ -45,10 +45,10 @@ def test_streams_make_a_tree_that_copies_can_join() -> None:
         chances = torch.rand(3, 3, generator=generator).div(3).tolist()
         likeliest = likeliest_nodes(chances, 15)
         tokens = torch.randperm(9, generator=generator).view(3, 3).tolist()
-        bands = [[Band(("stream", j), 7 + rank) for rank in range(3)] for j in range(3)]
-        tree = joined(likeliest, tokens, bands)
+        evidence = [[Evidence.of(f"stream {j}", rank) for rank in range(3)] for j in range(3)]
+        tree = joined(likeliest, tokens, evidence)
         assert tree.survival() == pytest.approx([chance for chance, _ in likeliest])
-        assert tree.kinds == [(node, bands[node.stream][node.rank]) for _, node in likeliest]
+        assert tree.evidence == [(evidence[node.stream][node.rank],) for _, node in likeliest]
         assert tree.tokens == [tokens[node.stream][node.rank] for _, node in likeliest]
 
 

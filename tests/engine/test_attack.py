@@ -52,7 +52,7 @@ def stateful(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=str)
 def test_a_state_is_rolled_back(stateful: Any, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """By a copy, at every rejection; here drafting never pauses."""
-    monkeypatch.setattr("hf_specdec.engine.paying.TRIAL", 1 << 30)
+    monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
     assert support(stateful) in (Support.STATE, Support.PLAIN)
     sides = compare.Sides(stateful, lengths, max_new_tokens=64)
     with warnings.catch_warnings():

@@ -88,9 +88,8 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     if (kind, batch, do_sample) in KNOWN:
         return KNOWN[kind, batch, do_sample]
     for module in (
-        "drafters.draft_model.session",
+        "drafters.draft_model.model_draft",
         "drafters.disco.classifier",
-        "drafters.draft_model.growing",
         "drafters.hybrid.sampled",
         "drafters.streaming.session",
     ):
@@ -122,7 +121,7 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     monkeypatch.setattr(Generation, "play_round", counting)
     monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))  # of another drafter's rounds, in a test
     # No drafts are left out by the clock.
-    monkeypatch.setattr("hf_specdec.engine.paying.LEAST_TRIAL", NEW)
+    monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
     monkeypatch.setattr(Cost, "round", lambda *_: lambda width: 1.0)
     drafter = DRAFTERS[kind](target)
     options = {"max_new_tokens": NEW, "do_sample": do_sample, "top_k": 0, "pad_token_id": 0, "eos_token_id": None}

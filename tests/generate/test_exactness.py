@@ -9,45 +9,59 @@ from continuations import SMALL, sampling_p_value
 from models import llama
 
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.drafters.draft_model import DraftModelSession
+from hf_specdec.drafters.draft_model import DraftModelSession, Step
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.prompt_lookup.copies import Copies
-from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
+from hf_specdec.protocol import DraftContext, DraftSession, Verdict
 
 
-class ByEarlierDraws(DraftModelSession):
+class Three:
+    """Chains of three tokens at most."""
+
+    weighs = True
+
+    def begin(self, *_: Any) -> int:
+        return 3
+
+    def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        return lengths
+
+    def observe(self, verdict: Verdict) -> None:
+        """It learns nothing."""
+
+    def notes(self) -> list[str]:
+        return []
+
+
+class ByEarlierDraws(Three):
     """Goes on by what has been drawn: the draw that is looked at stays."""
 
-    def shortened(self, step: int, logits: Any, tokens: Any, q: Any, lengths: list[int]) -> list[int]:
-        return [min(n, step + 1) if token % 2 else n for n, token in zip(lengths, tokens.tolist(), strict=True)]
+    def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        return [min(n, i + 1) if token % 2 else n for n, (token,) in zip(lengths, step.tokens.tolist(), strict=True)]
 
 
-class ByItsOwnDistribution(DraftModelSession):
+class ByItsOwnDistribution(Three):
     """Goes on where the draft was sure of the token before it was drawn."""
 
-    def shortened(self, step: int, logits: Any, tokens: Any, q: Any, lengths: list[int]) -> list[int]:
-        sure = logits.softmax(-1).amax(-1).tolist()
-        return [n if chance > 0.3 else min(n, step + 1) for n, chance in zip(lengths, sure, strict=True)]
+    def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        sure = step.logits.softmax(-1).amax(-1).tolist()
+        return [n if chance > 0.3 else min(n, i + 1) for n, chance in zip(lengths, sure, strict=True)]
 
 
-class LeavesOutWhatItHasDrawn(DraftModelSession):
+class LeavesOutWhatItHasDrawn(Three):
     """The violation: a draw is looked at, and then not tested."""
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        draft = super().propose(sequences, budget)
-        for b, row in enumerate(draft.tokens.tolist()):
-            odd = [token % 2 == 1 for token in row[: draft.lengths[b]]]
-            draft.lengths[b] = odd.index(True) if True in odd else draft.lengths[b]
-        return draft
+    def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        return [min(n, i) if token % 2 else n for n, (token,) in zip(lengths, step.tokens.tolist(), strict=True)]
 
 
 class Drawing(Drafter):
-    def __init__(self, session: type[DraftModelSession]) -> None:
+    def __init__(self, rule: type[Three]) -> None:
         super().__init__()
-        self.session, self.model = session, llama(vocab=SMALL, seed=1)
+        self.rule, self.model = rule, llama(vocab=SMALL, seed=1)
 
     def start(self, context: DraftContext) -> DraftSession:
-        return self.session(context, self.model, 3)
+        return DraftModelSession(context, self.model, self.rule())
 
 
 @pytest.mark.parametrize("rule", [ByEarlierDraws, ByItsOwnDistribution])

@@ -11,8 +11,6 @@ import torch
 from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, theory
-from hf_specdec.budget import Cost, DraftCost
-from hf_specdec.budget.window import Window
 from hf_specdec.drafters.draft_model.session import with_candidates
 from hf_specdec.tools.instruments.forwards import wrapped_forward
 
@@ -101,19 +99,3 @@ def test_expected_tokens_with_candidates(alpha: float, rescue: float) -> None:
         accepted = next((i for i in range(4) if dice.random() >= alpha), 4)
         total += accepted + 1 + (accepted < 4 and dice.random() < rescue)
     assert total / rounds == pytest.approx(theory.expected_tokens(alpha, 4, rescue), abs=0.08)
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.02, 0.3])
-def test_the_window_counts_what_candidates_cost_and_gain(slope: float) -> None:
-    window, cost, draft_cost = Window(memory=0.998), Cost(), DraftCost()
-    for _ in range(300):
-        window.observe([1] * 10, [1] * 6 + [0] * 4)
-        window.observe_candidates([True, True, False, False])
-        draft_cost.observe(0.05)
-        for width in (1, 5, 9):
-            cost.observe_forward(1, width, 1 + slope * width)
-    speeds = [
-        (theory.expected_tokens(0.6, gamma) + (1 - 0.6**gamma) * 0.5) / (1 + slope * (3 * gamma + 1) + 0.05 * gamma)
-        for gamma in range(17)
-    ]
-    assert speeds[window.choose(cost, draft_cost, rows=1, candidates=3)[0]] == pytest.approx(max(speeds), rel=0.02)

@@ -4,13 +4,13 @@ from .classifier import StopClassifier, features
 from .config import DiscoConfig
 from .criteria import DiscoStoppingCriteria
 from .drafter import DiscoDrafter
-from .session import DiscoSession
+from .session import Threshold
 
 __all__ = [
     "DiscoConfig",
     "DiscoDrafter",
-    "DiscoSession",
     "DiscoStoppingCriteria",
     "StopClassifier",
+    "Threshold",
     "features",
 ]

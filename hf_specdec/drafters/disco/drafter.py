@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost, Learned, Survival
+from ...budget import Controller, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
 from ...target.devices import input_device
 from ...transfer import waits
-from ..draft_model import BudgetedSession, GrowingSession, ModelDrafter, Translated, candidates_of
+from ..draft_model import DraftModelSession, GrowingSession, ModelDrafter, Stepwise, Translated, candidates_of
 from ..draft_model.translating import model_of
 from .classifier import StopClassifier
 from .config import DiscoConfig
-from .session import Classified, ClassifiedChain, DiscoSession
+from .session import Classified, Threshold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -97,7 +97,7 @@ class DiscoDrafter(ModelDrafter):
         self.trained = classifier is not None
         self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden)
         self.classifier.requires_grad_(False)
-        self._survival, self._costs = Learned(Survival), Learned(DraftCost)
+        self._experience = Learned(Experience)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.classifier.state_dict())
@@ -116,18 +116,19 @@ class DiscoDrafter(ModelDrafter):
         super().check_target(target)
 
     def start(self, context: DraftContext) -> DraftSession:
-        draft, longest = self.draft, self.config.max_draft_tokens
+        self.check_prompt(context)
         classified = Classified(context, self.config, self.classifier)
         if self.config.rule == "token":
-            return DiscoSession(context, draft, longest, classified, self.config.threshold(context.do_sample))
-        survival = self._survival.of(context.target, context.do_sample)
-        cost = self._costs.of(context.target, context.rows).begin()
-        # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
-        if context.do_sample or waits(input_device(self.draft_model)):
-            return BudgetedSession(context, draft, longest, classified, cost, survival)
+            rule = Threshold(classified, self.config.threshold(context.do_sample), self.config.max_draft_tokens)
+            return DraftModelSession(context, self.draft, rule)
         k = candidates_of(context, self.config.num_candidates)
-        chain = ClassifiedChain(context, draft, k, classified)
-        return GrowingSession(context, draft, "auto", k, survival, cost, chain=chain, longest=longest)
+        experience = self._experience.of(context.target, (context.rows, context.do_sample))
+        # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
+        chains = context.do_sample or waits(input_device(self.draft_model))
+        control = Controller(context, experience, candidates=1 if chains else k, longest=self.config.max_draft_tokens)
+        if chains:
+            return DraftModelSession(context, self.draft, Stepwise(control, classified), control.cost)
+        return GrowingSession(context, self.draft, control, estimate=classified)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

@@ -1,17 +1,11 @@
-"""`DiscoSession`: a draft model that goes on while the classifier's chance is at least τ (Mamou 2024, §3)."""
-
-from typing import TYPE_CHECKING
+"""`Threshold`: DISCO's stop rule, and the classifier's chances that it goes by (Mamou 2024, §3)."""
 
 from torch import Tensor
 
-from ...protocol import DraftContext, Sequences
-from ..draft_model import SteppedSession, Translated
-from ..draft_model.chain import Chain
+from ...protocol import DraftContext, Sequences, Verdict
+from ..draft_model import ModelDraft, Step
 from .classifier import NONE, Branch, Recurrence, StopClassifier, read
 from .config import DiscoConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Classified:
@@ -57,48 +51,35 @@ class Classified:
         return chances, reading.drawn
 
 
-class ClassifiedChain(Chain):
-    """A greedy chain with other candidates beside it: the first candidate's chance is the classifier's, the others'
-    are the draft's own."""
+class Threshold:
+    """Rule "token": each row drafts until its last token's chance falls below τ."""
 
-    def __init__(
-        self, context: DraftContext, model: "PreTrainedModel | Translated", candidates: int, classified: Classified
-    ) -> None:
-        super().__init__(context, model, candidates)
-        self.classified = classified
+    weighs = False  # τ knows nothing of costs, so drafts that lose time are paused
 
-    def begin(self, sequences: Sequences, steps: int) -> bool:
-        self.classified.begin(sequences)
-        return super().begin(sequences, steps)
-
-    def said(self, logits: Tensor, tokens: Tensor, chances: Tensor) -> Tensor:
-        chances[:, 0] = chances.new_tensor(self.classified.of(logits, tokens[:, 0])[0])
-        return chances
-
-
-class DiscoSession(SteppedSession):
-    """Rule "token": drafts until the last token's chance falls below τ."""
-
-    weighs = False  # τ knows nothing of costs, so the loop pauses drafts that lose time
-
-    def __init__(
-        self,
-        context: DraftContext,
-        model: "PreTrainedModel | Translated",
-        longest: int,
-        classified: Classified,
-        tau: float,
-    ) -> None:
+    def __init__(self, classified: Classified, tau: float, longest: int) -> None:
         """
         Args:
-            model: the draft model that the classifier was trained for.
-            longest: SLmax, tokens of a round at most.
             tau: τ, a chance from 0 to 1.
+            longest: SLmax, tokens of a round at most.
         """
-        super().__init__(context, model, longest, classified)
-        self.tau = tau
+        self.classified, self.tau, self.longest = classified, tau, longest
+        self.seen: list[list[float]] = []
+        """[B] the classifier's chances of the round's tokens"""
 
-    def stopped(self, step: int, lengths: list[int]) -> list[int]:
-        return [
-            n if n <= step + 1 or seen[-1] >= self.tau else step + 1 for n, seen in zip(lengths, self.seen, strict=True)
-        ]
+    def begin(self, sequences: Sequences, budget: list[int], most: int, model: ModelDraft) -> int:
+        self.seen = [[] for _ in budget]
+        self.classified.begin(sequences)
+        return min(most, self.longest)
+
+    def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        chances, _ = self.classified.of(step.logits, step.tokens[:, 0])
+        for b, chance in enumerate(chances):
+            if lengths[b] > i:
+                self.seen[b].append(chance)
+        return [n if n <= i + 1 or chance >= self.tau else i + 1 for n, chance in zip(lengths, chances, strict=True)]
+
+    def observe(self, verdict: Verdict) -> None:
+        """The classifier was trained before."""
+
+    def notes(self) -> list[str]:
+        return []

@@ -3,19 +3,24 @@
 from .base import ModelDrafter
 from .drafter import MOST_CANDIDATES, DraftModelConfig, DraftModelDrafter
 from .growing import GrowingSession
+from .model_draft import ModelDraft, Step
+from .rules import Own, Planned, Stepwise, StopRule
 from .session import DraftModelSession, candidates_of
-from .stepped import BudgetedSession, SteppedSession
 from .translating import Translated
 
 __all__ = [
     "MOST_CANDIDATES",
-    "BudgetedSession",
     "DraftModelConfig",
     "DraftModelDrafter",
     "DraftModelSession",
     "GrowingSession",
+    "ModelDraft",
     "ModelDrafter",
-    "SteppedSession",
+    "Own",
+    "Planned",
+    "Step",
+    "Stepwise",
+    "StopRule",
     "Translated",
     "candidates_of",
 ]

@@ -11,7 +11,7 @@ from ...target.encoder_decoder import crosses
 from ...target.inputs import position_limit
 from ...target.probe import Support, ability, support
 from ..base import Drafter
-from .model import takes_uneven
+from .model import check_room, takes_uneven
 from .translating import Translated, model_of
 
 if TYPE_CHECKING:
@@ -83,6 +83,15 @@ class ModelDrafter(Drafter):
 
     def why_not(self, prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
         return super().why_not(prompt_ids, source) or unreadable(self.draft_model, prompt_ids, source)
+
+    def check_prompt(self, context: DraftContext) -> None:
+        """Refuse prompts that fill the draft model's context.
+
+        Raises:
+            ValueError: one does.
+        """
+        if not context.most_rows:
+            check_room(context.prompt_mask, position_limit(self.draft_model))
 
     def draft_support(self) -> Support:
         """How the draft model can be run; where it lies elsewhere, as it was found out there."""

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import DraftCost, Learned, Survival, Window
+from ...budget import Controller, Experience, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
 from ...target.devices import input_device
 from ...transfer import waits
 from .base import ModelDrafter
-from .growing import LONGEST, GrowingSession
-from .session import DraftModelSession
-from .stepped import BudgetedSession, Own
+from .growing import GrowingSession
+from .rules import Own, Planned, Stepwise
+from .session import DraftModelSession, candidates_of
 from .translating import Translated
 
 if TYPE_CHECKING:
@@ -64,19 +64,18 @@ class DraftModelDrafter(ModelDrafter):
         """
         super().__init__(draft_model, num_draft_tokens=num_draft_tokens, num_candidates=num_candidates)
         self.proposes_trees = num_candidates > 1
-        # What a call has measured serves the next one.
-        self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
+        self._experience = Learned(Experience)  # what a call has measured serves the next one
 
     def start(self, context: DraftContext) -> DraftSession:
-        window, candidates, rows = self.config.num_draft_tokens, self.config.num_candidates, context.rows
+        self.check_prompt(context)
+        window, k = self.config.num_draft_tokens, candidates_of(context, self.config.num_candidates)
+        experience = self._experience.of(context.target, (context.rows, context.do_sample))
+        control = Controller(context, experience, None if window == "auto" else int(window), k)
         if window != "auto":
             context.stats.window = int(window)
-            return DraftModelSession(context, self.draft, window, candidates=candidates)
-        cost = self._costs.of(context.target, rows).begin()
-        if waits(input_device(self.draft_model)):  # to decide step by step is to read each token, and to wait for it
-            by_itself = self._windows.of(context.target, (rows, context.do_sample))
-            return DraftModelSession(context, self.draft, window, by_itself, cost, candidates)
-        survival = self._survival.of(context.target, context.do_sample)
+        # To decide step by step on an accelerator is to read each token, and to wait for it.
+        if window != "auto" or waits(input_device(self.draft_model)):
+            return DraftModelSession(context, self.draft, Planned(control), control.cost, k)
         if context.do_sample:
-            return BudgetedSession(context, self.draft, LONGEST, Own(), cost, survival)
-        return GrowingSession(context, self.draft, window, candidates, survival, cost)
+            return DraftModelSession(context, self.draft, Stepwise(control, Own()), control.cost)
+        return GrowingSession(context, self.draft, control)

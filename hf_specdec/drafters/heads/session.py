@@ -11,7 +11,7 @@ from ...errors import SpeculationError
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...target.cache import RaggedCache
 from ...transfer import to_device
-from ..draft_model.session import with_room, write_tokens
+from ..draft_model.model_draft import with_room, write_tokens
 
 
 def check_attention(config: PreTrainedConfig) -> None:

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from ...budget import DraftCost, Learned, Survival, Window
+from ...budget import Acceptance, Controller, Experience, Learned
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
-from ..draft_model import DraftModelDrafter, Translated
+from ..draft_model import DraftModelDrafter, GrowingSession, Translated, candidates_of
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
@@ -14,13 +14,12 @@ from ..trees import TreeSession
 from .config import HybridConfig
 from .recycled import Recycled
 from .sampled import SampledHybridSession
-from .session import HybridSession
 from .sources import Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["HybridConfig", "HybridDrafter", "HybridSession", "SampledHybridSession"]
+__all__ = ["HybridConfig", "HybridDrafter", "SampledHybridSession"]
 
 
 @register_drafter
@@ -83,7 +82,7 @@ class HybridDrafter(Drafter):
         self.model_drafter = DraftModelDrafter(
             draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
         )
-        self._survival, self._draft_costs, self._draws = Learned(Survival), Learned(DraftCost), Learned(Window)
+        self._experience = Learned(Experience)
         self.proposes_trees = True
 
     @property
@@ -98,18 +97,19 @@ class HybridDrafter(Drafter):
         return self.model_drafter.takes_ragged()
 
     def start(self, context: DraftContext) -> TreeSession:
-        rows = context.rows
-        survival = self._survival.of(context.target, context.do_sample)
-        cost = self._draft_costs.of(context.target, rows).begin()
-        if self.config.num_draft_tokens != "auto":
-            context.stats.window = int(self.config.num_draft_tokens)
-        branches = self.config.num_branches
-        memory = None if self.store is None else Memory(context, self.store, survival, branches)
-        count = self.config.num_recycled
-        recycled = Recycled(context, survival, count) if count else None
-        sources = Sources(Copies(context, self.config, survival), memory, recycled)
+        window, k = self.config.num_draft_tokens, candidates_of(context, self.config.num_candidates)
+        if window != "auto":
+            context.stats.window = int(window)
+        experience = self._experience.of(context.target, (context.rows, context.do_sample))
+        control = Controller(context, experience, None if window == "auto" else int(window), k, alone=False)
+        sources = self._sources(context, control.acceptance)
         if context.do_sample:
-            draws = self._draws.of(context.target, rows)
-            return SampledHybridSession(context, self.config, self.model_drafter.draft, survival, cost, draws, sources)
-        window, candidates = self.config.num_draft_tokens, self.config.num_candidates
-        return HybridSession(context, self.model_drafter.draft, window, candidates, survival, cost, sources)
+            return SampledHybridSession(context, self.model_drafter.draft, control, sources)
+        return GrowingSession(context, self.model_drafter.draft, control, sources)
+
+    def _sources(self, context: DraftContext, acceptance: Acceptance) -> Sources:
+        """What is proposed without a step of any model."""
+        branches, count = self.config.num_branches, self.config.num_recycled
+        memory = None if self.store is None else Memory(context, self.store, acceptance, branches)
+        recycled = Recycled(context, acceptance, count) if count else None
+        return Sources(Copies(context, self.config, acceptance), memory, recycled)

@@ -5,7 +5,7 @@ It costs no step of any model: the forwards happened anyway, and most of what th
 
 from collections.abc import Sequence
 
-from ...budget import Survival, Tree
+from ...budget import Acceptance, Evidence, Tree
 from ...protocol import DraftContext, Sequences, Verdict
 from ..prompt_lookup.copies import cut
 
@@ -21,12 +21,12 @@ class Recycled:
     """By row, behind each token of its text and of its drafts the target's likeliest successors, where it stood last.
     Bounded by the vocabulary, and gone with the call."""
 
-    def __init__(self, context: DraftContext, survival: Survival, count: int) -> None:
+    def __init__(self, context: DraftContext, acceptance: Acceptance, count: int) -> None:
         """
         Args:
             count: successors that are remembered of a token.
         """
-        self.context, self.survival, self.likeliest = context, survival, count
+        self.context, self.acceptance, self.likeliest = context, acceptance, count
         self.known: dict[int, dict[int, list[int]]] = {}
         """[row][token] its successors, the likeliest first"""
 
@@ -60,7 +60,7 @@ class Recycled:
         if room < 1:
             return
         for rank, token in enumerate(successors):
-            child = self.survival.add(tree, node, token, (RECYCLED, rank), FIRST / (1 + rank))
+            child = self.acceptance.add(tree, node, token, Evidence.of(RECYCLED, rank), FIRST / (1 + rank))
             right = tree.chances[child]
             if chance * right >= LEAST and self.context.forbids is None:
                 self._grow(tree, child, self._behind(row, token), row, room - 1, chance * right)

@@ -1,8 +1,8 @@
 """`Sources`: what joins a draft model's tokens in one tree without a step of it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-from ...budget import Tree, speakers
+from ...budget import Tree
 from ...protocol import Sequences, Verdict
 from ..draft_model.drafter import DraftModelConfig
 from ..prompt_lookup import Copies, PromptLookupConfig
@@ -10,23 +10,13 @@ from ..suffix import SuffixConfig
 from ..suffix.memory import PAST, Memory
 from .recycled import RECYCLED, Recycled
 
-NAMES: dict[Hashable, str] = {
+NAMES = {
     "copied": PromptLookupConfig.drafter_type,
     PAST: SuffixConfig.drafter_type,
     RECYCLED: RECYCLED,
 }
 """in the statistics"""
 DRAWN = DraftModelConfig.drafter_type
-
-
-def named(trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
-    """[B] who has thought of these nodes of each row's tree."""
-    names = []
-    for tree, mine in zip(trees, nodes, strict=True):
-        kinds = (kind for node in mine for kind in tree.kinds[node] if isinstance(kind, tuple))
-        mentioned = {NAMES.get(source, DRAWN) for kind in kinds for source in speakers([kind]) or [DRAWN]}
-        names.append("+".join(sorted(mentioned)) or "none")
-    return names
 
 
 class Sources:
@@ -54,6 +44,15 @@ class Sources:
         self.copies.join_behind(tree, node, row, room)
         if self.recycled is not None:
             self.recycled.join_behind(tree, node, row, room)
+
+    def named(self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
+        """[B] who proposes these nodes of each row's tree, for the statistics."""
+        names = []
+        for tree, mine in zip(trees, nodes, strict=True):
+            speakers = (name for node in mine for evidence in tree.evidence[node] for name in evidence.speakers)
+            mentioned = {NAMES.get(name, DRAWN) for name in speakers}
+            names.append("+".join(sorted(mentioned)) or "none")
+        return names
 
     def observe(self, verdict: Verdict) -> None:
         """Rows have grown, and some have ended."""

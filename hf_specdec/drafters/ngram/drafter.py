@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from ...budget import DraftCost, Learned, Survival, Window
+from ...budget import Acceptance, Controller, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...hub.tokenizer import check_same_ids
@@ -62,7 +62,7 @@ class NGramDrafter(Drafter):
         self.model = model
         self.proposes_trees = self.config.num_draft_tokens == "auto"
         # What a call has measured serves the next one.
-        self._windows, self._survival, self._costs = Learned(Window), Learned(Survival), Learned(DraftCost)
+        self._acceptance, self._experience = Learned(Acceptance), Learned(Experience)
 
     def weights(self) -> dict[str, Tensor]:
         model = self.model or NGramModel.empty(self.config.vocab_size, self.config.sizes)
@@ -98,6 +98,6 @@ class NGramDrafter(Drafter):
             return NGramSession(context, self.model, int(gamma))
         # Whatever is forbidden, and coupled draws, are known to the picker alone.
         if context.do_sample or context.coupled or context.forbids is not None:
-            window = self._windows.of(context.target, (context.rows, context.do_sample))
-            return DrawingSession(context, self.model, window, self._costs.of(context.target, context.rows).begin())
-        return NGramTrees(context, self.model, self._survival.of(context.target))
+            experience = self._experience.of(context.target, (context.rows, context.do_sample))
+            return DrawingSession(context, self.model, Controller(context, experience))
+        return NGramTrees(context, self.model, self._acceptance.of(context.target))

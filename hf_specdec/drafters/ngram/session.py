@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...budget import Band, DraftCost, Survival, Tree, Window
-from ...budget.window import LARGEST
+from ...budget import Acceptance, Controller, Drafted, Evidence, Tree
 from ...clock import now
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
@@ -78,37 +77,35 @@ class DrawingSession(NGramSession):
 
     weighs = True
 
-    def __init__(self, context: DraftContext, model: NGramModel, window: Window, cost: DraftCost) -> None:
+    def __init__(self, context: DraftContext, model: NGramModel, control: Controller) -> None:
         """
         Args:
-            window: chooses γ.
-            cost: of a draw.
+            control: chooses γ.
         """
-        super().__init__(context, model, LARGEST)
-        self.window, self.draft_cost = window, cost
-        self.price = 0.0
-        """of this round's trial, in plain rounds; 0 where drafting pays (see `DraftCost.asked`)"""
+        super().__init__(context, model, control.longest)
+        self.control = control
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        cost, advance = self.context.cost, self.context.advance
-        self.gamma, self.price = self.window.choose(cost, self.draft_cost, len(budget), advance=advance)
+        active = [b for b, room in enumerate(budget) if room > 0]
+        here = Drafted(sequences.rows, [[]] * len(active), [1.0] * len(active))
+        self.gamma = self.control.plan(here, max(budget), enough=self.control.longest)
         began = now()
         draft = super().propose(sequences, budget)
         if steps := draft.tokens.shape[1]:
-            self.draft_cost.observe((now() - began) / steps)
+            seconds = now() - began
+            self.control.cost.observe(steps, seconds / steps, seconds)
         return draft
 
     def observe(self, verdict: Verdict) -> None:
-        self.window.observe(verdict.drafted, verdict.accepted)
-        self.draft_cost.kept(verdict.accepted, self.price, self.context.cost, self.context.advance)
+        self.control.observe_chains(verdict)
 
 
 class NGramTrees(TreeSession):
     """Greedy trees, in which the likeliest node gets children first. A token's chance is the model's, corrected by how
     often such chances came true."""
 
-    def __init__(self, context: DraftContext, model: NGramModel, survival: Survival) -> None:
-        super().__init__(context, survival)
+    def __init__(self, context: DraftContext, model: NGramModel, acceptance: Acceptance) -> None:
+        super().__init__(context, acceptance)
         self.model, self.successors = model, SUCCESSORS if context.trees else 1
 
     def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
@@ -128,8 +125,8 @@ class NGramTrees(TreeSession):
             if len(path) == room:
                 continue
             for rank, (token, said) in enumerate(self.model.likeliest(text + path, self.successors)):
-                band = Band.of(("n-gram", rank > 0), said)
-                right = self.survival.calibrated(band)
-                child = tree.add(node, token, right, band)
+                evidence = Evidence.of("n-gram", min(rank, 1)).at(said)
+                right = self.acceptance.calibrated(evidence)
+                child = tree.add(node, token, right, evidence)
                 if here * right <= -LEAST and token not in self.context.eos_token_ids:
                     heappush(places, (here * right, child))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from ...budget import Cost
-from ...budget.cost import running_mean
-from ...budget.window import FIRST
+from ...budget import Cost, cost
 from .history import History, Runs, overlapped_speeds, serial_speeds
 
+FIRST = 5
+"""γ before anything was measured"""
 LOOK_AGAIN, SELDOM = 32, 256
 """rounds after which what seems slower is tried once more; as many as have passed until then, up to so many"""
 FAVOUR = 1.03
@@ -38,16 +38,16 @@ class Times:
 
     def __init__(self) -> None:
         self.target = Cost()
-        self.steps: dict[tuple[int, bool], float] = {}
+        self.steps: dict[tuple[int, bool], cost.Times] = {}
         """seconds of a draft step per batch size, and whether it drafted for corrections, too"""
 
     def saw_step(self, rows: int, forking: bool, seconds: float) -> None:
-        self.steps[rows, forking] = running_mean(self.steps.get((rows, forking)), seconds)
+        self.steps[rows, forking] = self.steps.get((rows, forking), cost.Times()).add(seconds)
 
     def step(self, rows: int, forking: bool = False) -> float | None:
         """Seconds of a draft step, or of the most similar one that was seen."""
         nearest = min(self.steps, key=lambda known: (abs(known[0] - rows), known[1] != forking), default=None)
-        return None if nearest is None else self.steps[nearest]
+        return None if nearest is None else self.steps[nearest].seconds
 
 
 class Planner:

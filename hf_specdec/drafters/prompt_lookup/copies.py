@@ -6,13 +6,13 @@ from typing import Protocol
 
 import torch
 
-from ...budget import Survival, Tree
+from ...budget import Acceptance, Evidence, Tree
 from ...protocol import DraftContext, Sequences
 from ...transfer import to_device
 from .index import LookupIndex
 
 LONGER = (12, 16, 24, 32, 48, 64)
-"""Lengths of a match from which on its tokens count as another kind: a copy that was right for long seldom ends."""
+"""Lengths of a match from which on its tokens are counted apart: a copy that was right for long seldom ends."""
 LONGEST_MATCH = LONGER[-1]
 
 Branches = list[list[int]]
@@ -32,8 +32,8 @@ class Options(Protocol):
 class Copies:
     """One index per row, fed with accepted tokens only."""
 
-    def __init__(self, context: DraftContext, config: Options, survival: Survival) -> None:
-        self.context, self.config, self.survival = context, config, survival
+    def __init__(self, context: DraftContext, config: Options, acceptance: Acceptance) -> None:
+        self.context, self.config, self.acceptance = context, config, acceptance
         self.indexes: dict[int, LookupIndex] = {}
         self._read: dict[int, int] = {}
         """tokens that an encoder was given for a row, which come before the text: summaries and edits copy them"""
@@ -42,7 +42,7 @@ class Copies:
         """Add each row's copies to its tree."""
         for tree, match, copies in zip(trees, *self.found(sequences, budget), strict=True):
             for i, copied in enumerate(copies):
-                add_copy(tree, copied, match, self.config.max_match, self.survival, i)
+                add_copy(tree, copied, match, self.config.max_match, self.acceptance, i)
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what followed earlier where the text stood as it does behind this node of a row's tree."""
@@ -54,7 +54,7 @@ class Copies:
         match, copies = self._copies(self.indexes[row], room - len(path), 1, path)
         if match > 1 and copies:
             copied = cut_at_end(copies[0], self.context)
-            add_copy(tree, copied, match, self.config.max_match, self.survival, behind=node)
+            add_copy(tree, copied, match, self.config.max_match, self.acceptance, behind=node)
 
     def found(self, sequences: Sequences, budget: list[int]) -> tuple[list[int], list[Branches]]:
         """Per row: how many tokens of its end were met before, and what to draft behind it, the likeliest first."""
@@ -93,7 +93,7 @@ def add_copy(
     copied: Sequence[int],
     match: int,
     max_match: int,
-    survival: Survival,
+    acceptance: Acceptance,
     branch: int = 0,
     behind: int = -1,
     source: str = "copied",
@@ -105,8 +105,9 @@ def add_copy(
     node = behind
     for i, token in enumerate(copied):
         met = match + i
-        kind = (source, met if met < max_match else max_match + bisect(LONGER, met), min(branch, 1))
-        node = survival.add(tree, node, token, kind, guess(met, branch))
+        length = met if met < max_match else max_match + bisect(LONGER, met)
+        evidence = Evidence.of(source, min(branch, 1), length)
+        node = acceptance.add(tree, node, token, evidence, guess(met, branch))
 
 
 def guess(match: int, branch: int = 0) -> float:

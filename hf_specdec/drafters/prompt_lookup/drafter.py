@@ -3,7 +3,7 @@
 Leviathan et al. 2023, section 3.6, name copying from the context among the drafters of negligible cost.
 """
 
-from ...budget import Learned, Survival
+from ...budget import Acceptance, Learned
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
@@ -48,7 +48,7 @@ class PromptLookupDrafter(Drafter):
             num_branches=num_branches,
         )
         self.proposes_trees = self.config.num_branches > 1
-        self._survival = Learned(Survival)
+        self._acceptance = Learned(Acceptance)
 
     def start(self, context: DraftContext) -> PromptLookupSession:
-        return PromptLookupSession(context, self.config, self._survival.of(context.target, context.do_sample))
+        return PromptLookupSession(context, self.config, self._acceptance.of(context.target, context.do_sample))

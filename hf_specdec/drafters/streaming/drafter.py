@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...budget import Learned, Survival
+from ...budget import Acceptance, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
@@ -94,7 +94,7 @@ class StreamingDrafter(Drafter):
         """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
         self._tuners = {sampled: Learned(partial(TreeTuner, self.config, sampled)) for sampled in (False, True)}
-        self._survival = Learned(Survival)
+        self._acceptance = Learned(Acceptance)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.streams.state_dict())
@@ -213,8 +213,8 @@ class StreamingDrafter(Drafter):
             raise SpeculationError("streams run inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
         tuner = self._tuners[context.do_sample].of(target, context.rows)
-        survival = self._survival.of(target, context.do_sample)
-        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, survival)
+        acceptance = self._acceptance.of(target, context.do_sample)
+        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, acceptance)
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""

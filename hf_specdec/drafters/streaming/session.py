@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Band, Survival, Tree, are_chains
+from ...budget import MOST_NODES, Acceptance, Evidence, Tree, are_chains
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..prompt_lookup import Copies, PromptLookupConfig
@@ -61,7 +61,7 @@ class StreamingSession(DraftSession):
         streams: Streams,
         upper: Upper,
         tuner: TreeTuner,
-        survival: Survival,
+        acceptance: Acceptance,
     ) -> None:
         super().__init__(context)
         self.config, self.streams, self.upper, self.tuner = config, streams, upper, tuner
@@ -76,8 +76,8 @@ class StreamingSession(DraftSession):
         self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
-        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), survival) if joins else None
-        self.survival = survival
+        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), acceptance) if joins else None
+        self.acceptance = acceptance
 
     def runner(self, runner: Runner) -> Runner:
         self._runner = StreamRunner(runner, self.streams, self.upper, self.config.prune_below)
@@ -94,10 +94,7 @@ class StreamingSession(DraftSession):
             for nodes, length in zip(tested, verdict.draft.lengths, strict=True):
                 counts.pruned += length - sum(0 <= node < length for node in nodes)
         counts.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
-        for tree, emitted in zip(last.trees, verdict.tokens, strict=bool(last.trees)):
-            for kind, right in tree.judged(emitted):
-                if not isinstance(kind, Node):  # what streams foretold the tuner has counted
-                    self.survival.observe(kind, right)
+        self.acceptance.observe_trees(last.trees, verdict.tokens)
         if last.trees:
             self._paid = any(verdict.drafted)
             counts.rested += not self._paid
@@ -159,25 +156,36 @@ class StreamingSession(DraftSession):
         """A tree per row from its streams' probabilities in this round, joined by copies."""
         best = logits.float().softmax(-1).topk(self.config.num_candidates)
         named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
-        trees = []
+        trees: list[Tree] = []
+        foretold: list[list[Node]] = []
         for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
-            tree = self._foretold(tokens, chances) if room else Tree()
+            tree, nodes = self._foretold(tokens, chances) if room else (Tree(), [])
             if self.copies is not None:
                 self._copy_behind(tree, row, room)
                 tree.merge(copied)
             trees.append(tree)
+            foretold.append(nodes)
         fixed = self.config.num_nodes
         most = MOST_NODES if fixed == "auto" else int(fixed)
         draft, ordered = draft_of(trees, [tree.ranked()[:most] for tree in trees], self.context.device)
-        foretold = [[_node(tree.kinds[node]) for node in nodes] for tree, nodes in zip(trees, ordered, strict=True)]
-        self.last = LastDraft(foretold, trees, logits)
+        self.last = LastDraft(
+            [
+                [mine[node] if node < len(mine) else None for node in nodes]
+                for mine, nodes in zip(foretold, ordered, strict=True)
+            ],
+            trees,
+            logits,
+        )
         return draft if fixed == "auto" else replace(draft, survival=None)
 
-    def _foretold(self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]) -> Tree:
+    def _foretold(
+        self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]
+    ) -> tuple[Tree, list[Node]]:
         """The likeliest nodes of a row; each candidate's chance is how often such estimates have come true."""
-        bands = [[Band.of(("stream", j), estimate) for estimate in row] for j, row in enumerate(estimates)]
-        chances = [[self.survival.calibrated(band) for band in row] for row in bands]
-        return joined(likeliest_nodes(chances, MOST_NODES), tokens, bands)
+        evidence = [[Evidence.of(f"stream {j}").at(estimate) for estimate in row] for j, row in enumerate(estimates)]
+        chances = [[self.acceptance.calibrated(each) for each in row] for row in evidence]
+        likeliest = likeliest_nodes(chances, MOST_NODES)
+        return joined(likeliest, tokens, evidence), [node for _, node in likeliest]
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
         """Add copies after the tokens that the streams find likeliest."""
@@ -200,7 +208,3 @@ class StreamingSession(DraftSession):
             notes.append(
                 f"nothing was drafted in {counts.rested} of {counts.rounds} rounds, as no draft was likely to pay"
             )
-
-
-def _node(kinds: Sequence[object]) -> Node | None:
-    return next((kind for kind in kinds if isinstance(kind, Node)), None)

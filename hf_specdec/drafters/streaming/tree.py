@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...budget import Band, Tree
+from ...budget import Evidence, Tree
 
 
 class Node(NamedTuple):
@@ -49,20 +49,20 @@ def likeliest_nodes(chances: Sequence[Sequence[float]], most: int) -> list[tuple
 
 
 def joined(
-    likeliest: Sequence[tuple[float, Node]], tokens: Sequence[Sequence[float]], bands: Sequence[Sequence[Band]]
+    likeliest: Sequence[tuple[float, Node]], tokens: Sequence[Sequence[float]], evidence: Sequence[Sequence[Evidence]]
 ) -> Tree:
-    """The streams' nodes as a tree that copies can join.
+    """The streams' nodes, in their order, as a tree that copies can join.
 
     Args:
         likeliest: from `likeliest_nodes`.
         tokens: [γ][k] what the candidates are.
-        bands: [γ][k] how likely their streams find them.
+        evidence: [γ][k] for each of them.
     """
     tree, place = Tree(), {-1: (-1, 1.0)}
     for i, (survives, node) in enumerate(likeliest):
         parent, chance = place[node.parent]
         token = int(tokens[node.stream][node.rank])
-        place[i] = tree.add(parent, token, survives / chance, node, bands[node.stream][node.rank]), survives
+        place[i] = tree.add(parent, token, survives / chance, evidence[node.stream][node.rank]), survives
     return tree
 
 

@@ -4,7 +4,7 @@ All calls of a drafter share a store of token sequences, to which each output is
 serves similar requests drafts better the longer it is used.
 """
 
-from ...budget import Learned, Survival
+from ...budget import Acceptance, Learned
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
@@ -58,8 +58,8 @@ class SuffixDrafter(Drafter):
         )
         self.store = SuffixStore(self.config.memory_mb) if store is None else store
         self.proposes_trees = self.config.num_branches > 1
-        self._survival = Learned(Survival)
+        self._acceptance = Learned(Acceptance)
 
     def start(self, context: DraftContext) -> SuffixSession:
-        survival = self._survival.of(context.target, context.do_sample)
-        return SuffixSession(context, self.config, self.store, survival)
+        acceptance = self._acceptance.of(context.target, context.do_sample)
+        return SuffixSession(context, self.config, self.store, acceptance)

@@ -4,7 +4,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
-from ...budget import Survival, Tree
+from ...budget import Acceptance, Tree
 from ...protocol import DraftContext, Sequences, Verdict
 from ..prompt_lookup.copies import Branches, add_copy, cut
 from .store import Continuations, SuffixStore
@@ -52,9 +52,9 @@ class PastOutputs:
 class Memory(PastOutputs):
     """Adds what followed in past outputs to the trees of a session."""
 
-    def __init__(self, context: DraftContext, store: SuffixStore, survival: Survival, branches: int) -> None:
+    def __init__(self, context: DraftContext, store: SuffixStore, acceptance: Acceptance, branches: int) -> None:
         super().__init__(store, MAX_MATCH)
-        self.context, self.survival = context, survival
+        self.context, self.acceptance = context, acceptance
         self.branches = branches if context.trees else 1
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
@@ -67,7 +67,7 @@ class Memory(PastOutputs):
             found.append(branches)
         for tree, length, branches in zip(trees, lengths, cut(found, sequences, self.context), strict=True):
             for i, branch in enumerate(branches):
-                add_copy(tree, branch, length, MAX_MATCH, self.survival, i, source=PAST)
+                add_copy(tree, branch, length, MAX_MATCH, self.acceptance, i, source=PAST)
 
     def _found(self, row: int, tokens: Sequence[int], room: int) -> tuple[int, Branches]:
         """How long the longest match is, and its likeliest continuations."""

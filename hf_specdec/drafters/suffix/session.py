@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from ...budget import Survival
+from ...budget import Acceptance
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ..prompt_lookup.copies import LONGEST_MATCH, Branches, add_copy, cut
 from ..prompt_lookup.index import LookupIndex
@@ -18,8 +18,8 @@ OWN = "copied"
 class SuffixSession(TreeSession):
     """One index per row beside the shared store. The one with the longer match drafts."""
 
-    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore, survival: Survival) -> None:
-        super().__init__(context, survival)
+    def __init__(self, context: DraftContext, config: SuffixConfig, store: SuffixStore, acceptance: Acceptance) -> None:
+        super().__init__(context, acceptance)
         self.config = config
         self.memory = PastOutputs(store, config.max_match)
         self._indexes: dict[int, LookupIndex] = {}
@@ -42,7 +42,7 @@ class SuffixSession(TreeSession):
         allowed = cut(drafts, sequences, self.context)
         for tree, (source, length), branches in zip(self.begin(len(budget)), matches, allowed, strict=True):
             for i, branch in enumerate(branches):
-                add_copy(tree, branch, length, self.config.max_match, self.survival, i, source=source)
+                add_copy(tree, branch, length, self.config.max_match, self.acceptance, i, source=source)
         return self.draft()
 
     def _branches(self, row: int, index: LookupIndex, budget: int) -> tuple[tuple[str, int], Branches]:

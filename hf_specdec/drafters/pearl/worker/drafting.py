@@ -14,7 +14,7 @@ from torch import Tensor
 from ....clock import now
 from ....target.devices import input_device
 from ....transfer import to_device, to_host
-from ...draft_model.session import write_tokens
+from ...draft_model.model_draft import write_tokens
 from ...draft_model.translating import model_of, over_cache
 from .foresight import REMEMBERED, Place, likeliest
 from .wire import Fork, Kind, Link, Order, Setup, Step

@@ -1,0 +1,91 @@
+"""`Acceptance`: how often drafted tokens turn out right, by the evidence for them."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from .evidence import EDGES, Evidence
+from .tree import Tree
+
+PRIOR = 4.0
+"""tests that a guess counts as: a first surprise is not yet a rule"""
+MEMORY = 0.99
+"""weight of the past at each test: about the last hundred count, so that the shares follow the text"""
+CENTRES = [sum(edges) / 2 for edges in pairwise((0.0, *EDGES, 1.0))]
+
+
+class Acceptance:
+    """By evidence, the share of tokens that were right where all tokens before them were: a count that forgets, begun
+    with a guess. Evidence has few values: the counts do not grow with the text."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Evidence, tuple[float, float]] = {}
+        self._rising: dict[Evidence, list[float]] = {}
+
+    def chance(self, evidence: Evidence, guess: float) -> float:
+        """
+        Args:
+            guess: what to begin with, from 0 to 1.
+        """
+        right, tested = self._counted(evidence, guess)
+        return right / tested
+
+    def calibrated(self, evidence: Evidence) -> float:
+        """The chance of tokens with such an estimate. A higher estimate never has a lower one."""
+        assert evidence.band is not None
+        family = evidence._replace(band=None)
+        chances = self._rising.get(family)
+        if chances is None:
+            chances = self._rising[family] = self._pooled(family)
+        return chances[evidence.band]
+
+    def observe(self, evidence: Evidence, right: bool) -> None:
+        """One token with this evidence was tested."""
+        before, tested = self._seen.get(evidence, (0.0, 0.0))
+        self._seen[evidence] = MEMORY * before + right, MEMORY * tested + 1
+        if evidence.band is not None:
+            self._rising.pop(evidence._replace(band=None), None)
+
+    def add(self, tree: Tree, parent: int, token: int, evidence: Evidence, guess: float) -> int:
+        """The node of a token that a source proposes. Where others propose it already, both together are its evidence:
+        a source that speaks alone is judged by where it spoke alone.
+
+        Args:
+            evidence: of one source without an estimate.
+            guess: its chance before anything was tested.
+        """
+        node, chance = tree.at(parent, token), self.chance(evidence, guess)
+        if node is None or not (known := _joint(tree.evidence[node])) or known.speakers == evidence.speakers:
+            return tree.add(parent, token, chance, evidence)
+        (source,) = evidence.sources
+        if source.name not in known.speakers:
+            together = known._replace(sources=(*known.sources, source))
+            best = max(chance, tree.chances[node])
+            tree.evidence[node], tree.chances[node] = (together,), self.chance(together, best)
+        return node
+
+    def observe_trees(self, trees: Sequence[Tree], texts: Sequence[Sequence[int]]) -> None:
+        """What became of the nodes of each row's tree that its text has tested, verified or not."""
+        for tree, text in zip(trees, texts, strict=bool(trees)):
+            for node, right in tree.tested(text):
+                for evidence in tree.evidence[node]:
+                    self.observe(evidence, right)
+
+    def _counted(self, evidence: Evidence, guess: float) -> tuple[float, float]:
+        right, tested = self._seen.get(evidence, (0.0, 0.0))
+        return right + PRIOR * guess, tested + PRIOR
+
+    def _pooled(self, family: Evidence) -> list[float]:
+        """Its bands' chances; neighbours that would fall are taken together until all rise."""
+        pools: list[tuple[float, float, int]] = []
+        for index, centre in enumerate(CENTRES):
+            right, tested, bands = *self._counted(family._replace(band=index), centre), 1
+            while pools and pools[-1][0] / pools[-1][1] > right / tested:
+                lower = pools.pop()
+                right, tested, bands = right + lower[0], tested + lower[1], bands + lower[2]
+            pools.append((right, tested, bands))
+        return [right / tested for right, tested, bands in pools for _ in range(bands)]
+
+
+def _joint(evidence: Sequence[Evidence]) -> Evidence | None:
+    """The one evidence that all of a node's sources share; None where they are counted otherwise."""
+    return evidence[0] if len(evidence) == 1 and evidence[0].band is None else None
