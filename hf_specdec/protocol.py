@@ -280,8 +280,8 @@ class DraftSession(CandidateGenerator):
         self._taken: Draft | None = None
 
     @abstractmethod
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        """Draft at most `budget[b]` tokens (tree depth) for each row. An empty draft is fine."""
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        """Draft at most `room[b]` tokens (tree depth) for each row. An empty draft is fine."""
 
     def runner(self, runner: Runner) -> Runner:
         """A runner of its own around the engine's, for drafts that come out of the verification forward."""
@@ -290,9 +290,9 @@ class DraftSession(CandidateGenerator):
     def observe_prompt(self, verdict: Verdict) -> None:
         """The prompt was read: the verdict on an empty draft, with the target's first token."""
 
-    def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
+    def start_draft(self, sequences: Sequences, room: list[int]) -> None:
         """Begin to draft. A serial session drafts here and now."""
-        self._draft = self.propose(sequences, budget)
+        self._draft = self.propose(sequences, room)
         if self._draft is None:
             raise TypeError(f"{type(self).__name__}.propose returned None instead of a Draft")
 

@@ -25,8 +25,8 @@ class Guarded(Protocol):
     def tell(self, action: Callable[[Any], object]) -> None:
         """For what has no answer."""
 
-    def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
-        """At most `budget` tokens per row; an empty draft where there is nothing to be had."""
+    def draft(self, sequences: Sequences, room: list[int]) -> Draft:
+        """At most `room` tokens per row; an empty draft where there is nothing to be had."""
 
     def drop(self, reason: str) -> None:
         """Give the drafter up for the rest of the call, with one warning."""

@@ -16,29 +16,29 @@ from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences, Ve
 Propose = Callable[["WildSession", Sequences, list[int]], Draft]
 
 
-def chains(session: "WildSession", sequences: Sequences, budget: list[int], over: int = 0) -> Draft:
-    """Mostly right, of uneven lengths, some of them empty, and some beyond the budget."""
+def chains(session: "WildSession", sequences: Sequences, room: list[int], over: int = 0) -> Draft:
+    """Mostly right, of uneven lengths, some of them empty, and some beyond the room."""
     plan, vocab = session.plan, session.vocab
     rows = []
-    for row in plan.future(sequences, [n + over for n in budget], plan.gamma + over):
+    for row in plan.future(sequences, [n + over for n in room], plan.gamma + over):
         row = [x if plan.dice.random() < plan.skill else plan.dice.randrange(vocab) for x in row]
         rows.append(row[: plan.dice.randint(0, len(row))] if plan.dice.random() < 0.3 else row)
     rows = [row + [plan.dice.randrange(vocab) for _ in range(over)] for row in rows]
     return Draft.from_lists(rows)
 
 
-def beyond(session: "WildSession", sequences: Sequences, budget: list[int]) -> Draft:
-    return chains(session, sequences, budget, over=session.plan.dice.choice([1, 7, 60]))
+def beyond(session: "WildSession", sequences: Sequences, room: list[int]) -> Draft:
+    return chains(session, sequences, room, over=session.plan.dice.choice([1, 7, 60]))
 
 
-def nothing(session: "WildSession", sequences: Sequences, budget: list[int]) -> Draft:
-    return Draft.from_lists([[]] * len(budget))
+def nothing(session: "WildSession", sequences: Sequences, room: list[int]) -> Draft:
+    return Draft.from_lists([[]] * len(room))
 
 
-def trees(session: "WildSession", sequences: Sequences, budget: list[int]) -> Draft:
+def trees(session: "WildSession", sequences: Sequences, room: list[int]) -> Draft:
     """The future somewhere in a random tree."""
     plan, tokens, parents = session.plan, [], []
-    for truth in plan.future(sequences, budget, plan.gamma):
+    for truth in plan.future(sequences, room, plan.gamma):
         row: list[int] = []
         above: list[int] = []
         depth: list[int] = []
@@ -56,12 +56,12 @@ def trees(session: "WildSession", sequences: Sequences, budget: list[int]) -> Dr
     return draft
 
 
-def drawn(session: "WildSession", sequences: Sequences, budget: list[int]) -> Draft:
+def drawn(session: "WildSession", sequences: Sequences, room: list[int]) -> Draft:
     """Through `pick`, with q in the draft or told when asked; in trees two independent draws per node."""
     plan, context = session.plan, session.context
-    depth, branches = min(plan.gamma, max(budget)), plan.branches
+    depth, branches = min(plan.gamma, max(room)), plan.branches
     ids = torch.nn.functional.pad(sequences.ids, (0, depth))
-    every = torch.arange(len(budget))
+    every = torch.arange(len(room))
     tokens, probs, session.q_of, parents, here, first = [], [], [], [], -1, ids[:, 0]
     for i in range(depth):
         at = [n + i for n in sequences.lengths]
@@ -78,9 +78,9 @@ def drawn(session: "WildSession", sequences: Sequences, budget: list[int]) -> Dr
         here = len(tokens) - branches
         ids[every, torch.tensor(at)] = first
     if not tokens:
-        return nothing(session, sequences, budget)
-    draft = Draft(torch.stack(tokens, 1), [min(depth, n) * branches for n in budget])
-    draft.parents = [parents] * len(budget) if branches > 1 else None
+        return nothing(session, sequences, room)
+    draft = Draft(torch.stack(tokens, 1), [min(depth, n) * branches for n in room])
+    draft.parents = [parents] * len(room) if branches > 1 else None
     how = plan.dice.choice(["q", "both", "asked"])
     if probs and how != "asked":
         draft.q = torch.stack(session.q_of, 1)
@@ -149,14 +149,14 @@ class WildSession(DraftSession):
         plan.then("__init__", lambda: super(WildSession, self).__init__(context))
         plan.meddle(context)
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        draft = self.plan.then("propose", lambda: self.plan.propose(self, sequences, budget))
-        self.plan.meddle(sequences, budget, sequences.tokens, sequences.ids, self.context)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        draft = self.plan.then("propose", lambda: self.plan.propose(self, sequences, room))
+        self.plan.meddle(sequences, room, sequences.tokens, sequences.ids, self.context)
         self.plan.lies_from -= 1
         return lie(draft, self.plan.dice) if self.plan.lies_from < 0 and isinstance(draft, Draft) else draft
 
-    def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
-        self.plan.then("start_draft", lambda: super(WildSession, self).start_draft(sequences, budget))
+    def start_draft(self, sequences: Sequences, room: list[int]) -> None:
+        self.plan.then("start_draft", lambda: super(WildSession, self).start_draft(sequences, room))
 
     def poll(self) -> bool:
         return self.plan.then("poll", super().poll)

@@ -34,20 +34,20 @@ class HeadSession(DraftSession):
         for b, row in enumerate(verdict.rows):
             self.state[row] = verdict.features[-1][b, len(verdict.tokens[b]) - 1]
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         state = torch.stack([self.state[row] for row in sequences.rows])
         last = torch.tensor([tokens[-1] for tokens in sequences.tokens])
         ids = nn.functional.pad(sequences.ids, (0, self.gamma))
         tokens, drawn_from = [], []
-        for i in range(min(self.gamma, max(budget))):
+        for i in range(min(self.gamma, max(room))):
             state = state + 0.1 * self.embed(last)
             last, q = self.context.pick(ids, [n + i for n in sequences.lengths], sequences.rows, self.head(state))
-            ids[range(len(budget)), [n + i for n in sequences.lengths]] = last
+            ids[range(len(room)), [n + i for n in sequences.lengths]] = last
             tokens.append(last)
             drawn_from.append(q)
-        lengths = [min(len(tokens), most) for most in budget]
+        lengths = [min(len(tokens), most) for most in room]
         q = torch.stack(drawn_from, 1) if self.context.do_sample and tokens else None
-        return Draft(torch.stack(tokens, 1), lengths, q=q) if tokens else Draft.from_lists([[]] * len(budget))
+        return Draft(torch.stack(tokens, 1), lengths, q=q) if tokens else Draft.from_lists([[]] * len(room))
 
 
 class HeadDrafter(Drafter):
@@ -133,13 +133,13 @@ class StreamSession(DraftSession):
         if self.guesses is not None:  # of the streams beside the token that the draft hung on
             self.ends = dict(zip(verdict.rows, self.guesses[:, 0], strict=True))
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         if self.guesses is None:
-            return Draft.from_lists([[]] * len(budget))
+            return Draft.from_lists([[]] * len(room))
         best = torch.stack([self.ends[row] for row in sequences.rows]).topk(4).indices
         tokens = torch.cat([best, best[:, :2]], 1)
         tree = [-1, -1, 0, 0, 2, 2] if self.context.trees else None
-        return Draft(tokens, [6] * len(budget), [tree] * len(budget) if tree else None)
+        return Draft(tokens, [6] * len(room), [tree] * len(room) if tree else None)
 
 
 class StreamDrafter(Drafter):

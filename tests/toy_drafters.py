@@ -24,8 +24,8 @@ class ToySession(DraftSession):
         self.verdicts: list[Verdict] = []
         self.closed = 0
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        return self.function(self.context, sequences, budget)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        return self.function(self.context, sequences, room)
 
     def observe(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
@@ -60,23 +60,23 @@ class Future:
     def __init__(self, sequences: Tensor) -> None:
         self.rows = sequences.tolist()
 
-    def __call__(self, sequences: Sequences, budget: list[int], gamma: int) -> list[list[int]]:
+    def __call__(self, sequences: Sequences, room: list[int], gamma: int) -> list[list[int]]:
         return [
             self.rows[row][length : length + min(gamma, most)]
-            for row, length, most in zip(sequences.rows, sequences.lengths, budget, strict=True)
+            for row, length, most in zip(sequences.rows, sequences.lengths, room, strict=True)
         ]
 
 
 def oracle(future: Future, gamma: int) -> Toy:
     """Always right."""
-    return Toy(lambda context, sequences, budget: Draft.from_lists(future(sequences, budget, gamma)))
+    return Toy(lambda context, sequences, room: Draft.from_lists(future(sequences, room, gamma)))
 
 
 def adversary(future: Future, gamma: int, vocab: int) -> Toy:
     """Always wrong."""
     return Toy(
-        lambda context, sequences, budget: Draft.from_lists(
-            [[(x + 1) % vocab for x in row] for row in future(sequences, budget, gamma)]
+        lambda context, sequences, room: Draft.from_lists(
+            [[(x + 1) % vocab for x in row] for row in future(sequences, room, gamma)]
         )
     )
 
@@ -85,8 +85,8 @@ def noisy(future: Future, gamma: int, vocab: int, noise: float = 0.3, seed: int 
     """Right most of the time; drafts of uneven lengths, sometimes none."""
     dice = random.Random(seed)
 
-    def propose(context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
-        rows = future(sequences, budget, gamma)
+    def propose(context: DraftContext, sequences: Sequences, room: list[int]) -> Draft:
+        rows = future(sequences, room, gamma)
         rows = [row[: dice.randint(0, gamma)] if dice.random() < 0.3 else row for row in rows]
         return Draft.from_lists([[x if dice.random() > noise else dice.randrange(vocab) for x in row] for row in rows])
 
@@ -97,8 +97,8 @@ def bushy(future: Future, gamma: int, vocab: int, seed: int = 0) -> Toy:
     """A tree of point masses: beside the true continuation, wrong branches before and after it at every depth."""
     dice = random.Random(seed)
 
-    def propose(context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
-        trees = [_bush(row, vocab, dice) for row in future(sequences, budget, gamma)]
+    def propose(context: DraftContext, sequences: Sequences, room: list[int]) -> Draft:
+        trees = [_bush(row, vocab, dice) for row in future(sequences, room, gamma)]
         width = max(len(tokens) for tokens, _ in trees)
         lengths = [len(tokens) for tokens, _ in trees]
         tokens = [t + [0] * (width - len(t)) for t, _ in trees]
@@ -138,9 +138,9 @@ class DrawingSession(DraftSession):
         self.drafter = drafter
         self.drawn_from: list[list[Tensor]] = []
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         drafter, rows = self.drafter, len(sequences.rows)
-        gamma, branches = min(drafter.gamma, max(budget)), drafter.branches
+        gamma, branches = min(drafter.gamma, max(room)), drafter.branches
         ids = torch.nn.functional.pad(sequences.ids, (0, gamma))
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -164,7 +164,7 @@ class DrawingSession(DraftSession):
             ids[torch.arange(rows), torch.tensor(lengths)] = last
         if not tokens:
             return Draft.from_lists([[]] * rows)
-        lengths = [min(gamma, most) * branches for most in budget]
+        lengths = [min(gamma, most) * branches for most in room]
         tree = torch.tensor([parents] * rows) if branches > 1 else None
         return Draft(torch.stack(tokens, 1), lengths, tree, torch.stack(probs, 1) if probs else None)
 
@@ -201,11 +201,11 @@ class BackgroundSession(ToySession):
 
     worker: threading.Thread | None = None
 
-    def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
+    def start_draft(self, sequences: Sequences, room: list[int]) -> None:
         self._draft = None
 
         def work() -> None:
-            self._draft = self.propose(sequences, budget)
+            self._draft = self.propose(sequences, room)
 
         self.worker = threading.Thread(target=work)
         self.worker.start()
@@ -250,11 +250,11 @@ class FromForwardSession(ToySession):
     def runner(self, runner: Any) -> Any:
         return OwnRunner(runner, self.guesses)
 
-    def guess(self, context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
+    def guess(self, context: DraftContext, sequences: Sequences, room: list[int]) -> Draft:
         if not self.guesses or len(self.guesses[-1]) != len(sequences.rows):
             return Draft.from_lists([[]] * len(sequences.rows))
         rows = self.guesses[-1][:, -1:].tolist()
-        return Draft.from_lists([(row * self.gamma)[:most] for row, most in zip(rows, budget, strict=True)])
+        return Draft.from_lists([(row * self.gamma)[:most] for row, most in zip(rows, room, strict=True)])
 
 
 class FromForward(Drafter):
@@ -274,9 +274,9 @@ def faulty(good: Toy, at_round: int, fault: Callable[[Draft], Draft], patience: 
     """A good drafter that does something else from one round on."""
     rounds = [0]
 
-    def propose(context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(context: DraftContext, sequences: Sequences, room: list[int]) -> Draft:
         rounds[0] += 1
-        draft = good.function(context, sequences, budget)
+        draft = good.function(context, sequences, room)
         return fault(draft) if rounds[0] > at_round else draft
 
     toy = Toy(propose)

@@ -63,8 +63,8 @@ class Adversary(Drafter):
 class Wrong(DraftSession):
     """Drafts a token that hardly ever comes."""
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        return Draft.from_lists([[1] * min(WRONG, room) for room in budget], self.context.device)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        return Draft.from_lists([[1] * min(WRONG, most) for most in room], self.context.device)
 
 
 class Clock:

@@ -25,8 +25,8 @@ class Joining(Protocol):
     def observe_prompt(self, verdict: Verdict) -> None:
         """The target has read the prompt."""
 
-    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
-        """Add to each row's tree what may follow its accepted tokens, at most `budget` deep."""
+    def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
+        """Add to each row's tree what may follow its accepted tokens, at most `room` deep."""
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may follow a node of a row's tree; no node gets deeper than `room`."""

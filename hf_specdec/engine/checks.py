@@ -10,7 +10,7 @@ from ..errors import shown
 from ..protocol import Draft, DraftSession
 from ..transfer import moved
 
-MOST_NODES, LEAST_NODES = 4096, 16
+MOST_FED, LEAST_FED = 4096, 16
 """nodes of one draft that go to the target: over all rows, and in each row, however many those are"""
 MOST_SUCCESSORS = 64
 """of the target's tokens that verdicts carry for each place"""
@@ -18,7 +18,7 @@ MOST_SUCCESSORS = 64
 
 def most_nodes(rows: int) -> int:
     """Nodes that each of so many rows may draft."""
-    return max(MOST_NODES // rows, LEAST_NODES)
+    return max(MOST_FED // rows, LEAST_FED)
 
 
 def successors_of(session: DraftSession, vocab: int) -> int:
@@ -33,7 +33,7 @@ def successors_of(session: DraftSession, vocab: int) -> int:
     return min(count, vocab)
 
 
-def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
+def in_form(draft: object, room: list[int], vocab: int) -> Draft:
     """Types and shapes, lengths cut to what was asked for; the values are checked with the verification's own transfer.
 
     Raises:
@@ -41,7 +41,7 @@ def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
     """
     if not isinstance(draft, Draft):
         raise TypeError(f"a session must return a Draft, got {type(draft).__name__}")
-    rows, tokens, counts, sources = len(budget), draft.tokens, draft.lengths, list(draft.sources)
+    rows, tokens, counts, sources = len(room), draft.tokens, draft.lengths, list(draft.sources)
     if not _is_plain(tokens) or tokens.ndim != 2 or tokens.shape[0] != rows or len(counts) != rows:
         raise ValueError(
             f"a draft for {rows} rows needs tokens of shape [{rows}, any] and {rows} lengths, got shape "
@@ -57,10 +57,10 @@ def in_form(draft: object, budget: list[int], vocab: int) -> Draft:
         raise ValueError(f"lengths must be from 0 to {width}, the columns of tokens, got {lengths}")
     parents = None if draft.parents is None else _checked_parents(draft.parents, rows, width)
     if parents is None:
-        lengths = [min(length, most) for length, most in zip(lengths, budget, strict=True)]
+        lengths = [min(length, most) for length, most in zip(lengths, room, strict=True)]
     else:
         for b, depths in enumerate(Draft(tokens, lengths, parents).depths()):
-            within = [depth <= budget[b] for depth in depths[: lengths[b]]]
+            within = [depth <= room[b] for depth in depths[: lengths[b]]]
             lengths[b] = within.index(False) if False in within else lengths[b]
     probs, q = draft.token_probs, draft.q
     for name, values, shape in (("token_probs", probs, tokens.shape), ("q", q, (*tokens.shape, vocab))):

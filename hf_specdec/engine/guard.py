@@ -89,40 +89,40 @@ class GuardedSession:
     def tell(self, action: Callable[[Any], object]) -> None:
         self.ask(action)
 
-    def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
-        """At most `budget` tokens per row; an empty draft where there is nothing to be had."""
-        draft = self.ask(lambda session: self._drafted(session, sequences, budget)) if any(budget) else None
-        return Draft.from_lists([[]] * len(budget), self.device) if draft is None else draft
+    def draft(self, sequences: Sequences, room: list[int]) -> Draft:
+        """At most `room` tokens per row; an empty draft where there is nothing to be had."""
+        draft = self.ask(lambda session: self._drafted(session, sequences, room)) if any(room) else None
+        return Draft.from_lists([[]] * len(room), self.device) if draft is None else draft
 
-    def _drafted(self, session: DraftSession, sequences: Sequences, budget: list[int]) -> Draft | None:
+    def _drafted(self, session: DraftSession, sequences: Sequences, room: list[int]) -> Draft | None:
         began, patience = now(), Deadline(session.patience)
         session.context.cost = self.cost.copy()
-        session.start_draft(sequences, list(budget))
+        session.start_draft(sequences, list(room))
         while not session.poll() and not patience.over:
             patience.nap(1e-4)
         if patience.over:
             self.drop(f"a draft took longer than {shown(session.patience)} seconds")
             return None
-        draft = in_form(session.take(), budget, self.vocab)
+        draft = in_form(session.take(), room, self.vocab)
         if not any(draft.lengths):  # nothing of it is fed: that costs nothing either
-            nothing = Draft.from_lists([[]] * len(budget), self.device)
+            nothing = Draft.from_lists([[]] * len(room), self.device)
             nothing.sources = draft.sources
             if draft.token_probs is not None or draft.q is not None:  # it would have been drawn
-                nothing.token_probs = torch.zeros(len(budget), 0, device=self.device)
+                nothing.token_probs = torch.zeros(len(room), 0, device=self.device)
             return nothing
-        draft = self._paying(self._bounded(draft), budget, now() - began)
+        draft = self._paying(self._bounded(draft), room, now() - began)
         return with_q(session, draft, self.device, self.vocab)
 
-    def _paying(self, draft: Draft, budget: list[int], spent: float) -> Draft:
+    def _paying(self, draft: Draft, room: list[int], spent: float) -> Draft:
         """Of the nodes of all rows as many of the first ones as give most tokens per second.
 
         Draws stay: whether a token that was drawn is verified must not depend on what it is.
         """
         if draft.survival is None or draft.q is not None or draft.token_probs is not None:
             return draft
-        chances = [row for row, room in zip(draft.survival, budget, strict=True) if room]
-        count = nodes_that_pay(chances, len(budget), self.cost, spent, self.advance)
-        timed = self.cost.tried(len(budget)) is not None  # a plain round to be timed says nothing of this draft
+        chances = [row for row, most in zip(draft.survival, room, strict=True) if most]
+        count = nodes_that_pay(chances, len(room), self.cost, spent, self.advance)
+        timed = self.cost.tried(len(room)) is not None  # a plain round to be timed says nothing of this draft
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
         return cut(draft, [min(length, count) for length in draft.lengths])
 

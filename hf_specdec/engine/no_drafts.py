@@ -1,4 +1,4 @@
-"""`Undrafted`: the engine without drafts, for what it does beside drafting."""
+"""`NoDrafts`: the engine without drafts, for what it does beside drafting."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from ..stats import SpeculationStats
 class _Nothing(DraftSession):
     weighs = True
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        return Draft.from_lists([[]] * len(budget), self.context.device)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        return Draft.from_lists([[]] * len(room), self.context.device)
 
 
-class Undrafted:
+class NoDrafts:
     """A drafter that drafts nothing."""
 
     proposes_trees = brings_runner = False

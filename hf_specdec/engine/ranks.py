@@ -40,9 +40,9 @@ class SharedSession:
         if self.own is not None:
             self.own.tell(action)
 
-    def draft(self, sequences: Sequences, budget: list[int]) -> Draft:
-        draft = self._answer(lambda own: own.draft(sequences, budget))
-        return Draft.from_lists([[]] * len(budget), self.device) if draft is None else draft
+    def draft(self, sequences: Sequences, room: list[int]) -> Draft:
+        draft = self._answer(lambda own: own.draft(sequences, room))
+        return Draft.from_lists([[]] * len(room), self.device) if draft is None else draft
 
     def drop(self, reason: str) -> None:
         """Called on every rank at once: they have all seen the same."""

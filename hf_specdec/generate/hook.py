@@ -19,7 +19,7 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from ..drafters.base import Drafter
 from ..engine.call import Call, PlainDecodingNeeded
 from ..engine.generation import decode
-from ..engine.no_drafts import Undrafted
+from ..engine.no_drafts import NoDrafts
 from ..errors import SpeculationError, warn
 from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
@@ -197,7 +197,7 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
         )
 
 
-def _nobody(kind: str | None, assistant: Any) -> Undrafted:
+def _nobody(kind: str | None, assistant: Any) -> NoDrafts:
     """For coupled sampling without drafts.
 
     Raises:
@@ -208,7 +208,7 @@ def _nobody(kind: str | None, assistant: Any) -> Undrafted:
             "sampling='coupled' does not work with transformers' own assisted generation; name a drafter of "
             "hf_specdec, for example speculation_type='draft_model'"
         )
-    return Undrafted()
+    return NoDrafts()
 
 
 def _take_over_stop_strings(model: Any, named: dict[str, Any]) -> None:

@@ -63,8 +63,8 @@ class Undrafted(Drafter):
 
 
 class _NoDraft(DraftSession):
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        return Draft.from_lists([[]] * len(budget), self.context.device)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        return Draft.from_lists([[]] * len(room), self.context.device)
 
 
 def write_texts(

@@ -280,7 +280,7 @@ def test_a_draft_ends_at_an_eos(kind: str, lengths: list[int]) -> None:
     sides = Sides(model, lengths, eos_token_id=uneven_eos(model, lengths, at=(6,) * len(lengths)))
     drafter: Any = DraftModelDrafter(model, num_draft_tokens=width)
     if kind == "disco":
-        drafter = DiscoDrafter(model, StopClassifier(4, 8), rule="draft", tau=1e-9, max_draft_tokens=width)
+        drafter = DiscoDrafter(model, StopClassifier(4, 8), rule="token", tau=1e-9, max_draft_tokens=width)
     assert torch.equal(sides.ours(drafter), sides.plain)
     assert drafter.last_stats is not None and drafter.last_stats.draft_calls <= 1 + 6
 

@@ -72,9 +72,9 @@ def test_a_drafter_that_gains_a_fifth_is_hardly_paused(seed: int, monkeypatch: A
     sides = Sides(model, [7], max_new_tokens=200)
     future = drafters.Future(sequences_of(sides.plain))
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
         wrong = dice.random() < 0.5
-        return Draft.from_lists([[(x + wrong) % VOCAB for x in row] for row in future(sequences, budget, 1)])
+        return Draft.from_lists([[(x + wrong) % VOCAB for x in row] for row in future(sequences, room, 1)])
 
     sides.ours(drafters.oracle(future, 1))  # the probe
     drafter, clock, taken = drafters.Toy(propose), Clock(monkeypatch), []
@@ -92,9 +92,9 @@ def test_what_gains_nothing_at_first_is_found_out_later(monkeypatch: Any) -> Non
     sides = Sides(model, [7], max_new_tokens=200)
     future = drafters.Future(sequences_of(sides.plain))
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
         wrong = sequences.lengths[0] < 70
-        return Draft.from_lists([[(x + wrong) % VOCAB for x in row] for row in future(sequences, budget, GAMMA)])
+        return Draft.from_lists([[(x + wrong) % VOCAB for x in row] for row in future(sequences, room, GAMMA)])
 
     drafter, clock = drafters.Toy(propose), Clock(monkeypatch)
     with clock.moved_by(model, lambda width: 1 + 0.2 * (width > 1)):
@@ -167,7 +167,7 @@ class Unhashable(drafters.Toy):
 def test_a_drafter_that_cannot_be_told_from_others_is_served() -> None:
     sides = Sides(models.llama(), [7])
     future = drafters.Future(sequences_of(sides.plain))
-    drafter = Unhashable(lambda context, sequences, budget: Draft.from_lists(future(sequences, budget, GAMMA)))
+    drafter = Unhashable(lambda context, sequences, room: Draft.from_lists(future(sequences, room, GAMMA)))
     assert torch.equal(sides.ours(drafter), sides.plain) and drafter.last_stats.accepted_tokens
 
 
@@ -188,7 +188,7 @@ def test_draws_are_not_left_out_by_the_clock(drawn_costs: float, monkeypatch: An
 
 @pytest.mark.parametrize("survival", [[[]], [[0.9] * 3], [[0.9] * 4] * 2, [[2.0] * 4], [[float("nan")] * 4], "abc", 7])
 def test_chances_that_do_not_fit_are_refused(survival: Any) -> None:
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
         draft = Draft.from_lists([[1, 2, 3, 4]])
         draft.survival = survival
         return draft
@@ -209,7 +209,7 @@ def test_a_round_in_which_nothing_pays_is_a_plain_one(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(RaggedRunner, "forward", spied)
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
         draft = Draft.from_trees([([1, 2, 3], [-1, 0, -1])])
         draft.survival = [[1e-6] * 3]
         return draft

@@ -229,8 +229,8 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
     if planted:
         honest = DraftModelSession.propose
 
-        def propose_what_looks_good(self, sequences, budget):
-            draft = honest(self, sequences, budget)
+        def propose_what_looks_good(self, sequences, room):
+            draft = honest(self, sequences, room)
             for b, k in enumerate(draft.lengths):  # drops a token after having seen it
                 if k and int(draft.tokens[b, k - 1]) % 2:
                     draft.lengths[b] = k - 1

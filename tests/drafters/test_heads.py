@@ -137,8 +137,8 @@ def test_drafts_are_those_of_the_heads_over_each_text_alone(
     drafts: list[tuple[list[int], list[int]]] = []
     propose = session.propose
 
-    def recording(self: Any, sequences: Any, budget: list[int]) -> Any:
-        draft = propose(self, sequences, budget)
+    def recording(self: Any, sequences: Any, room: list[int]) -> Any:
+        draft = propose(self, sequences, room)
         for tokens, drafted, n in zip(sequences.tokens, draft.tokens.tolist(), draft.lengths, strict=True):
             drafts.append((list(tokens), drafted[:n]))
         return draft

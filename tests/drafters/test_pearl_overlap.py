@@ -26,7 +26,7 @@ def test_figure_3() -> None:
     carried, seen = chain(), []
     for fresh, accepted in rounds:
         now = turn(BOTH, carried, 100)
-        assert now.budget == 3
+        assert now.wanted == 3
         tested = [token for token, _ in now.tested(fresh)]
         outcome = now.outcome(fresh, accepted, stopped=False)
         seen.append((now.mode, tested, outcome))

@@ -211,12 +211,12 @@ def test_a_copy_ends_before_what_the_processors_forbid(processors, proposed):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3, 50])
-def test_a_short_match_drafts_little_and_the_budget_is_kept(budget):
+def test_a_short_match_drafts_little_and_the_budget_is_kept(room):
     session = PromptLookupDrafter(tokens_per_match=2, max_draft_tokens=9, max_match=16).start(context())
     short, long = [1, 2, 3, 4, 5, 6, 9, 1], [*range(1, 9)] * 2
-    draft = session.propose(sequences(short, long, [4]), [budget] * 3)
-    assert draft.lengths == [min(2, budget), min(9, budget), 0]
-    assert draft.tokens[1, : draft.lengths[1]].tolist() == [*range(1, 9), 1][:budget]
+    draft = session.propose(sequences(short, long, [4]), [room] * 3)
+    assert draft.lengths == [min(2, room), min(9, room), 0]
+    assert draft.tokens[1, : draft.lengths[1]].tolist() == [*range(1, 9), 1][:room]
 
 
 def test_min_match_asks_for_more():

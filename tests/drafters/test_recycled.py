@@ -56,9 +56,9 @@ def test_successors_are_what_the_target_says_behind_each_token(batch: str, shape
         propose, observe = session.propose, session.observe
         texts: list[list[list[int]]] = []
 
-        def proposing(sequences: Sequences, budget: list[int]) -> Any:
+        def proposing(sequences: Sequences, room: list[int]) -> Any:
             texts[:] = [[list(tokens) for tokens in sequences.tokens]]
-            return propose(sequences, budget)
+            return propose(sequences, room)
 
         def observing(verdict: Verdict) -> None:
             if any(verdict.drafted):

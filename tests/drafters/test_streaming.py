@@ -61,8 +61,8 @@ def test_rows_that_keep_different_nodes_under_a_processor_of_the_users(
     sides = compare.Sides(target, lengths)
     future = drafters.Future(sides.plain)
 
-    def propose(self: Any, sequences: Any, budget: list[int]) -> Draft:
-        return Draft.from_lists(future(sequences, budget, 5))
+    def propose(self: Any, sequences: Any, room: list[int]) -> Draft:
+        return Draft.from_lists(future(sequences, room, 5))
 
     monkeypatch.setattr(StreamingSession, "propose", propose)
     with warnings.catch_warnings():

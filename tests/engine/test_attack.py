@@ -138,7 +138,7 @@ def test_autocast(make: Any, inside_first: bool) -> None:
 def test_a_drafter_writes_into_its_own_copy_only() -> None:
     sides = compare.Sides(models.llama(), [9, 5, 1, 7])
 
-    def scribble(context: Any, sequences: Any, budget: list[int]) -> Any:
+    def scribble(context: Any, sequences: Any, room: list[int]) -> Any:
         sequences.ids.fill_(9)
         context.prompt_ids.fill_(9)
         context.prompt_mask.zero_()

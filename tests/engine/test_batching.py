@@ -223,8 +223,8 @@ def test_drafts_stay_right_while_rows_come_and_go(window: Any) -> None:
 def test_a_drafter_that_knows_nothing_of_batches_works() -> None:
     """`propose` alone is enough."""
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
-        return Draft.from_lists([tokens[-2:][:room] for tokens, room in zip(sequences.tokens, budget, strict=True)])
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
+        return Draft.from_lists([tokens[-2:][:most] for tokens, most in zip(sequences.tokens, room, strict=True)])
 
     drafter: Drafter = Toy(propose)
     with BatchDecoder(TARGET, drafter, max_rows=3) as decoder:

@@ -96,18 +96,18 @@ def test_what_is_wrong_with_one_request_ends_that_one_alone() -> None:
 def test_a_drafter_can_only_cost_time(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
         nonlocal calls
         calls += 1
         if calls < 4:
-            return Draft.from_lists([[5][:room] for room in budget])
+            return Draft.from_lists([[5][:most] for most in room])
         if fault == "raises":
             raise RuntimeError("no")
         if fault == "nonsense":
-            return Draft.from_lists([[10**6][:room] for room in budget])
+            return Draft.from_lists([[10**6][:most] for most in room])
         if fault == "late":
             time.sleep(0.3)
-        return Draft.from_lists([[5] * (300 if fault == "too much" else 1) for _ in budget])
+        return Draft.from_lists([[5] * (300 if fault == "too much" else 1) for _ in room])
 
     drafter = Toy(propose)
     monkeypatch.setattr(drafter.session_class, "patience", 0.1)

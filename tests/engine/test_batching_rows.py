@@ -100,12 +100,12 @@ def test_a_full_queue_says_so() -> None:
 def test_a_session_knows_only_of_rows_that_are_there() -> None:
     met: list[int] = []
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
         assert len(set(sequences.rows)) == len(sequences.rows) <= 2
         met.extend(sequences.rows)
         for tokens, length, ids in zip(sequences.tokens, sequences.lengths, sequences.ids, strict=True):
             assert tokens == ids[:length].tolist()
-        return Draft.from_lists([[]] * len(budget))
+        return Draft.from_lists([[]] * len(room))
 
     with BatchDecoder(TARGET, Toy(propose), max_rows=2) as decoder:
         answers = [decoder.submit(ids, max_new_tokens=5, do_sample=False) for ids in texts()]

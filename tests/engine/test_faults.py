@@ -172,10 +172,10 @@ def test_a_bad_rest_of_q(
 class Meddler(DraftSession):
     """Writes to what it is only allowed to read: past the lengths, which it may."""
 
-    def propose(self, sequences: Any, budget: list[int]) -> Draft:
+    def propose(self, sequences: Any, room: list[int]) -> Draft:
         for b, length in enumerate(sequences.lengths):
             sequences.ids[b, length:] = 10**9
-        return Draft.from_lists([[1]] * len(budget))
+        return Draft.from_lists([[1]] * len(room))
 
 
 @BATCHES

@@ -126,8 +126,8 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
     expected = plain(batch, 0, 0)
     future, rows = drafters.Future(expected), len(BATCHES[batch])
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
-        known = future(sequences, budget, NEW)
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
+        known = future(sequences, room, NEW)
         tokens = [row + [1] * (10_000 - len(row)) for row in known]
         return Draft(
             torch.tensor(tokens),
@@ -135,7 +135,7 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
             [[i - 1 if i < len(row) else -1 for i in range(10_000)] for row in known],
         )
 
-    for most in (checks.MOST_NODES, 2 * rows):
+    for most in (checks.MOST_FED, 2 * rows):
         monkeypatch.setattr(checks, "MOST_NODES", most)
         monkeypatch.setattr(checks, "LEAST_NODES", 1)
         toy = drafters.Toy(propose, trees=True)

@@ -104,11 +104,11 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
         transfers.counts["draft steps"] = self.group.drafting.told.draft_calls - before
         counted.append(transfers.counts)
 
-    def on_the_host(self: Any, sequences: Any, budget: list[int]) -> Any:
+    def on_the_host(self: Any, sequences: Any, room: list[int]) -> Any:
         """The n-gram model drafts where it lies: the device's ids are out of its reach, the counting pauses."""
         sequences.ids = sequences.ids.to("meta")
         with torch._C.DisableTorchFunction():
-            return propose(self, sequences, budget)
+            return propose(self, sequences, room)
 
     def opening(self: Any, *args: Any, **known: Any) -> None:
         """The hybrid reads the prompt with its draft model when that is needed first, once a call."""

@@ -78,8 +78,8 @@ def test_a_draw_that_is_left_out_for_what_it_is_is_caught() -> None:
 def test_point_masses_may_be_left_out_for_any_reason(by_token: bool, monkeypatch: Any) -> None:
     dice, join = random.Random(0), Copies.join
 
-    def joined(self: Any, trees: Any, sequences: Any, budget: list[int]) -> None:
-        join(self, trees, sequences, budget)
+    def joined(self: Any, trees: Any, sequences: Any, room: list[int]) -> None:
+        join(self, trees, sequences, room)
         for tree in trees:
             tree.chances = [token % 2 if by_token else dice.random() for token in tree.tokens]
 

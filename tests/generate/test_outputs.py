@@ -211,7 +211,7 @@ def test_a_static_cache_of_the_users_is_served_and_filled(model: Any, kind: str,
 def test_an_interrupt_leaves_the_prompt_in_a_static_cache(model: Any) -> None:
     cache = StaticCache(config=model.config, max_cache_len=64)
 
-    def stop(context: Any, sequences: Any, budget: list[int]) -> Any:
+    def stop(context: Any, sequences: Any, room: list[int]) -> Any:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

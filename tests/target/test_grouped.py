@@ -214,8 +214,8 @@ def test_a_round_without_a_draft_needs_no_mask(
     sides = Sides(model, lengths)
     future, rounds = drafters.Future(sides.plain), itertools.count()
 
-    def propose(context: DraftContext, sequences: Sequences, budget: list[int]) -> Draft:
-        right = future(sequences, budget, 3 if next(rounds) == 2 else 0)
+    def propose(context: DraftContext, sequences: Sequences, room: list[int]) -> Draft:
+        right = future(sequences, room, 3 if next(rounds) == 2 else 0)
         return Draft.from_lists([[(token + 1) % models.VOCAB for token in row] for row in right])
 
     def saw(_: Any, args: Any, options: dict[str, Any]) -> None:

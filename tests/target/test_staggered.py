@@ -33,8 +33,8 @@ def partly(future: Any, wrong: set[int], gamma: int = 4) -> drafters.Toy:
     """Right in all rows but some, in which it is never right."""
     right, never = drafters.oracle(future, gamma), drafters.adversary(future, gamma, models.VOCAB)
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Any:
-        both = [toy.function(context, sequences, budget) for toy in (right, never)]
+    def propose(context: Any, sequences: Any, room: list[int]) -> Any:
+        both = [toy.function(context, sequences, room) for toy in (right, never)]
         texts = [
             both[row in wrong].tokens[b, : both[row in wrong].lengths[b]].tolist()
             for b, row in enumerate(sequences.rows)
@@ -84,9 +84,9 @@ def test_nobody_gets_further_ahead_than_it_costs() -> None:
     wanted = generate(model, 3, max_new_tokens=60, eos_token_id=None)
     right = partly(drafters.Future(wanted), {1}, 6)
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Any:
+    def propose(context: Any, sequences: Any, room: list[int]) -> Any:
         seen.append(max(sequences.lengths) - min(sequences.lengths))
-        return right.function(context, sequences, budget)
+        return right.function(context, sequences, room)
 
     assert torch.equal(generate(model, 3, drafters.Toy(propose), max_new_tokens=60, eos_token_id=None), wanted)
     assert 0 < max(seen) <= FARTHEST
@@ -116,9 +116,9 @@ def test_texts_go_to_the_last_position() -> None:
         # A slow row that drafts much, beside others that draft little: as many places are left as it fills.
         future = drafters.Future(wanted)
         with mock.patch("hf_specdec.engine.generation.farthest", return_value=6):
-            drafter = drafters.Toy(lambda _, s, budget: Draft.from_lists([
+            drafter = drafters.Toy(lambda _, s, room: Draft.from_lists([
                 [token + 1 for token in row] if name == 0 else row[:2]
-                for name, row in zip(s.rows, future(s, budget, 16), strict=True)
+                for name, row in zip(s.rows, future(s, room, 16), strict=True)
             ]))  # fmt: skip
             assert torch.equal(generate(model, 3, drafter, **options), wanted)
 
@@ -133,15 +133,15 @@ def test_where_rows_end_is_a_matter_of_their_text_alone(monkeypatch: pytest.Monk
         model.get_output_embeddings().weight.zero_()
     prompt, ends = torch.full((40, 4), 80), list(range(60, 65))
 
-    def propose(context: Any, sequences: Any, budget: list[int]) -> Draft:
-        count, rows = min(4, max(budget)), len(sequences.rows)
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
+        count, rows = min(4, max(room)), len(sequences.rows)
         ids, drawn = torch.nn.functional.pad(sequences.ids, (0, 8)), []
         for i in range(count):
             columns = [length + i for length in sequences.lengths]
             drawn.append(context.pick(ids, columns, sequences.rows, torch.zeros(rows, models.VOCAB)))
         if not drawn:
             return Draft.from_lists([[]] * rows)
-        lengths = [min(count, most) if row else 0 for row, most in zip(sequences.rows, budget, strict=True)]
+        lengths = [min(count, most) if row else 0 for row, most in zip(sequences.rows, room, strict=True)]
         tokens, q = zip(*drawn, strict=True)
         return Draft(torch.stack(tokens, 1), lengths, q=torch.stack(q, 1))
 

@@ -40,8 +40,8 @@ def test_a_round_holds_what_was_drafted(shape: str) -> None:
     target = llama().eval()
     future = Future(plain := target.generate(PROMPT, max_new_tokens=20, do_sample=False))
 
-    def propose(context, sequences, budget):
-        (truth,) = future(sequences, budget, 3)
+    def propose(context, sequences, room):
+        (truth,) = future(sequences, room, 3)
         if len(truth) < 3:
             return Draft.from_lists([[]])
         tokens, parents = zip(*nodes(*truth), strict=True)

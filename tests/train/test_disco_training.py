@@ -62,9 +62,9 @@ def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
     drafter = DiscoDrafter(draft, made, rule="token", tau=0.0, max_draft_tokens=6, lookup=lookup)
     propose, observe = DiscoSession.propose, DiscoSession.observe
 
-    def proposing(self, sequences, budget):
+    def proposing(self, sequences, room):
         self.start = sequences.lengths[0]
-        return propose(self, sequences, budget)
+        return propose(self, sequences, room)
 
     def observing(self, verdict):
         for i, chance in enumerate(self.seen[0][: verdict.accepted[0] + 1]):

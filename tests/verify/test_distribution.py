@@ -59,7 +59,7 @@ DRAFTS: dict[str, Callable[[Any], Drafter]] = {
 }
 
 
-def _bush(context: Any, sequences: Any, budget: list[int]) -> Any:
+def _bush(context: Any, sequences: Any, room: list[int]) -> Any:
     """Tokens 0, 1 and 2, and 3 and 4 below 1, whatever the text."""
     rows = len(sequences.rows)
     tokens, parents = torch.tensor([[0, 1, 2, 3, 4]] * rows), torch.tensor([[-1, -1, -1, 1, 1]] * rows)

@@ -217,7 +217,7 @@ def test_lenient_sampling_makes_no_token_more_than_so_many_times_as_likely(targe
         "draws": drafters.with_logits(table(1), 3),
         "tree of draws": drafters.with_logits(table(1), 2, branches=2),
         "point masses": drafters.Toy(
-            lambda context, sequences, budget: drafters.Draft.from_lists([[2, 2][:most] for most in budget])
+            lambda context, sequences, room: drafters.Draft.from_lists([[2, 2][:most] for most in room])
         ),
     }[draft]
     torch.manual_seed(0)
@@ -336,10 +336,10 @@ def test_coupled_drafts_are_right_more_often() -> None:
 def test_a_drafter_that_dies_changes_nothing() -> None:
     prompts = models.prompts([9, 5])
 
-    def die(context: Any, sequences: Any, budget: list[int]) -> Any:
+    def die(context: Any, sequences: Any, room: list[int]) -> Any:
         if sequences.lengths[0] > 14:
             raise RuntimeError("dead")
-        return drafters.Draft.from_lists([[3, 4][:most] for most in budget])
+        return drafters.Draft.from_lists([[3, 4][:most] for most in room])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

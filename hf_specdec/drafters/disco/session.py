@@ -66,8 +66,8 @@ class Threshold:
         self.seen: list[list[float]] = []
         """[B] the classifier's chances of the round's tokens"""
 
-    def begin(self, sequences: Sequences, budget: list[int], most: int, model: ModelDraft) -> int:
-        self.seen = [[] for _ in budget]
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+        self.seen = [[] for _ in room]
         self.classified.begin(sequences)
         return min(most, self.longest)
 

@@ -50,22 +50,22 @@ class GrowingSession(TreeSession):
         """rows that may draft; others of a lockstep batch are finished"""
         self._left = 1
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.begin(len(budget))
-        self._active, self._rows = [b for b, room in enumerate(budget) if room > 0], sequences.rows
-        self.drafted, self._own = [[] for _ in budget], [set() for _ in budget]
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        self.begin(len(room))
+        self._active, self._rows = [b for b, most in enumerate(room) if most > 0], sequences.rows
+        self.drafted, self._own = [[] for _ in room], [set() for _ in room]
         self._left = self.context.max_length - max(sequences.lengths)  # of the longest row: all of them read the prompt
         if self.others is not None:
-            self.others.join(self.trees, sequences, budget)
-        self._draft_on(sequences, budget)
+            self.others.join(self.trees, sequences, room)
+        self._draft_on(sequences, room)
         return self.draft()
 
     # ------------------------------------------------------------------ the draft model
 
-    def _draft_on(self, sequences: Sequences, budget: list[int]) -> None:
+    def _draft_on(self, sequences: Sequences, room: list[int]) -> None:
         """Steps of the draft model, while they promise to pay."""
-        model, tips = self.model, [-1 if room > 0 else None for room in budget]
-        most = min(self.control.longest, max(budget), model.room(sequences))
+        model, tips = self.model, [-1 if limit > 0 else None for limit in room]
+        most = min(self.control.longest, max(room), model.room(sequences))
         planned = self.control.plan(self._said(tips), most, enough=most if model.blind else 1)
         if planned == 0:
             return
@@ -78,11 +78,11 @@ class GrowingSession(TreeSession):
             if model.blind:
                 unread.append((tokens, chances))
                 continue
-            tips = self._grow(tips, to_host(tokens), to_host(chances), budget)
+            tips = self._grow(tips, to_host(tokens), to_host(chances), room)
             if all(tip is None for tip in tips) or not self.control.goes_on(self._said(tips)):
                 break
         if unread:
-            self._grow_at_once(tips, unread, budget)
+            self._grow_at_once(tips, unread, room)
         model.end()
 
     def _step(self) -> tuple[Tensor, Tensor]:
@@ -94,20 +94,20 @@ class GrowingSession(TreeSession):
         return step.tokens, step.chances
 
     def _grow_at_once(
-        self, tips: Sequence[int | None], steps: Sequence[tuple[Tensor, Tensor]], budget: list[int]
+        self, tips: Sequence[int | None], steps: Sequence[tuple[Tensor, Tensor]], room: list[int]
     ) -> None:
         """Read all steps in one transfer, and add them."""
         tokens = torch.stack([tokens for tokens, _ in steps]).float()  # exact for ids below 2^24
         chances = torch.stack([chances for _, chances in steps]).float()
         for mine, likely in zip(*to_host(torch.stack([tokens, chances])), strict=True):
-            tips = self._grow(tips, [list(map(int, row)) for row in mine], likely, budget)
+            tips = self._grow(tips, [list(map(int, row)) for row in mine], likely, room)
 
     def _grow(
         self,
         tips: Sequence[int | None],
         tokens: Sequence[Sequence[int]],
         chances: Sequence[Sequence[float]],
-        budget: list[int],
+        room: list[int],
     ) -> list[int | None]:
         """Add a step's candidates [B, k] behind each row's last drafted token; None where a row drafts no more."""
         on: list[int | None] = []
@@ -122,10 +122,10 @@ class GrowingSession(TreeSession):
                 if rank == 0 or chance > 0
             ]
             self.drafted[b].append(first)
-            ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= budget[b]
+            ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= room[b]
             on.append(None if ended else node)
             if not ended and self.others is not None:
-                self.others.join_behind(self.trees[b], node, self._rows[b], budget[b])
+                self.others.join_behind(self.trees[b], node, self._rows[b], room[b])
         return on
 
     def _add(self, b: int, tip: int, token: int, chance: float, rank: int, agrees: bool | None) -> int:

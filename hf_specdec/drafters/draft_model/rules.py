@@ -20,7 +20,7 @@ class StopRule(Protocol):
     weighs: bool
     """whether it weighs what a draft gains against what it costs; a user's number is not to be weighed either"""
 
-    def begin(self, sequences: Sequences, budget: list[int], most: int, model: ModelDraft) -> int:
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
         """Steps of this round at most; 0 where nothing is drafted."""
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
@@ -64,8 +64,8 @@ class Planned:
     def __init__(self, control: Controller) -> None:
         self.control = control
 
-    def begin(self, sequences: Sequences, budget: list[int], most: int, model: ModelDraft) -> int:
-        rows = [b for b, room in enumerate(budget) if room > 0]
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+        rows = [b for b, limit in enumerate(room) if limit > 0]
         left = model.context.max_length - max(sequences.lengths)
         here = Drafted(sequences.rows, [[]] * len(rows), [1.0] * len(rows), 0, model.unread, left)
         return self.control.plan(here, most, enough=most)
@@ -93,11 +93,11 @@ class Stepwise:
         self._active: list[int] = []
         """rows that may draft; others of a lockstep batch are finished"""
 
-    def begin(self, sequences: Sequences, budget: list[int], most: int, model: ModelDraft) -> int:
-        self.seen, self._rows = [[] for _ in budget], sequences.rows
-        self._active = [b for b, room in enumerate(budget) if room > 0]
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+        self.seen, self._rows = [[] for _ in room], sequences.rows
+        self._active = [b for b, limit in enumerate(room) if limit > 0]
         left = model.context.max_length - max(sequences.lengths)
-        steps = self.control.plan(self._drafted([True] * len(budget), model.unread, left), most)
+        steps = self.control.plan(self._drafted([True] * len(room), model.unread, left), most)
         if steps:
             self.estimate.begin(sequences)
         return min(most, self.control.longest) if steps else 0

@@ -41,12 +41,12 @@ class DraftModelSession(DraftSession):
         self.weighs = rule.weighs
         self.model = ModelDraft(context, model, cost or DraftCost(), self.candidates if self.candidates > 1 else None)
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        most = min(max(budget), self.model.room(sequences))
-        steps = min(self.rule.begin(sequences, budget, most, self.model), most)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        most = min(max(room), self.model.room(sequences))
+        steps = min(self.rule.begin(sequences, room, most, self.model), most)
         if steps < 1:
-            return Draft.from_lists([[]] * len(budget), self.context.device)
-        return draft_chains(self.model, sequences, budget, steps, self.rule.lengths)
+            return Draft.from_lists([[]] * len(room), self.context.device)
+        return draft_chains(self.model, sequences, room, steps, self.rule.lengths)
 
     def observe(self, verdict: Verdict) -> None:
         self.model.observe(verdict, kept_of_chain(verdict, self.candidates))
@@ -61,13 +61,13 @@ Lengths = Callable[[int, Step, list[int]], list[int]]
 stays: dropping a token after having seen it would change the output's distribution."""
 
 
-def draft_chains(model: ModelDraft, sequences: Sequences, budget: list[int], steps: int, rule: Lengths) -> Draft:
-    """Chains of at most `steps` tokens. None is longer than its row's budget, or goes on behind an EOS."""
+def draft_chains(model: ModelDraft, sequences: Sequences, room: list[int], steps: int, rule: Lengths) -> Draft:
+    """Chains of at most `steps` tokens. None is longer than its row's room, or goes on behind an EOS."""
     context = model.context
-    lengths = [min(steps, most) for most in budget]
+    lengths = [min(steps, most) for most in room]
     # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
     longest = min if context.lockstep else max
-    active = [b for b, most in enumerate(budget) if most > 0]
+    active = [b for b, most in enumerate(room) if most > 0]
     model.begin(sequences, steps)
     drafted: list[Step] = []
     for i in range(steps):

@@ -49,17 +49,17 @@ class DFlashSession(HeadSession):
         windows = attention_windows(model).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.read.follow(sequences.rows)
-        most = min(max(budget), self.block - 1)
+        most = min(max(room), self.block - 1)
         if most < 1:
-            return Draft.from_lists([[]] * len(budget), self.context.device)
+            return Draft.from_lists([[]] * len(room), self.context.device)
         last = to_device([tokens[-1] for tokens in sequences.tokens], self.context.device)
         news = self.read.news(self.device)
         filled = self._filled(last, news)
         self.context.stats.draft_calls += 1
         logits = self.head(filled[:, 1 : most + 1].to(self.head.weight.device, news.states.dtype))
-        drawn = Drawn(self.context, sequences, budget, most)
+        drawn = Drawn(self.context, sequences, room, most)
         for i in range(most):
             drawn.draw(logits[:, i])
         self.read.advance(news.counts)

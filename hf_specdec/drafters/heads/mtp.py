@@ -48,11 +48,11 @@ class MtpSession(HeadSession):
         kinds = getattr(model.config, "layer_types", None) or [next(iter(self.windows))] * len(model.layers)
         self.kinds = kinds[: len(model.layers)]
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.read.follow(sequences.rows)
-        most = max(budget)
+        most = max(room)
         if most < 1:
-            return Draft.from_lists([[]] * len(budget), self.context.device)
+            return Draft.from_lists([[]] * len(room), self.context.device)
         states, tokens, counts, positions = self.read.news(self.device)
         cache = self.read.over(self.model.config, self.device)
         width, rows = tokens.shape[1], torch.arange(len(counts), device=self.device)
@@ -60,9 +60,9 @@ class MtpSession(HeadSession):
         cache.reserve(width)
         allowed, distance = allowed_slots(cache.slots.ends, cache.slots.end, None, steps[None])
         masks = as_bias(allowed, distance, self.windows, states.dtype)
-        drawn = Drawn(self.context, sequences, budget, min(most, len(self.model.layers)))
+        drawn = Drawn(self.context, sequences, room, min(most, len(self.model.layers)))
         for k in range(len(self.model.layers)):
-            if k:  # every token makes room for the one behind it, the last one for what was drawn
+            if k:  # every token makes limit for the one behind it, the last one for what was drawn
                 tokens = tokens.roll(-1, dims=1)
                 tokens[rows, last] = drawn.tokens[-1].to(self.device)
             mask = masks[self.kinds[k]] if isinstance(masks, dict) else masks

@@ -144,12 +144,12 @@ class HeadSession(DraftSession):
 class Drawn:
     """Builds a draft token by token: each is drawn through the call's processors, and its q is kept."""
 
-    def __init__(self, context: DraftContext, sequences: Sequences, budget: list[int], most: int) -> None:
+    def __init__(self, context: DraftContext, sequences: Sequences, room: list[int], most: int) -> None:
         """
         Args:
             most: tokens that will be drawn per row, at most.
         """
-        self.context, self.sequences, self.budget = context, sequences, budget
+        self.context, self.sequences, self.room = context, sequences, room
         self.tokens: list[Tensor] = []
         """[B] each"""
         self._q: list[Tensor] = []
@@ -166,5 +166,5 @@ class Drawn:
 
     def draft(self) -> Draft:
         """The drawn tokens, as far as each row has room for them."""
-        lengths = [min(len(self.tokens), room) for room in self.budget]
+        lengths = [min(len(self.tokens), most) for most in self.room]
         return Draft(torch.stack(self.tokens, 1), lengths, q=torch.stack(self._q, 1) if self._q else None)

@@ -38,14 +38,14 @@ class Recycled:
             if stopped:
                 self.known.pop(row, None)
 
-    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
-        """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
+    def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
+        """Add to each row's tree what may come behind its accepted tokens, at most `room` deep."""
         self.known = sequences.here(self.known)
-        ends = zip(sequences.rows, sequences.tokens, budget, strict=True)
-        found = [[[token] for token in self._behind(row, tokens[-1])] if room else [] for row, tokens, room in ends]
+        ends = zip(sequences.rows, sequences.tokens, room, strict=True)
+        found = [[[token] for token in self._behind(row, tokens[-1])] if most else [] for row, tokens, most in ends]
         allowed = cut(found, sequences, self.context)
-        for tree, row, room, successors in zip(trees, sequences.rows, budget, allowed, strict=True):
-            self._grow(tree, -1, [token for (token,) in successors], row, room)
+        for tree, row, most, successors in zip(trees, sequences.rows, room, allowed, strict=True):
+            self._grow(tree, -1, [token for (token,) in successors], row, most)
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may come behind a node of a row's tree, within `room` of the root."""

@@ -42,34 +42,34 @@ class SampledHybridSession(TreeSession):
         self._drawn: list[int] = []
         """[B] draws of each row, which are the first of its nodes; empty where none were drawn"""
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self._copies, self._drawn = self.begin(len(budget)), []
-        self.sources.join(self.trees, sequences, budget)
-        active = [b for b, room in enumerate(budget) if room > 0]
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        self._copies, self._drawn = self.begin(len(room)), []
+        self.sources.join(self.trees, sequences, room)
+        active = [b for b, limit in enumerate(room) if limit > 0]
         chances = [[chance for _, chance in self.ranked(b)] for b in active]
         onward = [onward_from(self.trees[b], -1) for b in active]
         left = self.context.max_length - max(sequences.lengths)
-        most = min(max(budget), self.model.room(sequences))
+        most = min(max(room), self.model.room(sequences))
         here = Drafted(sequences.rows, chances, onward, 0, self.model.unread, left)
         steps = self.control.plan(here, most, enough=most)
         if steps < 1:
             return self.draft()
-        draft = draft_chains(self.model, sequences, budget, steps, lambda i, step, lengths: lengths)
+        draft = draft_chains(self.model, sequences, room, steps, lambda i, step, lengths: lengths)
         draft.sources = [DRAWN if length else "none" for length in draft.lengths]
         self._drawn = list(draft.lengths)
         free = self.context.trees and not waits(self.context.device)  # to look at what was drawn
-        return self._joined(draft, sequences.rows, budget) if free and draft.q is not None else draft
+        return self._joined(draft, sequences.rows, room) if free and draft.q is not None else draft
 
-    def _joined(self, drawn: Draft, rows: Sequence[int], budget: list[int]) -> Draft:
+    def _joined(self, drawn: Draft, rows: Sequence[int], room: list[int]) -> Draft:
         """The draws, all of them, and behind them and beside them the copies that pay."""
         assert drawn.q is not None
         chains = [tokens[:n] for tokens, n in zip(to_host(drawn.tokens), drawn.lengths, strict=True)]
-        self.trees = [self._behind(*of_row) for of_row in zip(chains, self._copies, rows, budget, strict=True)]
+        self.trees = [self._behind(*of_row) for of_row in zip(chains, self._copies, rows, room, strict=True)]
         ranked = [_draws_first(tree, chain) for tree, chain in zip(self.trees, chains, strict=True)]
         most = max(drawn.lengths) + MOST_COPIES
         offered = [[chance for _, chance in row[:most]] for row in ranked]
         cost, advance = self.context.cost, self.context.advance
-        count = most_per_second(offered, cost.round(len(budget)), advance=advance)[0] if cost.known else 0
+        count = most_per_second(offered, cost.round(len(room)), advance=advance)[0] if cost.known else 0
         nodes = [[node for node, _ in row[: max(count, n)]] for row, n in zip(ranked, drawn.lengths, strict=True)]
         if all(len(mine) == n for mine, n in zip(nodes, drawn.lengths, strict=True)):
             return drawn

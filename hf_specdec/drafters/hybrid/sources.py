@@ -31,13 +31,13 @@ class Sources:
         if self.recycled is not None:
             self.recycled.observe(verdict)
 
-    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
-        """Add to each row's tree what may come behind its accepted tokens, at most `budget` deep."""
-        self.copies.join(trees, sequences, budget)
+    def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
+        """Add to each row's tree what may come behind its accepted tokens, at most `room` deep."""
+        self.copies.join(trees, sequences, room)
         if self.memory is not None:
-            self.memory.join(trees, sequences, budget)
+            self.memory.join(trees, sequences, room)
         if self.recycled is not None:
-            self.recycled.join(trees, sequences, budget)
+            self.recycled.join(trees, sequences, room)
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may come behind a node of a row's tree; past outputs are asked at its root alone."""

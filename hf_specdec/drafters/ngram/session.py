@@ -31,16 +31,16 @@ class NGramSession(DraftSession):
         self.pick = context.pick.on(torch.device("cpu"))
         self.prompt = context.prompt_ids.cpu()
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         """Draw on the host, where the table is, so that nothing waits for a device between two tokens."""
         context = self.context
-        room = [min(self.gamma, most) for most in budget]
-        width = max(room, default=0)
-        drafts: list[list[int]] = [[] for _ in room]
+        limit = [min(self.gamma, most) for most in room]
+        width = max(limit, default=0)
+        drafts: list[list[int]] = [[] for _ in limit]
         ids = self._on_host(sequences, width)
         drawn_from: list[Tensor] = []
         for i in range(width):
-            alive = [b for b, most in enumerate(room) if i < most and context.eos_token_ids.isdisjoint(drafts[b][-1:])]
+            alive = [b for b, most in enumerate(limit) if i < most and context.eos_token_ids.isdisjoint(drafts[b][-1:])]
             if not alive:
                 break
             lengths = [sequences.lengths[b] + i for b in alive]
@@ -52,7 +52,7 @@ class NGramSession(DraftSession):
             for b, token in zip(alive, tokens.tolist(), strict=True):
                 drafts[b].append(token)
             if q is not None:
-                drawn_from.append(torch.zeros(len(room), q.shape[1]).index_copy(0, torch.tensor(alive), q))
+                drawn_from.append(torch.zeros(len(limit), q.shape[1]).index_copy(0, torch.tensor(alive), q))
         draft = Draft.from_lists(drafts, context.device)
         if drawn_from:
             draft.q = to_device(torch.stack(drawn_from, 1), context.device, torch.float32)
@@ -85,12 +85,12 @@ class DrawingSession(NGramSession):
         super().__init__(context, model, control.longest)
         self.control = control
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        active = [b for b, room in enumerate(budget) if room > 0]
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        active = [b for b, most in enumerate(room) if most > 0]
         here = Drafted(sequences.rows, [[]] * len(active), [1.0] * len(active))
-        self.gamma = self.control.plan(here, max(budget), enough=self.control.longest)
+        self.gamma = self.control.plan(here, max(room), enough=self.control.longest)
         began = now()
-        draft = super().propose(sequences, budget)
+        draft = super().propose(sequences, room)
         if steps := draft.tokens.shape[1]:
             seconds = now() - began
             self.control.cost.observe(steps, seconds / steps, seconds)
@@ -108,9 +108,9 @@ class NGramTrees(TreeSession):
         super().__init__(context, acceptance)
         self.model, self.successors = model, SUCCESSORS if context.trees else 1
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        for tree, tokens, room in zip(self.begin(len(budget)), sequences.tokens, budget, strict=True):
-            self._grow(tree, tokens[-self.model.order :], room)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        for tree, tokens, most in zip(self.begin(len(room)), sequences.tokens, room, strict=True):
+            self._grow(tree, tokens[-self.model.order :], most)
         return self.draft()
 
     def _grow(self, tree: Tree, text: list[int], room: int) -> None:

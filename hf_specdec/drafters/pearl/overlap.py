@@ -46,12 +46,12 @@ class Turn:
 
     carried: Chain
     """what the target is fed behind the last accepted token"""
-    budget: int
+    wanted: int
     """tokens to draft behind `carried` while the target verifies"""
 
     @property
     def mode(self) -> Mode:
-        if not self.budget:
+        if not self.wanted:
             return Mode.SERIAL
         return Mode.POST_VERIFY if self.carried else Mode.PRE_VERIFY
 
@@ -100,8 +100,8 @@ def in_step(turns: Sequence[Turn], passive: Sequence[bool]) -> list[Turn]:
         passive: [B] rows that are finished, which do not hold the others back.
     """
     active = [turn for turn, out in zip(turns, passive, strict=True) if not out]
-    width, budget = min(len(turn.carried) for turn in active), min(turn.budget for turn in active)
-    return [replace(turn, carried=turn.carried[:width], budget=budget) for turn in turns]
+    width, wanted = min(len(turn.carried) for turn in active), min(turn.wanted for turn in active)
+    return [replace(turn, carried=turn.carried[:width], wanted=wanted) for turn in turns]
 
 
 def together(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -39,7 +39,7 @@ class Overlapped:
             self.turns = self._turns(plan)
             self.drafting = any(turn.mode is not Mode.SERIAL for turn in self.turns)
             if self.drafting:
-                self._order(plan, [turn.budget for turn in self.turns], beside=True)
+                self._order(plan, [turn.wanted for turn in self.turns], beside=True)
         if not self.session.alive:
             self.turns = [NO_TURN] * rows
         self.fed_at = now()
@@ -58,10 +58,10 @@ class Overlapped:
         turns = [turn(plan, chain, most) for chain, most in zip(carried, room, strict=True)]
         return in_step(turns, self.round.passive) if self.round.lockstep else turns
 
-    def _order(self, plan: Plan, budgets: list[int], beside: bool = False) -> None:
+    def _order(self, plan: Plan, wanted: list[int], beside: bool = False) -> None:
         carried = [list(turn.carried) for turn in self.turns]
         self.session.ask(
-            lambda d: d.start_draft(self.round.sequences, budgets, carried, plan.corrections, beside=beside)
+            lambda d: d.start_draft(self.round.sequences, wanted, carried, plan.corrections, beside=beside)
         )
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:

@@ -39,7 +39,7 @@ class PearlSession(DraftSession):
         """by row, accepted columns at the time of the last order: what the worker was told of them never changes"""
         self.branches = {row: row for row in self.rows}
         """by row, the branch of the present order that goes on as the row"""
-        self.budget: list[int] = []
+        self.wanted: list[int] = []
         """[B] of the present order"""
         self.recorded = 0
         """steps of the present order that were recorded"""
@@ -65,35 +65,35 @@ class PearlSession(DraftSession):
     def start_draft(
         self,
         sequences: Sequences,
-        budget: list[int],
+        room: list[int],
         pending: list[Chain] | None = None,
         corrections: int = 0,
         beside: bool = False,
     ) -> None:
-        """Have the worker draft `budget[b]` tokens behind each row's accepted tokens and `pending`, unverified ones.
+        """Have the worker draft `room[b]` tokens behind each row's accepted tokens and `pending`, unverified ones.
 
         Args:
             corrections: how many likely ones of each token to remember.
             beside: the target verifies meanwhile: draft behind corrections of the unverified tokens, too.
         """
         corrections = corrections if self.forks_can_be else 0
-        pending = pending or [[] for _ in budget]
+        pending = pending or [[] for _ in room]
         starts = [self.told[row] for row in sequences.rows]
         tokens = [
             text[len(text) - (end - start) :] + [token for token, _ in chain]
             for text, end, start, chain in zip(sequences.tokens, sequences.lengths, starts, pending, strict=True)
         ]
         order = Order(
-            width=max(budget),
+            width=max(room),
             corrections=corrections,
             forking=beside and corrections > 0,
             branches=[self.branches[row] for row in sequences.rows],
             starts=starts,
-            budgets=list(budget),
+            wanted=list(room),
             unverified=[len(chain) for chain in pending],
             tokens=tokens,
         )
-        self.rows, self.budget, self.beside, self.recorded = list(sequences.rows), list(budget), beside, 0
+        self.rows, self.wanted, self.beside, self.recorded = list(sequences.rows), list(room), beside, 0
         self.told |= zip(self.rows, sequences.lengths, strict=True)
         self.branches = {row: branch for branch, row in enumerate(self.rows)}
         self.worker.draft(order)
@@ -107,7 +107,7 @@ class PearlSession(DraftSession):
         """
         self.worker.wait(steps)
         self._record()
-        return [self._chain(b, 0, most) for b, most in enumerate(self.budget)]
+        return [self._chain(b, 0, most) for b, most in enumerate(self.wanted)]
 
     def settle(self, passed: list[int], corrected: list[tuple[int, int, int]]) -> dict[int, Chain]:
         """By row, what it carries into the next round, once it is there. Drafting that is of use to none is cancelled.
@@ -132,7 +132,7 @@ class PearlSession(DraftSession):
         """What was drafted behind a correction that the target has made."""
         fork = self.worker.forks[index]
         self.branches[fork.row] = branch = len(self.rows) + index
-        return self._chain(branch, fork.first, self.budget[self.rows.index(fork.row)])
+        return self._chain(branch, fork.first, self.wanted[self.rows.index(fork.row)])
 
     def _chain(self, branch: int, first: int, last: int) -> Chain:
         """What the steps from `first` until before `last` have drafted in a branch."""
@@ -169,10 +169,10 @@ class PearlSession(DraftSession):
 
     # ------------------------------------------------------------------ the rest of a session
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         """Draft and wait, in transformers' own loop."""
-        window = self.planner.plan(len(budget)).window
-        self.start_draft(sequences, [min(window, most) for most in budget])
+        window = self.planner.plan(len(room)).window
+        self.start_draft(sequences, [min(window, most) for most in room])
         return as_draft(self.wait(None), self.context)
 
     def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:

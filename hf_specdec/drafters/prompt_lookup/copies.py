@@ -38,9 +38,9 @@ class Copies:
         self._read: dict[int, int] = {}
         """tokens that an encoder was given for a row, which come before the text: summaries and edits copy them"""
 
-    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
+    def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
         """Add each row's copies to its tree."""
-        for tree, match, copies in zip(trees, *self.found(sequences, budget), strict=True):
+        for tree, match, copies in zip(trees, *self.found(sequences, room), strict=True):
             for i, copied in enumerate(copies):
                 add_copy(tree, copied, match, self.config.max_match, self.acceptance, i)
 
@@ -56,13 +56,13 @@ class Copies:
             copied = cut_at_end(copies[0], self.context)
             add_copy(tree, copied, match, self.config.max_match, self.acceptance, behind=node)
 
-    def found(self, sequences: Sequences, budget: list[int]) -> tuple[list[int], list[Branches]]:
+    def found(self, sequences: Sequences, room: list[int]) -> tuple[list[int], list[Branches]]:
         """Per row: how many tokens of its end were met before, and what to draft behind it, the likeliest first."""
         wanted = self.config.num_branches if self.context.trees else 1
         self.indexes = sequences.here(self.indexes)
         matches, branches = [], []
-        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            match, copies = self._copies(self._index(row, tokens), room, wanted)
+        for row, tokens, most in zip(sequences.rows, sequences.tokens, room, strict=True):
+            match, copies = self._copies(self._index(row, tokens), most, wanted)
             branches.append(copies)
             matches.append(match)
         return matches, cut(branches, sequences, self.context)

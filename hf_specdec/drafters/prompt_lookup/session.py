@@ -14,6 +14,6 @@ class PromptLookupSession(TreeSession):
         super().__init__(context, acceptance)
         self.copies = Copies(context, config, acceptance)
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
-        self.copies.join(self.begin(len(budget)), sequences, budget)
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        self.copies.join(self.begin(len(room)), sequences, room)
         return self.draft()

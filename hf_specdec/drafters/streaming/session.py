@@ -117,51 +117,51 @@ class StreamingSession(DraftSession):
         self.ends = states[torch.arange(len(places), device=states.device), index]
         self.rows = list(verdict.rows)
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         if self._runner is not None:
             self._runner.rides = True
-        nodes = self.tuner.tree(self.context.trees, self.context.cost, len(budget))
-        copies = self._copies(sequences, budget)
+        nodes = self.tuner.tree(self.context.trees, self.context.cost, len(room))
+        copies = self._copies(sequences, room)
         free = self.by_value and not waits(self.context.device)  # to look at what streams say
         # Where nothing has paid, to ask the head would cost, too.
         looks = bool(copies) or (free and (self._paid or self.counts.rounds % LOOK_AGAIN == 0))
         self.counts.rounds += 1
         if self.ends is None or not (looks or (nodes and not free)):
             self.counts.rested += 1
-            return Draft.from_lists([[]] * len(budget), self.context.device)
+            return Draft.from_lists([[]] * len(room), self.context.device)
         if sequences.rows != self.rows:
             # A new row has no streams before its first forward.
-            budget = [room if row in self.rows else 0 for row, room in zip(sequences.rows, budget, strict=True)]
+            room = [most if row in self.rows else 0 for row, most in zip(sequences.rows, room, strict=True)]
             places = [self.rows.index(row) if row in self.rows else 0 for row in sequences.rows]
             self.ends, self.rows = self.ends[to_device(places, self.ends.device)], list(sequences.rows)
         logits = self.streams.head(self.upper, self.ends)
         if looks:
-            return self._looked_at(logits, copies or [Tree() for _ in budget], sequences.rows, budget)
+            return self._looked_at(logits, copies or [Tree() for _ in room], sequences.rows, room)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
-        self.last = LastDraft([nodes] * len(budget), logits=logits)
-        lengths = [len(nodes) if room else 0 for room in budget]
-        return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(budget))
+        self.last = LastDraft([nodes] * len(room), logits=logits)
+        lengths = [len(nodes) if most else 0 for most in room]
+        return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(room))
 
-    def _copies(self, sequences: Sequences, budget: list[int]) -> list[Tree]:
+    def _copies(self, sequences: Sequences, room: list[int]) -> list[Tree]:
         """Each row's copies as a tree; empty where no row has any."""
-        trees = [Tree() for _ in budget]
+        trees = [Tree() for _ in room]
         if self.copies is not None:
-            self.copies.join(trees, sequences, budget)
+            self.copies.join(trees, sequences, room)
         return trees if any(map(len, trees)) else []
 
-    def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], budget: list[int]) -> Draft:
+    def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], room: list[int]) -> Draft:
         """A tree per row from its streams' probabilities in this round, joined by copies."""
         best = logits.float().softmax(-1).topk(self.config.num_candidates)
         named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
         trees: list[Tree] = []
         foretold: list[list[Node]] = []
-        for tokens, chances, copied, row, room in zip(named, estimates, copies, rows, budget, strict=True):
-            tree, nodes = self._foretold(tokens, chances) if room else (Tree(), [])
+        for tokens, chances, copied, row, limit in zip(named, estimates, copies, rows, room, strict=True):
+            tree, nodes = self._foretold(tokens, chances) if limit else (Tree(), [])
             if self.copies is not None:
-                self._copy_behind(tree, row, room)
+                self._copy_behind(tree, row, limit)
                 tree.merge(copied)
             trees.append(tree)
             foretold.append(nodes)

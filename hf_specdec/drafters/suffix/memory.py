@@ -57,12 +57,12 @@ class Memory(PastOutputs):
         self.context, self.acceptance = context, acceptance
         self.branches = branches if context.trees else 1
 
-    def join(self, trees: Sequence[Tree], sequences: Sequences, budget: list[int]) -> None:
-        """Add to each row's tree what past outputs went on with, at most `budget` deep."""
+    def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
+        """Add to each row's tree what past outputs went on with, at most `room` deep."""
         self.texts = sequences.here(self.texts)
         lengths, found = [], []
-        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            length, branches = self._found(row, tokens, room)
+        for row, tokens, most in zip(sequences.rows, sequences.tokens, room, strict=True):
+            length, branches = self._found(row, tokens, most)
             lengths.append(length)
             found.append(branches)
         for tree, length, branches in zip(trees, lengths, cut(found, sequences, self.context), strict=True):

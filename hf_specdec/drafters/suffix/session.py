@@ -24,32 +24,32 @@ class SuffixSession(TreeSession):
         self.memory = PastOutputs(store, config.max_match)
         self._indexes: dict[int, LookupIndex] = {}
 
-    def propose(self, sequences: Sequences, budget: list[int]) -> Draft:
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self._indexes, self.memory.texts = sequences.here(self._indexes), sequences.here(self.memory.texts)
         drafts: list[Branches] = []
         matches: list[tuple[str, int]] = []
-        for row, tokens, room in zip(sequences.rows, sequences.tokens, budget, strict=True):
-            if room < 1:  # also of rows that have ended: what follows there is padding
+        for row, tokens, most in zip(sequences.rows, sequences.tokens, room, strict=True):
+            if most < 1:  # also of rows that have ended: what follows there is padding
                 drafts.append([])
                 matches.append((OWN, 0))
                 continue
             if row not in self._indexes:
                 self._indexes[row] = LookupIndex(self.config.max_match)
             self._indexes[row].extend(tokens[len(self._indexes[row]) :])
-            match, branches = self._branches(row, self._indexes[row], room)
+            match, branches = self._branches(row, self._indexes[row], most)
             drafts.append(branches)
             matches.append(match)
         allowed = cut(drafts, sequences, self.context)
-        for tree, (source, length), branches in zip(self.begin(len(budget)), matches, allowed, strict=True):
+        for tree, (source, length), branches in zip(self.begin(len(room)), matches, allowed, strict=True):
             for i, branch in enumerate(branches):
                 add_copy(tree, branch, length, self.config.max_match, self.acceptance, i, source=source)
         return self.draft()
 
-    def _branches(self, row: int, index: LookupIndex, budget: int) -> tuple[tuple[str, int], Branches]:
+    def _branches(self, row: int, index: LookupIndex, room: int) -> tuple[tuple[str, int], Branches]:
         """Source and length of the longer match, and its continuations."""
         config = self.config
         branches = config.num_branches if self.context.trees else 1
-        most = min(config.max_draft_tokens, budget)
+        most = min(config.max_draft_tokens, room)
         own = index.longest_match(branches=branches)
         past = self.memory.continuations(row, index.tokens, most)
         if past.length > own.length:

@@ -65,23 +65,23 @@ class _Listener:
         self.begin, self.give, self.tell = session.start_draft, session.take, session.observe
         session.start_draft, session.take = self.start_draft, self.take  # type: ignore[method-assign]
         session.observe = self.observe  # type: ignore[method-assign]
-        self.budget: list[int] = []
+        self.room: list[int] = []
         self.began = 0.0
         self.offered: tuple[Draft, Traced] | None = None
         self.last: Traced | None = None
         """the round before, where the budget decided"""
 
-    def start_draft(self, sequences: Sequences, budget: list[int]) -> None:
-        self.began, self.budget = now(), list(budget)
+    def start_draft(self, sequences: Sequences, room: list[int]) -> None:
+        self.began, self.room = now(), list(room)
         if self.last is not None:
             self.last.seconds = self.began - self.last.began
-        self.begin(sequences, budget)
+        self.begin(sequences, room)
 
     def take(self) -> Draft:
         draft = self.give()
-        context, batch = self.session.context, len(self.budget)
+        context, batch = self.session.context, len(self.room)
         if draft.survival is not None and context.cost.tried(batch) is None:
-            rows = [row for row, room in zip(draft.survival, self.budget, strict=True) if room]
+            rows = [row for row, most in zip(draft.survival, self.room, strict=True) if most]
             spent = now() - self.began
             self.offered = draft, Traced(context.cost, batch, rows, context.advance, spent, self.began)
         return draft

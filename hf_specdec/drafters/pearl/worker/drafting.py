@@ -116,9 +116,9 @@ class BackgroundDraft:
     ) -> list[tuple[int, Branch]]:
         """Forks for the likely corrections of each row's last, unverified tokens, each with the row that it is of."""
         branches = []
-        for b, (branch, most, budget) in enumerate(zip(rows, unverified, order.budgets, strict=True)):
+        for b, (branch, most, wanted) in enumerate(zip(rows, unverified, order.wanted, strict=True)):
             end = len(branch.text)
-            columns = range(end - most, end) if budget and order.forking else range(0)
+            columns = range(end - most, end) if wanted and order.forking else range(0)
             places = [(column, branch.places[column]) for column in columns if column in branch.places]
             for column, token in likeliest(places, order.corrections * len(places)):
                 self.forks.append(Fork(branch.row, column, token, first))

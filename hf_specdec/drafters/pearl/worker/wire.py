@@ -154,7 +154,7 @@ class Order(NamedTuple):
     """[B] the row's text behind `starts`, unverified tokens included"""
     unverified: list[int]
     """[B] how many of the row's last tokens the target has not seen"""
-    budgets: list[int]
+    wanted: list[int]
     """[B] tokens that are wanted; those of later steps are thrown away"""
     epoch: int = -1
     """the order's name: later ones have higher numbers, in whichever call they are given"""
