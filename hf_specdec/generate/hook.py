@@ -1,7 +1,7 @@
 """The seam to transformers: a wrapper around the public `GenerationMixin.generate`.
 
 A call that names one of our drafters runs our loop through `custom_generate`, transformers' own hook; every other call
-goes to the original untouched. No other part of the package knows transformers' generation API.
+goes to the original untouched. No other room wraps `generate`.
 """
 
 import copy
