@@ -1,4 +1,4 @@
-"""What the loop and the drafters both know, and all that either knows of the other.
+"""What the engine and the drafters both know, and all that either knows of the other.
 
 A round: the drafter's session gives a `Draft`, a `Runner` feeds it to the target and gives a `Forward`, the judge says
 what is kept, and the session is told in a `Verdict`. A simple drafter writes `propose` and nothing else.

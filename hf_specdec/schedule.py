@@ -1,4 +1,4 @@
-"""In which order drafting and verifying go on: what the loop and a drafter with a schedule of its own both know."""
+"""In which order drafting and verifying go on: what the engine and a drafter with a schedule of its own both know."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class Schedule(Protocol):
 
 
 class AnyDrafter(Protocol):
-    """What the loop asks of a drafter; `hf_specdec.Drafter` says what each is for."""
+    """What the engine asks of a drafter; `hf_specdec.Drafter` says what each is for."""
 
     proposes_trees: bool
     brings_runner: bool

@@ -62,7 +62,9 @@ class Cost:
     def copy(self, beside: int = 0) -> "Cost":
         """For those who may write into it, beside so many other rows."""
         copied = Cost()
-        vars(copied).update(vars(self))
+        vars(copied).update(
+            {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+        )
         copied.beside, copied._curves = self.beside + beside, {}
         return copied
 

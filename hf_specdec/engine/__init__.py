@@ -1,1 +1,1 @@
-"""The loop: text, schedules, the guard; the only caller of the target's forward."""
+"""The round: rows, schedules, stops, pauses, and the guard against drafters that fail."""

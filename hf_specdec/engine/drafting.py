@@ -93,7 +93,6 @@ class Drafting:
         randomness: Randomness,
         cost: Cost,
         ranks: Ranks | None = None,
-        takes_orders: bool = True,
     ) -> None:
         """
         Args:
@@ -101,27 +100,33 @@ class Drafting:
             randomness: what the session's draws come from.
             cost: of the target's forwards, the engine's own.
             ranks: over which the target is spread.
-            takes_orders: whether the drafter may bring an order of its own.
         """
         self.drafter, self.randomness = drafter, randomness
-        self.told, device, vocab = (
-            context.stats,
-            context.device,
-            context.vocab_size,
-        )  # the session may spoil its context
+        self.told, self.device, self.vocab = context.stats, context.device, context.vocab_size
+        self._context = context  # what was taken of it above the session cannot spoil
         self.session: GuardedSession | SharedSession = (
             GuardedSession(drafter, context, cost) if ranks is None else SharedSession(ranks, drafter, context, cost)
         )
-        self.likeliest = self.session.ask(lambda session: successors_of(session, vocab)) or 0
-        self.slots_per_token = self.session.ask(lambda session: session.slots_per_token) or 1
-        self.weighs = bool(self.session.ask(lambda session: bool(session.weighs)))
-        self.schedule: Schedule = (
-            schedule_of(drafter, self.session, context, device, vocab) if takes_orders else Serial(self.session)
-        )
-        self.serial = isinstance(self.schedule, Serial)
+        self.schedule: Schedule = Serial(self.session)
         self.paying: Paying | None = None
+        self.serial = True
+        """whether drafting comes before verifying"""
         self.waited = 0.0
         """seconds for which the schedule held the next round up"""
+
+    def arrange(self, takes_order: bool = True) -> None:
+        """Ask what is to be known before the first round. The runner has been made.
+
+        Args:
+            takes_order: whether the drafter may bring an order of its own to draft and verify.
+        """
+        ask = self.session.ask
+        self.likeliest = ask(lambda session: successors_of(session, self.vocab)) or 0
+        self.slots_per_token = ask(lambda session: session.slots_per_token) or 1
+        self.weighs = bool(ask(lambda session: bool(session.weighs)))
+        if takes_order:
+            self.schedule = schedule_of(self.drafter, self.session, self._context, self.device, self.vocab)
+            self.serial = isinstance(self.schedule, Serial)
 
     def pause_where_it_loses(
         self,
@@ -149,8 +154,7 @@ class Drafting:
             cost: of forwards over them, and over the rows beside them.
         """
         self.session.tell(lambda _: self.randomness.advance(round.sequences.rows))  # which it may have spoilt
-        if isinstance(self.session, GuardedSession):
-            self.session.cost = cost
+        self.session.cost = cost
         return self.schedule.feed(round)
 
     def observe(self, verdict: Verdict) -> None:

@@ -24,7 +24,7 @@ from .drafting import Drafting
 from .group import Group
 from .modes import Mode
 from .results import Result, rows_of_draft, rows_of_forward, verdict_of
-from .rows import Rows
+from .rows import Row, Rows
 from .serial import in_step
 from .taking import Taking, Tested
 from .watch import Watch, count_forward, count_row
@@ -43,8 +43,10 @@ class Share:
     """None where nobody drafts for them"""
     places: list[int]
     """in the batch"""
-    draft: Draft = field(init=False)
-    """what is fed, then what is judged"""
+    fed: Draft = field(init=False)
+    """what the target reads"""
+    judged: Draft = field(init=False)
+    """what is judged: that, or more where drafting went on meanwhile"""
     answered: list[int] | None = field(default=None, init=False)
     """[B] nodes that the forward answers for; None for all"""
     sound: bool = field(default=True, init=False)
@@ -52,7 +54,7 @@ class Share:
 
 
 class Engine:
-    """Rows of one target. Subclasses say who joins and who leaves."""
+    """Rows of one target. Subclasses say who joins, who leaves, and who is told."""
 
     runner: Runner
 
@@ -70,18 +72,21 @@ class Engine:
         self.device = input_device(model)  # asked once: transformers looks for it among the parameters
 
     def play_round(self) -> None:
-        """One round, in eight steps. Before and after it the runner holds each row's tokens but for the last one."""
+        """One round, in eight steps. Before and after it the runner holds each row's tokens but for the last one.
+
+        In the letters of Leviathan et al. (2023), Algorithm 1: γ drafted tokens with their q are in `Share.judged`, the
+        target's p come from `forward.logits`, and of each row n tokens are accepted (`Result.path`), n + 1 appended.
+        """
         rows, watch = self.rows, Watch(self.rows.device)
         active = [not row.stopped for row in rows.all]
 
         # 1. Draft: each drafter proposes tokens for its rows, no more than there is room for.
         shares = list(self._shares())
         for share in shares:
-            share.draft = self._draft(share)
+            share.fed = share.judged = self._draft(share)
         fed = self._together(shares)
 
         # 2. Verify: the target reads each row's last token and its draft, in one forward.
-        rows.reserve(fed.tokens.shape[1] + 2)  # a schedule may add a token to what was fed
         watch.drafted()
         starts = list(self.runner.lengths)
         forward = self._forward(fed)
@@ -90,15 +95,17 @@ class Engine:
         # 3. What is judged: a schedule that drafted meanwhile may add to what was fed.
         for share in shares:
             if share.drafting is not None:
-                share.draft, share.answered = share.drafting.schedule.test(share.draft)
+                share.judged, share.answered = share.drafting.schedule.test(share.fed)
+        serial = all(share.drafting is None or share.drafting.serial for share in shares)
         watch.tested()
 
         # 4. Judge and keep: each row takes the accepted tokens and one of the target's own, until it stops.
+        rows.reserve(max(fed.tokens.shape[1], *(share.judged.tokens.shape[1] for share in shares)) + 1)
         results: dict[int, Result] = {}
         for share in shares:
             results |= self._judge(share, forward)
         found = [results[b] for b in range(len(rows))]
-        watch.judged()
+        watch.judged(beside=not serial)
 
         # 5. Roll back: of what was fed the accepted tokens stay in the cache. The last one is fed again.
         if fed.parents is None:
@@ -110,12 +117,11 @@ class Engine:
         width = fed.tokens.shape[1] + 1
         waited = sum(share.drafting.waited for share in shares if share.drafting is not None)
         self._count(shares, found, active, watch, width, watch.draft_seconds + waited)
-        serial = all(share.drafting is None or share.drafting.serial for share in shares)
         if serial:  # beside a worker in the background a forward takes longer
             again = max(starts) - min(starts) if self.mode.staggered else 0
             self.cost.observe_forward(len(rows), again + width, watch.forward_seconds)
 
-        # 7. Tell: drafters learn what became of their drafts.
+        # 7. Tell: drafters learn what became of their drafts, and whoever waits for a row gets its tokens.
         for share in shares:
             if share.drafting is not None:
                 if not share.sound:
@@ -123,6 +129,8 @@ class Engine:
                 verdict = self._verdict(share, forward, results)
                 verdict.seconds, verdict.draft_seconds = watch.forward_seconds, watch.draft_seconds + waited
                 share.drafting.observe(verdict)
+        for row, result in zip(rows.all, found, strict=True):
+            self._tell(row, result)
 
         # 8. Leave: rows that have stopped make room.
         self._leave([b for b, row in enumerate(rows.all) if row.stopped])
@@ -152,8 +160,10 @@ class Engine:
     def _draft(self, share: Share) -> Draft:
         """What is fed of a share: a tree where that is welcome, else a chain; in lockstep all are equally long."""
         rows, drafting = [self.rows.all[b] for b in share.places], share.drafting
+        alive = drafting is not None and drafting.session.alive
         for group, places in self._groups(share.places):
             group.randomness.advance([self.rows.all[b].number for b in places])
+            group.judge.likeliest = drafting.likeliest if drafting is not None and alive else 0
         if drafting is None:
             return Draft.from_lists([[]] * len(rows), self.rows.device)
         most = self._most_nodes(drafting)
@@ -178,18 +188,18 @@ class Engine:
     def _together(self, shares: Sequence[Share]) -> Draft:
         """What the target is fed: the drafts of all rows, in their places."""
         if len(shares) == 1:
-            return shares[0].draft
-        rows, width = len(self.rows), max(share.draft.tokens.shape[1] for share in shares)
+            return shares[0].fed
+        rows, width = len(self.rows), max(share.fed.tokens.shape[1] for share in shares)
         tokens = torch.zeros(rows, width, dtype=torch.long, device=self.rows.device)
         lengths, parents = [0] * rows, [list(range(-1, width - 1)) for _ in range(rows)]
         for share in shares:
-            draft = share.draft
+            draft = share.fed
             tokens[to_device(share.places, tokens.device), : draft.tokens.shape[1]] = draft.tokens
             for i, b in enumerate(share.places):
                 lengths[b] = draft.lengths[i]
                 if draft.parents is not None:
                     parents[b] = [*draft.parents[i], *[-1] * (width - draft.tokens.shape[1])]
-        trees = any(share.draft.parents is not None for share in shares)
+        trees = any(share.fed.parents is not None for share in shares)
         return Draft(tokens, lengths, parents if trees else None)
 
     def _forward(self, fed: Draft) -> Forward:
@@ -200,20 +210,23 @@ class Engine:
 
     def _judge(self, share: Share, forward: Forward) -> dict[int, Result]:
         """Results of a share's rows, by their places."""
-        drafting, width = share.drafting, share.draft.tokens.shape[1]
+        drafting, width = share.drafting, share.judged.tokens.shape[1]
         correct = None if drafting is None else drafting.schedule.correct
         results: dict[int, Result] = {}
         for group, places in self._groups(share.places):
-            draft = rows_of_draft(share.draft, [share.places.index(b) for b in places])
-            tested = Tested(draft, rows_of_forward(forward, places, width), share.answered, correct)
+            mine = [share.places.index(b) for b in places]
+            draft = rows_of_draft(share.judged, mine)
+            answered = None if share.answered is None else [share.answered[i] for i in mine]
+            # A schedule that corrects drafts for one group only, whose rows are the share's.
+            tested = Tested(draft, rows_of_forward(forward, places, width), answered, correct)
             results |= zip(places, self.taking.take(group, self.rows, places, tested), strict=True)
             share.sound &= tested.sound
         return results
 
     def _verdict(self, share: Share, forward: Forward, results: dict[int, Result]) -> Verdict:
         rows, mine = [self.rows.all[b] for b in share.places], [results[b] for b in share.places]
-        seen = rows_of_forward(forward, share.places, share.draft.tokens.shape[1])
-        return verdict_of([row.number for row in rows], [row.stopped for row in rows], share.draft, seen, mine)
+        seen = rows_of_forward(forward, share.places, share.judged.tokens.shape[1])
+        return verdict_of([row.number for row in rows], [row.stopped for row in rows], share.judged, seen, mine)
 
     def _count(
         self,
@@ -224,15 +237,28 @@ class Engine:
         width: int,
         waited: float,
     ) -> None:
-        """Statistics, over the rows that were not finished before the round."""
+        """Statistics, over the rows that were not finished before the round.
+
+        Args:
+            waited: seconds for which the target stood still.
+        """
         count_forward(self.stats, width, watch.forward_seconds, waited)
         for share in shares:
-            draft = share.draft
+            draft = share.judged
             for i, b in enumerate(share.places):
-                self.stats.emitted_tokens += results[b].emitted
-                if active[b]:
-                    source = (draft.sources[i] if draft.lengths[i] else "none") if draft.sources else ""
-                    count_row(self.stats, results[b], source)
+                row = self.rows.all[b]
+                source = (draft.sources[i] if draft.lengths[i] else "none") if draft.sources else ""
+                for stats in self._stats_of(row):
+                    stats.emitted_tokens += results[b].emitted
+                    if active[b]:
+                        count_row(stats, results[b], source)
+
+    def _stats_of(self, row: Row) -> list[SpeculationStats]:
+        """Where a row is counted."""
+        return [self.stats]
+
+    def _tell(self, row: Row, result: Result) -> None:
+        """A row has grown."""
 
     def _leave(self, places: list[int]) -> None:
         """These rows have stopped."""

@@ -111,6 +111,7 @@ class Generation(Engine):
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, copy(group.judge.noise))
         group.drafting = drafting = Drafting(self.drafter, context, drawing, self.cost, self.ranks)
         self.runner = target_runner(call, self.drafter, drafting.session, self.mode)
+        drafting.arrange()
         group.judge.likeliest = drafting.likeliest
         keeps_state = self.mode.runner is StateRunner
         if self.ranks is None and (keeps_state or not drafting.weighs):  # ranks go by clocks of their own
@@ -128,11 +129,11 @@ class Generation(Engine):
         layers = own_cache(self.call.model_kwargs[CACHE]).layers
         self.steps.windows = [getattr(layer, "sliding_window", None) for layer in layers]
         share = Share(self.group.drafting, list(range(len(self.rows))))
-        share.draft = Draft.from_lists([[]] * len(self.rows), self.rows.device)
+        share.judged = Draft.from_lists([[]] * len(self.rows), self.rows.device)
         results = self._judge(share, forward)
         self.stats.emitted_tokens += sum(result.emitted for result in results.values())
         self.stats.prefill_seconds = now() - began
-        verdict = self._verdict(share, forward, results)
+        verdict = super()._verdict(share, forward, results)
         verdict.features = self._shown(forward.features)
         self._leave([b for b, row in enumerate(self.rows.all) if row.stopped])
         assert self.group.drafting is not None
@@ -144,7 +145,7 @@ class Generation(Engine):
     def _forward(self, fed: Draft) -> Forward:
         drafting = self.group.drafting
         if drafting is not None and not drafting.session.alive:  # nobody reads them any more
-            self.runner.features, self.group.judge.likeliest = (), 0
+            self.runner.features = ()
         return super()._forward(fed)
 
     def _verdict(self, share: Share, forward: Forward, results: dict[int, Result]) -> Verdict:

@@ -20,8 +20,8 @@ class Group:
 
     def admit(self, row: int, own: Randomness) -> None:
         """A row that has randomness of its own joins."""
-        for randomness, mine in zip(self._of_rows(), (own, copy(own)), strict=False):
-            randomness.of[row] = mine
+        for randomness in self._of_rows():
+            randomness.of[row] = own if randomness is self.randomness else copy(own)
 
     def forget(self, row: int) -> None:
         """A row has left."""

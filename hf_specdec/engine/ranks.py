@@ -21,7 +21,19 @@ class SharedSession:
     def __init__(self, ranks: Ranks, drafter: GuardedDrafter, context: DraftContext, cost: Cost) -> None:
         self.ranks, self.device, self.alive = ranks, context.device, True
         self.own = GuardedSession(drafter, context, cost) if ranks.leads else None
+        self._cost = cost
         self._answer(lambda own: None)
+
+    @property
+    def cost(self) -> Cost:
+        """Of the target's forwards: the leader's session goes by it."""
+        return self._cost
+
+    @cost.setter
+    def cost(self, cost: Cost) -> None:
+        self._cost = cost
+        if self.own is not None:
+            self.own.cost = cost
 
     def _answer(self, action: Callable[[GuardedSession], T]) -> T | None:
         """What the leader's session says, everywhere; None where the drafter was given up."""

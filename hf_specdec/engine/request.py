@@ -26,6 +26,9 @@ class Request:
     randomness: Randomness
     began: float
     """by the clock: when its turn came"""
+    prompt: list[int]
+    settings: Hashable
+    """what it has in common with requests whose tokens are chosen in the same way (`settings_of`)"""
 
     @property
     def end(self) -> int:
@@ -33,10 +36,6 @@ class Request:
         most = self.call.stopping.max_length
         assert most is not None  # a request without an end is not taken
         return most
-
-    @property
-    def prompt(self) -> list[int]:
-        return self.call.input_ids[0].tolist()
 
     def finish(self, error: BaseException | None = None) -> None:
         """The request is over."""

@@ -29,11 +29,11 @@ from .group import Group
 from .guard import GuardedDrafter
 from .modes import Mode
 from .own_runner import behind_own
-from .request import Request, settings_of
+from .request import Request
 from .results import Result
 from .rows import Row, Rows
 from .taking import EachAlone, Tested
-from .watch import Watch, count_forward, count_row
+from .watch import Watch, count_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,14 +64,11 @@ class Requests(Engine):
                 f"BatchDecoder needs a model that decodes rows of different lengths, and {type(model).__name__} "
                 f"{ability(model).why}; use model.generate"
             )
-        rows, cost = Rows(input_device(model)), _costs.of(model, most_rows)
-        super().__init__(model, rows, MODE, EachAlone(), cost, SpeculationStats(mode="joined"))
+        cost = _costs.of(model, most_rows)
+        super().__init__(model, Rows(input_device(model)), MODE, EachAlone(), cost, SpeculationStats(mode="joined"))
         self.drafter, self.most_rows, self.most_tokens = drafter, most_rows, most_tokens
         self.limit = position_limit(model)
         self.bounds = Bounds(min(self.limit, most_tokens), most_rows, most_tokens)
-        self.requests: dict[int, Request] = {}
-        """of the rows that are there, by their numbers"""
-        self.reading: tuple[Request, Reading] | None = None
         self.round_seconds = self.reading_seconds = 0.0
         """of the last round, and of all prompts"""
         self.reading_speed = 0.0
@@ -80,11 +77,15 @@ class Requests(Engine):
 
     def _start(self) -> None:
         """Nobody is there."""
+        self.rows = Rows(input_device(self.model))
+        self.requests: dict[int, Request] = {}
+        """of the rows that are there, by their numbers"""
+        self.reading: tuple[Request, Reading] | None = None
         self.target = JoiningRunner(self.model, self.most_rows, self.most_tokens)
         self.runner = self.target
         """the drafter's own, where it brings one"""
         self.groups: dict[Hashable, Group] = {}
-        """by what their requests have in common (`settings_of`)"""
+        """by what their requests have in common (`Request.settings`)"""
         self.shared: Drafting | None = None
         """of a drafter that lives inside the target: one session for all rows, with the settings of the first; what
         it drafts are point masses"""
@@ -144,7 +145,6 @@ class Requests(Engine):
         for request in self.present():
             request.finish(error)
         self.close()
-        self.rows, self.requests, self.reading = Rows(input_device(self.model)), {}, None
 
     def close(self) -> None:
         """All sessions end."""
@@ -166,20 +166,30 @@ class Requests(Engine):
                     f"{type(self.model).__name__} keeps its prompt outside the cache, which BatchDecoder cannot "
                     "use; use model.generate"
                 )
-            group = self._group(request)
+            group = None if reading.left else self._group(request)
         except Exception as error:
             self.reading = None
             self._prune()
             request.finish(error)
             return
+        first = None if group is None else self._join(request, group, reading, logits)
+        self._has_read(request, left - reading.left, began)
+        if first is not None:
+            row = self.rows.all[-1]
+            for stats in self._stats_of(row):
+                stats.target_calls += 1
+                stats.emitted_tokens += first.emitted
+            self._tell(row, first)
+            self._leave([len(self.rows) - 1] if row.stopped else [])
+
+    def _has_read(self, request: Request, tokens: int, began: float) -> None:
+        """So many tokens of its prompt were read since then."""
         seconds = now() - began
-        speed = (left - reading.left) / max(seconds, 1e-9)
+        speed = tokens / max(seconds, 1e-9)
         self.reading_speed = 0.7 * (self.reading_speed or speed) + 0.3 * speed
         self.reading_seconds += seconds
         for stats in (self.stats, request.answer.stats):
             stats.prefill_seconds += seconds
-        if not reading.left:
-            self._join(request, group, reading, logits)
 
     def _piece(self, left: int) -> int:
         """Of so many tokens how many to read now: others are to wait about as long as a round takes."""
@@ -187,34 +197,25 @@ class Requests(Engine):
         piece = min(max(LEAST_PIECE, fair), LONGEST_PIECE)
         return left if left <= 1.5 * piece else piece
 
-    def _join(self, request: Request, group: Group, reading: Reading, logits: Tensor) -> None:
-        """The row is one of the batch. Its prompt's forward is the verification of an empty draft."""
+    def _join(self, request: Request, group: Group, reading: Reading, logits: Tensor) -> Result:
+        """The row is the last of the batch, and takes its first token: its prompt's forward is the verification of an
+        empty draft."""
         self.target.join(reading.cache, request.end)
         self.requests[request.number], self.reading = request, None
         group.admit(request.number, request.randomness)
-        tokens = request.prompt
-        row = Row(request.number, request.call, tokens, len(tokens), group, end=min(request.end - 1, self.limit))
-        self.rows.join([row], request.call.input_ids)
-        place = len(self.rows) - 1
+        tokens, end = list(request.prompt), min(request.end - 1, self.limit)
+        self.rows.join([Row(request.number, request.call, tokens, len(tokens), group, end)], request.call.input_ids)
         tested = Tested(Draft.from_lists([[]], self.rows.device), Forward(logits))
-        (result,) = self.taking.take(group, self.rows, [place], tested)
-        for stats in (self.stats, request.answer.stats):
-            stats.target_calls += 1
-            stats.emitted_tokens += 1
-        if row.failed is None:
-            request.tell(result.tokens)
-        self._leave([place] if row.stopped else [])
+        return self.taking.take(group, self.rows, [len(self.rows) - 1], tested)[0]
 
     def _group(self, request: Request) -> Group:
         """The group of its settings."""
-        call = request.call
-        settings = settings_of(call)
-        if settings not in self.groups:
-            randomness = RowRandomness()
+        if request.settings not in self.groups:
+            call, randomness = request.call, RowRandomness()
             group = Group(call.judge(randomness, self.stats, joined=True), randomness, self._drafting(call))
             group.judge.likeliest = 0 if group.drafting is None else group.drafting.likeliest
-            self.groups[settings] = group
-        return self.groups[settings]
+            self.groups[request.settings] = group
+        return self.groups[request.settings]
 
     def _drafting(self, call: Call) -> Drafting | None:
         """Who drafts for calls of such settings: a session of their own, or the one that all share."""
@@ -223,13 +224,14 @@ class Requests(Engine):
         drawing, guarded = RowRandomness(), GuardedDrafter(self.drafter)
         noise = call.noise(drawing, joined=True)
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, self.bounds)
-        drafting = Drafting(guarded, context, drawing, self.cost, takes_orders=False)
+        drafting = Drafting(guarded, context, drawing, self.cost)
+        if guarded.brings_runner:
+            self.shared, self.runner = drafting, behind_own(self.target, guarded, drafting.session)
+        drafting.arrange(takes_order=False)
         if drafting.session.ask(lambda session: tuple(session.features)):
             drafting.session.drop("it reads the target's hidden states, which BatchDecoder does not keep")
         if not drafting.weighs:  # one record for all, as the number of rows changes
             drafting.pause_where_it_loses(self.model, call.draws, joined=True, clock=self.clock)
-        if guarded.brings_runner:
-            self.shared, self.runner = drafting, behind_own(self.target, guarded, drafting.session)
         return drafting
 
     # ------------------------------------------------------------------ rounds
@@ -246,17 +248,19 @@ class Requests(Engine):
         width: int,
         waited: float,
     ) -> None:
-        """Statistics of the whole batch and of every request; each is told its tokens."""
+        """Statistics of the whole batch, and of every request."""
         super()._count(shares, results, active, watch, width, waited)
-        for row, result in zip(self.rows.all, results, strict=True):
-            request = self.requests[row.number]
+        for request in self.requests.values():
             count_forward(request.answer.stats, width, watch.forward_seconds, waited)
-            count_row(request.answer.stats, result)
-            request.answer.stats.emitted_tokens += result.emitted
-            if row.failed is None:
-                request.tell(result.tokens)
         stats = self.stats  # plain rows would have come as far in so many rounds
         stats.plain_steps = round(stats.verify_widths.total() * stats.mean_acceptance_length)
+
+    def _stats_of(self, row: Row) -> list[SpeculationStats]:
+        return [self.stats, self.requests[row.number].answer.stats]
+
+    def _tell(self, row: Row, result: Result) -> None:
+        if row.failed is None:
+            self.requests[row.number].tell(result.tokens)
 
     def _leave(self, places: list[int]) -> None:
         """Rows that have ended go, and their part of the cache is free."""

@@ -93,6 +93,8 @@ class Rows:
 
     def leave(self, order: Sequence[int]) -> None:
         """Go on with these, in this order."""
+        for b in set(range(len(self.all))) - set(order):
+            self.all[b].shown = []  # nobody drafts for them any more
         self.all = [self.all[b] for b in order]
         self.ids, self._ends = self.ids[to_device(list(order), self.device)], None
 

@@ -53,7 +53,9 @@ class Each:
 
     def take(self, group: Group, rows: Rows, places: Sequence[int], tested: Tested) -> list[Result]:
         """Append what the judge accepts to these rows."""
-        block = tested.block(group.judge, rows, places)
+        return self._take(rows, places, tested, tested.block(group.judge, rows, places))
+
+    def _take(self, rows: Rows, places: Sequence[int], tested: Tested, block: Block) -> list[Result]:
         rows.write(block.texts, places)
         new = [self._until_stop(rows, b, judgement.text) for b, judgement in zip(places, block.rows, strict=True)]
         if self.farthest is not None:
@@ -64,7 +66,8 @@ class Each:
             places, new, block.rows, depths(tested.draft), behind, strict=True
         ):
             rows.append(b, tokens)
-            results.append(Result(deep, judgement.path[: len(tokens)], tokens, len(tokens), likeliest))
+            emitted = 0 if rows.all[b].failed is not None else len(tokens)
+            results.append(Result(deep, judgement.path[: len(tokens)], tokens, emitted, likeliest))
         return results
 
     def passive(self, rows: Rows) -> list[bool]:
@@ -100,11 +103,12 @@ class EachAlone(Each):
 
     def take(self, group: Group, rows: Rows, places: Sequence[int], tested: Tested) -> list[Result]:
         try:
-            return super().take(group, rows, places, tested)
+            block = tested.block(group.judge, rows, places)
         except Exception as error:  # of a processor
             for b in places:
                 rows.all[b].failed, rows.all[b].stopped = error, True
             return [Result(0, [], [0], 0) for _ in places]
+        return self._take(rows, places, tested, block)
 
     def _stops(self, rows: Rows, b: int, row: Row, length: int, token: int) -> bool:
         try:

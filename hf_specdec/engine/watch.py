@@ -12,7 +12,7 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.runs_on = device.type != "cpu"
-        """whether a forward goes on when it has been launched: it is over when its results were looked at"""
+        """whether a forward goes on after its launch: it is over when its results were looked at"""
         self.began = self.drafted_at = self.launched_at = self.tested_at = now()
 
     def drafted(self) -> None:
@@ -27,10 +27,14 @@ class Watch:
         """The schedule has said what is judged."""
         self.tested_at = now()
 
-    def judged(self) -> None:
-        """The forward's results were looked at."""
+    def judged(self, beside: bool) -> None:
+        """The forward's results were looked at.
+
+        Args:
+            beside: whether drafting went on beside the forward: its schedule has waited for both.
+        """
         if self.runs_on:
-            self.launched_at, self.tested_at = self.tested_at, now()
+            self.launched_at = self.tested_at = self.tested_at if beside else now()
 
     @property
     def forward_seconds(self) -> float:

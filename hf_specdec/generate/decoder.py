@@ -15,7 +15,7 @@ from ..drafters.base import Drafter
 from ..engine.answer import Answer, QueueFull
 from ..engine.call import Call
 from ..engine.modes import rope_changes
-from ..engine.request import Request
+from ..engine.request import Request, settings_of
 from ..engine.requests import Requests
 from ..errors import SpeculationError, shown
 from ..stats import SpeculationStats
@@ -198,7 +198,9 @@ class BatchDecoder:
         self._check(call)
         arrived = now()
         answer = Answer(ids.shape[1], self._wake)
-        request = Request(next(self._numbers), call, answer, Randomness.from_torch(), arrived)
+        request = Request(
+            next(self._numbers), call, answer, Randomness.from_torch(), arrived, ids[0].tolist(), settings_of(call)
+        )
         if not self._engine.ever_fits(request):
             raise SpeculationError(
                 f"a prompt of {ids.shape[1]} tokens and up to {request.end - ids.shape[1]} new ones do not fit into "

@@ -1,7 +1,7 @@
 """The seam to transformers: a wrapper around the public `GenerationMixin.generate`.
 
-A call that names one of our drafters runs our loop through `custom_generate`, transformers' own hook; every other call
-goes to the original untouched. No other room wraps `generate`.
+A call that names one of our drafters runs our engine through `custom_generate`, transformers' own hook; every other
+call goes to the original untouched. No other room wraps `generate`.
 """
 
 import copy
@@ -180,7 +180,7 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
     plain = dict(named)
     _take_over_stop_strings(model, named)
     try:
-        return original(model, **named, custom_generate=_loop(drafter, streamer, named, rules))
+        return original(model, **named, custom_generate=_decoding(drafter, streamer, named, rules))
     except PlainDecodingNeeded as reason:
         if rules.coupled:
             raise SpeculationError(
@@ -286,7 +286,7 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
     return drafter
 
 
-def _loop(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Any]:
+def _decoding(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Any]:
     """The callable for `custom_generate`."""
     as_call = calls(streamer, named, rules)
     return lambda *args, **kwargs: decode(as_call(*args, **kwargs), drafter)

@@ -44,11 +44,11 @@ def test_figure_3() -> None:
 @pytest.mark.parametrize("room", range(2, 7))
 def test_a_turn_keeps_to_the_plan_and_to_the_room(plan: Plan, carried: Chain, room: int) -> None:
     now = turn(plan, carried, room)
-    assert now.carried == carried and len(carried) + now.budget <= room
+    assert now.carried == carried and len(carried) + now.wanted <= room
     if len(carried) < room:
         allowed = plan.post_verify or (plan.pre_verify and not carried)
         assert now.mode is (Mode.SERIAL if not allowed else Mode.POST_VERIFY if carried else Mode.PRE_VERIFY)
-        assert now.budget == (min(3, room - len(carried)) if allowed else 0)
+        assert now.wanted == (min(3, room - len(carried)) if allowed else 0)
     else:
         assert now.mode is Mode.SERIAL
 
@@ -74,7 +74,7 @@ def test_every_outcome_follows_from_the_tests(carried: int, fresh: int) -> None:
 @pytest.mark.parametrize("passive", [(a, b) for a in (False, True) for b in (False, True)], ids=str)
 def test_rows_in_lockstep_carry_and_draft_as_much_as_each_other(passive: tuple[bool, bool]) -> None:
     turns = in_step([Turn(chain(1, 2, 3), 2), Turn(chain(4, 5), 3), Turn(chain(6), 1)], [*passive, False])
-    assert {(len(turn.carried), turn.budget) for turn in turns} == {(1, 1)}
+    assert {(len(turn.carried), turn.wanted) for turn in turns} == {(1, 1)}
     turns = in_step([Turn(chain(1, 2, 3), 2), Turn(chain(), 0)], [False, True])
     assert turns[0] == Turn(chain(1, 2, 3), 2)
 

@@ -210,7 +210,7 @@ def test_a_copy_ends_before_what_the_processors_forbid(processors, proposed):
     assert draft.tokens[0, : draft.lengths[0]].tolist() == proposed
 
 
-@pytest.mark.parametrize("budget", [0, 1, 3, 50])
+@pytest.mark.parametrize("room", [0, 1, 3, 50])
 def test_a_short_match_drafts_little_and_the_budget_is_kept(room):
     session = PromptLookupDrafter(tokens_per_match=2, max_draft_tokens=9, max_match=16).start(context())
     short, long = [1, 2, 3, 4, 5, 6, 9, 1], [*range(1, 9)] * 2

@@ -76,8 +76,8 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-LEARNED = {"Band", "Pace", "Record"}
-"""what is kept for the next call, a bounded number of each: a call may meet a kind of token, or a size of a batch, that
+LEARNED = {"Evidence", "Record", "Source", "Times"}
+"""what is kept for the next call, a bounded number of each: a call may meet evidence, or a size of a batch, that
 those before it did not"""
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.drafters.disco import DiscoDrafter, DiscoSession, StopClassifier
+from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, Threshold
 from hf_specdec.tools.loading.prompts import Prompt
 from hf_specdec.train.disco import (
     Quality,
@@ -60,19 +60,19 @@ def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
     """Of every drafted token before and at the first rejection: its chance, and whether it is accepted."""
     made, told = classifier(), {}
     drafter = DiscoDrafter(draft, made, rule="token", tau=0.0, max_draft_tokens=6, lookup=lookup)
-    propose, observe = DiscoSession.propose, DiscoSession.observe
+    begin, observe = Threshold.begin, Threshold.observe
 
-    def proposing(self, sequences, room):
+    def beginning(self, sequences, *rest):
         self.start = sequences.lengths[0]
-        return propose(self, sequences, room)
+        return begin(self, sequences, *rest)
 
     def observing(self, verdict):
         for i, chance in enumerate(self.seen[0][: verdict.accepted[0] + 1]):
             told[self.start + i] = chance, i < verdict.accepted[0]
         observe(self, verdict)
 
-    monkeypatch.setattr(DiscoSession, "propose", proposing)
-    monkeypatch.setattr(DiscoSession, "observe", observing)
+    monkeypatch.setattr(Threshold, "begin", beginning)
+    monkeypatch.setattr(Threshold, "observe", observing)
     for first in range(3, 6):
         told.clear()
         prompt = torch.tensor([[first, 7, 9, 4]])
