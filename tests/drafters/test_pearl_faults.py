@@ -154,7 +154,7 @@ def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
     began = time.perf_counter()
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
         text = generate(pearl(window=3), do_sample=do_sample)
-    assert len(warned) == 1
+    assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1
     assert text.shape == (1, 7 + 24) and ((text >= 0) & (text < TARGET.config.vocab_size)).all()
     assert do_sample or torch.equal(text, generate(None))
     assert time.perf_counter() - began < 25  # others have a patience of 30
@@ -167,7 +167,7 @@ def test_bad_answers_drop_the_worker(answer, monkeypatch):
     monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.worker.sound), close(session)))
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
         assert generate(drafter, do_sample=True).shape == (1, 31)
-    assert len(warned) == 1 and sound == [False]
+    assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1 and sound == [False]
 
 
 @pytest.mark.parametrize("q", [0.0, -1.0, 2.0, float("nan"), float("inf")])
@@ -193,7 +193,7 @@ def test_a_draft_that_raises_is_dropped(after, lengths):
     draft.register_forward_pre_hook(fail)
     with pytest.warns(SpeculationWarning, match="the draft broke") as warned:
         assert torch.equal(generate(drafter, lengths), generate(None, lengths))
-    assert len(warned) == 1
+    assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1
 
 
 class Interrupt:
@@ -285,7 +285,7 @@ def test_a_process_is_used_again_and_ended():
         with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
             stop = Interrupt(4, lambda: (drafter.workers.free or [worker])[0].process.kill())
             assert torch.equal(generate(drafter, streamer=stop), generate(None))
-        assert len(warned) == 1 and is_gone(worker.process)
+        assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1 and is_gone(worker.process)
     assert is_gone(worker.process) and drafter.workers.free == []
 
 
@@ -296,7 +296,7 @@ def test_a_stopped_process_is_given_up(short_patience):
     with pytest.warns(SpeculationWarning, match="gave no usable answer") as warned:
         stop = Interrupt(4, lambda: os.kill(worker.process.pid, signal.SIGSTOP))
         assert torch.equal(generate(drafter, streamer=stop), generate(None))
-    assert len(warned) == 1 and is_gone(worker.process)
+    assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1 and is_gone(worker.process)
     del drafter
 
 

@@ -137,7 +137,7 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
 
     for most in (checks.MOST_FED, 2 * rows):
         monkeypatch.setattr(checks, "MOST_FED", most)
-        monkeypatch.setattr(checks, "LEAST_NODES", 1)
+        monkeypatch.setattr(checks, "LEAST_FED", 1)
         toy = drafters.Toy(propose, trees=True)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -151,7 +151,7 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
 
 def test_the_budget_keeps_a_chain_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "MOST_FED", 6)
-    monkeypatch.setattr(checks, "LEAST_NODES", 1)
+    monkeypatch.setattr(checks, "LEAST_FED", 1)
     expected = plain(1, 0, 0)
     toy = drafters.oracle(drafters.Future(expected), NEW)
     assert torch.equal(call(1, 0, 0, assistant_model=toy), expected)

@@ -67,7 +67,7 @@ def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
         return begin(self, sequences, *rest)
 
     def observing(self, verdict):
-        for i, chance in enumerate(self.seen[0][: verdict.accepted[0] + 1]):
+        for i, chance in enumerate(self.seen[0][: verdict.accepted[0] + 1] if self.seen else []):
             told[self.start + i] = chance, i < verdict.accepted[0]
         observe(self, verdict)
 

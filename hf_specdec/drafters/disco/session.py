@@ -79,7 +79,8 @@ class Threshold:
         return [n if n <= i + 1 or chance >= self.tau else i + 1 for n, chance in zip(lengths, chances, strict=True)]
 
     def observe(self, verdict: Verdict) -> None:
-        """The classifier was trained before."""
+        """The round is over. The classifier was trained before."""
+        self.seen = []
 
     def notes(self) -> list[str]:
         return []
