@@ -73,6 +73,7 @@ def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
 
     monkeypatch.setattr(Threshold, "begin", beginning)
     monkeypatch.setattr(Threshold, "observe", observing)
+    monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)  # drafting never pauses
     for first in range(3, 6):
         told.clear()
         prompt = torch.tensor([[first, 7, 9, 4]])
