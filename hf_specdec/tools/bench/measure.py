@@ -49,8 +49,8 @@ class Bench:
     def __init__(self, settings: Settings, pair: Pair, passes: list[list[Method]]) -> None:
         """
         Args:
-            passes: the methods of each repetition, plain decoding first. A drafter may learn from what it has written,
-                so each repetition has drafters of its own.
+            passes: the methods of each repetition, plain decoding first. A drafter learns from what it has written:
+                repetitions have drafters of their own where that is not to count.
         """
         self.settings, self.passes = settings, passes
         self.tokenizer, self.target, self.draft = pair.tokenizer, pair.target, pair.draft

@@ -81,7 +81,7 @@ def run_demo(settings: DemoSettings) -> None:
     with quiet():
         with console.status("loading the models"):
             pair = settings.load()
-            passes = [_methods(settings, pair) for _ in range(REPEATS)]
+            passes = [_methods(settings, pair)] * REPEATS  # one drafter, which learns as it does for its user
             recorder = RecordingDrafter(settings.load_ours(pair))
         console.print(_introduction(settings, pair, recorder), markup=False)
         chosen = settings_of(settings, max_new_tokens=settings.max_new_tokens, repeats=REPEATS)
