@@ -107,7 +107,7 @@ class Engine:
         found = [results[b] for b in range(len(rows))]
         watch.judged(beside=not serial)
 
-        # 5. Roll back: of what was fed the accepted tokens stay in the cache. The last one is fed again.
+        # 5. Roll back: rejected tokens leave the cache. A row's last token is not in it: the next round feeds it.
         if fed.parents is None:
             self.runner.truncate([start + len(result.tokens) for start, result in zip(starts, found, strict=True)])
         else:
@@ -242,7 +242,9 @@ class Engine:
         Args:
             waited: seconds for which the target stood still.
         """
-        count_forward(self.stats, width, watch.forward_seconds, waited)
+        everybody = {id(stats): stats for row in self.rows.all for stats in self._stats_of(row)}
+        for stats in everybody.values():
+            count_forward(stats, width, watch.forward_seconds, waited)
         for share in shares:
             draft = share.judged
             for i, b in enumerate(share.places):

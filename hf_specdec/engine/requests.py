@@ -4,7 +4,7 @@ Rows of different settings share the target's forwards and nothing else: each gr
 drafter lives inside the target, its own session.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +24,7 @@ from ..transfer import moved
 from ..verify.randomness import RowRandomness
 from .call import Call
 from .drafting import Bounds, Drafting, context_of
-from .engine import Engine, Share
+from .engine import Engine
 from .group import Group
 from .guard import GuardedDrafter
 from .modes import Mode
@@ -33,7 +33,6 @@ from .request import Request
 from .results import Result
 from .rows import Row, Rows
 from .taking import EachAlone, Tested
-from .watch import Watch, count_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,7 +76,7 @@ class Requests(Engine):
 
     def _start(self) -> None:
         """Nobody is there."""
-        self.rows = Rows(input_device(self.model))
+        self.rows = Rows(self.device)
         self.requests: dict[int, Request] = {}
         """of the rows that are there, by their numbers"""
         self.reading: tuple[Request, Reading] | None = None
@@ -134,6 +133,8 @@ class Requests(Engine):
                 with as_when_decoding(self.model):
                     self.play_round()
                 self.round_seconds = now() - playing
+                stats = self.stats  # plain rows would have come as far in so many rounds
+                stats.plain_steps = round(stats.verify_widths.total() * stats.mean_acceptance_length)
         self.stats.total_seconds += now() - began
 
     def clock(self) -> float:
@@ -213,7 +214,6 @@ class Requests(Engine):
         if request.settings not in self.groups:
             call, randomness = request.call, RowRandomness()
             group = Group(call.judge(randomness, self.stats, joined=True), randomness, self._drafting(call))
-            group.judge.likeliest = 0 if group.drafting is None else group.drafting.likeliest
             self.groups[request.settings] = group
         return self.groups[request.settings]
 
@@ -238,22 +238,6 @@ class Requests(Engine):
 
     def _most_nodes(self, drafting: Drafting) -> int:
         return max(0, min(SPARE // drafting.slots_per_token - 2, super()._most_nodes(drafting)))
-
-    def _count(
-        self,
-        shares: Sequence[Share],
-        results: Sequence[Result],
-        active: Sequence[bool],
-        watch: Watch,
-        width: int,
-        waited: float,
-    ) -> None:
-        """Statistics of the whole batch, and of every request."""
-        super()._count(shares, results, active, watch, width, waited)
-        for request in self.requests.values():
-            count_forward(request.answer.stats, width, watch.forward_seconds, waited)
-        stats = self.stats  # plain rows would have come as far in so many rounds
-        stats.plain_steps = round(stats.verify_widths.total() * stats.mean_acceptance_length)
 
     def _stats_of(self, row: Row) -> list[SpeculationStats]:
         return [self.stats, self.requests[row.number].answer.stats]
