@@ -27,6 +27,7 @@ from .drafters import (
 from .errors import SpeculationError, SpeculationWarning
 from .generate import register, unregister
 from .generate.decoder import BatchDecoder
+from .generate.warming import warm_up
 from .stats import SpeculationStats
 from .target.packing import pack_linear, unpack_linear
 from .version import __version__
@@ -58,6 +59,7 @@ __all__ = [
     "register",
     "unpack_linear",
     "unregister",
+    "warm_up",
 ]
 
 

@@ -1,7 +1,7 @@
 """What the engine and the drafters both know, and all that either knows of the other.
 
-A round: the drafter's session gives a `Draft`, a `Runner` feeds it to the target and gives a `Forward`, the judge says
-what is kept, and the session is told in a `Verdict`. A simple drafter writes `propose` and nothing else.
+A round: a session gives a `Draft`, a `Runner` feeds it to the target and gives a `Forward`, the judge says what is
+kept, and a `Verdict` tells the session. A simple drafter writes `propose` and nothing else.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass
 class Sequences:
-    """The accepted tokens of the rows that are still being decoded: a copy, which nobody else reads."""
+    """The accepted tokens of the rows that are still decoded: a copy, which nobody else reads."""
 
     ids: Tensor
     """[B, capacity] on the target's device, laid out as plain decoding's `input_ids` (left padding included);
@@ -146,9 +146,8 @@ class Verdict:
     nodes: Tensor | None = None
     """[B, N] the nodes that there were logits for, as in `Forward`; None: all"""
     likeliest: list[list[tuple[int, list[int]]]] = field(default_factory=list)
-    """[B] each token that the target answered, the last accepted one before the draft's, with those that the target
-    found likeliest behind it, as many as were asked for; empty where none were, or where the call's processors have to
-    be asked place by place"""
+    """[B] each token that the target answered, the last accepted one before the draft's, with those that it found
+    likeliest behind it, as many as were asked for; empty where the call's processors are asked place by place"""
 
 
 @dataclass
@@ -184,8 +183,8 @@ class DraftContext:
     target: "PreTrainedModel | None" = None
     """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
     source: dict[str, Any] | None = None
-    """of an encoder-decoder what its encoder read (by the name of its input, with `attention_mask`, one row for each of
-    the call's) and `encoder_outputs`, what it said; None for others"""
+    """of an encoder-decoder what its encoder read (by the name of its input, with `attention_mask`, a row for each of the
+    call's), and `encoder_outputs`"""
     coupled: bool = False
     """whether the random numbers that choose the target's tokens are known before: `pick` goes by them"""
     most_rows: int = 0

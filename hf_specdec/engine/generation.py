@@ -13,6 +13,7 @@ from ..protocol import Draft, Forward, Verdict
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.captured import CapturedRunner
+from ..target.captures import recording
 from ..target.inputs import CACHE, as_when_decoding, own_cache, position_limit
 from ..target.ranks import ranks_of
 from ..target.staggered import farthest
@@ -89,7 +90,7 @@ class Generation(Engine):
 
     def _decode(self, start: float) -> None:
         """The prompt and all rounds. The session is closed in any case."""
-        stats = self.stats
+        stats, before = self.stats, (recording.steps, recording.seconds)
         try:
             self._open()
             self._prefill()
@@ -99,7 +100,7 @@ class Generation(Engine):
         finally:
             if self.group.drafting is not None:
                 self.group.drafting.close(stats)
-            stats.notes += filter(None, [self.call.rules.note(), self.mode.note])
+            stats.notes += filter(None, [self.call.rules.note(), self.mode.note, recording.since(*before)])
             longest = max(row.length for row in self.texts)
             stats.plain_steps = max(0, longest - self.call.input_ids.shape[1] - 1)
             stats.total_seconds = now() - start

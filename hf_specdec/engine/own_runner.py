@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_AHEAD = 1024
-"""new tokens that captured forwards have room for from the start; more where a text gets so long"""
-
 _proved: "weakref.WeakKeyDictionary[Any, weakref.WeakSet[PreTrainedModel]]" = weakref.WeakKeyDictionary()
 """by drafter, the targets whose logits its runner was seen to leave alone"""
 
@@ -44,9 +41,8 @@ def target_runner(call: Call, drafter: GuardedDrafter, session: Guarded, mode: M
     """The engine's runner for a call, behind the drafter's own where that brings one."""
     engines = mode.runner(call.target, call.model_kwargs, call.input_ids, call.new_columns)
     if isinstance(engines, CapturedRunner):
-        engines.most_slots = min(call.most_columns, MOST_AHEAD + call.input_ids.shape[1])
-        if call.rules.forwards == "bitwise":
-            engines.most_slots, engines.bitwise = min(call.most_columns, position_limit(call.target)), True
+        engines.bitwise = call.rules.forwards == "bitwise"
+        engines.expect(call.most_columns)
     runner = StaggeredRunner(engines) if isinstance(engines, LockstepRunner) and mode.staggered else engines
     features = session.ask(lambda s: _named(s.features, call.target))
     runner.features = features or ()

@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +16,32 @@ from ..transfer import to_device
 from .buffers import FEWEST, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of
 from .cache import RaggedCache
 from .devices import input_device
-from .inputs import CACHE, as_when_decoding, ropes
+from .inputs import CACHE, as_when_decoding, position_limit, ropes
 from .ragged import RaggedRunner
 from .rounding import widths_alike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
+T = TypeVar("T")
+
+
+class Replayed(Protocol):
+    """Of a stand-in for a model's `forward` that looks on: it may have an attribute `replayed`, which is called around
+    whatever is replayed."""
+
+    def __call__(self, run: Callable[[], T], rows: int, width: int, held: int, times: int) -> T:
+        """
+        Args:
+            run: gives what is to be returned.
+            rows: of a forward, with `width` tokens each behind `held` others.
+            times: forwards, one after the other.
+        """
+
+
+MOST_AHEAD = 1024
+"""new tokens that buffers have room for from the start, of calls that may come to so many"""
 
 Choose = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
 
@@ -39,6 +58,12 @@ class CapturedRunner(RaggedRunner):
     bitwise = False
     """whether all forwards are of one shape: at widths that round alike, with rows that have left and slots that are
     not needed yet"""
+
+    def expect(self, most_columns: int) -> None:
+        """The text may come to so many columns."""
+        self.most_slots = min(most_columns, position_limit(self.model))
+        if not self.bitwise:
+            self.most_slots = min(self.most_slots, self.prompt.shape[1] + MOST_AHEAD)
 
     @property
     def widest(self) -> int | None:
@@ -118,7 +143,7 @@ class CapturedRunner(RaggedRunner):
             return outputs.logits, [outputs.hidden_states[name] for name in self.features]
 
         key = fixed, parents is None, tuple(self.features)
-        logits, states = step() if fixed > WIDEST else buffers.captures.run(key, step)
+        logits, states = step() if fixed > WIDEST else self._run(key, step, rows, fixed)
         # The next replay writes over them.
         features = {n: state[:rows, :width].clone() for n, state in zip(self.features, states, strict=True)}
         return Forward(logits[:rows, :width].clone(), features=features)
@@ -154,9 +179,16 @@ class CapturedRunner(RaggedRunner):
             buffers.ends.sub_(count)  # as it was: a step can be run again
             return [torch.stack(several, 1) for several in zip(*chosen, strict=True)]
 
-        chosen = buffers.captures.run(("chain", count, key), steps)
+        chosen = self._run(("chain", count, key), steps, rows, 1, count)
         self.cache.slots.advance(count)
         return tuple(several[:rows].clone() for several in chosen)
+
+    def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:
+        """A step, recorded or not, for whoever looks on."""
+        captures, watched = self.cache.buffers.captures, vars(self.model).get("forward")
+        if watched is None:
+            return captures.run(key, step)
+        return watched.replayed(lambda: captures.run(key, step), rows, width, max(self.cache.lengths), times)
 
     def _with_room(self, width: int) -> Buffers:
         """The buffers, with so many slots behind each row."""
@@ -229,16 +261,20 @@ def fingerprint(model: "PreTrainedModel") -> int:
     which attention it uses. Another one, other captures."""
     parts: list[Any] = [getattr(model.config, "_attn_implementation", ""), model.training, model.dtype]
     for module in model.modules():
-        parts += [
-            id(module),
-            len(module._forward_hooks),
-            len(module._forward_pre_hooks),
-            id(vars(module).get("forward")),
-        ]
+        parts += [id(module), id(_replaced(module)), hasattr(module, "_hf_hook")]
+        parts += [len(module._forward_hooks), len(module._forward_pre_hooks)]
         parts += [getattr(module, name, None) for name in ("_active_adapter", "_disable_adapters", "merged_adapters")]
         for held in (*module._parameters.values(), *module._buffers.values()):
             parts.append(None if held is None or held.device.type == "meta" else held.data_ptr())
     return hash(str(parts))
+
+
+def _replaced(module: Any) -> Any:
+    """What stands in place of a module's forward, if that does more than look on."""
+    found = vars(module).get("forward")
+    while getattr(found, "replayed", None) is not None:
+        found = found.inner
+    return None if getattr(found, "__func__", None) is type(module).forward else found
 
 
 def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
@@ -262,7 +298,9 @@ def _hindered(model: "PreTrainedModel") -> str:
     devices = {held.device for held in model.parameters()}
     if len(devices) > 1 or "meta" in {device.type for device in devices}:
         return "lies on several devices, or is offloaded"
-    if "forward" in vars(model) or model._compiled_call_impl is not None:
+    if any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in model.modules()):
+        return "has hooks, which a replay would not call"
+    if _replaced(model) is not None or model._compiled_call_impl is not None:
         return "has a forward that was replaced or compiled"
     logger, unsaid = logging.getLogger("torch._subclasses.fake_tensor"), lambda record: False
     logger.addFilter(unsaid)

@@ -5,7 +5,8 @@ A step reads and writes static tensors only, and asks the device nothing. Where 
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,20 +21,39 @@ MET = 2
 
 
 @dataclass
-class Spent:
-    """What recording has taken."""
+class Recording:
+    """What recording has taken in this process, and how it goes about it."""
 
-    graphs: int = 0
+    steps: int = 0
     seconds: float = 0.0
+    at_once: bool = False
+    """whether a step is recorded when it is first met"""
+    told: Callable[[], object] | None = None
+    """called after each"""
+
+    def since(self, steps: int, seconds: float) -> str:
+        """What was recorded since it was so many steps and seconds; empty if nothing."""
+        steps, seconds = self.steps - steps, self.seconds - seconds
+        return f"recorded {steps} forwards in {seconds:.1f} s, for this call and later ones" if steps else ""
+
+
+recording = Recording()
+
+
+@contextmanager
+def at_once(told: Callable[[], object]) -> Iterator[None]:
+    """Within the block steps are recorded when they are first met."""
+    recording.at_once, recording.told = True, told
+    try:
+        yield
+    finally:
+        recording.at_once, recording.told = False, None
 
 
 class Captures:
     """The steps over one set of static tensors, which never run side by side."""
 
     def __init__(self, device: torch.device) -> None:
-        self.spent = Spent()
-        self.at_once = False
-        """whether a step is recorded when it is first met"""
         recorder = RECORDERS.get(device.type)
         self._record = None if recorder is None else recorder(device)
         self._met: Counter[Hashable] = Counter()
@@ -49,12 +69,14 @@ class Captures:
             return step()
         if key not in self._recorded:
             self._met[key] += 1
-            if self._met[key] < MET and not self.at_once:
+            if self._met[key] < MET and not recording.at_once:
                 return step()
             began = now()
             self._recorded[key] = self._record(step)
-            self.spent.graphs += 1
-            self.spent.seconds += now() - began
+            recording.steps += 1
+            recording.seconds += now() - began
+            if recording.told is not None:
+                recording.told()
         replay, result = self._recorded[key]
         replay()
         return result

@@ -3,6 +3,7 @@
 On a CPU nothing is recorded, and steps simply run; `traced` records them as a GPU would.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +14,8 @@ from compare import sequences_of, uneven_eos
 from torch import Tensor
 from traced import Traced, traced
 
+import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
-from hf_specdec.engine import own_runner
 from hf_specdec.target import buffers, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
 from hf_specdec.target.captured import why_not_captured
@@ -102,12 +103,34 @@ def test_what_was_recorded_is_replayed_in_later_calls() -> None:
     assert [kept.busy for kept in shelf_of(model).kept] == [False]
 
 
+@pytest.mark.parametrize("make", [lambda draft: PromptLookupDrafter(), DRAFTERS["fixed"]])
+def test_after_a_warm_up_nothing_is_recorded(make: Callable[[Any], Any]) -> None:
+    model, drafter = models.llama(), make(models.llama(seed=1))
+    plain = decode(model, None, [9], max_new_tokens=100)
+    call = {"max_new_tokens": 100, "do_sample": False, "speculation": CAPTURED}
+    with traced():
+        said = hf_specdec.warm_up(model, drafter, **models.prompts([5]), **call)
+        before = Traced.recorded
+        assert f"recorded {before} forwards" in said and before >= 2 * len(buffers.WIDTHS) - 2
+        assert torch.equal(decode(model, drafter, [9], max_new_tokens=100, speculation=CAPTURED), plain)
+        assert Traced.recorded == before
+
+
+def test_a_warm_up_says_why_nothing_was_recorded() -> None:
+    model = models.llama()
+    assert "on GPUs only" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
+    model.model.norm = Asks(model.model.norm)
+    assert "does not run without values" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
+    with pytest.raises(hf_specdec.SpeculationError, match="an example of a call"):
+        hf_specdec.warm_up(model)
+
+
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
 def test_a_text_outgrows_its_buffers(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_runner, "MOST_AHEAD", 1)
+    monkeypatch.setattr(captured, "MOST_AHEAD", 1)
     monkeypatch.setattr(captured, "FEWEST", 16)
     model = models.llama()
-    drafter = DraftModelDrafter(models.llama(seed=1), num_draft_tokens=4)
+    drafter = PromptLookupDrafter()
     plain = decode(model, None, lengths, max_new_tokens=300)
     assert torch.equal(decode(model, drafter, lengths, max_new_tokens=300, speculation=CAPTURED), plain)
     sizes = {kept.slots for kept in shelf_of(model).kept}
@@ -175,15 +198,11 @@ def _other_weights(model: Any) -> None:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0).clone())
 
 
-def _a_hook(model: Any) -> None:
-    model.model.norm.register_forward_hook(lambda module, args, output: output.flip(-1))
-
-
 def _another_attention(model: Any) -> None:
     model.set_attn_implementation("eager")
 
 
-@pytest.mark.parametrize("change", [_other_weights, _a_hook, _another_attention])
+@pytest.mark.parametrize("change", [_other_weights, _another_attention])
 def test_a_model_that_was_changed_is_recorded_anew(change: Callable[[Any], None]) -> None:
     model, drafter = models.llama(), PromptLookupDrafter()
     with traced():
@@ -241,10 +260,21 @@ def _scaled(model: Any) -> dict[str, Any]:
     return {}
 
 
+def _hooked(model: Any) -> dict[str, Any]:
+    model.model.norm.register_forward_hook(lambda module, args, output: output.flip(-1))
+    return {}
+
+
+def _replaced(model: Any) -> dict[str, Any]:
+    model.forward = functools.wraps(model.forward)(functools.partial(type(model).forward, model))
+    return {}
+
+
 WHY: dict[str, Callable[[Any], dict[str, Any]]] = {
     "returns hidden states": lambda model: {"output_hidden_states": True, "return_dict_in_generate": True},
     "rotary embeddings (dynamic)": _scaled,
-    "has a forward that was replaced": lambda model: setattr(model, "forward", model.forward) or {},  # type: ignore[func-returns-value]
+    "has hooks": _hooked,
+    "has a forward that was replaced": _replaced,
 }
 
 

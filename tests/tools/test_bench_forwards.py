@@ -2,13 +2,16 @@
 
 import pickle
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import models
 import pytest
 import torch
+from traced import traced
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
+from hf_specdec import DraftModelDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.tools.bench.methods import build_method
 from hf_specdec.tools.instruments.audit import Audit, Difference, first_difference
@@ -240,3 +243,23 @@ def test_audit_judges_the_text_that_was_written() -> None:
     found = Audit(model, PROMPT, [*written, first]).difference([*written, second, 1])
     assert found is not None and (found.position, found.plain_token, found.other_token) == (3, first, second)
     assert found.top_two and found.gap == pytest.approx((logits[first] - logits[second]).item(), abs=1e-3)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("replays", [False, True])
+def test_forwards_that_are_replayed_are_metered(replays: bool) -> None:
+    """Each as one of its padded width, and each step of a draft's window as one of a single token."""
+    model, draft = models.llama(), models.llama(seed=1)
+    drafter = DraftModelDrafter(draft, num_draft_tokens=4)
+    call = {"max_new_tokens": 30, "do_sample": False, "speculation": {"forwards": "captured"}}
+    with traced() if replays else nullcontext():
+        for _ in range(2):  # what the first call records the second replays
+            with metered(model, draft) as meter:
+                model.generate(**models.prompts([9]), **call, assistant_model=drafter)
+    stats = drafter.last_stats
+    assert not stats.notes or "recorded" in stats.notes[0]
+    steps = meter.of("target")
+    assert len(steps) == stats.target_calls and {step.width for step in steps[1:]} <= {1, 2, 4, 8}
+    assert steps[0].context == 0 and all(step.context >= 9 for step in steps[1:])
+    assert len(meter.of("draft")) == stats.draft_calls
+    assert all(step.seconds > 0 for step in meter.forwards)

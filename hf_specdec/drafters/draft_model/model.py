@@ -41,6 +41,7 @@ class ModelOverCache(OverCache):
         source: dict[str, Any] | None = None,
         stats: SpeculationStats | None = None,
         forwards: str = "eager",
+        most_columns: int = 0,
     ) -> None:
         """Reads the prompt.
 
@@ -53,6 +54,7 @@ class ModelOverCache(OverCache):
             source: for a draft of an encoder-decoder, `DraftContext.source`.
             stats: where its forwards are counted.
             forwards: as in `DraftContext`.
+            most_columns: that the text may come to.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -82,6 +84,8 @@ class ModelOverCache(OverCache):
             kwargs["logits_to_keep"] = 1
             kind = CapturedRunner if can_be_captured(model, forwards) else LockstepRunner if lockstep else RaggedRunner
             self.runner = kind(model, kwargs, ids)
+            if isinstance(self.runner, CapturedRunner):
+                self.runner.expect(most_columns)
         self.runner.prefill()
         self.good = self.held
 

@@ -171,8 +171,8 @@ def is_blind(context: DraftContext, model: "PreTrainedModel | Translated") -> bo
 def model_over_cache(context: DraftContext, model: "PreTrainedModel | Translated") -> OverCache:
     """A draft model that has read the call's prompt."""
     bounds = context.most_rows, context.most_tokens
-    prompt = context.prompt_ids, context.prompt_mask
-    return over_cache(model, *prompt, context.lockstep, *bounds, context.source, context.stats, context.forwards)
+    prompt, how = (context.prompt_ids, context.prompt_mask), (context.forwards, context.max_length)
+    return over_cache(model, *prompt, context.lockstep, *bounds, context.source, context.stats, *how)
 
 
 def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:

@@ -1,7 +1,7 @@
 """Greedy calls, with a method and plainly: the same tokens, and an end at the same place."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from ...errors import shown
 from ...target.devices import input_device
 from ..bench.methods import PLAIN, Method
 from ..instruments.audit import Audit
+from ..instruments.forwards import wrapped_forward
 from ..loading.chat import batch
 from .findings import Finding
 
-PLAINLY = Method(PLAIN)
 MOST_STOPS = 2
 """prompts on which every way to stop is tried"""
 
@@ -29,14 +29,16 @@ class Greedy:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[list[int]]
     max_new_tokens: int
+    plainly: Method = field(default_factory=lambda: Method(PLAIN))
+    """what all others are compared with"""
 
     def __post_init__(self) -> None:
         self.options = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "min_new_tokens": 0}
         self.options |= {"pad_token_id": self.tokenizer.pad_token_id}
         self.inputs = [self._inputs([prompt]) for prompt in self.prompts]
-        self.plain = [self.say(PLAINLY, inputs)[0] for inputs in self.inputs]
+        self.plain = [self.say(self.plainly, inputs)[0] for inputs in self.inputs]
         """plain decoding's new tokens of each prompt"""
-        self.together = self.say(PLAINLY, self._inputs(self.prompts))
+        self.together = self.say(self.plainly, self._inputs(self.prompts))
         """plain decoding's new tokens of all prompts in one batch"""
 
     def findings(self, method: Method) -> Iterator[Finding]:
@@ -65,14 +67,13 @@ class Greedy:
     def say(self, method: Method, inputs: dict[str, Tensor], **options: Any) -> list[list[int]]:
         """A method's new tokens of each row, padding included."""
         self.begun = False
-        hook = self.target.register_forward_pre_hook(self._begin)
-        try:
-            return method.generate(self.target, inputs, **self.options | options)
-        finally:
-            hook.remove()
 
-    def _begin(self, *_: Any) -> None:
-        self.begun = True
+        def seen(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.begun = True
+            return forward(*args, **kwargs)
+
+        with wrapped_forward(self.target, seen, lambda run, *_: run()):
+            return method.generate(self.target, inputs, **self.options | options)
 
     def _inputs(self, rows: list[list[int]]) -> dict[str, Tensor]:
         return batch(rows, self.tokenizer.pad_token_id, input_device(self.target))
@@ -125,7 +126,7 @@ class Greedy:
             columns = len(self.prompts[number])
             return {} if most is None else {"stopping_criteria": [_Long(columns + most)]}
 
-        plain = self.say(PLAINLY, self.inputs[number], **options, **fresh())[0]
+        plain = self.say(self.plainly, self.inputs[number], **options, **fresh())[0]
         said = self.say(method, self.inputs[number], **options, **fresh())[0]
         if said == plain:
             return ""

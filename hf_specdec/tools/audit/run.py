@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from ..bench.methods import PLAIN
 from ..loading.chat import prompt_ids
 from ..loading.outputs import writable_file
 from ..loading.prompts import load_prompts
@@ -29,15 +30,15 @@ def run_audit(settings: AuditSettings) -> list[Report]:
         writable_file(settings.output, "output")
     prompts = load_prompts(settings.prompts, settings.limit)
     pair = settings.load()
-    methods = settings.methods(pair, [*(settings.baselines or []), *(settings.drafters or [])])
+    plainly, *methods = settings.methods(pair, [PLAIN, *(settings.baselines or []), *(settings.drafters or [])])
     ids = [prompt_ids(pair.tokenizer, prompt, settings.raw) for prompt in prompts]
     reports = [Report(method.name) for method in methods]
     with tqdm(total=8 * len(methods), unit="test") as progress:
         progress.set_description("plain decoding")
-        greedy = Greedy(pair.target, pair.tokenizer, ids, settings.max_new_tokens)
+        greedy = Greedy(pair.target, pair.tokenizer, ids, settings.max_new_tokens, plainly)
         inputs = greedy.inputs[:SAMPLED_PROMPTS]
         pad = pair.tokenizer.pad_token_id
-        sampled = Sampled(pair.target, inputs, settings.samples, settings.temperature, settings.seed, pad)
+        sampled = Sampled(pair.target, inputs, settings.samples, settings.temperature, settings.seed, pad, plainly)
         for method, report in zip(methods, reports, strict=True):
             progress.set_description(method.name)
             for found in greedy.findings(method):

@@ -1,7 +1,7 @@
 """Sampled calls, with a method and plainly: two samples of texts, and how likely they are to be of one distribution."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,10 @@ class Sampled:
     temperature: float
     seed: int
     pad: int | None
+    plainly: Method = field(default_factory=lambda: Method(PLAIN))
 
     def __post_init__(self) -> None:
-        self.plain = [self.draw(Method(PLAIN), inputs) for inputs in self.inputs]
+        self.plain = [self.draw(self.plainly, inputs) for inputs in self.inputs]
 
     def draw(self, method: Method, inputs: dict[str, Tensor]) -> list[tuple[int, ...]]:
         """New tokens 2 to `PLACES + 1` of each sampled text; the first comes from the prompt's forward, undrafted."""

@@ -14,6 +14,7 @@ from typer import Option
 
 from ...drafters import Drafter
 from ...errors import SpeculationError
+from ...verify.rules import Rules
 from ..loading.drafters import SPEC, load_drafter, own_model, parse_options, required_draft
 from ..loading.models import Pair, PairSettings
 
@@ -101,10 +102,23 @@ class MethodSettings(PairSettings):
         ),
     ] = None
 
+    forwards: Annotated[
+        str,
+        Option(
+            help="How drafters' forwards run: auto, eager, captured, or bitwise; in the last plain decoding runs so, "
+            "too, and all texts are equal."
+        ),
+    ] = "auto"
+
     def methods(self, pair: Pair, specs: Iterable[str]) -> list[Method]:
         """A method for each SPEC, of those given several times one."""
         loading = self.of_drafts() | {"target": pair.target}
-        return [build_method(spec, pair.draft, **loading) for spec in dict.fromkeys(specs)]
+        methods = [build_method(spec, pair.draft, **loading) for spec in dict.fromkeys(specs)]
+        rules = Rules(forwards=self.forwards)  # type: ignore[arg-type]
+        for method in methods:
+            if method.drafter is not None or (method.name == PLAIN and rules.binding):
+                method.kwargs["speculation"] = {"forwards": rules.forwards}
+        return methods
 
 
 def _baseline(spec: str, name: str, options: dict[str, Any], draft: PreTrainedModel | None) -> Method:

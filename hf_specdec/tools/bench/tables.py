@@ -19,6 +19,7 @@ COLUMNS = (
     "theory",
     "bound",
     "draft / verify / other",
+    "beside forwards",
     "peak memory",
     "same text",
 )
@@ -35,6 +36,7 @@ COLUMN_HELP = {
     "theory": "speed-up that Theorem 3.8 predicts from α, c and the mean window",
     "bound": "share of the decoding time that bare forwards account for",
     "draft / verify / other": "decoding time in percent: forwards of the draft, of the target, the rest",
+    "beside forwards": "milliseconds of a round outside all forwards",
     "peak memory": "peak memory of a call, weights included: the GPU's, or the process's where there is no GPU",
     "same text": "prompts whose tokens are exactly plain decoding's; in brackets, those that differ at a near tie",
 }
@@ -55,6 +57,7 @@ def figures(run: dict[str, Any]) -> dict[str, str]:
         "theory": _number(run["predicted_speedup"]),
         "bound": _percent(run["bound_share"]),
         "draft / verify / other": _time_split(run),
+        "beside forwards": _beside(run),
         "peak memory": f"{run['peak_memory_bytes'] / 2**20:.0f} MiB" if run["peak_memory_bytes"] else "-",
         "same text": same_text(run),
     }
@@ -76,6 +79,11 @@ def _time_split(run: dict[str, Any]) -> str:
         return "-"
     parts = (run[f"{part}_seconds"] / run["decode_seconds"] for part in ("draft", "verify", "overhead"))
     return " / ".join(f"{100 * part:.0f}" for part in parts)
+
+
+def _beside(run: dict[str, Any]) -> str:
+    rounds = run["target_calls"] - run["prompts"]  # one forward of each reads its prompt
+    return f"{1e3 * run['overhead_seconds'] / rounds:.2f} ms" if rounds > 0 else "-"
 
 
 def _number(value: float | None) -> str:

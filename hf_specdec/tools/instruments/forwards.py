@@ -7,15 +7,17 @@ from typing import Any
 
 from torch import nn
 
+from ...target.captured import Replayed
 from ...target.inputs import CACHE, cached_columns
 
 
 class WrappedForward:
     """Stands in for a model's `forward`, with its signature; a pickled model gets its own forward back."""
 
-    def __init__(self, model: nn.Module, around: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module, around: Callable[..., Any], replayed: Replayed | None = None) -> None:
         update_wrapper(self, model.forward)
         self.model, self.inner, self.around = model, model.forward, around
+        self.replayed = replayed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.around(self.inner, *args, **kwargs)
@@ -25,13 +27,17 @@ class WrappedForward:
 
 
 @contextmanager
-def wrapped_forward(model: nn.Module, around: Callable[..., Any]) -> Iterator[None]:
+def wrapped_forward(model: nn.Module, around: Callable[..., Any], replayed: Replayed | None = None) -> Iterator[None]:
     """Inside the block, `model(...)` runs `around(forward, *args, **kwargs)`, where `forward` is what it ran before.
 
     Wrappers nest. The signature that transformers inspects stays the model's own.
+
+    Args:
+        replayed: of a wrapper that only looks on: called around forwards that are replayed. None where forwards must
+            not be captured.
     """
     own = vars(model).get("forward")
-    model.forward = WrappedForward(model, around)
+    model.forward = WrappedForward(model, around, replayed)
     try:
         yield
     finally:

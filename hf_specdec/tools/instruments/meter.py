@@ -6,15 +6,17 @@ The same meter reads transformers' loop and ours, so their times are split in th
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from ...clock import now
+from ...target.captured import Replayed
 from ...target.devices import input_device
 from .forwards import cached_tokens, input_shape, wrapped_forward
 
+T = TypeVar("T")
 Role = Literal["target", "draft"]
 
 
@@ -79,29 +81,49 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
     """Record the forwards inside the block. On a GPU, forwards are timed by events and stay asynchronous."""
     meter = Meter()
     cuda = input_device(target).type == "cuda"
-    events: list[tuple[Forward, torch.cuda.Event, torch.cuda.Event]] = []
+    events: list[tuple[list[Forward], torch.cuda.Event, torch.cuda.Event]] = []
+    quiet: set[Role] = set()
+
+    def timed(records: list[Forward], run: Callable[[], T]) -> T:
+        """What a run gives, its time shared among so many records."""
+        meter.forwards += records
+        if not cuda:
+            began = now()
+            result = run()
+            for record in records:
+                record.seconds = (now() - began) / len(records)
+            return result
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        result = run()
+        last.record()
+        events.append((records, first, last))
+        return result
 
     def recorder(role: Role) -> Callable[..., Any]:
         def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if role in quiet:  # a part of what is replayed
+                return forward(*args, **kwargs)
             record = Forward(role, *input_shape(args, kwargs), cached_tokens(kwargs), now() - meter.began)
-            meter.forwards.append(record)
-            if cuda:
-                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                first.record()
-                output = forward(*args, **kwargs)
-                last.record()
-                events.append((record, first, last))
-            else:
-                output = forward(*args, **kwargs)
-                record.seconds = now() - meter.began - record.start
-            return output
+            return timed([record], lambda: forward(*args, **kwargs))
 
         return around
 
+    def replays(role: Role) -> Replayed:
+        def replayed(run: Callable[[], T], rows: int, width: int, held: int, times: int) -> T:
+            began = now() - meter.began
+            quiet.add(role)
+            try:
+                return timed([Forward(role, rows, width, held + i * width, began) for i in range(times)], run)
+            finally:
+                quiet.discard(role)
+
+        return replayed
+
     with ExitStack() as stack:
-        stack.enter_context(wrapped_forward(target, recorder("target")))
+        stack.enter_context(wrapped_forward(target, recorder("target"), replays("target")))
         if draft is not None:
-            stack.enter_context(wrapped_forward(draft, recorder("draft")))
+            stack.enter_context(wrapped_forward(draft, recorder("draft"), replays("draft")))
         if cuda:
             torch.cuda.synchronize()
         meter.began = now()
@@ -110,5 +132,6 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
         if cuda:
             torch.cuda.synchronize()
         meter.seconds = now() - meter.began
-    for record, first, last in made:
-        record.seconds = first.elapsed_time(last) / 1000
+    for records, first, last in made:
+        for record in records:
+            record.seconds = first.elapsed_time(last) / 1000 / len(records)

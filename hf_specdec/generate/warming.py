@@ -1,0 +1,92 @@
+"""`warm_up`: what calls replay is recorded before the first of them."""
+
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
+
+from ..drafters.base import Drafter
+from ..errors import SpeculationError
+from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from ..target.buffers import WIDTHS
+from ..target.captures import at_once, recording
+
+OWN_TOKENS = 32
+"""that the drafter itself drafts for: the shapes of its own forwards"""
+
+
+def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
+    """Record the forwards that `model.generate(**call, assistant_model=drafter)` will replay on a GPU, all at once.
+    Without it each shape is recorded when a call meets it for the second time.
+
+    Recordings serve all calls of as many rows, up to the next power of two, and of as many columns.
+
+    Args:
+        model: the target.
+        drafter: whose own forwards are recorded, too; None for the target's alone.
+        call: arguments of `generate`, with `input_ids` and the `max_new_tokens` (or `max_length`) of later calls.
+
+    Returns:
+        What was recorded, and in how many seconds; or why nothing was.
+
+    Raises:
+        SpeculationError: there is no prompt.
+    """
+    if not isinstance(call.get("input_ids", call.get("inputs")), Tensor):
+        raise SpeculationError(
+            "warm_up needs an example of a call: warm_up(model, drafter, **inputs, max_new_tokens=512)"
+        )
+    criteria = call.pop("stopping_criteria", None) or []
+    before, every = (recording.steps, recording.seconds), _EveryWidth()
+
+    def run(target: Any, one: Drafter, tokens: int) -> None:
+        ends = StoppingCriteriaList([*criteria, _After(tokens)])
+        target.generate(**call, assistant_model=one, stopping_criteria=ends)
+
+    with tqdm(desc="recording forwards", unit=" shapes", leave=False) as bar, at_once(bar.update):
+        run(model, every, 1 + 2 * len(WIDTHS))
+        if (draft := getattr(drafter, "draft_model", None)) is not None:
+            run(draft, _EveryWidth(), 1 + 2 * len(WIDTHS))
+        if drafter is not None:
+            run(model, drafter, OWN_TOKENS)
+    assert every.last_stats is not None
+    why = next((note for note in every.last_stats.notes if "not captured" in note), "")
+    return recording.since(*before) or why or "nothing was recorded: forwards are recorded on GPUs only"
+
+
+class _After(StoppingCriteria):
+    """Stops after so many new tokens; later calls, and buffers, are as long as the call says."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.columns = tokens, 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
+        self.columns = self.columns or input_ids.shape[1] - 1
+        over = input_ids.shape[1] >= self.columns + self.tokens
+        return torch.full((len(input_ids),), over, device=input_ids.device)
+
+
+class _EveryWidth(Drafter):
+    """Its drafts have one recorded width after the other, as chains and as trees."""
+
+    proposes_trees = True
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return _Widths(context)
+
+
+class _Widths(DraftSession):
+    weighs = True
+
+    def __init__(self, context: DraftContext) -> None:
+        super().__init__(context)
+        self.shapes = cycle([(width, tree) for width in WIDTHS for tree in (False, True)])
+
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        width, tree = next(self.shapes)
+        tokens, above = [1] * (width - 1), -1 if tree and self.context.trees else None
+        rows = [(tokens, [above] * len(tokens) if above is not None else list(range(-1, width - 2))) for _ in room]
+        return Draft.from_trees(rows, self.context.device)

@@ -1,0 +1,77 @@
+"""What the host launches in a round beside the forwards that a GPU replays: few operations, whatever is drafted.
+
+Views launch nothing. Counted on a CPU, where a replay is a run of the same step.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.target.captures import Captures
+
+VIEWS = {
+    "alias", "as_strided", "detach", "empty", "expand", "lift_fresh", "permute", "select", "slice", "squeeze", "t",
+    "transpose", "unbind", "unsqueeze", "view", "_unsafe_view",
+}  # fmt: skip
+NEW = 120
+MOST = 40
+"""launches a round; plain decoding of a model of 32 layers has some 600 in each forward"""
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "lookup": lambda draft: PromptLookupDrafter(),
+    "fixed": lambda draft: DraftModelDrafter(draft, num_draft_tokens=4),
+    "hybrid": lambda draft: HybridDrafter(draft),
+}
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations outside recorded steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: Counter[str] = Counter()
+        self.inside = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if not self.inside and name not in VIEWS:
+            self.met[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    counted, run = Launches(), Captures.run
+
+    def inside(self: Captures, key: Any, step: Callable[[], Any]) -> Any:
+        counted.inside += 1
+        try:
+            return run(self, key, step)
+        finally:
+            counted.inside -= 1
+
+    monkeypatch.setattr(Captures, "run", inside)
+    yield counted
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_round_launches_little_beside_its_forwards(kind: str, launches: Launches) -> None:
+    """The prompt's forward, and what a call begins and ends with, are counted with the second of two lengths less the
+    first."""
+    model = models.llama()
+    drafter, met = DRAFTERS[kind](model), []
+    call = {"do_sample": False, "pad_token_id": 0, "speculation": {"forwards": "captured"}, "assistant_model": drafter}
+    for new in (8, 8, NEW):
+        launches.met.clear()
+        with launches, torch.no_grad():
+            model.generate(**models.prompts([9]), max_new_tokens=new, **call)
+        met.append((sum(launches.met.values()), drafter.last_stats.target_calls))
+    (before, few), (after, many) = met[1:]
+    a_round = (after - before) / (many - few)
+    print(f"{kind}: {a_round:.0f} launches a round")
+    assert a_round <= MOST, launches.met.most_common(12)
