@@ -8,6 +8,7 @@ from .cost import Cost, DraftCost, Times
 from .decision import MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
 from .evidence import Evidence, Source
 from .learned import Learned
+from .overlap import Overlap
 from .tree import Tree, are_chains
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Evidence",
     "Experience",
     "Learned",
+    "Overlap",
     "Source",
     "Times",
     "Tree",
