@@ -105,7 +105,7 @@ def pearl_tokens_per_second(
     passed_behind = (1 - foreseen) * first + foreseen * passed_foreseen
     # How many rounds come behind a correction, and how many behind an acceptance: each kind as often as it is entered.
     behind, on = 1 - passed, passed_behind
-    more = sum(alpha**i for i in range(gamma - 1))
+    more = (1 - alpha ** (gamma - 1)) / (1 - alpha) if alpha < 1 else gamma - 1.0
     tokens = behind * (1 - foreseen) + behind * foreseen * (1 + first * more) + on * (1 + alpha * more)
     accepted = behind * passed_behind + on * passed
     wholes = accepted + (behind + on - accepted) * foreseen

@@ -6,20 +6,16 @@ from typing import Literal, NamedTuple
 from ..theory import pearl_tokens_per_second, tokens_per_second
 from .acceptance import Acceptance
 from .account import Account
-from .controller import DRAFTED, GUESS
+from .controller import DRAFTED, GUESS, UNMEASURED
 from .cost import Cost, Times
 from .decision import WORTH_IT
 from .evidence import Evidence
 
-FIRST, LARGEST = 5, 24
-"""γ before anything was measured, and the largest that is chosen"""
+LARGEST = 24
+"""γ at most, where it is chosen"""
 UNBROKEN, BROKEN = Evidence.of(DRAFTED), Evidence.of("drafted behind a rejected token")
 FORESEEN = Evidence.of("foreseen")
 """of corrections, where likely ones are drafted for"""
-FORESIGHT = 0.25
-"""share of corrections that is foreseen, before any was seen"""
-TRY = 1.0
-"""plain rounds that the account is charged for a try of another plan: that round cannot lose more"""
 
 
 class Plan(NamedTuple):
@@ -54,7 +50,7 @@ class Overlap:
         """
         self.window = window
         self.windows = range(1, LARGEST + 1) if window == "auto" else [window]
-        self.first = FIRST if window == "auto" else window
+        self.first = UNMEASURED if window == "auto" else window
         self.choices = [1, 0] if corrections == "auto" else [corrections]
         self.overlapped = overlapped
         self.acceptance, self.account = Acceptance(), Account()
@@ -63,6 +59,7 @@ class Overlap:
         self.steps: dict[tuple[bool, bool], Times] = {}
         """of the draft model, by whether it works beside the target, and whether it drafts for corrections, too"""
         self.tries = 0
+        """rounds with another plan than the fastest; the others take turns"""
         self.resting = False
         """whether drafting was paused in most rounds of the last call"""
 
@@ -76,9 +73,9 @@ class Overlap:
         best = max(plans, key=lambda plan: plan.speed * (WORTH_IT if plan.corrections else 1.0))
         others = [plan for plan in plans if plan is not best]
         self.account.wait()
-        if not others or not best.speed or self.account.missing(TRY):
+        if not others or not best.speed or self.account.missing(1.0):
             return best
-        self.account.charge(TRY)
+        self.account.charge(1.0)  # more than that the round is not going to lose
         self.tries += 1
         return others[self.tries % len(others)]
 
@@ -87,7 +84,7 @@ class Overlap:
         if not step or not self.beside.known:
             return Plan(self.first, True, corrections)
         alpha, broken, seconds = self.alpha(), self.alpha(broken=True), self.beside.round(rows)
-        foreseen = self.acceptance.chance(FORESEEN, FORESIGHT) if corrections else 0.0
+        foreseen = self.acceptance.chance(FORESEEN, GUESS) if corrections else 0.0
 
         def speed(gamma: int) -> float:
             return pearl_tokens_per_second(alpha, gamma, seconds(gamma), step, foreseen, first=broken)
