@@ -84,8 +84,10 @@ def pearl_expected_tokens(alpha: float) -> float:
     return 1 / (1 - alpha) if alpha < 1 else math.inf
 
 
-def pearl_tokens_per_second(alpha: float, gamma: int, target: float, draft: float, foreseen: float = 0.0) -> float:
-    """Tokens per second of PEARL without overhead (Liu et al. 2024, Figure 3), for acceptances that are independent.
+def pearl_tokens_per_second(
+    alpha: float, gamma: int, target: float, draft: float, foreseen: float = 0.0, first: float | None = None
+) -> float:
+    """Tokens per second of PEARL without overhead (Liu et al. 2024, Figure 3).
 
     A row is either before its first accepted token (the target tests x1) or behind it (γ tests, x2 … x(γ+1)). A round
     that accepts all waits for the drafting of γ tokens, one that rejects does not.
@@ -93,17 +95,21 @@ def pearl_tokens_per_second(alpha: float, gamma: int, target: float, draft: floa
     Args:
         target: seconds of a target forward.
         draft: seconds of a draft step.
-        foreseen: share of corrections that were drafted for.
+        foreseen: share of corrections that were drafted for. The row goes on behind such a one with γ tests.
+        first: α of the token behind a correction, where it is another one: accepted tokens come in runs.
     """
+    first = alpha if first is None else first
     _check_alpha(alpha)
-    passed = alpha**gamma
-    post_tokens = sum(alpha**i for i in range(gamma))
-    # The share of rounds of each kind, from the chain that moves between them.
-    on_from_pre, on_from_post = (p + (1 - p) * foreseen for p in (alpha, passed))
-    pre, post = 1 - on_from_post, on_from_pre
-    whole, short = max(target, gamma * draft), max(target, draft)
-    seconds = sum(share * (on * whole + (1 - on) * short) for share, on in ((pre, on_from_pre), (post, on_from_post)))
-    return (pre + post * post_tokens) / seconds
+    _check_alpha(first, "first")
+    passed, passed_foreseen = alpha**gamma, first * alpha ** (gamma - 1)
+    passed_behind = (1 - foreseen) * first + foreseen * passed_foreseen
+    # How many rounds come behind a correction, and how many behind an acceptance: each kind as often as it is entered.
+    behind, on = 1 - passed, passed_behind
+    more = (1 - alpha ** (gamma - 1)) / (1 - alpha) if alpha < 1 else gamma - 1.0
+    tokens = behind * (1 - foreseen) + behind * foreseen * (1 + first * more) + on * (1 + alpha * more)
+    accepted = behind * passed_behind + on * passed
+    wholes = accepted + (behind + on - accepted) * foreseen
+    return tokens / (wholes * max(target, gamma * draft) + (behind + on - wholes) * max(target, draft))
 
 
 def tokens_per_second(

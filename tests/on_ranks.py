@@ -19,8 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, SpeculationError, SpeculationWarning
-from hf_specdec.budget import Learned
-from hf_specdec.drafters.pearl.window import Planner
+from hf_specdec.budget import Learned, Overlap
 from hf_specdec.target.ranks import ranks_of
 
 VOCAB = 96
@@ -136,7 +135,7 @@ def texts(folder, windows=range(1, 9)):
     messages = 0
     with drafter:
         for window in windows:
-            drafter.planners = Learned(lambda w=window: Planner(w, True, True))
+            drafter.planners = Learned(lambda w=window: Overlap(w, overlapped=True))
             for lengths in ((7,), (5, 9, 1, 7)):
                 assert torch.equal(decoded(target, drafter, lengths), decoded(alone, None, lengths)), window
                 messages += drafter.last_timeline.messages if rank == 0 else 0
@@ -150,7 +149,7 @@ def texts(folder, windows=range(1, 9)):
         if rank == 0:
             first, last = min(line.target)[0], max(line.target)[1]
             assert messages > 0 and all(first - 1 < began < ended < last + 1 for began, ended in line.draft)
-        drafter.planners = Learned(lambda: Planner("auto", True, True))
+        drafter.planners = Learned(Overlap)
         for _ in range(3):
             assert torch.equal(decoded(target, drafter, max_new_tokens=60), decoded(alone, None, max_new_tokens=60))
     with pytest.raises(SpeculationError, match="was closed"):

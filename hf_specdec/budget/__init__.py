@@ -2,12 +2,13 @@
 that give most tokens per second are verified."""
 
 from .acceptance import Acceptance
-from .account import Account
-from .controller import DRAFTED, LONGEST, LOOK, Controller, Drafted, Experience
+from .account import SAVED, Account
+from .controller import DRAFTED, LOOK, Controller, Drafted, Experience
 from .cost import Cost, DraftCost, Times
-from .decision import MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
+from .decision import LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
 from .evidence import Evidence, Source
 from .learned import Learned
+from .overlap import Overlap
 from .tree import Tree, are_chains
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "LONGEST",
     "LOOK",
     "MOST_NODES",
+    "SAVED",
     "SUMMED",
     "Acceptance",
     "Account",
@@ -26,6 +28,7 @@ __all__ = [
     "Evidence",
     "Experience",
     "Learned",
+    "Overlap",
     "Source",
     "Times",
     "Tree",

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from .acceptance import Acceptance, Evidence
 from .account import Account
-from .cost import Cost, DraftCost
-from .decision import Advance, steps_that_pay
+from .cost import KEPT, Cost, DraftCost
+from .decision import LONGEST, Advance, steps_that_pay
 
 DRAFTED = "drafted"
 """the draft model as a source of tokens; it goes on from its candidate of rank 0"""
@@ -17,10 +17,6 @@ LOOK = 2
 """steps of a try: two show whether accepted tokens come in runs"""
 UNMEASURED = 4
 """steps of a round before their times are known"""
-LONGEST = 16
-"""steps of a round at most"""
-RESTS = 8
-"""rounds for which "it does not pay" holds: to find that out takes a part of a round"""
 
 
 class Call(Protocol):
@@ -103,7 +99,8 @@ class Controller:
         self._price = 0.0
         """plain rounds that this round's try takes beside its own; 0 where it is none"""
         self._rests: tuple[Sequence[int], int] = [], 0
-        """rows of which it is known that drafting does not pay, and for how many rounds that holds"""
+        """rows of which it is known that drafting does not pay, and for how many more rounds that is believed: to find
+        it out takes a part of a round, but after `KEPT` rounds the times are new"""
 
     # ------------------------------------------------------------------ plan
 
@@ -131,7 +128,7 @@ class Controller:
         self.account.wait()
         price = self._price_of_try(drafted)
         if away := self.account.missing(price):
-            self._rests, self._declines = (list(drafted.rows), min(away - 1, RESTS) if alone else 0), True
+            self._rests, self._declines = (list(drafted.rows), min(away - 1, KEPT) if alone else 0), True
             return 0
         self._price = price
         return min(self.fixed or LOOK, most)

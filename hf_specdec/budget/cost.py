@@ -17,8 +17,6 @@ FORGOTTEN = 256
 TRIED = (8, 8, 24, 24, 0, 0)
 """nodes of the first rounds, all rows' together: two widths make a line, a plain round is what they are held against,
 and a first forward of its kind is no measure"""
-LINE = 2.0
-"""times of its own that count as much for a width as the line through all widths"""
 BEYOND = 2
 """times the widest width that was met: nothing is known of wider forwards"""
 
@@ -113,9 +111,9 @@ class Cost:
     def round(self, rows: int) -> Callable[[int], float]:
         """Seconds of a round of so many rows by the width of its forward, without drafting.
 
-        The line through the widths of as many rows, drawn to a width's own figure the more often it was met. A single
-        token has its own figure alone: the second may cost more than all that follow. Where two widths have not been
-        met, the line by the tokens of all rows together.
+        A width's own figure, or else the line through the widths of as many rows. A single token is no part of that:
+        the second may cost more than all that follow. Where two widths have not been met, the line by the tokens of all
+        rows together.
         """
         curves, rows = self._curves, rows + self.beside  # read before the times: what is old goes where old ones are
         if rows not in curves:
@@ -133,10 +131,7 @@ class Cost:
         line = _line(wide if len(wide) > 1 else mine)
 
         def seconds(width: int) -> float:
-            own = mine.get(width, Times())
-            if width == 1 and own.known:
-                return own.seconds
-            return (len(own.last) * own.seconds + LINE * line(width)) / (len(own.last) + LINE)
+            return mine[width].seconds if width in mine else line(width)
 
         return lambda width: (drafted if width > 1 else plain) + seconds(width)
 

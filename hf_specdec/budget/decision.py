@@ -10,6 +10,8 @@ from .cost import Cost
 
 FORESIGHT = (1, 2, 3, 4, 6, 8, 12, 16)
 """numbers of further steps that are compared"""
+LONGEST = FORESIGHT[-1]
+"""steps of a round at most"""
 MOST_NODES = 64
 """nodes of a row that are verified at most"""
 WORTH_IT = 1.03
@@ -102,7 +104,7 @@ def steps_that_pay(
     spent: float = 0.0,
     advance: Advance = SUMMED,
     opening: float = 0.0,
-    enough: int = FORESIGHT[-1],
+    enough: int = LONGEST,
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays. Behind nothing it is
     Theorem 3.8 of Leviathan et al. 2023, with measured times.

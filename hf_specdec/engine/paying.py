@@ -6,15 +6,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
-from ..budget import Account, Learned, Times
+from ..budget import SAVED, Account, Learned, Times
 from ..clock import now
 from ..protocol import Draft, Verdict
 from ..schedule import Correct, Round, Schedule
 
 TRIAL = 4
 """rounds in a row of an order of the drafter's own: the first ones only begin what later ones gain from"""
-SHOCK = 4.0
-"""plain rounds that a single round may be held to have lost: what disturbs a machine once is not the draft's fault"""
 LITTLE = 1.5
 """tokens per row and round, below which it is found out what a plain round takes"""
 
@@ -117,7 +115,8 @@ class Paying:
             return
         gained = self.tokens / self.rows
         if plain := record.plain_round(self.rows):
-            account.charge(min(seconds / plain - gained, SHOCK))
+            # What disturbs a machine for one round is not the draft's fault.
+            account.charge(min(seconds / plain - gained, SAVED))
         elif gained < LITTLE:
             self._look(self.rows)
 

@@ -15,7 +15,8 @@ from toy_drafters import context
 from hf_specdec import Drafter, DraftModelDrafter, HybridDrafter, theory
 from hf_specdec.budget import DRAFTED, LONGEST, LOOK, Account, Controller, DraftCost, Drafted, Evidence, Experience
 from hf_specdec.budget.account import SHARE
-from hf_specdec.budget.controller import RESTS, UNMEASURED
+from hf_specdec.budget.controller import UNMEASURED
+from hf_specdec.budget.cost import KEPT
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
 from hf_specdec.drafters.draft_model import DraftModelSession, Own, Stepwise, rules
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
@@ -220,7 +221,7 @@ def test_that_it_does_not_pay_holds_until_it_can_be_tried_again(monkeypatch: Any
     )
     for _ in range(80):
         assert control.plan(nothing(3), LONGEST) == 0
-    assert len(thought) <= 80 / RESTS + 1
+    assert len(thought) <= 80 / KEPT + 1
     before = len(thought)
     control.plan(Drafted([0, 2], [[]] * 2, [1.0] * 2), LONGEST)
     control.plan(Drafted([0, 1, 2], [[0.5], [], []], [1.0] * 3), LONGEST)

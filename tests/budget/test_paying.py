@@ -15,7 +15,7 @@ from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLoo
 from hf_specdec.budget import Cost, Learned
 from hf_specdec.budget.account import GIVEN, SAVED, SHARE
 from hf_specdec.drafters.trees import MANY
-from hf_specdec.engine.paying import SHOCK, TRIAL, Paying, Record
+from hf_specdec.engine.paying import TRIAL, Paying, Record
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
 from hf_specdec.target.ragged import RaggedRunner
@@ -288,7 +288,7 @@ def test_drafts_that_gain_nothing_lose_what_the_account_allows(takes: float, row
     slow.play(call, rows, 300)
     tried = sum(slow.drafted)
     slow.play(call, rows, 3000)
-    charged = min(takes - 1, SHOCK)
+    charged = min(takes - 1, SAVED)
     assert charged * (sum(slow.drafted) - tried) <= SHARE * 3000 + (TRIAL + 1) * charged
     assert sum(slow.drafted) > tried
 

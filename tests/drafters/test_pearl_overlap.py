@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from hf_specdec.drafters.pearl.overlap import Chain, Mode, Outcome, Turn, drafted_first, in_step, together, turn
-from hf_specdec.drafters.pearl.window import Plan
+from hf_specdec.drafters.pearl.overlap import Chain, Mode, Outcome, Plan, Turn, drafted_first, in_step, together, turn
 
 BOTH = Plan(3, pre_verify=True, post_verify=True, corrections=0)
 PLANS = [Plan(3, pre, post, 0) for pre, post in itertools.product([True, False], repeat=2)]

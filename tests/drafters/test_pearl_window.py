@@ -4,86 +4,85 @@ import random
 from typing import Any
 
 import models
-import numpy as np
 import pytest
 import torch
 from compare import Sides
 
 from hf_specdec import PearlDrafter
-from hf_specdec.drafters.pearl.history import LONGEST, History, overlapped_speeds, serial_speeds
-from hf_specdec.drafters.pearl.window import Planner
+from hf_specdec.budget import Overlap
 from hf_specdec.drafters.pearl.worker import Conversation
 from hf_specdec.drafters.pearl.worker.process import threads_beside
-from hf_specdec.theory import pearl_tokens_per_second, tokens_per_second
+from hf_specdec.theory import pearl_tokens_per_second
 from pearl_bounds import WINDOWS, serial_seconds
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])
 def test_the_window_follows_the_speed_ratio(ratio):
-    planner = Planner("auto", True, True)
-    for _ in range(20):
-        planner.saw_draft(1, 0.01)
-        planner.saw_target(1, 3, 0.01 * ratio)
-        planner.history.saw_tests([0], [4], [4])
-    assert planner.plan(1).window == ratio
-    assert planner.plan(1).pre_verify and planner.plan(1).post_verify
+    overlap = Overlap()
+    for _ in range(40):
+        overlap.observe_step(0.01)
+        overlap.observe_forward(1, 3, 0.01 * ratio)
+        overlap.observe_tests(4, 4, broken=False)
+    plans = [overlap.plan(1) for _ in range(20)]
+    assert plans[-1].window == ratio and plans[-1].overlapped
 
 
 def test_low_acceptance_with_a_fast_draft_is_run_serially():
-    planner = Planner("auto", True, True)
+    overlap = Overlap()
     for _ in range(50):
-        planner.saw_draft(1, 0.01)
-        planner.saw_target(1, 3, 0.1)
-        planner.history.saw_tests([0], [4], [1])
-    plan = planner.plan(1)
-    assert not plan.pre_verify and not plan.post_verify and plan.window < 10
+        overlap.observe_step(0.01)
+        overlap.observe_forward(1, 3, 0.1)
+        overlap.observe_tests(4, 1, broken=True)
+    plans = [overlap.plan(1) for _ in range(20)]
+    assert not plans[-1].overlapped and plans[-1].window < 10
 
 
 def test_the_formula_is_the_chains_long_run():
     generator = torch.Generator().manual_seed(0)
-    cases = [(0.5, 3, 3.0, 1.0), (0.8, 5, 3.0, 1.0), (0.7, 2, 5.0, 1.0), (0.9, 1, 1.0, 1.0)]
-    for alpha, gamma, target, draft, foreseen in [(*case, share) for case in cases for share in (0.0, 0.4)]:
-        tokens, seconds, carried = 0, 0.0, 0
+    cases = [(0.5, 0.5, 3, 3.0), (0.8, 0.8, 5, 3.0), (0.7, 0.7, 2, 5.0), (0.9, 0.9, 1, 1.0)]
+    cases += [(0.9, 0.4, 5, 3.0), (0.6, 0.8, 3, 5.0), (0.9, 0.2, 1, 1.0)]
+    for alpha, first, gamma, target, foreseen in [(*case, share) for case in cases for share in (0.0, 0.4)]:
+        tokens, seconds, carried, broken = 0, 0.0, 0, False
         for _ in range(20000):
             tests = carried + 1
-            passed = int((torch.rand(tests, generator=generator) < alpha).long().cumprod(0).sum())
+            chances = torch.full([tests], alpha)
+            chances[0] = first if broken else alpha
+            passed = int((torch.rand(tests, generator=generator) < chances).long().cumprod(0).sum())
             tokens += passed + (passed < tests)
+            broken = passed < tests
             whole = passed == tests or bool(torch.rand((), generator=generator) < foreseen)
-            seconds += max(target, gamma * draft) if whole else max(target, draft)
+            seconds += max(target, gamma * 1.0) if whole else max(target, 1.0)
             carried = gamma - 1 if whole else 0
-        speed = pearl_tokens_per_second(alpha, gamma, target, draft, foreseen)
+        speed = pearl_tokens_per_second(alpha, gamma, target, 1.0, foreseen, first)
         assert speed == pytest.approx(tokens / seconds, rel=0.03)
 
 
-@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize(("alpha", "first"), [(0.5, 0.5), (0.9, 0.4), (0.6, 0.8), (0.95, 0.1)])
 @pytest.mark.parametrize("gamma", [1, 3, 8])
-def test_independent_acceptances_give_the_formulas_speeds(gamma, alpha):
-    runs = np.random.default_rng(0).geometric(1 - alpha, 20000) - 1
-    for foreseen in (0.0, 0.5):
-        (speed,) = overlapped_speeds(runs, [gamma], lambda width: 3.0, 1.0, foreseen)
-        assert speed == pytest.approx(pearl_tokens_per_second(alpha, gamma, 3.0, 1.0, foreseen), rel=0.02)
-    (speed,) = serial_speeds(runs, [gamma], lambda width: 2.0 + width, 1.0)
-    assert speed == pytest.approx(tokens_per_second(alpha, gamma, lambda width: 2.0 + width, 1.0), rel=0.02)
+def test_the_speed_that_turns_promise_is_their_long_run(alpha: float, first: float, gamma: int) -> None:
+    """Of a draft that is right so often behind accepted tokens, and so often behind rejected ones."""
+    dice, overlap = random.Random(0), Overlap(gamma, overlapped=False)
+    for _ in range(3):
+        overlap.observe_step(1.0, beside=False)
+        overlap.observe_forward(1, gamma + 1, 4.0, beside=False)
+    overlap.alpha = lambda broken=False: first if broken else alpha  # type: ignore[method-assign]
+    tokens, broken = 0, False
+    for _ in range(20_000):
+        run = 0
+        while run < gamma and dice.random() < (first if broken and not run else alpha):
+            run += 1
+        tokens, broken = tokens + run + 1, run < gamma
+    assert overlap.plan(1).speed == pytest.approx(tokens / 20_000 / (4 + gamma), rel=0.03)
 
 
-def test_runs_of_two_rows_are_kept_apart_and_end_with_their_texts():
-    history = History()
-    before = len(history.runs)
-    history.saw_tests([0, 1], [3, 3], [3, 1])
-    history.saw_tests([0, 1], [3, 0], [3, 0])
-    assert history.runs.tolist()[before:] == [1, 6]
-    history.saw_tests([0, 1], [3, 3], [2, 3])
-    history.end_texts()
-    history.saw_tests([1], [3], [2])
-    assert history.runs.tolist()[before:] == [1, 8, 3, 2]
-
-
-def test_a_draft_that_is_never_corrected_outweighs_nothing():
-    history = History()
-    for _ in range(50_000):
-        history.saw_tests([0], [4], [4])
-        history.saw_corrections(0, 0)
-    assert history.foreseen == 0.25 and history.runs.max() == LONGEST
+def test_the_two_rates_are_counted_apart():
+    """A draft that is right behind accepted tokens, and wrong behind rejected ones."""
+    overlap = Overlap()
+    for _ in range(300):
+        overlap.observe_tests(5, 5, broken=False)
+        overlap.observe_tests(5, 0, broken=True)
+        overlap.observe_tests(0, 0, broken=True)
+    assert overlap.alpha() > 0.95 and overlap.alpha(broken=True) < 0.05
 
 
 @pytest.mark.parametrize("window", [4, "auto"])
@@ -91,18 +90,21 @@ def test_a_draft_that_is_never_corrected_outweighs_nothing():
     ("foreseen", "step", "pays"), [(1, 1.0, True), (1, 3.0, False), (0, 1.02, True), (0, 1.1, False)]
 )
 def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, window):
-    planner = Planner(window, True, True, "auto")
-    assert planner.plan(1).corrections == 1
+    overlap = Overlap(window, "auto", overlapped=True)
+    assert overlap.plan(1).corrections == 1
     dice = random.Random(0)
+    broken = False
     for _ in range(400):
         accepted = dice.choice([0, 1, 2, 3, 4, 4, 4, 4])
-        planner.saw_draft(1, 1.0)
-        planner.saw_draft(1, step, forking=True)
-        planner.saw_target(1, 4, 4.0)
-        planner.history.saw_tests([0], [4], [accepted])
-        planner.history.saw_corrections(int(accepted < 4), foreseen * (accepted < 4))
-    plans = [planner.plan(1).corrections for _ in range(64)]
-    assert sum(plans) == (62 if pays else 2)  # the other one is tried now and then
+        overlap.observe_step(1.0)
+        overlap.observe_step(step, forking=True)
+        overlap.observe_forward(1, 4, 4.0)
+        overlap.observe_tests(4, accepted, broken)
+        broken = accepted < 4
+        overlap.observe_corrections(int(broken), foreseen * broken)
+    plans = [overlap.plan(1).corrections for _ in range(1000)]
+    tried = plans.count(0 if pays else 1)  # the other one is tried now and then
+    assert 5 <= tried <= 12
 
 
 def texts(kind: str) -> list[tuple[bool, bool]]:
@@ -114,36 +116,37 @@ def texts(kind: str) -> list[tuple[bool, bool]]:
     return text
 
 
-def play(planner: Planner, text: list[tuple[bool, bool]], ratio: float, slowed: float = 1.0) -> float:
-    """Seconds without overhead, the planner told what a session tells it. A draft step takes a second, and `slowed`
+def play(overlap: Overlap, text: list[tuple[bool, bool]], ratio: float, slowed: float = 1.0) -> float:
+    """Seconds without overhead, where it is told what a session tells it. A draft step takes a second, and `slowed`
     beside the target, which is slowed down as much."""
     at = carried = 0
-    seconds = 0.0
+    seconds, broken = 0.0, False
     for _ in range(2):  # a call begins with plain rounds, as what drafting gains is held against them
-        planner.saw_target(1, 1, ratio, alone=True)
+        overlap.observe_forward(1, 1, ratio, beside=False)
     while at < len(text):
-        plan, left = planner.plan(1), len(text) - at - 1
+        plan, left = overlap.plan(1), len(text) - at - 1
         step = slowed * (1.05 if plan.corrections else 1.0)
         fresh = max(0, min(plan.window, left - carried))
-        if not plan.pre_verify:
+        if not plan.overlapped:
             if not carried:
                 carried, seconds = fresh, seconds + fresh
-                planner.saw_draft(1, 1.0, alone=True)
+                overlap.observe_step(1.0, beside=False)
             fresh = 0
         tests = carried + bool(fresh)
         run = next((i for i in range(tests) if not text[at + i][0]), tests)
         foreseen = run < tests and plan.corrections > 0 and text[at + run][1]
         if plan.corrections:
-            planner.history.saw_corrections(int(run < tests), int(foreseen))
+            overlap.observe_corrections(int(run < tests), int(foreseen))
         goes_on = bool(fresh) and (run == tests or foreseen)
         at += run + (run < tests or not fresh)
         verifying = ratio * (slowed if fresh else 1.0)
         seconds += max(verifying, step * (fresh if goes_on else min(fresh, 1)))
         carried = fresh - 1 if goes_on else 0
-        if plan.pre_verify:
-            planner.saw_draft(1, step, forking=plan.corrections > 0)
-        planner.saw_target(1, tests + 1, verifying, alone=not fresh)
-        planner.history.saw_tests([0], [tests], [run])
+        if plan.overlapped:
+            overlap.observe_step(step, forking=plan.corrections > 0)
+        overlap.observe_forward(1, tests + 1, verifying, beside=bool(fresh))
+        overlap.observe_tests(tests, run, broken)
+        broken = run < tests if tests else broken
     return seconds
 
 
@@ -156,8 +159,8 @@ def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio, 
     text = texts(kind)
     accepted = [[float(passed) for passed, _ in text]]
     serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
-    overlapped = min(play(Planner(ratio, True, True, n), text, ratio, slowed) for n in (0, 1))
-    assert play(Planner("auto", True, True, "auto"), text, ratio, slowed) < min(serial, overlapped) / 0.96
+    overlapped = min(play(Overlap(ratio, n, overlapped=True), text, ratio, slowed) for n in (0, 1))
+    assert play(Overlap("auto", "auto"), text, ratio, slowed) < min(serial, overlapped) / 0.96
 
 
 @pytest.mark.grid
@@ -168,8 +171,8 @@ def test_between_two_windows_the_faster_one_is_taken(kind: str, ratio: float) ->
     text = texts(kind)
     accepted = [[float(passed) for passed, _ in text]]
     serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
-    overlapped = min(play(Planner(window, True, True), text, ratio) for window in range(1, 7))
-    assert play(Planner("auto", True, True), text, ratio) < min(serial, overlapped) / 0.97
+    overlapped = min(play(Overlap(window, overlapped=True), text, ratio) for window in range(1, 7))
+    assert play(Overlap(), text, ratio) < min(serial, overlapped) / 0.97
 
 
 def test_a_worker_reads_no_prompt_while_drafting_does_not_pay(monkeypatch: Any) -> None:
@@ -186,7 +189,7 @@ def test_a_worker_reads_no_prompt_while_drafting_does_not_pay(monkeypatch: Any) 
     texts = []
     for resting in (False, True):
         with PearlDrafter(models.llama(seed=3), window=3, worker="thread") as drafter:
-            drafter.planners.of(sides.model).resting = resting
+            drafter.planners.of(sides.model, (1, True)).resting = resting
             torch.manual_seed(3)
             texts.append(sides.ours(drafter))
         assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens > 0
@@ -198,7 +201,7 @@ def test_a_call_too_short_to_tell_leaves_the_next_ones_worker_alone() -> None:
     sides = Sides(models.llama(), [9], max_new_tokens=2)
     with PearlDrafter(models.llama(seed=3), worker="thread") as drafter:
         sides.ours(drafter)
-        assert not drafter.planners.of(sides.model).resting
+        assert not drafter.planners.of(sides.model, (1, False)).resting
 
 
 @pytest.mark.parametrize(("mine", "cores", "device", "expected"), [

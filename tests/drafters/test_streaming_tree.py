@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import toy_drafters as drafters
 from stream_models import GAMMA, streams_of, target_of
 
-from hf_specdec import StreamingDrafter
 from hf_specdec.budget import Cost, Evidence
-from hf_specdec.drafters.streaming import likeliest_nodes, product_tree
+from hf_specdec.drafters.streaming import StreamingSession, likeliest_nodes, product_tree
+from hf_specdec.drafters.streaming.session import LastDraft
 from hf_specdec.drafters.streaming.tree import joined, level_by_level
-from hf_specdec.drafters.streaming.tuner import TreeTuner
 from hf_specdec.protocol import Draft, Verdict
 
 
@@ -45,10 +45,10 @@ def test_streams_make_a_tree_that_copies_can_join() -> None:
         chances = torch.rand(3, 3, generator=generator).div(3).tolist()
         likeliest = likeliest_nodes(chances, 15)
         tokens = torch.randperm(9, generator=generator).view(3, 3).tolist()
-        evidence = [[Evidence.of(f"stream {j}", rank) for rank in range(3)] for j in range(3)]
+        evidence = [[[Evidence.of(f"stream {j}", rank)] for rank in range(3)] for j in range(3)]
         tree = joined(likeliest, tokens, evidence)
         assert tree.survival() == pytest.approx([chance for chance, _ in likeliest])
-        assert tree.evidence == [(evidence[node.stream][node.rank],) for _, node in likeliest]
+        assert tree.evidence == [tuple(evidence[node.stream][node.rank]) for _, node in likeliest]
         assert tree.tokens == [tokens[node.stream][node.rank] for _, node in likeliest]
 
 
@@ -59,32 +59,92 @@ def path(nodes: Any, i: int) -> list[int]:
     return ranks
 
 
+def session_of(target: Any, trees: bool = True, rows: int = 1, **options: Any) -> StreamingSession:
+    prompt = torch.ones(rows, 3, dtype=torch.long)
+    context = drafters.context(target=target, trees=trees, prompt_ids=prompt, prompt_mask=prompt)
+    return streams_of(target, **options).start(context)
+
+
+def judged(
+    session: StreamingSession, nodes: Any, path: list[int], lengths: int | None = None, kept: Any = None
+) -> None:
+    """The session is told what became of nodes that were drafted before their tokens were seen."""
+    length = len(nodes) if lengths is None else lengths
+    draft = Draft(torch.zeros(1, len(nodes), dtype=torch.long), [length], [[n.parent for n in nodes]])
+    tokens = [[0] * (len(path) + 1)]
+    verdict = Verdict([0], [2], [len(path)], tokens, [False], 7, 1.0, draft=draft, paths=[path], nodes=kept)
+    session.last = LastDraft([nodes])
+    session.observe(verdict)
+
+
+def chances(session: StreamingSession) -> list[list[float]]:
+    return [
+        [session.acceptance.chance(*known) for known in zip(evidence, guesses, strict=True)]
+        for evidence, guesses in zip(session.evidence, session.guesses, strict=True)
+    ]
+
+
 def test_a_chance_is_learned_from_what_is_accepted(target: Any) -> None:
-    """An oracle of two ranks: the tuner's figures go to what is true."""
-    tuner = TreeTuner(StreamingDrafter(num_streams=2, num_candidates=2, tree="product").config, do_sample=False)
+    """An oracle of two ranks: the figures go to what is true."""
+    session = session_of(target, num_streams=2, num_candidates=2, tree="product")
     generator = torch.Generator().manual_seed(0)
+    nodes = session._unseen(1)
+    assert nodes == product_tree(2, 2)
     for _ in range(600):
-        nodes = tuner.tree(True, Cost(), 1)
         first = int(torch.rand((), generator=generator) < 0.3)  # rank 0 is right 70% of the time, rank 1 otherwise
-        draft = Draft(torch.zeros(1, len(nodes), dtype=torch.long), [len(nodes)], [[n.parent for n in nodes]])
-        verdict = Verdict([0], [2], [1], [[0, 0]], [False], 7, 1.0, draft=draft, paths=[[first]])
-        tuner.observe(verdict, [nodes])
-    assert math.isclose(tuner.chances[0][0], 0.7, abs_tol=0.15) and math.isclose(tuner.chances[0][1], 0.3, abs_tol=0.15)
-    assert max(tuner.chances[1]) < 0.05
+        judged(session, nodes, [first])
+    learned = chances(session)
+    assert math.isclose(learned[0][0], 0.7, abs_tol=0.15) and math.isclose(learned[0][1], 0.3, abs_tol=0.15)
+    assert max(learned[1]) < 0.05
+
+
+def test_what_was_not_verified_teaches_nothing(target: Any) -> None:
+    """Nodes that were cut, and those behind a node that was pruned in mid-forward."""
+    for how in ({"lengths": 2}, {"kept": torch.tensor([[-1, 1, -1, -1, -1, -1]])}):
+        session = session_of(target, num_streams=2, num_candidates=2, tree="product")
+        before = chances(session)
+        for _ in range(20):
+            judged(session, session._unseen(1), [0], **how)
+        assert chances(session)[1] == before[1] and chances(session)[0][0] > before[0][0]
 
 
 def test_what_was_never_measured_is_drafted_all_the_same(target: Any) -> None:
     """A table that training had nothing for is taken from the other one."""
     for tables in ({"acceptance": [[0.5, 0.2]] * GAMMA}, {"acceptance_sampled": [[0.5, 0.2]] * GAMMA}, {}):
+        config = streams_of(target, **tables).config
         for sampled in (False, True):
-            tuner = TreeTuner(streams_of(target, **tables).config, sampled)
-            assert tuner.chances[0][:2] == ([0.5, 0.2] if tables else [0.5, 0.5 * 0.35]) and tuner.tree(True, Cost(), 1)
+            assert config.shares(sampled)[0][:2] == ([0.5, 0.2] if tables else [0.5, 0.5 * 0.35])
+        assert session_of(target, **tables)._unseen(1)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_without_trees_the_likeliest_chain_is_drafted(target: Any, rows: int) -> None:
+    """As far as it pays, or as far as the user says."""
+    tables = {"acceptance": [[0.9, 0.05]] * GAMMA}
+    for count, expected in (("auto", GAMMA), (2, 2), (0, 0), (9, GAMMA)):
+        session = session_of(target, trees=False, rows=rows, num_nodes=count, **tables)
+        session.context.cost = wide_forwards(rows, 0.01)
+        assert session._unseen(rows) == product_tree(GAMMA, 1)[:expected]
+    session = session_of(target, trees=False, rows=rows, **tables)
+    session.context.cost = wide_forwards(rows, 2.0)
+    assert not session._unseen(rows)
+
+
+def wide_forwards(rows: int, seconds: float) -> Cost:
+    """Of a target that takes 10 ms for one token in a row, and so many seconds for more."""
+    cost = Cost()
+    for _ in range(9):
+        for width, each in ((13, seconds), (7, seconds), (1, 0.01)):
+            cost.observe_forward(rows, width, each)
+    return cost
 
 
 def test_a_tree_that_did_not_pay_is_tried_again(target: Any) -> None:
-    tuner, cost = TreeTuner(streams_of(target).config, do_sample=False), Cost()
-    for _ in range(9):
-        for width, seconds in ((1, 0.01), (13, 2.0)):
-            cost.observe_forward(1, width, seconds)
-    sizes = [len(tuner.tree(True, cost, 1)) for _ in range(200)]
-    assert 0 in sizes[10:60] and any(sizes[60:80]) and any(sizes[120:140])
+    """Where none was drafted for long, one node is: what it takes and whether it is right is found out anew."""
+    session = session_of(target)
+    session.context.cost = cost = wide_forwards(1, 2.0)
+    sizes = []
+    for _ in range(150):
+        sizes.append(len(session._unseen(1)))
+        cost.observe_forward(1, 1 + sizes[-1], 2.0 if sizes[-1] else 0.01)
+    assert 2 <= sum(map(bool, sizes)) <= 4 and max(sizes) == 1

@@ -4,7 +4,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...budget import Learned
+from ...budget import Learned, Overlap
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
@@ -17,7 +17,6 @@ from .config import PearlConfig
 from .schedule import Overlapped
 from .session import PearlSession
 from .timeline import Timeline
-from .window import Planner
 from .worker import Processes, Seat, Threads, Workers, join
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ class PearlDrafter(ModelDrafter):
         Args:
             draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
                 the target's.
-            window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the one that would have been
-                fastest on the last runs of accepted tokens, by measured times (mostly the speed ratio, Theorem 1).
+            window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the fastest by measured times and
+                acceptance (mostly the speed ratio, Theorem 1).
             worker: where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch;
                 "auto" is the thread for drafts on a GPU, the process for others.
             pre_verify: verify the first draft token while drafting goes on (§3.2).
@@ -70,7 +69,9 @@ class PearlDrafter(ModelDrafter):
             post_verify=post_verify,
             corrections=corrections,
         )
-        self.planners = Learned(partial(Planner, window, pre_verify, post_verify, corrections))
+        free = window == "auto" and pre_verify and post_verify
+        overlapped = None if free else pre_verify or post_verify
+        self.planners = Learned(partial(Overlap, window, corrections, overlapped))
         self._begin()
 
     def _begin(self) -> None:
@@ -160,7 +161,8 @@ class PearlDrafter(ModelDrafter):
         worker = (self.workers or self._joined()).take(self.draft, context.device)
         self.last_timeline = timeline = Timeline()
         try:
-            return PearlSession(context, worker, self.planners.of(context.target), timeline, self.takes_ragged())
+            planner = self.planners.of(context.target, (context.rows, context.do_sample))
+            return PearlSession(context, worker, self.config, planner, timeline, self.takes_ragged())
         except BaseException:
             worker.close()
             raise

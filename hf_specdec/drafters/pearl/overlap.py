@@ -9,10 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .window import Plan
-
 Chain = list[tuple[int, float]]
 """drafted tokens, one behind the other, each with its q; 1 where the draft does not sample"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run a round."""
+
+    window: int
+    """γ"""
+    pre_verify: bool
+    """whether the target checks a row's first draft token while drafting goes on"""
+    post_verify: bool
+    """whether drafting goes on while the target checks a row's draft"""
+    corrections: int
+    """for each token that is being checked, how many corrections are drafted for"""
 
 
 class Mode(Enum):

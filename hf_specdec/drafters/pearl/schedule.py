@@ -8,9 +8,8 @@ from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Correct, Guarded, Round
 from ...verify.picking import DraftPicker
 from .correction import corrected
-from .overlap import NO_TURN, Chain, Mode, Outcome, Turn, drafted_first, in_step, together, turn
+from .overlap import NO_TURN, Chain, Mode, Outcome, Plan, Turn, drafted_first, in_step, together, turn
 from .session import as_draft
-from .window import Plan
 
 
 class Overlapped:
@@ -34,7 +33,7 @@ class Overlapped:
         """What the rows carry. Drafting begins behind it. A row without room lets go of what it carries."""
         self.round, self.rows, self.starts = round, list(round.sequences.rows), list(round.sequences.lengths)
         rows, self.turns, self.drafting = len(self.rows), [NO_TURN] * len(self.rows), False
-        plan: Plan | None = self.session.ask(lambda d: d.planner.plan(rows)) if any(round.room) else None
+        plan: Plan | None = self.session.ask(lambda d: d.plan(rows)) if any(round.room) else None
         if plan is not None:
             self.turns = self._turns(plan)
             self.drafting = any(turn.mode is not Mode.SERIAL for turn in self.turns)

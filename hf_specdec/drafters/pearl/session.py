@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
+from ...budget import Overlap
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
 from ...transfer import to_device
 from ...verify.picking import DraftPicker
-from .overlap import Chain
+from .config import PearlConfig
+from .overlap import Chain, Plan
 from .timeline import Timeline
-from .window import Planner
 from .worker import Conversation, Order, Setup, Worker
 
 SHORT = 4
@@ -21,7 +22,13 @@ class PearlSession(DraftSession):
     patience = 30.0
 
     def __init__(
-        self, context: DraftContext, worker: Worker, planner: Planner, timeline: Timeline, forks: bool = False
+        self,
+        context: DraftContext,
+        worker: Worker,
+        config: PearlConfig,
+        planner: Overlap,
+        timeline: Timeline,
+        forks: bool = False,
     ) -> None:
         """
         Args:
@@ -30,7 +37,7 @@ class PearlSession(DraftSession):
             forks: whether the draft takes rows of uneven lengths, which drafting for corrections needs.
         """
         super().__init__(context)
-        self.planner, self.timeline = planner, timeline
+        self.config, self.planner, self.timeline = config, planner, timeline
         self.weighs = planner.window != "auto"  # a fixed window is kept whatever it costs
         self.rows = list(range(len(context.prompt_ids)))
         """[B] of the present order"""
@@ -45,6 +52,8 @@ class PearlSession(DraftSession):
         """steps of the present order that were recorded"""
         self.beside = False
         """whether the target verifies while the present order is carried out"""
+        self.broken: set[int] = set()
+        """rows whose last test rejected a token"""
         self.rounds = {True: 0, False: 0}
         """how many there were, with drafting and with drafting paused"""
         assert isinstance(context.pick, DraftPicker)
@@ -61,6 +70,14 @@ class PearlSession(DraftSession):
             self.worker.open()
 
     # ------------------------------------------------------------------ for the schedule
+
+    def plan(self, rows: int) -> Plan:
+        """How to run the next round of so many rows."""
+        found = self.planner.plan(rows)
+        pre_verify, post_verify = self.config.pre_verify, self.config.post_verify
+        if not found.overlapped:
+            pre_verify = post_verify = False
+        return Plan(found.window, pre_verify, post_verify, found.corrections)
 
     def start_draft(
         self,
@@ -121,7 +138,7 @@ class PearlSession(DraftSession):
         foreseen = {place[0]: forks[place] for place in corrected if place in forks}
         self.timeline.corrections.append((len(corrected), len(foreseen)))
         if order is not None and order.forking:
-            self.planner.history.saw_corrections(len(corrected), len(foreseen))
+            self.planner.observe_corrections(len(corrected), len(foreseen))
         if not passed and not foreseen:
             self.worker.cancel()
             return {}
@@ -154,17 +171,16 @@ class PearlSession(DraftSession):
             paused: nothing was to be drafted in this round.
         """
         self.rounds[not paused] += 1
-        self.planner.saw_target(rows, width, span[1] - span[0], alone)
+        self.planner.observe_forward(rows, width, span[1] - span[0], beside=not alone)
         self.timeline.target.append(span)
 
     def _record(self) -> None:
         """Record the draft steps that were heard of since the last time."""
-        rows = len(self.rows)
         for step in self.worker.steps[self.recorded :]:
             self.context.stats.draft_calls = step.draft_calls
             self.timeline.draft.append((step.began, step.ended))
-            seconds, forking = step.ended - step.began, len(step.tokens) > rows
-            self.planner.saw_draft(rows, seconds, forking, alone=not self.beside)
+            forking = len(step.tokens) > len(self.rows)
+            self.planner.observe_step(step.ended - step.began, self.beside, forking)
         self.recorded = len(self.worker.steps)
 
     # ------------------------------------------------------------------ the rest of a session
@@ -180,11 +196,13 @@ class PearlSession(DraftSession):
 
     def observe(self, verdict: Verdict) -> None:
         self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))
-        self.planner.history.saw_tests(verdict.rows, verdict.drafted, verdict.accepted)
+        for row, tested, accepted in zip(verdict.rows, verdict.drafted, verdict.accepted, strict=True):
+            self.planner.observe_tests(tested, accepted, row in self.broken)
+            if tested:
+                (self.broken.add if accepted < tested else self.broken.discard)(row)
 
     def close(self) -> None:
         """Free the worker, or end it if it may be in trouble."""
-        self.planner.history.end_texts()
         if self.planner.window == "auto" and sum(self.rounds.values()) > SHORT:
             self.planner.resting = self.rounds[False] > self.rounds[True]
         self.timeline.messages, self.timeline.bytes = self.worker.traffic

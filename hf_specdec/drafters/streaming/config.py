@@ -47,6 +47,16 @@ class StreamingConfig(StreamingOptions):
     acceptance: list = field(default_factory=list)
     acceptance_sampled: list = field(default_factory=list)
 
+    def shares(self, do_sample: bool) -> list[list[float]]:
+        """[γ][k] how often a candidate of a stream was right where all before it were, as training has measured it. A
+        missing table is taken from the other kind of text; what both lack is guessed."""
+        tables = [self.acceptance_sampled, self.acceptance]
+        table: list[Any] = next(filter(None, tables if do_sample else reversed(tables)), [])
+        shares = [[0.5 * 0.35**rank for rank in range(self.num_candidates)] for _ in range(self.num_streams)]
+        for guessed, row in zip(shares, table, strict=False):
+            guessed[: len(row)] = map(float, row[: len(guessed)])
+        return shares
+
     def validate_adapted(self) -> None:
         for name, sizes in self.adapted.items():
             fine = isinstance(name, str) and isinstance(sizes, list) and len(sizes) == 2

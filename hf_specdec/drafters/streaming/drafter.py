@@ -2,7 +2,6 @@
 
 import hashlib
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,6 @@ from ..base import Drafter
 from .config import StreamingConfig
 from .session import StreamingSession
 from .streams import Streams, write_lora
-from .tuner import TreeTuner
 from .upper import Upper
 
 if TYPE_CHECKING:
@@ -93,7 +91,6 @@ class StreamingDrafter(Drafter):
         self.trained = False
         """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
-        self._tuners = {sampled: Learned(partial(TreeTuner, self.config, sampled)) for sampled in (False, True)}
         self._acceptance = Learned(Acceptance)
 
     def weights(self) -> dict[str, Tensor]:
@@ -212,9 +209,8 @@ class StreamingDrafter(Drafter):
         if target is None:
             raise SpeculationError("streams run inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
-        tuner = self._tuners[context.do_sample].of(target, context.rows)
         acceptance = self._acceptance.of(target, context.do_sample)
-        return StreamingSession(context, self.config, self.fitted(target, upper), upper, tuner, acceptance)
+        return StreamingSession(context, self.config, self.fitted(target, upper), upper, acceptance)
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Acceptance, Evidence, Tree, are_chains
+from ...budget import MOST_NODES, Acceptance, Evidence, Tree, are_chains, nodes_that_pay
 from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
 from ...transfer import to_device, to_host, waits
 from ..prompt_lookup import Copies, PromptLookupConfig
@@ -14,14 +14,11 @@ from ..trees import draft_of
 from .config import StreamingConfig
 from .runner import StreamRunner
 from .streams import Streams
-from .tree import Node, joined, likeliest_nodes
-from .tuner import TreeTuner
+from .tree import Node, joined, level_by_level, likeliest_nodes, product_tree
 from .upper import Upper
 
 BRANCHES = 3
 """Copies of earlier text that join the streams' tree."""
-LOOK_AGAIN = 4
-"""Rounds after which streams are asked again where no tree has paid."""
 CONTINUED = 8
 """Nodes of the streams after which copies are looked for."""
 
@@ -45,7 +42,7 @@ class LastDraft:
     nodes: Sequence[Sequence[Node | None]] = ()
     """[rows][nodes] of the streams; None for what is copied"""
     trees: Sequence[Tree] = ()
-    """[rows] with copies; empty where the streams' likeliest nodes were drafted unseen"""
+    """[rows] with copies; empty where the nodes were chosen before their tokens were seen"""
     logits: Tensor | None = None
     """[rows, γ, K] of the streams"""
 
@@ -60,24 +57,26 @@ class StreamingSession(DraftSession):
         config: StreamingConfig,
         streams: Streams,
         upper: Upper,
-        tuner: TreeTuner,
         acceptance: Acceptance,
     ) -> None:
         super().__init__(context)
-        self.config, self.streams, self.upper, self.tuner = config, streams, upper, tuner
+        self.config, self.streams, self.upper, self.acceptance = config, streams, upper, acceptance
+        self.guesses = config.shares(context.do_sample)
+        self.evidence = [
+            [Evidence.of(f"stream {j}", rank) for rank in range(config.num_candidates)]
+            for j in range(config.num_streams)
+        ]
+        """[γ][k] for a candidate, whatever chance its stream gives it"""
         self.slots_per_token = 1 + streams.gamma
         self._runner: StreamRunner | None = None
         self.rows: list[int] = []
         self.ends: Tensor | None = None
         """[rows, γ, H] the streams of the last token of each row that the target has read"""
-        self._paid = True
-        """whether the streams' last tree paid"""
         self.counts = Counts()
         self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
         self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), acceptance) if joins else None
-        self.acceptance = acceptance
 
     def runner(self, runner: Runner) -> Runner:
         self._runner = StreamRunner(runner, self.streams, self.upper, self.config.prune_below)
@@ -89,16 +88,33 @@ class StreamingSession(DraftSession):
     def observe(self, verdict: Verdict) -> None:
         tested = None if verdict.nodes is None else [set(row) for row in to_host(verdict.nodes)]
         counts, last, self.last = self.counts, self.last, LastDraft()  # in a round without room nothing is proposed
-        self.tuner.observe(verdict, last.nodes, tested)
         if tested is not None and verdict.draft is not None:
             for nodes, length in zip(tested, verdict.draft.lengths, strict=True):
                 counts.pruned += length - sum(0 <= node < length for node in nodes)
         counts.drafted += sum(verdict.draft.lengths) if verdict.draft is not None else 0
-        self.acceptance.observe_trees(last.trees, verdict.tokens)
         if last.trees:
-            self._paid = any(verdict.drafted)
-            counts.rested += not self._paid
+            self.acceptance.observe_trees(last.trees, verdict.tokens)
+            counts.rested += not any(verdict.drafted)
+        else:
+            self._observe_unseen(verdict, last.nodes, tested)
         self._look(verdict)
+
+    def _observe_unseen(
+        self, verdict: Verdict, drafted: Sequence[Sequence[Node | None]], tested: Sequence[set[int]] | None
+    ) -> None:
+        """Behind every accepted node, which of the nodes that were verified there was right. Where a pruned node ended
+        the row, none was verified behind it."""
+        for b, nodes in enumerate(drafted):
+            if verdict.draft is None or verdict.stopped[b]:
+                continue
+            path, kept = verdict.paths[b], nodes[: verdict.draft.lengths[b]]
+            steps: list[tuple[int, int | None]] = list(zip([-1, *path], [*path, None], strict=True))
+            if path and tested is not None and path[-1] not in tested[b]:
+                steps.pop()
+            for parent, right in steps:
+                for i, node in enumerate(kept):
+                    if node is not None and node.parent == parent:
+                        self.acceptance.observe(self.evidence[node.stream][node.rank], i == right)
 
     def _look(self, verdict: Verdict) -> None:
         """Keep the streams at the node from which the target chose each row's last token."""
@@ -120,13 +136,12 @@ class StreamingSession(DraftSession):
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         if self._runner is not None:
             self._runner.rides = True
-        nodes = self.tuner.tree(self.context.trees, self.context.cost, len(room))
-        copies = self._copies(sequences, room)
-        free = self.by_value and not waits(self.context.device)  # to look at what streams say
-        # Where nothing has paid, to ask the head would cost, too.
-        looks = bool(copies) or (free and (self._paid or self.counts.rounds % LOOK_AGAIN == 0))
         self.counts.rounds += 1
-        if self.ends is None or not (looks or (nodes and not free)):
+        copies = self._copies(sequences, room)
+        # Elsewhere to look at what streams say would be to wait for it.
+        looks = bool(copies) or (self.by_value and not waits(self.context.device))
+        nodes = [] if looks else self._unseen(len(room))
+        if self.ends is None or not (looks or nodes):
             self.counts.rested += 1
             return Draft.from_lists([[]] * len(room), self.context.device)
         if sequences.rows != self.rows:
@@ -144,6 +159,22 @@ class StreamingSession(DraftSession):
         self.last = LastDraft([nodes] * len(room), logits=logits)
         lengths = [len(nodes) if most else 0 for most in room]
         return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(room))
+
+    def _unseen(self, rows: int) -> list[Node]:
+        """The nodes of each row, chosen before it is known what they say, in order of depth."""
+        config, k = self.config, self.config.num_candidates if self.context.trees else 1
+        if config.tree == "product":
+            return product_tree(config.num_streams, k)
+        chances = [
+            [self.acceptance.chance(*known) for known in zip(evidence[:k], guesses, strict=False)]
+            for evidence, guesses in zip(self.evidence, self.guesses, strict=True)
+        ]
+        likeliest = likeliest_nodes(chances, MOST_NODES)
+        count = config.num_nodes
+        if count == "auto":
+            survival = [[chance for chance, _ in likeliest]] * rows
+            count = nodes_that_pay(survival, rows, self.context.cost, advance=self.context.advance)
+        return level_by_level([node for _, node in likeliest[:count]])
 
     def _copies(self, sequences: Sequences, room: list[int]) -> list[Tree]:
         """Each row's copies as a tree; empty where no row has any."""
@@ -182,9 +213,10 @@ class StreamingSession(DraftSession):
         self, tokens: Sequence[Sequence[float]], estimates: Sequence[Sequence[float]]
     ) -> tuple[Tree, list[Node]]:
         """The likeliest nodes of a row; each candidate's chance is how often such estimates have come true."""
-        evidence = [[Evidence.of(f"stream {j}").at(estimate) for estimate in row] for j, row in enumerate(estimates)]
-        chances = [[self.acceptance.calibrated(each) for each in row] for row in evidence]
+        seen = [[Evidence.of(f"stream {j}").at(estimate) for estimate in row] for j, row in enumerate(estimates)]
+        chances = [[self.acceptance.calibrated(each) for each in row] for row in seen]
         likeliest = likeliest_nodes(chances, MOST_NODES)
+        evidence = [list(zip(*both, strict=True)) for both in zip(seen, self.evidence, strict=True)]
         return joined(likeliest, tokens, evidence), [node for _, node in likeliest]
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:

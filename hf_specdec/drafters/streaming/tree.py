@@ -49,20 +49,22 @@ def likeliest_nodes(chances: Sequence[Sequence[float]], most: int) -> list[tuple
 
 
 def joined(
-    likeliest: Sequence[tuple[float, Node]], tokens: Sequence[Sequence[float]], evidence: Sequence[Sequence[Evidence]]
+    likeliest: Sequence[tuple[float, Node]],
+    tokens: Sequence[Sequence[float]],
+    evidence: Sequence[Sequence[Sequence[Evidence]]],
 ) -> Tree:
     """The streams' nodes, in their order, as a tree that copies can join.
 
     Args:
         likeliest: from `likeliest_nodes`.
         tokens: [γ][k] what the candidates are.
-        evidence: [γ][k] for each of them.
+        evidence: [γ][k] what each of them is counted under.
     """
     tree, place = Tree(), {-1: (-1, 1.0)}
     for i, (survives, node) in enumerate(likeliest):
         parent, chance = place[node.parent]
         token = int(tokens[node.stream][node.rank])
-        place[i] = tree.add(parent, token, survives / chance, evidence[node.stream][node.rank]), survives
+        place[i] = tree.add(parent, token, survives / chance, *evidence[node.stream][node.rank]), survives
     return tree
 
 

@@ -1,0 +1,143 @@
+"""`Overlap`: how far a draft model drafts that works while the target verifies, and whether the two should rather take
+turns (Liu et al. 2024, Theorem 1, with measured times and acceptance)."""
+
+from typing import Literal, NamedTuple
+
+from ..theory import pearl_tokens_per_second, tokens_per_second
+from .acceptance import Acceptance
+from .account import Account
+from .controller import DRAFTED, GUESS, UNMEASURED
+from .cost import Cost, Times
+from .decision import WORTH_IT
+from .evidence import Evidence
+
+LARGEST = 24
+"""γ at most, where it is chosen"""
+UNBROKEN, BROKEN = Evidence.of(DRAFTED), Evidence.of("drafted behind a rejected token")
+FORESEEN = Evidence.of("foreseen")
+"""of corrections, where likely ones are drafted for"""
+
+
+class Plan(NamedTuple):
+    """How to run a round."""
+
+    window: int
+    """γ"""
+    overlapped: bool
+    """whether the draft model works while the target does; else they take turns"""
+    corrections: int
+    """for each token that is being verified, how many corrections are drafted for"""
+    speed: float = 0.0
+    """tokens per second that a row is promised; 0 where nothing was measured yet"""
+
+
+class Overlap:
+    """Plans rounds of a draft model that can work beside its target. Observes what both take, side by side and alone:
+    on cores that they share these are not the same. The fastest plan is taken; the account pays for tries of another.
+    """
+
+    def __init__(
+        self,
+        window: int | Literal["auto"] = "auto",
+        corrections: int | Literal["auto"] = 0,
+        overlapped: bool | None = None,
+    ) -> None:
+        """
+        Args:
+            window: γ that the user has set; "auto" chooses from 1 to `LARGEST`.
+            corrections: how many to draft for; "auto" is one where that pays.
+            overlapped: whether both work at the same time; None for whatever is faster.
+        """
+        self.window = window
+        self.windows = range(1, LARGEST + 1) if window == "auto" else [window]
+        self.first = UNMEASURED if window == "auto" else window
+        self.choices = [1, 0] if corrections == "auto" else [corrections]
+        self.overlapped = overlapped
+        self.acceptance, self.account = Acceptance(), Account()
+        self.beside, self.alone = Cost(), Cost()
+        """of the target while the draft model works, and by itself"""
+        self.steps: dict[tuple[bool, bool], Times] = {}
+        """of the draft model, by whether it works beside the target, and whether it drafts for corrections, too"""
+        self.tries = 0
+        """rounds with another plan than the fastest; the others take turns"""
+        self.resting = False
+        """whether drafting was paused in most rounds of the last call"""
+
+    # ------------------------------------------------------------------ plan
+
+    def plan(self, rows: int) -> Plan:
+        """The next round's, for so many rows."""
+        plans = [self._beside(rows, n) for n in self.choices] if self.overlapped is not False else []
+        if self.overlapped is False or (self.overlapped is None and plans[0].speed):
+            plans.append(self._in_turns(rows))
+        best = max(plans, key=lambda plan: plan.speed * (WORTH_IT if plan.corrections else 1.0))
+        others = [plan for plan in plans if plan is not best]
+        self.account.wait()
+        if not others or not best.speed or self.account.missing(1.0):
+            return best
+        self.account.charge(1.0)  # more than that the round is not going to lose
+        self.tries += 1
+        return others[self.tries % len(others)]
+
+    def _beside(self, rows: int, corrections: int) -> Plan:
+        step = self._step(True, corrections > 0)
+        if not step or not self.beside.known:
+            return Plan(self.first, True, corrections)
+        alpha, broken, seconds = self.alpha(), self.alpha(broken=True), self.beside.round(rows)
+        foreseen = self.acceptance.chance(FORESEEN, GUESS) if corrections else 0.0
+
+        def speed(gamma: int) -> float:
+            return pearl_tokens_per_second(alpha, gamma, seconds(gamma), step, foreseen, first=broken)
+
+        window = max(self.windows, key=speed)
+        return Plan(window, True, corrections, speed(window))
+
+    def _in_turns(self, rows: int) -> Plan:
+        cost, step = self.alone if self.alone.known else self.beside, self._step(False)
+        if not step or not cost.known:
+            return Plan(self.first, False, 0)
+        alpha, broken, seconds = self.alpha(), self.alpha(broken=True), cost.round(rows)
+
+        def speed(gamma: int) -> float:
+            whole, after = alpha**gamma, broken * alpha ** (gamma - 1)  # the chance that all is accepted
+            share = after / (1 - whole + after)  # of rounds behind one that was accepted as a whole
+            first = share * alpha + (1 - share) * broken
+            return tokens_per_second(alpha, gamma, seconds, step, first=first)
+
+        window = max(self.windows, key=speed)
+        return Plan(window, False, 0, speed(window))
+
+    def alpha(self, broken: bool = False) -> float:
+        """α, how often a tested token was accepted: behind an accepted one, or behind a rejected one (`broken`).
+        Accepted tokens come in runs."""
+        return self.acceptance.chance(BROKEN if broken else UNBROKEN, GUESS)
+
+    def _step(self, beside: bool, forking: bool = False) -> float | None:
+        """Seconds of a draft step, or of the most similar kind that was seen."""
+        kinds = (beside, forking), (beside, not forking), (not beside, False), (not beside, True)
+        return next((self.steps[kind].seconds for kind in kinds if kind in self.steps), None)
+
+    # ------------------------------------------------------------------ observe
+
+    def observe_step(self, seconds: float, beside: bool = True, forking: bool = False) -> None:
+        """What a draft step took."""
+        kind = beside, forking
+        self.steps[kind] = self.steps.get(kind, Times()).add(seconds)
+
+    def observe_forward(self, rows: int, width: int, seconds: float, beside: bool = True) -> None:
+        """What a forward of the target took, of `width` tokens per row."""
+        (self.beside if beside else self.alone).observe_forward(rows, width, seconds)
+
+    def observe_tests(self, tested: int, accepted: int, broken: bool) -> None:
+        """Of a row's tested tokens so many leading ones were accepted.
+
+        Args:
+            broken: whether the row's last test rejected a token.
+        """
+        for place in range(min(tested, accepted + 1)):
+            self.acceptance.observe(BROKEN if broken and not place else UNBROKEN, place < accepted)
+
+    def observe_corrections(self, made: int, foreseen: int) -> None:
+        """What became of drafting for corrections."""
+        for place in range(made):
+            self.acceptance.observe(FORESEEN, place < foreseen)
