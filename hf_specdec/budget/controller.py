@@ -6,7 +6,7 @@ from typing import Protocol
 
 from .acceptance import Acceptance, Evidence
 from .account import Account
-from .cost import Cost, DraftCost
+from .cost import CostView, DraftCost
 from .decision import Advance, steps_that_pay
 
 DRAFTED = "drafted"
@@ -26,7 +26,7 @@ RESTS = 8
 class Call(Protocol):
     """What it knows of a call: `DraftContext`."""
 
-    cost: Cost
+    cost: CostView
     lockstep: bool
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ...budget import MOST_NODES, Cost, most_per_second
+from ...budget import MOST_NODES, CostView, most_per_second
 from ...protocol import Verdict
 from .config import StreamingConfig
 from .tree import Node, level_by_level, likeliest_nodes, product_tree
@@ -32,7 +32,7 @@ class TreeTuner:
         self._likeliest: list[tuple[float, Node]] = []
         self._nodes: list[Node] = []
 
-    def tree(self, trees: bool, cost: Cost, rows: int) -> list[Node]:
+    def tree(self, trees: bool, cost: CostView, rows: int) -> list[Node]:
         """The next tree's nodes for so many rows, in order of depth; a chain where `trees` are not welcome."""
         config = self.config
         if not trees:
@@ -48,7 +48,7 @@ class TreeTuner:
         self.rounds += 1
         return self._nodes
 
-    def _count_that_pays(self, cost: Cost, rows: int) -> int:
+    def _count_that_pays(self, cost: CostView, rows: int) -> int:
         if self.config.num_nodes != "auto":
             return int(self.config.num_nodes)
         if (tried := cost.tried(rows)) is not None:
