@@ -7,6 +7,10 @@ decision: a `Deadline` is real time whatever the clock says, or a clock that sta
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 _read: Callable[[], float] = time.perf_counter
 
@@ -28,6 +32,32 @@ def use(read: Callable[[], float]) -> Iterator[None]:
         yield
     finally:
         _read = before
+
+
+class Moment(NamedTuple):
+    """When something was asked for, and on a GPU when the device gets there."""
+
+    at: float
+    """seconds, of `now`"""
+    event: Any = None
+    """of the device"""
+
+    def since(self, earlier: "Moment") -> float:
+        """Seconds between the two, on the device where it was asked for both. The device has got there."""
+        if self.event is not None and earlier.event is not None:
+            return float(earlier.event.elapsed_time(self.event)) / 1e3
+        return self.at - earlier.at
+
+
+def mark(device: "torch.device") -> Moment:
+    """This moment in the work of a device."""
+    if device.type != "cuda":
+        return Moment(now())
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return Moment(now(), event)
 
 
 class Deadline:

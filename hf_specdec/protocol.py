@@ -192,6 +192,8 @@ class DraftContext:
     """at once, where rows come and go"""
     most_tokens: int = 0
     """of those together: what a cache may hold"""
+    forwards: str = "auto"
+    """how the call's are made: `Rules.forwards`"""
 
     def read(self, row: int) -> list[int]:
         """The tokens that an encoder was given for a row, without padding; none where it read something else."""

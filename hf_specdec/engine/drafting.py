@@ -80,6 +80,7 @@ def context_of(
         coupled=noise is not None,
         most_rows=0 if bounds is None else bounds.rows,
         most_tokens=0 if bounds is None else bounds.tokens,
+        forwards=call.rules.forwards,
     )
 
 

@@ -12,6 +12,7 @@ from ..clock import now
 from ..protocol import Draft, Forward, Verdict
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
+from ..target.captured import CapturedRunner
 from ..target.inputs import CACHE, as_when_decoding, own_cache, position_limit
 from ..target.ranks import ranks_of
 from ..target.staggered import farthest
@@ -98,7 +99,7 @@ class Generation(Engine):
         finally:
             if self.group.drafting is not None:
                 self.group.drafting.close(stats)
-            stats.notes += filter(None, [self.call.rules.note()])
+            stats.notes += filter(None, [self.call.rules.note(), self.mode.note])
             longest = max(row.length for row in self.texts)
             stats.plain_steps = max(0, longest - self.call.input_ids.shape[1] - 1)
             stats.total_seconds = now() - start
@@ -141,6 +142,11 @@ class Generation(Engine):
 
     def _farthest(self, rows: int) -> int:
         return farthest(self.cost if self.ranks is None else None, rows)  # ranks go by clocks of their own
+
+    def _most_nodes(self, drafting: Drafting) -> int:
+        most = super()._most_nodes(drafting)
+        widest = self.runner.widest if isinstance(self.runner, CapturedRunner) else None
+        return most if widest is None else min(most, widest - 1)
 
     def _forward(self, fed: Draft) -> Forward:
         drafting = self.group.drafting

@@ -7,6 +7,7 @@ from transformers.cache_utils import StaticLayer
 
 from ..errors import warn
 from ..target.cache import is_adoptable
+from ..target.captured import CapturedRunner, wants_captures, why_not_captured
 from ..target.encoder_decoder import EncoderDecoderRunner
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
@@ -27,6 +28,8 @@ class Mode(NamedTuple):
     """whether drafts may be trees"""
     runner: type[LockstepRunner | RaggedRunner]
     """the engine's runner; `RaggedRunner` where trees or rows of any lengths may come"""
+    note: str = ""
+    """why forwards are not captured, where that was asked for or is usual"""
 
     @property
     def name(self) -> str:
@@ -91,9 +94,32 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     trees = ragged or (takes_ragged and wanted and blocks)
     states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
     own_runner = takes_ragged and drafter.brings_runner and not states
+    note = ""
+    if wants_captures(call.rules.forwards, call.target):
+        note = why_eager(call, can, takes_ragged, bool(states), own_runner)
+        if not note:
+            bitwise = call.rules.forwards == "bitwise"  # a tree's tokens lie, and are summed, in another order
+            return Mode(ragged, trees and not bitwise, CapturedRunner)
+        if call.rules.forwards == "bitwise":
+            raise PlainDecodingNeeded(call, note)
     if trees or own_runner:
-        return Mode(ragged, trees, RaggedRunner)
-    return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner)
+        return Mode(ragged, trees, RaggedRunner, note)
+    return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner, note)
+
+
+def why_eager(call: Call, can: Support, takes_ragged: bool, states: bool, own_runner: bool) -> str:
+    """Why a call's forwards are not captured; empty if they are."""
+    name = type(call.target).__name__
+    if can is not Support.RAGGED:
+        return f"forwards are not captured: {name} {ability(call.target).why}"
+    if not takes_ragged:
+        return f"forwards are not captured: {name} was given inputs, or a cache, that static buffers do not hold"
+    if states:
+        return "forwards are not captured, because the call returns hidden states or attentions"
+    if own_runner:
+        return "forwards are not captured, because the drafter runs inside the target"
+    why = why_not_captured(call.target)
+    return f"forwards are not captured: {name} {why}" if why else ""
 
 
 def lacks(call: Call, given: Any) -> str:

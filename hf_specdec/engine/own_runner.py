@@ -13,6 +13,8 @@ from torch import Tensor
 from ..protocol import DraftContext, Forward, Runner
 from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
+from ..target.captured import CapturedRunner
+from ..target.inputs import position_limit
 from ..target.lockstep import LockstepRunner
 from ..target.probe import ability, runner_agrees
 from ..target.ragged import RaggedRunner
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_AHEAD = 1024
+"""new tokens that captured forwards have room for from the start; more where a text gets so long"""
+
 _proved: "WeakKeyDictionary[AnyDrafter, WeakSet[PreTrainedModel]]" = WeakKeyDictionary()
 """by drafter, the targets whose logits its runner was seen to leave alone"""
 
@@ -37,6 +42,10 @@ def target_runner(call: Call, drafting: Drafting, mode: Mode) -> Runner:
     """The engine's runner for a call, behind the drafter's own where that brings one."""
     session, brings_runner = drafting.session, drafting.drafter.brings_runner
     engines = mode.runner(call.target, call.model_kwargs, call.input_ids, call.new_columns)
+    if isinstance(engines, CapturedRunner):
+        engines.most_slots = min(call.most_columns, MOST_AHEAD + call.input_ids.shape[1])
+        if call.rules.forwards == "bitwise":
+            engines.most_slots, engines.bitwise = min(call.most_columns, position_limit(call.target)), True
     runner: Runner = StaggeredRunner(engines) if isinstance(engines, LockstepRunner) and mode.staggered else engines
     runner.features = session.ask(lambda s: _features(s.features, call.target)) or ()
     if (brings_runner or runner.features) and ranks_of(call.target) is not None:  # only the leading one has a session

@@ -2,30 +2,31 @@
 
 import torch
 
-from ..clock import now
+from ..clock import mark, now
 from ..stats import SpeculationStats
+from ..transfer import waits
 from .results import Result
 
 
 class Watch:
-    """The clock of one round. It is told when each part is over."""
+    """The clock of one round. It is told when each part is over; what parts took is known when the round's results were
+    looked at."""
 
     def __init__(self, device: torch.device) -> None:
-        self.runs_on = device.type != "cpu"
-        """whether a forward goes on after its launch: it is over when its results were looked at"""
-        self.began = self.drafted_at = self.launched_at = self.tested_at = now()
+        self.device = device
+        self.began = self.drafted_at = self.launched_at = self.tested_at = mark(device)
 
     def drafted(self) -> None:
-        """The draft is there."""
-        self.drafted_at = now()
+        """The draft was asked for."""
+        self.drafted_at = mark(self.device)
 
     def launched(self) -> None:
-        """The forward has been called."""
-        self.launched_at = now()
+        """The forward was asked for."""
+        self.launched_at = mark(self.device)
 
     def tested(self) -> None:
         """The schedule has said what is judged."""
-        self.tested_at = now()
+        self.tested_at = mark(self.device)
 
     def judged(self, beside: bool) -> None:
         """The forward's results were looked at.
@@ -33,21 +34,22 @@ class Watch:
         Args:
             beside: whether drafting went on beside the forward: its schedule has waited for both.
         """
-        if self.runs_on:
-            self.launched_at = self.tested_at = self.tested_at if beside else now()
+        self.over_at = mark(self.device)
+        if waits(self.device) and self.over_at.event is None:  # a forward goes on, nobody sees how long
+            self.launched_at = self.tested_at = self.tested_at if beside else self.over_at
 
     @property
     def forward_seconds(self) -> float:
-        return self.launched_at - self.drafted_at
+        return self.launched_at.since(self.drafted_at)
 
     @property
     def draft_seconds(self) -> float:
         """For which the target stood still."""
-        return self.drafted_at - self.began + self.tested_at - self.launched_at
+        return self.drafted_at.since(self.began) + self.tested_at.since(self.launched_at)
 
     def since_forward(self) -> float:
-        """Seconds since the forward's results were there."""
-        return now() - self.tested_at
+        """Seconds since the schedule's test, or the forward's results where they came later."""
+        return now() - (self.over_at if waits(self.device) else self.tested_at).at
 
 
 def count_forward(stats: SpeculationStats, width: int, seconds: float, drafting: float) -> None:

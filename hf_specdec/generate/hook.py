@@ -110,7 +110,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         asked = speculation(self, named)
         nobody_drafts = not isinstance(assistant, Drafter) and asked.kind in (None, *UPSTREAM_TYPES)
-        if nobody_drafts and not asked.rules.coupled and not named.get("speculation"):
+        if nobody_drafts and not asked.rules.by_engine and not named.get("speculation"):
             try:
                 return original(self, *args, **kwargs)
             except ValueError:
@@ -145,15 +145,15 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
     kind, options, rules = asked
     drafter: AnyDrafter
     nobody = kind == "none" or (kind in (None, *UPSTREAM_TYPES) and not isinstance(assistant, Drafter))
-    if nobody and not rules.coupled:
-        if kind != "none" and (given or set(said or ()) - {"sampling"}):
+    if nobody and not rules.by_engine:
+        if kind != "none" and (given or set(said or ()) - {"sampling", "forwards"}):
             raise SpeculationError(
                 f"speculation={said} has no effect with speculation_type={kind!r}; name another "
                 "speculation_type, or pass assistant_model=<a drafter>"
             )
         return original(model, **named, assistant_model=None if isinstance(assistant, Drafter) else assistant)
     if nobody:
-        drafter = _nobody(kind, assistant)
+        drafter = _nobody(kind, assistant, rules)
     elif isinstance(assistant, Drafter):
         if given or flag not in (None, assistant.config.drafter_type):
             raise SpeculationError(
@@ -182,10 +182,9 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
     try:
         return original(model, **named, custom_generate=_decoding(drafter, streamer, named, rules))
     except PlainDecodingNeeded as reason:
-        if rules.coupled:
+        if binding := rules.binding:
             raise SpeculationError(
-                f"sampling='coupled' needs speculation, which cannot serve this call: {reason}; or leave "
-                "sampling='coupled' out"
+                f"{binding} needs speculation, which cannot serve this call: {reason}; or leave {binding} out"
             ) from None
         call = reason.call
         return decoded_plainly(
@@ -197,15 +196,16 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
         )
 
 
-def _nobody(kind: str | None, assistant: Any) -> NoDrafts:
-    """For coupled sampling without drafts.
+def _nobody(kind: str | None, assistant: Any, rules: Rules) -> NoDrafts:
+    """For coupled sampling, or forwards of the engine's own, without drafts.
 
     Raises:
-        SpeculationError: transformers' own speculation would draft, which couples nothing.
+        SpeculationError: transformers' own speculation would draft, which knows nothing of them.
     """
     if kind in UPSTREAM_TYPES or (assistant is not None and kind is None):
+        option = rules.binding or f"forwards={rules.forwards!r}"
         raise SpeculationError(
-            "sampling='coupled' does not work with transformers' own assisted generation; name a drafter of "
+            f"{option} does not work with transformers' own assisted generation; name a drafter of "
             "hf_specdec, for example speculation_type='draft_model'"
         )
     return NoDrafts()

@@ -97,7 +97,7 @@ class JoiningRunner(RaggedRunner):
         device = self.cache.device
         self.rows = list(range(rows))
         self.visible = torch.ones(rows, 0, dtype=torch.bool, device=device)
-        self.next_position = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.offset = torch.zeros(rows, 1, dtype=torch.long, device=device)
 
     def _fit(self) -> None:
         """Buffers in which all rows find room, not twice as long as they need be."""

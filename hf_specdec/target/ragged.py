@@ -28,7 +28,7 @@ class RetiredRow(NamedTuple):
     length: int
     states: list[tuple[Tensor, Tensor]]
     visible: Tensor
-    next_position: Tensor
+    offset: Tensor
 
 
 class RaggedRunner:
@@ -68,7 +68,7 @@ class RaggedRunner:
     def adopt(self) -> None:
         """Take over the stock cache, which holds the prompt."""
         self.columns = self.stock.get_seq_length()
-        self.cache = RaggedCache(self.stock)
+        self.cache = self._taken_over()
         rows, device = len(self.rows), self.cache.device
         mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
         self.visible = (
@@ -78,26 +78,36 @@ class RaggedRunner:
         self.padded = mask is not None and (device.type != "cpu" or not bool(self.visible.all()))
         if positions is None:
             positions = self.visible.long().cumsum(-1) - 1
-        self.next_position = (positions[:, -1:] + 1).expand(rows, 1).to(device)
+        self.offset = (positions[:, -1:] + 1 - self.columns).expand(rows, 1).to(device)
         self.shapes = TreeShapes(device)
+
+    def _taken_over(self) -> RaggedCache:
+        """The batch, as the stock cache holds it, which is emptied."""
+        return RaggedCache(self.stock)
 
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
     ) -> Forward:
         """Append tokens [B, T] to each row, a chain or a tree, of which `counts` count in each row."""
-        width = tokens.shape[1]
-        outputs = self.run(tokens, parents)
+        answer = self.answer(tokens, parents)
         if counts is None:
             for group in self.cache.groups:
-                group.advance(width)
+                group.advance(tokens.shape[1])
         else:
             self.cache.set_lengths([length + n for length, n in zip(self.cache.lengths, counts, strict=True)])
-        return answered(outputs, width, self.features)
+        return answer
+
+    def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
+        """The forward's answer; no row is advanced."""
+        return answered(self.run(tokens, parents), tokens.shape[1], self.features)
 
     def run(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None) -> Any:
         """The model's outputs over tokens [B, T]; no row is advanced. For runners that change what is answered."""
+        return self.read(tokens, *self.shape(parents, tokens.shape[1]))
+
+    def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor) -> Any:
+        """The same, for tokens that see what `shape` says."""
         self.cache.reserve(tokens.shape[1])
-        seen, depth = self.shape(parents, tokens.shape[1])
         extra = {"output_hidden_states": True} if self.features else {}
         with grouped_attention([length + tokens.shape[1] for length in self.cache.lengths]):
             return self.model(
@@ -124,14 +134,14 @@ class RaggedRunner:
 
     def positions(self, depth: Tensor) -> Tensor:
         """[B, T]; columns that do not count in a short row stay below the limit of learned embeddings."""
-        first = self.next_position + (self.cache.slots.ends[:, None] - self.columns)
+        first = self.offset + self.cache.slots.ends[:, None]
         return torch.minimum(first + depth, first.clamp_min(self.limit - 1))
 
     def masks(self, seen: Tensor | None, depth: Tensor, slots: Slots | None = None) -> Tensor | dict[str, Tensor]:
         """Additive 4-D masks [B, 1, T, visible] for a group of layers (default: the lowest) that has reserved room."""
         slots = slots or self.cache.slots
         allowed, distance = allowed_slots(slots.ends, slots.end, seen, depth)
-        allowed[:, :, : self.columns] &= self.visible[:, None]
+        allowed[:, :, : self.visible.shape[1]] &= self.visible[:, None]
         kind = self.cache.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.model.dtype
         return as_bias(allowed, distance, self.windows, dtype)
@@ -151,15 +161,14 @@ class RaggedRunner:
         """Go on with these rows of the batch; one may come twice."""
         self.cache.select(rows)
         index = to_device(rows, self.cache.device)
-        self.visible, self.next_position = self.visible[index], self.next_position[index]
+        self.visible, self.offset = self.visible[index], self.offset[index]
         self.rows = [self.rows[row] for row in rows]
 
     def retire(self, stay: list[int], keep: bool) -> None:
         """Go on with the rows `stay`; put the others' keys and values aside where they are still wanted."""
         for b in set(range(len(self.rows))) - set(stay) if keep else ():
-            self.retired[self.rows[b]] = RetiredRow(
-                self.cache.lengths[b], self.cache.row(b), self.visible[b], self.next_position[b]
-            )
+            visible = self.visible[b, : self.columns]
+            self.retired[self.rows[b]] = RetiredRow(self.cache.lengths[b], self.cache.row(b), visible, self.offset[b])
         self.select(stay)
 
     def finish(self, ids: Tensor | None) -> None:
@@ -177,7 +186,7 @@ class RaggedRunner:
             return
         self.cache.assemble([row.states for row in rows], [row.length for row in rows])
         self.visible = torch.stack([row.visible for row in rows])
-        self.next_position = torch.stack([row.next_position for row in rows])
+        self.offset = torch.stack([row.offset for row in rows])
         before = self.columns - self.prompt.shape[1]
         final = before + ids.shape[1] - 1
         missing = [final - row.length for row in rows]

@@ -16,6 +16,7 @@ class Rules:
 
     SAMPLING: ClassVar = ("independent", "coupled")
     VERIFICATION: ClassVar = ("block", "token")
+    FORWARDS: ClassVar = ("auto", "eager", "captured", "bitwise")
 
     verification: Literal["block", "token"] = "block"
     """of draws: a whole draft together, leaf to root, which never accepts fewer tokens in expectation; or one token
@@ -28,8 +29,14 @@ class Rules:
     """l of Leviathan A.5, from 0 (not itself) to 1. Sampled: no token is more than 1/l times as likely as the target
     finds it. Greedy: a drafted token stands whose probability is at least l times the likeliest one's."""
 
+    forwards: Literal["auto", "eager", "captured", "bitwise"] = "auto"
+    """of target and draft model. `eager`: as the model is called. `captured`: over static buffers, at a few fixed
+    widths, and replayed as CUDA graphs on a GPU. `auto`: captured on a GPU where the model can be. `bitwise`: captured,
+    at widths whose rows are rounded alike, so that one text comes out in any dtype, whatever drafter, window or
+    schedule."""
+
     def __post_init__(self) -> None:
-        for name in ("verification", "sampling"):
+        for name in ("verification", "sampling", "forwards"):
             allowed, got = getattr(self, name.upper()), getattr(self, name)
             if got not in allowed:
                 raise SpeculationError(
@@ -67,6 +74,16 @@ class Rules:
     @property
     def coupled(self) -> bool:
         return self.sampling == "coupled"
+
+    @property
+    def by_engine(self) -> bool:
+        """Whether a call without drafts is the engine's, too, because transformers' loop does not know the option."""
+        return self.coupled or self.forwards in ("captured", "bitwise")
+
+    @property
+    def binding(self) -> str:
+        """The option that transformers' loop cannot stand in for, in its words; empty if there is none."""
+        return "sampling='coupled'" if self.coupled else "forwards='bitwise'" * (self.forwards == "bitwise")
 
     def note(self) -> str:
         """For `last_stats.notes`: how the text differs from the target's own; empty where it does not."""

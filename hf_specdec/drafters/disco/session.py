@@ -54,6 +54,7 @@ class Classified:
 class Threshold:
     """Rule "token": each row drafts until its last token's chance falls below τ."""
 
+    planned = False
     weighs = False  # τ knows nothing of costs, so drafts that lose time are paused
 
     def __init__(self, classified: Classified, tau: float, longest: int) -> None:
@@ -72,6 +73,7 @@ class Threshold:
         return min(most, self.longest)
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        assert step.logits is not None, "not of a plan"
         chances, _ = self.classified.of(step.logits, step.tokens[:, 0])
         for b, chance in enumerate(chances):
             if lengths[b] > i:

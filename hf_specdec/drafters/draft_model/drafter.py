@@ -9,10 +9,9 @@ from ...budget import Controller, Experience, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext, DraftSession
-from ...target.devices import input_device
-from ...transfer import waits
 from .base import ModelDrafter
 from .growing import GrowingSession
+from .model_draft import is_blind
 from .rules import Own, Planned, Stepwise
 from .session import DraftModelSession, candidates_of
 from .translating import Translated
@@ -73,8 +72,8 @@ class DraftModelDrafter(ModelDrafter):
         control = Controller(context, experience, None if window == "auto" else int(window), k)
         if window != "auto":
             context.stats.window = int(window)
-        # To decide step by step on an accelerator is to read each token, and to wait for it.
-        if window != "auto" or waits(input_device(self.draft_model)):
+        # To decide step by step is to read each token.
+        if window != "auto" or is_blind(context, self.draft):
             return DraftModelSession(context, self.draft, Planned(control), control.cost, k)
         if context.do_sample:
             return DraftModelSession(context, self.draft, Stepwise(control, Own()), control.cost)

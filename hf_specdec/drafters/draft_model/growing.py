@@ -71,7 +71,7 @@ class GrowingSession(TreeSession):
             return
         if self.estimate is not None:
             self.estimate.begin(sequences)
-        model.begin(sequences, most)
+        model.begin(sequences, most, planned if model.blind and self.estimate is None else 0)
         unread = []
         while model.steps < (planned if model.blind else most):
             tokens, chances = self._step()
@@ -89,7 +89,7 @@ class GrowingSession(TreeSession):
         """Candidates [B, k] of one more place, and what is estimated of each."""
         step = self.model.step()
         assert step.chances is not None
-        if self.estimate is not None:
+        if self.estimate is not None and step.logits is not None:
             step.chances[:, 0] = step.chances.new_tensor(self.estimate.of(step.logits, step.tokens[:, 0], None)[0])
         return step.tokens, step.chances
 

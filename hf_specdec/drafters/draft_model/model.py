@@ -8,17 +8,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...stats import SpeculationStats
+from ...target.captured import CapturedRunner, wants_captures, why_not_captured
 from ...target.devices import input_device
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
 from ...target.inputs import CACHE, position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.masks import attention_windows
-from ...target.probe import Support
+from ...target.probe import Support, support
 from ...target.ragged import RaggedRunner
 from ...target.staggered import StaggeredRunner
 from ...transfer import moved, to_device
-from .over_cache import OverCache
+from .over_cache import Chain, OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +40,7 @@ class ModelOverCache(OverCache):
         most_tokens: int = 0,
         source: dict[str, Any] | None = None,
         stats: SpeculationStats | None = None,
+        forwards: str = "eager",
     ) -> None:
         """Reads the prompt.
 
@@ -50,6 +52,7 @@ class ModelOverCache(OverCache):
             most_tokens: of those together.
             source: for a draft of an encoder-decoder, `DraftContext.source`.
             stats: where its forwards are counted.
+            forwards: as in `DraftContext`.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -77,7 +80,8 @@ class ModelOverCache(OverCache):
             kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
             kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
             kwargs["logits_to_keep"] = 1
-            self.runner = (LockstepRunner if lockstep else RaggedRunner)(model, kwargs, ids)
+            kind = CapturedRunner if can_be_captured(model, forwards) else LockstepRunner if lockstep else RaggedRunner
+            self.runner = kind(model, kwargs, ids)
         self.runner.prefill()
         self.good = self.held
 
@@ -103,6 +107,17 @@ class ModelOverCache(OverCache):
         logits = self.runner.forward(self._known(tokens), counts=missing).logits
         ends = to_device(missing, logits.device) - 1
         return logits[torch.arange(len(missing), device=logits.device), ends]
+
+    def chain(self, last: Tensor, count: int, pick: Chain) -> tuple[Tensor, ...] | None:
+        if not isinstance(self.runner, CapturedRunner):
+            return None
+        self.stats.draft_calls += count
+
+        def choose(logits: Tensor, numbers: Tensor | None) -> tuple[Tensor, ...]:
+            tokens, *more = pick.choose(logits, numbers)
+            return self._known(tokens), *more
+
+        return self.runner.chain(self._known(last), count, pick.numbers, choose, (pick.key, self.vocab))
 
     @staticmethod
     def _columns(ids: Tensor, first: Sequence[int], count: int) -> Tensor:
@@ -149,6 +164,11 @@ def _windowed(model: "PreTrainedModel") -> bool:
         return any(attention_windows(model).values())
     except TypeError:  # layers of other kinds
         return True
+
+
+def can_be_captured(model: "PreTrainedModel", forwards: str) -> bool:
+    """Whether a draft model's forwards are wanted to be captured, and can be."""
+    return wants_captures(forwards, model) and support(model) is Support.RAGGED and not why_not_captured(model)
 
 
 def takes_uneven(model: "PreTrainedModel", can: Support) -> bool:

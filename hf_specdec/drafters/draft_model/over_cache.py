@@ -1,13 +1,25 @@
 """`OverCache`: what every draft model over a cache of its own can be asked."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...protocol import Sequences
 from ...stats import SpeculationStats
+
+
+class Chain(NamedTuple):
+    """How the tokens of a chain are picked."""
+
+    choose: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+    """from logits [B, V] and random numbers [B]: tokens [B] or [B, k], and more"""
+    numbers: Tensor | None
+    """[B, count]"""
+    key: Hashable
+    """equal where the same is chosen from the same"""
 
 
 class OverCache(ABC):
@@ -42,6 +54,15 @@ class OverCache(ABC):
         Args:
             last: [B] the tokens there, where the cache holds all before them.
         """
+
+    def chain(self, last: Tensor, count: int, pick: Chain) -> tuple[Tensor, ...] | None:
+        """Feed a token [B], then what is picked behind it, so many steps in a row, as one recorded step; None where
+        steps are made one by one.
+
+        Returns:
+            What was picked: [B, count, ...] of each.
+        """
+        return None
 
     @abstractmethod
     def roll_back(self, good: list[int] | None = None) -> None:

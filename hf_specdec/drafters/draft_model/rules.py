@@ -19,6 +19,8 @@ class StopRule(Protocol):
 
     weighs: bool
     """whether it weighs what a draft gains against what it costs; a user's number is not to be weighed either"""
+    planned: bool
+    """whether `begin` says how many steps are made, and `lengths` is not asked"""
 
     def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
         """Steps of this round at most; 0 where nothing is drafted."""
@@ -59,7 +61,7 @@ class Planned:
     """The controller says before each round how many tokens are drafted: a number that the user has set, or, where
     looking at each token would have to be waited for, the one that promises most."""
 
-    weighs = True
+    weighs = planned = True
 
     def __init__(self, control: Controller) -> None:
         self.control = control
@@ -71,6 +73,7 @@ class Planned:
         return self.control.plan(here, most, enough=most)
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        """As planned."""
         return lengths
 
     def observe(self, verdict: Verdict) -> None:
@@ -83,7 +86,7 @@ class Planned:
 class Stepwise:
     """The controller is asked after each token, by estimates of those that are there, whether the batch drafts on."""
 
-    weighs = True
+    weighs, planned = True, False
 
     def __init__(self, control: Controller, estimate: Estimate) -> None:
         self.control, self.estimate = control, estimate
@@ -103,6 +106,7 @@ class Stepwise:
         return min(most, self.control.longest) if steps else 0
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
+        assert step.logits is not None, "not of a plan"
         said, _ = self.estimate.of(step.logits, step.tokens[:, 0], step.q)
         for b, chance in enumerate(said):
             if lengths[b] > i:

@@ -46,7 +46,7 @@ class DraftModelSession(DraftSession):
         steps = min(self.rule.begin(sequences, room, most, self.model), most)
         if steps < 1:
             return Draft.from_lists([[]] * len(room), self.context.device)
-        return draft_chains(self.model, sequences, room, steps, self.rule.lengths)
+        return draft_chains(self.model, sequences, room, steps, None if self.rule.planned else self.rule.lengths)
 
     def observe(self, verdict: Verdict) -> None:
         self.model.observe(verdict, kept_of_chain(verdict, self.candidates))
@@ -61,14 +61,18 @@ Lengths = Callable[[int, Step, list[int]], list[int]]
 stays: dropping a token after having seen it would change the output's distribution."""
 
 
-def draft_chains(model: ModelDraft, sequences: Sequences, room: list[int], steps: int, rule: Lengths) -> Draft:
-    """Chains of at most `steps` tokens. None is longer than its row's room, or goes on behind an EOS."""
+def draft_chains(model: ModelDraft, sequences: Sequences, room: list[int], steps: int, rule: Lengths | None) -> Draft:
+    """Chains of at most `steps` tokens. None is longer than its row's room, or goes on behind an EOS.
+
+    Args:
+        rule: None where all steps are made.
+    """
     context = model.context
     lengths = [min(steps, most) for most in room]
     # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
     longest = min if context.lockstep else max
     active = [b for b, most in enumerate(room) if most > 0]
-    model.begin(sequences, steps)
+    model.begin(sequences, steps, steps if model.blind and rule is None else 0)
     drafted: list[Step] = []
     for i in range(steps):
         step = model.step()
@@ -76,7 +80,7 @@ def draft_chains(model: ModelDraft, sequences: Sequences, room: list[int], steps
         if not model.blind:  # there, to wait for every token would cost more than to draft past the end once per text
             ends = [token in context.eos_token_ids for token in to_host(step.tokens[:, 0])]
             lengths = [min(n, i + 1) if end else n for n, end in zip(lengths, ends, strict=True)]
-        lengths = rule(i, step, lengths)
+        lengths = lengths if rule is None else rule(i, step, lengths)
         if i + 1 >= longest(lengths[b] for b in active):
             break
     model.end()

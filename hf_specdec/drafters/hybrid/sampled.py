@@ -54,7 +54,7 @@ class SampledHybridSession(TreeSession):
         steps = self.control.plan(here, most, enough=most)
         if steps < 1:
             return self.draft()
-        draft = draft_chains(self.model, sequences, room, steps, lambda i, step, lengths: lengths)
+        draft = draft_chains(self.model, sequences, room, steps, None)
         draft.sources = [DRAWN if length else "none" for length in draft.lengths]
         self._drawn = list(draft.lengths)
         free = self.context.trees and not waits(self.context.device)  # to look at what was drawn

@@ -1,0 +1,220 @@
+"""`Buffers`: static tensors that a model's captured forwards read and write, and `FixedCache`, the rows in them.
+
+Keys and values of R rows have C slots each, with R and C powers of two. What is not used yet is masked.
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from ..transfer import to_device
+from .cache import RaggedCache, RaggedLayer, Slots
+from .captures import Captures
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+"""tokens per row of a captured forward; wider ones are not captured"""
+WIDEST = WIDTHS[-1]
+FEWEST = 256
+"""slots"""
+MOST_KEPT = 4
+"""sets of buffers per model that are kept for later calls"""
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << max(0, least - 1).bit_length()
+
+
+class Buffers:
+    """Everything that a captured forward reads, at addresses that never change."""
+
+    def __init__(self, like: Cache, rows: int, slots: int, device: torch.device) -> None:
+        """
+        Args:
+            like: a cache of the same model, of whose layers shapes and dtypes are taken.
+            rows: R.
+            slots: C.
+        """
+        self.rows, self.slots, self.device = rows, slots, device
+        self.keys, self.values = (
+            [states.new_zeros(rows, states.shape[1], slots, states.shape[3]) for states in several]
+            for several in ([layer.keys for layer in like.layers], [layer.values for layer in like.layers])
+        )
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.tokens = zeros(rows, WIDEST)
+        self.ends = zeros(rows)
+        """slots of each row that count"""
+        self.offset = zeros(rows, 1)
+        """what is added to a slot to get its position"""
+        self.visible = torch.ones(rows, slots, dtype=torch.bool, device=device)
+        """false for the padding of a prompt"""
+        self.seen = zeros(rows, WIDEST, WIDEST, dtype=torch.bool)
+        self.depth = zeros(rows, WIDEST)
+        """of a tree: which tokens each one sees, and how deep it lies"""
+        self.first = zeros(rows)
+        """what a chain of steps begins with"""
+        self.numbers = zeros(rows, WIDEST, dtype=torch.float64)
+        """random ones, for the draws of a chain"""
+        self.captures = Captures(device)
+        self.busy = False
+        self.alike: tuple[int, ...] | None = None
+        """widths that round alike, once that was found out"""
+
+    def give_back(self) -> None:
+        """Others may have them."""
+        self.busy = False
+
+    def clear(self) -> None:
+        """No text: values that are NaN would spoil sums even where they are masked."""
+        for states in (*self.keys, *self.values):
+            states.zero_()
+
+
+class Shelf:
+    """Buffers of a model that wait for the next call."""
+
+    def __init__(self) -> None:
+        self.state = 0
+        self.kept: list[Buffers] = []
+        """the last ones used first"""
+        self.lock = threading.Lock()
+
+    def borrow(self, like: Cache, rows: int, slots: int, device: torch.device, state: int) -> Buffers:
+        """Cleared buffers of this shape that nobody uses; they are made where there are none.
+
+        Args:
+            state: the model's `fingerprint`; what was captured of another state is of no use.
+        """
+        with self.lock:
+            if state != self.state:
+                self.state, self.kept = state, []
+            found = next((b for b in self.kept if not b.busy and (b.rows, b.slots) == (rows, slots)), None)
+            if found is None:
+                found = Buffers(like, rows, slots, device)
+            else:
+                found.clear()
+                self.kept.remove(found)
+            found.busy = True
+            self.kept = [found, *self.kept][:MOST_KEPT]
+            return found
+
+
+_shelves: "weakref.WeakKeyDictionary[PreTrainedModel, Shelf]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def shelf_of(model: "PreTrainedModel") -> Shelf:
+    """Where a model's buffers wait."""
+    with _lock:
+        return _shelves.setdefault(model, Shelf())
+
+
+class FixedSlots(Slots):
+    """Where the rows stand, in a tensor that stays. The host counts; the device is told before a forward that needs
+    to know, in one transfer."""
+
+    def __init__(self, lengths: list[int], buffers: Buffers) -> None:
+        self.buffers, self.end = buffers, buffers.slots
+        self._told: list[int] | None = None
+        super().__init__(lengths, buffers.device)
+        self.row_index = torch.arange(buffers.rows, device=buffers.device)[:, None]
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        self.lengths = list(lengths)
+
+    def advance(self, width: int) -> None:
+        self.lengths = [length + width for length in self.lengths]
+
+    @property
+    def ends(self) -> Tensor:  # type: ignore[override]
+        """[R]; 0 in rows that nobody has."""
+        return self.buffers.ends
+
+    def tell(self) -> None:
+        """Bring the device up to date."""
+        if self._told != self.lengths:
+            self._told = list(self.lengths)
+            missing = self.buffers.rows - len(self.lengths)
+            self.buffers.ends.copy_(to_device([*self.lengths, *[0] * missing], self.device), non_blocking=True)
+
+    def reserve(self, width: int) -> None:
+        self.places = self.after(width)
+
+
+class FixedCache(RaggedCache):
+    """A batch in static buffers; its first rows are in use."""
+
+    def __init__(self, stock: Cache, buffers: Buffers) -> None:
+        """
+        Args:
+            stock: holds the prompt. It is emptied.
+        """
+        columns = stock.get_seq_length()
+        slots = FixedSlots([columns] * stock.layers[0].keys.shape[0], buffers)
+        layers = []
+        for layer, keys, values in zip(stock.layers, buffers.keys, buffers.values, strict=True):
+            layers.append(FixedLayer(slots, keys, values, getattr(layer, "sliding_window", None)))
+            held, rows = slice(columns - layer.keys.shape[2], columns), layer.keys.shape[0]
+            keys[:rows, :, held], values[:rows, :, held] = layer.keys, layer.values
+            layer.keys, layer.values = layer.keys[:, :, :0].clone(), layer.values[:, :, :0].clone()
+        Cache.__init__(self, layers=layers)
+        self.device, self.groups, self.buffers = buffers.device, [slots], buffers
+
+    def tell(self) -> None:
+        """Bring the device up to date."""
+        for slots in self.groups:
+            assert isinstance(slots, FixedSlots)
+            slots.tell()
+
+    def move(self, buffers: Buffers) -> None:
+        """Go on in other buffers, of more slots."""
+        rows, end = len(self.lengths), max(self.lengths)
+        for layer, keys, values in zip(self.layers, buffers.keys, buffers.values, strict=True):
+            keys[:rows, :, :end], values[:rows, :, :end] = layer.keys[:rows, :, :end], layer.values[:rows, :, :end]
+            layer.keys, layer.values = keys, values
+        slots = FixedSlots(self.lengths, buffers)
+        for layer in self.layers:
+            layer.slots = slots
+        self.groups, self.buffers = [slots], buffers
+
+    def keep(self, paths: Sequence[Sequence[int]], group: Slots | None = None) -> None:
+        self.tell()
+        super().keep([*paths, *[[]] * (self.buffers.rows - len(paths))], group)
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows, which move to the front. One may come twice; the buffers have room for all."""
+        if rows and rows != list(range(len(rows))):
+            index = to_device(rows, self.device)
+            for layer in self.layers:
+                for states in (layer.keys, layer.values):
+                    states[: len(rows)] = states[index]
+        self.set_lengths([self.lengths[row] for row in rows])
+
+
+class FixedLayer(RaggedLayer):
+    """A layer's part of the buffers. All of it is looked at: what does not count is masked."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        assert self.slots.places is not None, "static buffers are written place by place"
+        rows, slots = self.slots.places
+        self.keys[rows, :, slots] = key_states.transpose(1, 2).to(self.keys.dtype)
+        self.values[rows, :, slots] = value_states.transpose(1, 2).to(self.values.dtype)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length(), 0
+
+    def get_seq_length(self) -> int:
+        """The same at all times: what a model computes from it would be captured with it."""
+        return int(self.keys.shape[2])

@@ -1,0 +1,293 @@
+"""`CapturedRunner`: rows in static buffers, forwards of a few fixed widths, replayed where the device can."""
+
+import logging
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import DynamicCache
+
+from ..errors import SpeculationError, shown
+from ..protocol import Forward
+from ..transfer import to_device
+from .buffers import FEWEST, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of
+from .cache import RaggedCache
+from .devices import input_device
+from .inputs import CACHE, as_when_decoding, ropes
+from .ragged import RaggedRunner
+from .rounding import widths_alike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+Choose = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+
+
+class CapturedRunner(RaggedRunner):
+    """A `RaggedRunner` whose forwards read and write `Buffers`. Tokens are padded to the next of a few widths, rows to
+    a power of two; what is padded is masked, and overwritten by the next forward."""
+
+    cache: FixedCache  # type: ignore[assignment]
+    widths: Sequence[int] = WIDTHS
+    """of forwards"""
+    most_slots = 0
+    """that the text may come to take, where that is known: else buffers grow"""
+    bitwise = False
+    """whether all forwards are of one shape: at widths that round alike, with rows that have left and slots that are
+    not needed yet"""
+
+    @property
+    def widest(self) -> int | None:
+        """Tokens per row of a forward, where there may not be more."""
+        return max(self.widths) if self.bitwise else None
+
+    def _taken_over(self) -> RaggedCache:
+        rows = power_of_two(len(self.rows))
+        buffers = self._borrow(self.stock, rows, max(self.columns, self.most_slots))
+        return FixedCache(self.stock, buffers)
+
+    def _borrow(self, like: Any, rows: int, columns: int) -> Buffers:
+        """Until the runner is gone, or `_lease` is called."""
+        slots = power_of_two(max(FEWEST, columns + 2 * WIDEST))
+        device, state = input_device(self.model), fingerprint(self.model)
+        buffers = shelf_of(self.model).borrow(like, rows, slots, device, state)
+        self._lease = weakref.finalize(self, buffers.give_back)
+        return buffers
+
+    def adopt(self) -> None:
+        super().adopt()
+        self._show(self.cache.buffers, self.visible, self.offset)
+        if self.bitwise:
+            self.widths = self._widths_alike()
+
+    def _widths_alike(self) -> tuple[int, ...]:
+        """Found out once per model and shape of buffers.
+
+        Raises:
+            SpeculationError: there are none.
+        """
+        buffers, start = self.cache.buffers, self.cache.lengths
+        if buffers.alike is None:
+
+            def feed(tokens: Tensor, place: int, width: int) -> Tensor:
+                self.cache.set_lengths([length + place for length in start])
+                self.widths = [width]
+                return self.answer(tokens, None).logits
+
+            vocab = self.model.config.get_text_config(decoder=True).vocab_size
+            buffers.alike = widths_alike(feed, len(self.rows), vocab, buffers.device)
+            self.cache.set_lengths(start)
+        if not buffers.alike:
+            raise SpeculationError(
+                "forwards='bitwise' is not possible here: a token's logits depend on where it stands among those that "
+                "are verified with it, at every width; use another dtype, attention or device"
+            )
+        return buffers.alike
+
+    def _show(self, buffers: Buffers, visible: Tensor, offset: Tensor) -> None:
+        """Which slots of the prompt each row [B] sees, and where its positions begin."""
+        rows, columns = visible.shape
+        buffers.visible.fill_(True)
+        buffers.visible[:rows, :columns] = visible
+        buffers.offset.zero_()
+        buffers.offset[:rows] = offset
+        self.visible, self.offset = buffers.visible, buffers.offset
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the buffers are wanted no more."""
+        return not isinstance(self.cache, FixedCache)
+
+    def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
+        if self.has_left:
+            return super().answer(tokens, parents)
+        rows, width = tokens.shape
+        fixed = next((w for w in self.widths if w >= width), width)
+        buffers = self._with_room(fixed)
+        fed = buffers.tokens[:, :fixed] if fixed <= WIDEST else tokens.new_zeros(buffers.rows, fixed)
+        fed[:rows, :width] = tokens
+        seen, depth = self._tree(parents, buffers, fixed)
+        self.cache.tell()
+
+        def step() -> tuple[Tensor, list[Tensor]]:
+            outputs = self.read(fed, seen, depth)
+            return outputs.logits, [outputs.hidden_states[name] for name in self.features]
+
+        key = fixed, parents is None, tuple(self.features)
+        logits, states = step() if fixed > WIDEST else buffers.captures.run(key, step)
+        # The next replay writes over them.
+        features = {n: state[:rows, :width].clone() for n, state in zip(self.features, states, strict=True)}
+        return Forward(logits[:rows, :width].clone(), features=features)
+
+    def chain(
+        self, first: Tensor, count: int, numbers: Tensor | None, choose: Choose, key: Hashable
+    ) -> tuple[Tensor, ...]:
+        """So many steps in a row, as one: feed a token, choose the next from its logits, feed that.
+
+        Args:
+            first: [B] the first token.
+            numbers: [B, count] random ones for the steps.
+            choose: the next token [B] or [B, k], the first of which is fed, and more, from logits [B, V] and numbers
+                [B]. Equal for equal keys.
+
+        Returns:
+            What was chosen: [B, count, ...] of each.
+        """
+        rows, buffers = len(first), self._with_room(count)
+        buffers.first[:rows] = first
+        if numbers is not None:
+            buffers.numbers[:rows, :count] = numbers
+        self.cache.tell()
+
+        def steps() -> list[Tensor]:
+            fed, chosen = buffers.first, []
+            depth = torch.zeros(1, 1, dtype=torch.long, device=buffers.device)
+            for i in range(count):
+                logits = self.read(fed[:, None], None, depth).logits[:, -1]
+                chosen.append(choose(logits, None if numbers is None else buffers.numbers[:, i]))
+                fed = chosen[-1][0].flatten(1)[:, 0] if chosen[-1][0].ndim > 1 else chosen[-1][0]
+                buffers.ends.add_(1)
+            buffers.ends.sub_(count)  # as it was: a step can be run again
+            return [torch.stack(several, 1) for several in zip(*chosen, strict=True)]
+
+        chosen = buffers.captures.run(("chain", count, key), steps)
+        self.cache.slots.advance(count)
+        return tuple(several[:rows].clone() for several in chosen)
+
+    def _with_room(self, width: int) -> Buffers:
+        """The buffers, with so many slots behind each row."""
+        if max(self.cache.lengths) + width > self.cache.buffers.slots:
+            self._move(self.cache.buffers.rows, max(self.cache.lengths) + width)
+        return self.cache.buffers
+
+    def _tree(
+        self, parents: Sequence[Sequence[int]] | None, buffers: Buffers, width: int
+    ) -> tuple[Tensor | None, Tensor]:
+        """What `shape` says, in the buffers. Padded nodes hang on the first token."""
+        if parents is None:
+            return None, torch.arange(width, device=buffers.device)[None]
+        rows = [[*row, *[0] * (width - len(row))] for row in parents]
+        seen, depth = self.shapes(rows + [[-1, *range(width - 1)]] * (buffers.rows - len(rows)))
+        if width > WIDEST:
+            return seen, depth
+        buffers.seen[:, :width, :width], buffers.depth[:, :width] = seen, depth
+        return buffers.seen[:, :width, :width], buffers.depth[:, :width]
+
+    def _as_plainly(self, width: int) -> bool:
+        """Never: slots behind a row's end are there from the start."""
+        return False
+
+    def _move(self, rows: int, columns: int) -> None:
+        """The rows go to buffers of another shape."""
+        leave, alive = self._lease, len(self.rows)
+        visible, offset = self.visible[:alive], self.offset[:alive]
+        self.cache.move(self._borrow(self.cache, rows, columns))
+        self._show(self.cache.buffers, visible[:, : self.columns], offset)
+        leave()
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch; one may come twice."""
+        if self.has_left:
+            super().select(rows)
+            return
+        needed = power_of_two(max(len(rows), 1))
+        if needed > self.cache.buffers.rows:
+            self._move(needed, max(self.cache.lengths))
+        index = to_device(rows, self.cache.device)
+        visible, offset = self.visible[index, : self.columns], self.offset[index]  # copies
+        self.cache.select(rows)
+        self.rows = [self.rows[row] for row in rows]
+        self._show(self.cache.buffers, visible, offset)
+        if rows and needed < self.cache.buffers.rows and not self.bitwise:
+            self._move(needed, max(self.cache.lengths))
+
+    def retire(self, stay: list[int], keep: bool) -> None:
+        """Go on with the rows `stay`; put the others' keys and values aside where they are still wanted."""
+        if keep:  # what is put aside must not be a view of the buffers
+            self.visible, self.offset = self.visible.clone(), self.offset.clone()
+        super().retire(stay, keep)
+
+    def finish(self, ids: Tensor | None) -> None:
+        """Write all rows into the stock cache as plain decoding has_left it; without buffers."""
+        self.retire([], keep=True)
+        self.cache = RaggedCache.empty(self.stock, 0, self.cache.device)  # type: ignore[assignment]
+        self.rows = []
+        super().finish(ids)
+
+
+# ---------------------------------------------------------------------- which models can be captured
+
+_refused: "weakref.WeakKeyDictionary[PreTrainedModel, dict[int, str]]" = weakref.WeakKeyDictionary()
+
+
+def fingerprint(model: "PreTrainedModel") -> int:
+    """Of everything that a captured forward would not notice: where weights lie, what is hooked into the model, and
+    which attention it uses. Another one, other captures."""
+    parts: list[Any] = [getattr(model.config, "_attn_implementation", ""), model.training, model.dtype]
+    for module in model.modules():
+        parts += [
+            id(module),
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            id(vars(module).get("forward")),
+        ]
+        parts += [getattr(module, name, None) for name in ("_active_adapter", "_disable_adapters", "merged_adapters")]
+        for held in (*module._parameters.values(), *module._buffers.values()):
+            parts.append(None if held is None or held.device.type == "meta" else held.data_ptr())
+    return hash(str(parts))
+
+
+def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
+    """Whether forwards are to be captured if they can be."""
+    return forwards in ("captured", "bitwise") or (forwards == "auto" and input_device(model).type == "cuda")
+
+
+def why_not_captured(model: "PreTrainedModel") -> str:
+    """What keeps this model's forwards from being captured, in words that go on from its name; empty if nothing."""
+    known, state = _refused.setdefault(model, {}), fingerprint(model)
+    if state not in known:
+        known.clear()
+        known[state] = _hindered(model)
+    return known[state]
+
+
+def _hindered(model: "PreTrainedModel") -> str:
+    kinds = {rope.get("rope_type") for rope in ropes(model)} & {"dynamic", "longrope"}
+    if kinds:
+        return f"has rotary embeddings ({', '.join(sorted(map(str, kinds)))}) that depend on the length of the text"
+    devices = {held.device for held in model.parameters()}
+    if len(devices) > 1 or "meta" in {device.type for device in devices}:
+        return "lies on several devices, or is offloaded"
+    if "forward" in vars(model) or model._compiled_call_impl is not None:
+        return "has a forward that was replaced or compiled"
+    logger, unsaid = logging.getLogger("torch._subclasses.fake_tensor"), lambda record: False
+    logger.addFilter(unsaid)
+    try:
+        _try_fake(model)
+    except Exception as error:  # of a model, or of a kernel that knows no such tensors
+        return f"has a forward that does not run without values: it raised {shown(error)}"
+    finally:
+        logger.removeFilter(unsaid)
+    return ""
+
+
+def _try_fake(model: "PreTrainedModel") -> None:
+    """A forward over tensors without values: whatever would read one raises."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), as_when_decoding(model), fake:
+        device, cache = input_device(model), DynamicCache(config=model.config)
+        ids = torch.zeros(1, 4, dtype=torch.long, device=device)
+        kwargs = {CACHE: cache, "use_cache": True}
+        model(input_ids=ids, position_ids=torch.arange(4, device=device)[None], **kwargs)
+        runner = CapturedRunner(model, kwargs, ids)
+        runner.columns = cache.get_seq_length()
+        buffers = Buffers(cache, 1, FEWEST, device)
+        runner.cache = FixedCache(cache, buffers)
+        runner.visible, runner.offset = buffers.visible, buffers.offset
+        fed = buffers.tokens[:, :4]
+        runner.read(fed, None, torch.arange(4, device=device)[None])
+        runner.read(fed, buffers.seen[:, :4, :4], buffers.depth[:, :4])

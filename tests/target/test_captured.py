@@ -1,0 +1,273 @@
+"""Forwards over static buffers: recorded once and replayed, they give plain decoding's text.
+
+On a CPU nothing is recorded, and steps simply run; `traced` records them as a GPU would.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import models
+import pytest
+import torch
+from compare import sequences_of, uneven_eos
+from torch import Tensor
+from traced import Traced, traced
+
+from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
+from hf_specdec.engine import own_runner
+from hf_specdec.target import buffers, captured
+from hf_specdec.target.buffers import power_of_two, shelf_of
+from hf_specdec.target.captured import why_not_captured
+from hf_specdec.target.probe import Support, support
+
+pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
+CAPTURED = {"forwards": "captured"}
+RAGGED = [name for name in models.ARCHITECTURES if name not in ("Mamba", "Qwen3-Next", "LFM2")]
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "lookup": lambda draft: PromptLookupDrafter(),
+    "lookup, branches": lambda draft: PromptLookupDrafter(num_branches=3),
+    "suffix": lambda draft: SuffixDrafter(),
+    "fixed": lambda draft: DraftModelDrafter(draft, num_draft_tokens=4),
+    "auto": lambda draft: DraftModelDrafter(draft),
+    "candidates": lambda draft: DraftModelDrafter(draft, num_draft_tokens=3, num_candidates=3),
+    "hybrid": lambda draft: HybridDrafter(draft),
+    "hybrid, fixed": lambda draft: HybridDrafter(draft, num_draft_tokens=3),
+}
+
+
+@pytest.fixture(params=[False, True], ids=["run", "replayed"])
+def recorded(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Both ways: as on a CPU, and as on a GPU."""
+    if not request.param:
+        yield False
+        return
+    with traced():
+        yield True
+
+
+def built(name: str) -> Any:
+    """With fast attention, where it has that."""
+    try:
+        return models.build(name, "sdpa")
+    except ValueError:
+        return models.build(name, "eager")
+
+
+def decode(model: Any, drafter: Any, lengths: list[int], **more: Any) -> Any:
+    settings = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0} | more
+    return model.generate(**models.prompts(lengths), **settings, assistant_model=drafter)
+
+
+# ---------------------------------------------------------------------- one text
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]], ids=["one row", "three rows"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("name", RAGGED)
+def test_greedy_text_is_plain_decodings(name: str, kind: str, lengths: list[int]) -> None:
+    is_plain(name, kind, lengths)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]], ids=["one row", "three rows"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("name", ["Llama", "Gemma3", "GPT-2", "Phi-3"])
+def test_greedy_text_that_is_replayed_is_plain_decodings(name: str, kind: str, lengths: list[int]) -> None:
+    with traced():
+        is_plain(name, kind, lengths)
+        assert Traced.played
+
+
+def is_plain(name: str, kind: str, lengths: list[int]) -> None:
+    model, draft = built(name), models.llama(seed=1)
+    drafter = DRAFTERS[kind](draft)
+    plain = decode(model, None, lengths)
+    assert torch.equal(decode(model, drafter, lengths, speculation=CAPTURED), plain)
+    assert not any("dropped" in note for note in drafter.last_stats.notes)
+
+
+def test_what_was_recorded_is_replayed_in_later_calls() -> None:
+    model = models.llama()
+    drafter = DraftModelDrafter(models.llama(seed=1), num_draft_tokens=4)
+    texts = [[9], [12], [5]]
+    plain = [decode(model, None, lengths) for lengths in texts]
+    with traced():
+        assert torch.equal(decode(model, drafter, texts[0], speculation=CAPTURED), plain[0])
+        first = Traced.recorded
+        assert first > 0
+        for lengths, expected in zip(texts[1:], plain[1:], strict=True):
+            assert torch.equal(decode(model, drafter, lengths, speculation=CAPTURED), expected)
+        assert Traced.recorded < 3 * first < Traced.played  # another width may come up
+    assert [kept.busy for kept in shelf_of(model).kept] == [False]
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
+def test_a_text_outgrows_its_buffers(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_runner, "MOST_AHEAD", 1)
+    monkeypatch.setattr(captured, "FEWEST", 16)
+    model = models.llama()
+    drafter = DraftModelDrafter(models.llama(seed=1), num_draft_tokens=4)
+    plain = decode(model, None, lengths, max_new_tokens=300)
+    assert torch.equal(decode(model, drafter, lengths, max_new_tokens=300, speculation=CAPTURED), plain)
+    sizes = {kept.slots for kept in shelf_of(model).kept}
+    assert sizes == {256, 512}
+
+
+def test_rows_leave(recorded: bool) -> None:
+    """Rows that have ended make room: buffers for five rows, then for fewer."""
+    model, lengths = models.llama(), [9, 4, 7, 2, 6]
+    ends = uneven_eos(model, lengths, at=(4, 9, 15))
+    plain = decode(model, None, lengths, eos_token_id=ends)
+    drafter = PromptLookupDrafter()
+    assert torch.equal(decode(model, drafter, lengths, eos_token_id=ends, speculation=CAPTURED), plain)
+    assert len({kept.rows for kept in shelf_of(model).kept}) > 1
+    assert all(kept.rows == power_of_two(kept.rows) for kept in shelf_of(model).kept)
+
+
+def test_drafts_may_be_wider_than_any_recorded_forward(recorded: bool) -> None:
+    model = models.llama()
+    drafter = DraftModelDrafter(model, num_draft_tokens=100)
+    plain = decode(model, None, [9], max_new_tokens=150)
+    assert torch.equal(decode(model, drafter, [9], max_new_tokens=150, speculation=CAPTURED), plain)
+    assert max(drafter.last_stats.verify_widths) == 101
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
+def test_the_cache_that_is_returned_is_plain_decodings(lengths: list[int], recorded: bool) -> None:
+    model = models.llama()
+    settings: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
+    plain = decode(model, None, lengths, **settings)
+    ours = decode(model, PromptLookupDrafter(), lengths, **settings, speculation=CAPTURED)
+    assert torch.equal(sequences_of(ours), sequences_of(plain))
+    torch.testing.assert_close(torch.stack(ours.scores), torch.stack(plain.scores), atol=1e-4, rtol=1e-4)
+    for mine, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        torch.testing.assert_close(mine.keys, theirs.keys, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.8}, {"no_repeat_ngram_size": 2}]
+)
+def test_draws_are_those_of_eager_forwards(settings: dict[str, Any], recorded: bool) -> None:
+    """Of a fixed schedule: the same seed, the same window, the same numbers."""
+    model, texts = models.llama(), []
+    for forwards in ("eager", "captured"):
+        torch.manual_seed(7)
+        drafter = DraftModelDrafter(models.llama(seed=1), num_draft_tokens=4)
+        texts.append(decode(model, drafter, [9, 4], do_sample=True, **settings, speculation={"forwards": forwards}))
+    assert torch.equal(*texts)
+
+
+# ---------------------------------------------------------------------- what a replay would not notice
+
+
+def test_values_that_are_no_numbers_do_not_outlive_their_call(recorded: bool) -> None:
+    model = models.llama()
+    plain = decode(model, None, [9])
+    decode(model, PromptLookupDrafter(), [9], speculation=CAPTURED)
+    for kept in shelf_of(model).kept:
+        for states in (*kept.keys, *kept.values):
+            states.fill_(float("nan"))
+    assert torch.equal(decode(model, PromptLookupDrafter(), [9], speculation=CAPTURED), plain)
+
+
+def _other_weights(model: Any) -> None:
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0).clone())
+
+
+def _a_hook(model: Any) -> None:
+    model.model.norm.register_forward_hook(lambda module, args, output: output.flip(-1))
+
+
+def _another_attention(model: Any) -> None:
+    model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [_other_weights, _a_hook, _another_attention])
+def test_a_model_that_was_changed_is_recorded_anew(change: Callable[[Any], None]) -> None:
+    model, drafter = models.llama(), PromptLookupDrafter()
+    with traced():
+        decode(model, drafter, [9], speculation=CAPTURED)
+        before = shelf_of(model).kept
+        change(model)
+        plain = decode(model, None, [9])
+        assert torch.equal(decode(model, drafter, [9], speculation=CAPTURED), plain)
+        assert not set(map(id, before)) & set(map(id, shelf_of(model).kept))
+
+
+def test_calls_that_run_at_once_share_no_buffers() -> None:
+    """The second is started from within the first, by its streamer."""
+    model = models.llama()
+    plain = [decode(model, None, [9]), decode(model, None, [5])]
+    inner: list[Tensor] = []
+
+    class Streamer:
+        def put(self, tokens: Tensor) -> None:
+            if not inner:
+                inner.append(decode(model, PromptLookupDrafter(), [5], speculation=CAPTURED))
+
+        def end(self) -> None:
+            """The text is over."""
+
+    with traced():
+        outer = decode(model, PromptLookupDrafter(), [9], speculation=CAPTURED, streamer=Streamer())
+    assert torch.equal(outer, plain[0]) and torch.equal(inner[0], plain[1])
+
+
+# ---------------------------------------------------------------------- what cannot be recorded
+
+
+class Asks(torch.nn.Module):
+    """Looks at what it is given, which a recording cannot."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.inner(states if states.sum().item() != 1e9 else -states)
+
+
+def test_a_forward_that_asks_the_device_is_not_recorded() -> None:
+    model = models.llama()
+    model.model.norm = Asks(model.model.norm)
+    drafter = PromptLookupDrafter()
+    assert torch.equal(decode(model, drafter, [9], speculation=CAPTURED), decode(model, None, [9]))
+    assert any("does not run without values" in note for note in drafter.last_stats.notes)
+
+
+def _scaled(model: Any) -> dict[str, Any]:
+    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    return {}
+
+
+WHY: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "returns hidden states": lambda model: {"output_hidden_states": True, "return_dict_in_generate": True},
+    "rotary embeddings (dynamic)": _scaled,
+    "has a forward that was replaced": lambda model: setattr(model, "forward", model.forward) or {},  # type: ignore[func-returns-value]
+}
+
+
+@pytest.mark.parametrize("why", WHY)
+def test_a_call_says_why_its_forwards_are_not_captured(why: str) -> None:
+    model, drafter = models.llama(), PromptLookupDrafter()
+    settings = WHY[why](model)
+    ours = decode(model, drafter, [9], **settings, speculation=CAPTURED)
+    assert torch.equal(sequences_of(ours), sequences_of(decode(model, None, [9], **settings)))
+    assert any(why in note for note in drafter.last_stats.notes)
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_forwards_run_without_values(name: str) -> None:
+    """All but mixtures of experts in float32, whose kernel exists in bfloat16 only."""
+    model = built(name)
+    if support(model) is Support.RAGGED:
+        why = why_not_captured(model)
+        assert not why or "Expected inputs of BF16 type" in why
+
+
+def test_buffers_are_kept_for_few_shapes() -> None:
+    model = models.llama()
+    for rows in range(1, 2 * buffers.MOST_KEPT + 2):
+        decode(model, PromptLookupDrafter(), [5] * rows, max_new_tokens=8, speculation=CAPTURED)
+    assert len(shelf_of(model).kept) <= buffers.MOST_KEPT
