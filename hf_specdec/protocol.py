@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
-from .budget import Advance, Cost, are_chains
+from .budget import Advance, Cost, CostView, are_chains
 from .picker import Forbids, Picker
 from .stats import SpeculationStats
 from .transfer import to_device
@@ -178,13 +178,13 @@ class DraftContext:
     """a session adds to `draft_calls` and `notes`, and says its `window` where that is a number the user has set"""
     forbids: Forbids | None = None
     """for drafts that do not go through `pick`; None where no processor of the call forbids anything"""
-    cost: Cost = field(default_factory=Cost)
-    """times of the target's forwards, in whatever drafts for it; brought up to date before every draft"""
+    cost: CostView = field(default_factory=lambda: CostView(Cost()))
+    """times of the target's forwards, whoever drafts for it; one object for the whole call, always up to date"""
     target: "PreTrainedModel | None" = None
     """its embedding and head are `get_input_embeddings()` and `get_output_embeddings()`; None in another process"""
     source: dict[str, Any] | None = None
-    """of an encoder-decoder what its encoder read (by the name of its input, with `attention_mask`, a row for each of the
-    call's), and `encoder_outputs`"""
+    """of an encoder-decoder what its encoder read (by the name of its input, with `attention_mask`, a row for each of
+    the call's), and `encoder_outputs`"""
     coupled: bool = False
     """whether the random numbers that choose the target's tokens are known before: `pick` goes by them"""
     most_rows: int = 0
@@ -243,9 +243,6 @@ class Runner(Protocol):
 
     def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
         """Roll back to `lengths`, then keep the tokens of an accepted path (nodes, counted from that length on)."""
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with these rows of the batch; one may come twice."""
 
     def retire(self, stay: list[int], keep: bool) -> None:
         """Go on with the rows `stay`; put the others' part of the cache aside where it is still wanted."""

@@ -31,7 +31,7 @@ from tqdm import tqdm
 from typer import Option
 
 from hf_specdec import SpeculationError
-from hf_specdec.budget import MOST_NODES, Controller, Cost, DraftCost, Experience, most_per_second
+from hf_specdec.budget import MOST_NODES, Controller, Cost, CostView, DraftCost, Experience, most_per_second
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession, Own, Planned, Step, Stepwise
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
@@ -101,9 +101,6 @@ class SetTimes(Cost):
     def takes(self, width: int, misjudged: float = 1.0) -> float:
         """What a forward does take."""
         return 1 + misjudged * self.slope * (width - 1)
-
-    def copy(self, beside: int = 0) -> Cost:
-        return self
 
     def tried(self, rows: int) -> int | None:
         return None
@@ -230,7 +227,7 @@ def play(
         pick=None,  # type: ignore[arg-type]
         device=torch.device("cpu"),
         stats=SimpleNamespace(notes=[]),  # type: ignore[arg-type]
-        cost=times,
+        cost=CostView(times),
     )
     recorded.context = context
     control = Controller(context, experience, None if window == "auto" else int(window), recorded.candidates)

@@ -4,7 +4,7 @@ that give most tokens per second are verified."""
 from .acceptance import Acceptance
 from .account import SAVED, Account
 from .controller import DRAFTED, LOOK, Controller, Drafted, Experience
-from .cost import Cost, DraftCost, Times
+from .cost import Cost, CostView, DraftCost, Times
 from .decision import LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
 from .evidence import Evidence, Source
 from .learned import Learned
@@ -23,6 +23,7 @@ __all__ = [
     "Advance",
     "Controller",
     "Cost",
+    "CostView",
     "DraftCost",
     "Drafted",
     "Evidence",

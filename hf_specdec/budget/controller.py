@@ -6,7 +6,7 @@ from typing import Protocol
 
 from .acceptance import Acceptance, Evidence
 from .account import Account
-from .cost import KEPT, Cost, DraftCost
+from .cost import KEPT, CostView, DraftCost
 from .decision import LONGEST, Advance, steps_that_pay
 
 DRAFTED = "drafted"
@@ -22,7 +22,7 @@ UNMEASURED = 4
 class Call(Protocol):
     """What it knows of a call: `DraftContext`."""
 
-    cost: Cost
+    cost: CostView
     lockstep: bool
 
     @property

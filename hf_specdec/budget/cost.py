@@ -42,29 +42,15 @@ class Times(NamedTuple):
 
 class Cost:
     """Times of a target's forwards by rows and width, and of what a round takes beside them and drafting. One for all
-    that draft for the target. What threads read is replaced, never changed."""
+    that draft for the target, who read it by a `CostView`. What threads read is replaced, never changed."""
 
     def __init__(self) -> None:
-        self.beside = 0
-        """rows in the same forwards that draft for themselves: whoever asks does not count them"""
         self._between: dict[bool, Times] = {}  # with nodes or without
         self._times: dict[tuple[int, int], Times] = {}  # by rows and tokens per row
         self._met: dict[tuple[int, int], int] = {}  # forwards before the shape was met last
         self._forwards = self._narrow = 0  # all, and those of one token in a row
         self._wide: dict[int, int] = {}  # by rows, forwards of several tokens in a row
         self._curves: dict[int, Callable[[int], float]] = {}  # by rows, seconds by width
-
-    def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_curves": {}}  # functions, which cannot be sent
-
-    def copy(self, beside: int = 0) -> "Cost":
-        """For those who may write into it, beside so many other rows."""
-        copied = Cost()
-        vars(copied).update(
-            {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
-        )
-        copied.beside, copied._curves = self.beside + beside, {}
-        return copied
 
     def observe_forward(self, rows: int, width: int, seconds: float) -> None:
         """A forward of `width` tokens per row took this long."""
@@ -93,7 +79,7 @@ class Cost:
     def tried(self, rows: int) -> int | None:
         """Nodes per row to verify in this round to learn what it takes: some at first, one where there were none for
         long, 0 where there were some for long. None: as many as pay."""
-        rows, figures = rows + self.beside, self._figures
+        figures = self._figures
         if self._forwards < len(TRIED) or len(figures) < 2:
             return TRIED[self._forwards % len(TRIED)] // rows or int((rows, 1) in figures)
         if self._narrow >= SELDOM:
@@ -103,7 +89,7 @@ class Cost:
 
     def most(self, rows: int) -> int:
         """Nodes of a row that may be verified: two widths that are close say little of a much wider one."""
-        rows, figures = rows + self.beside, self._figures
+        figures = self._figures
         mine = [width for count, width in figures if count == rows]
         widest = max(mine) if len(mine) > 1 else max((n * width for n, width in figures), default=0) // rows
         return max(BEYOND * widest - 1, 0)
@@ -115,7 +101,7 @@ class Cost:
         the second may cost more than all that follow. Where two widths have not been met, the line by the tokens of all
         rows together.
         """
-        curves, rows = self._curves, rows + self.beside  # read before the times: what is old goes where old ones are
+        curves = self._curves  # read before the times: what is old goes where old ones are
         if rows not in curves:
             curves[rows] = cache(self._curve(rows))
         return curves[rows]
@@ -134,6 +120,40 @@ class Cost:
             return mine[width].seconds if width in mine else line(width)
 
         return lambda width: (drafted if width > 1 else plain) + seconds(width)
+
+
+class CostView:
+    """A `Cost` as a drafter sees it: always up to date, and only to be read.
+
+    The drafter asks by the number of its own rows. Others may draft for themselves in the same forwards; the view adds
+    those. It has slots and no `__dict__`, so that what a session does to its context does not reach the engine's times.
+    """
+
+    __slots__ = ("_cost", "beside")
+
+    def __init__(self, cost: Cost, beside: int = 0) -> None:
+        """
+        Args:
+            beside: how many other rows the present round's forward has; the engine says so before each draft.
+        """
+        self._cost, self.beside = cost, beside
+
+    @property
+    def known(self) -> bool:
+        """As `Cost.known`."""
+        return self._cost.known
+
+    def tried(self, rows: int) -> int | None:
+        """As `Cost.tried`."""
+        return self._cost.tried(rows + self.beside)
+
+    def most(self, rows: int) -> int:
+        """As `Cost.most`."""
+        return self._cost.most(rows + self.beside)
+
+    def round(self, rows: int) -> Callable[[int], float]:
+        """As `Cost.round`."""
+        return self._cost.round(rows + self.beside)
 
 
 def _line(known: Mapping[int, Times]) -> Callable[[int], float]:
@@ -179,6 +199,6 @@ class DraftCost:
         if tokens:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
 
-    def c(self, cost: Cost, rows: int) -> float | None:
+    def c(self, cost: CostView, rows: int) -> float | None:
         """A step over a step of the target; None where one of them is not known yet."""
         return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None

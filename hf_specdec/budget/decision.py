@@ -6,7 +6,7 @@ from functools import cache
 from math import prod, sqrt
 from statistics import NormalDist
 
-from .cost import Cost
+from .cost import CostView
 
 FORESIGHT = (1, 2, 3, 4, 6, 8, 12, 16)
 """numbers of further steps that are compared"""
@@ -86,7 +86,7 @@ def most_per_second(
 
 
 def nodes_that_pay(
-    chances: Sequence[Sequence[float]], rows: int, cost: Cost, spent: float = 0.0, advance: Advance = SUMMED
+    chances: Sequence[Sequence[float]], rows: int, cost: CostView, spent: float = 0.0, advance: Advance = SUMMED
 ) -> int:
     """How many of each row's likeliest nodes to verify in a forward of so many rows: those that give most tokens per
     second, or as many as teach what a forward takes."""

@@ -1,19 +1,56 @@
-"""What a session hands over is held to its form before anything is done with it."""
+"""What a drafter hands over is checked for its form before anything is done with it: drafts, forwards, corrections.
 
+Ids and probabilities themselves are checked where the verification reads them (`verify.drafts.is_sound`), so that a GPU
+is waited for once.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..budget import are_chains
 from ..errors import shown
-from ..protocol import Draft, DraftSession
+from ..protocol import Draft, DraftSession, Forward
 from ..transfer import moved
 
 MOST_FED, LEAST_FED = 4096, 16
 """nodes of one draft that go to the target: over all rows, and in each row, however many those are"""
 MOST_SUCCESSORS = 64
-"""of the target's tokens that verdicts carry for each place"""
+"""of the target's likeliest tokens that verdicts carry for each place: so many ids are read in every round"""
+
+
+class Unfit(ValueError):
+    """Something that a drafter gave is not what was asked for."""
+
+
+def expect(fine: bool, name: str, allowed: str, got: object) -> None:
+    """Refuse what is not fine.
+
+    Raises:
+        Unfit: with the name, what is allowed, and what was got.
+    """
+    if not fine:
+        told = f"{got.dtype} of shape {list(got.shape)}" if isinstance(got, Tensor) else shown(got)
+        raise Unfit(f"{name} must be {allowed}, got {told}")
+
+
+def whole(name: str, value: Any, least: int, most: int) -> int:
+    """The value, if it is a whole number in this range."""
+    expect(type(value) is int and least <= value <= most, name, f"a whole number from {least} to {most}", value)
+    return value
+
+
+def tensor(name: str, values: Any, shape: Sequence[int | None], integers: bool = False) -> Tensor:
+    """The values, if they are a dense tensor of this kind and shape; None in the shape allows any size."""
+    fine = isinstance(values, Tensor) and values.layout == torch.strided
+    fine = fine and len(values.shape) == len(shape)
+    fine = fine and all(size in (None, n) for size, n in zip(shape, values.shape, strict=True))
+    fine = fine and (values.dtype in (torch.int32, torch.int64) if integers else values.is_floating_point())
+    expect(fine, name, f"a tensor of {'integers' if integers else 'floats'} of shape {list(shape)}", values)
+    return values
 
 
 def most_nodes(rows: int) -> int:
@@ -21,124 +58,75 @@ def most_nodes(rows: int) -> int:
     return max(MOST_FED // rows, LEAST_FED)
 
 
-def successors_of(session: DraftSession, vocab: int) -> int:
-    """How many of the target's likeliest tokens a session asks for at each place.
+# ---------------------------------------------------------------------- drafts
+
+
+def checked_draft(draft: Draft, room: Sequence[int], vocab: int) -> Draft:
+    """A draft in form. In each row it ends before the first node that is deeper than there is room for.
 
     Raises:
-        ValueError: it is no number, or a large one: so many ids are read in every round.
+        Unfit, or whatever comes of reading something else than a draft.
     """
-    count = session.likeliest
-    if type(count) is not int or not 0 <= count <= MOST_SUCCESSORS:
-        raise ValueError(f"likeliest must be a whole number from 0 to {MOST_SUCCESSORS}, got {count!r}")
-    return min(count, vocab)
-
-
-def in_form(draft: object, room: list[int], vocab: int) -> Draft:
-    """Types and shapes, lengths cut to what was asked for; the values are checked with the verification's own transfer.
-
-    Raises:
-        ValueError, TypeError: it says what is wrong with the draft.
-    """
-    if not isinstance(draft, Draft):
-        raise TypeError(f"a session must return a Draft, got {type(draft).__name__}")
-    rows, tokens, counts, sources = len(room), draft.tokens, draft.lengths, list(draft.sources)
-    if not _is_plain(tokens) or tokens.ndim != 2 or tokens.shape[0] != rows or len(counts) != rows:
-        raise ValueError(
-            f"a draft for {rows} rows needs tokens of shape [{rows}, any] and {rows} lengths, got shape "
-            f"{tuple(tokens.shape)}"
-        )
-    width = tokens.shape[1]
-    if sources and (len(sources) != rows or not all(type(name) is str for name in sources)):
-        raise ValueError(f"sources must hold one string for each of {rows} rows, got {sources!r}")
-    if tokens.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-    lengths = [int(length) for length in counts]
-    if not all(0 <= length <= width for length in lengths):
-        raise ValueError(f"lengths must be from 0 to {width}, the columns of tokens, got {lengths}")
-    parents = None if draft.parents is None else _checked_parents(draft.parents, rows, width)
-    if parents is None:
-        lengths = [min(length, most) for length, most in zip(lengths, room, strict=True)]
-    else:
-        for b, depths in enumerate(Draft(tokens, lengths, parents).depths()):
-            within = [depth <= room[b] for depth in depths[: lengths[b]]]
-            lengths[b] = within.index(False) if False in within else lengths[b]
-    probs, q = draft.token_probs, draft.q
-    for name, values, shape in (("token_probs", probs, tokens.shape), ("q", q, (*tokens.shape, vocab))):
-        if values is None:
-            continue
-        if not _is_plain(values) or values.shape != shape:
-            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(values.shape)}")
-        if not values.is_floating_point():
-            raise ValueError(f"{name} must be floating point numbers, got {values.dtype}")
-    survival = None if draft.survival is None else _checked_survival(draft.survival, lengths)
+    expect(isinstance(draft, Draft), "a draft", "a Draft", draft)
+    rows, sources = len(room), [str(name) for name in draft.sources]
+    tokens = tensor("tokens", draft.tokens, (rows, None), integers=True)
+    width, lengths = tokens.shape[1], [int(length) for length in draft.lengths]
+    fine = len(lengths) == rows and all(0 <= length <= width for length in lengths)
+    expect(fine, "lengths", f"{rows} numbers from 0 to {width}, the columns of tokens", lengths)
+    parents = None if draft.parents is None else _parents(draft.parents, rows, width)
+    for b, depths in enumerate(Draft(tokens, lengths, parents).depths()):
+        lengths[b] = next((i for i in range(lengths[b]) if depths[i] > room[b]), lengths[b])
+    expect(len(sources) in (0, rows), "sources", f"empty, or {rows} strings", sources)
+    survival = None if draft.survival is None else [[float(chance) for chance in row] for row in draft.survival]
+    if survival is not None:
+        fine = len(survival) == rows and all(0 <= chance <= 1 for row in survival for chance in row)
+        fine = fine and all(len(row) >= length for row, length in zip(survival, lengths, strict=True))
+        expect(fine, "survival", f"a chance from 0 to 1 for each of {lengths} nodes", survival)
+    probs = None if draft.token_probs is None else tensor("token_probs", draft.token_probs, (rows, width))
+    q = None if draft.q is None else tensor("q", draft.q, (rows, width, vocab))
     return Draft(tokens, lengths, parents, probs, q, sources, survival)
 
 
-def _checked_survival(survival: object, lengths: list[int]) -> list[list[float]]:
-    lists = [[float(chance) for chance in row] for row in survival]  # type: ignore[attr-defined]
-    if len(lists) != len(lengths) or not all(0 <= chance <= 1 for row in lists for chance in row):
-        raise ValueError(f"survival must hold {len(lengths)} rows of chances from 0 to 1, got {shown(survival)}")
-    if any(len(row) < length for row, length in zip(lists, lengths, strict=True)):
-        raise ValueError(
-            f"survival must have a chance for each of {lengths} nodes, got rows of {[len(row) for row in lists]}"
-        )
-    return [row[:length] for row, length in zip(lists, lengths, strict=True)]
-
-
-def _is_plain(values: object) -> bool:
-    """Whether this is a tensor with a value in every place."""
-    return isinstance(values, Tensor) and values.layout == torch.strided and values.device.type != "meta"
-
-
-def _checked_parents(parents: object, rows: int, width: int) -> list[list[int]]:
+def _parents(parents: Any, rows: int, width: int) -> list[list[int]]:
     """[B][K] on the host; a tensor is taken, too."""
-    lists = parents.tolist() if isinstance(parents, Tensor) else [list(row) for row in parents]  # type: ignore[attr-defined]
-    if len(lists) != rows or any(len(row) != width for row in lists):
-        raise ValueError(
-            f"parents must have {rows} rows of {width} nodes as tokens has, got rows of {[len(row) for row in lists]}"
-        )
-    if not all(type(parent) is int for row in lists for parent in row):
-        raise ValueError("parents must be integers")
-    if not all(-1 <= parent < i for row in lists for i, parent in enumerate(row)):
-        raise ValueError("every parent must come before its child")
+    lists = parents.tolist() if isinstance(parents, Tensor) else [list(row) for row in parents]
+    fine = len(lists) == rows and all(len(row) == width for row in lists)
+    fine = fine and all(type(parent) is int and -1 <= parent < i for row in lists for i, parent in enumerate(row))
+    expect(fine, "parents", f"{rows} rows of {width} integers, each -1 or an earlier node", lists)
     return lists
 
 
 def cut(draft: Draft, lengths: list[int]) -> Draft:
     """The first nodes of each row, and no columns beyond them."""
     width, parents = max(lengths), draft.parents
+    if lengths == draft.lengths and width == draft.tokens.shape[1]:
+        return draft
     if parents is not None:
         chains = are_chains([row[:length] for row, length in zip(parents, lengths, strict=True)])
         parents = None if chains else [row[:width] for row in parents]
-    survival = draft.survival
     return replace(
         draft,
         tokens=draft.tokens[:, :width],
         lengths=lengths,
         parents=parents,
-        survival=None if survival is None else [row[:n] for row, n in zip(survival, lengths, strict=True)],
+        survival=None,  # of no more use: it said where to cut
         token_probs=None if draft.token_probs is None else draft.token_probs[:, :width],
         q=None if draft.q is None else draft.q[:, :width],
     )
 
 
-def with_q(session: DraftSession, draft: Draft, device: torch.device, vocab: int) -> Draft:
-    """The draft on the target's device, with q of the drafted tokens and whole: a rejection without the rest of q could
-    not be made up for, so it is asked for before any test."""
+def with_q(session: DraftSession, draft: Draft, vocab: int) -> Draft:
+    """The draft with q of its tokens, and q in whole: it is asked for before any test, as a rejection could not be made
+    up for without it."""
     probs, q = draft.token_probs, draft.q
     if q is None and probs is not None:
         q = probs.new_zeros(*probs.shape, vocab, dtype=torch.float32)
         for b, length in enumerate(draft.lengths):
             for node in range(length):
-                row = session.q(b, node)
-                if row.shape != (vocab,):
-                    raise ValueError(
-                        f"q must have shape ({vocab},) for the target's {vocab} tokens, got {tuple(row.shape)}"
-                    )
-                q[b, node] = row.to(q)
+                q[b, node] = tensor("q", session.q(b, node), (vocab,))
     if probs is None and q is not None:
         probs = q.gather(2, moved(draft.tokens, q.device).long().clamp(0, vocab - 1)[..., None])[..., 0]
-    return on_device(replace(draft, token_probs=probs, q=q), device)
+    return replace(draft, token_probs=probs, q=q)
 
 
 def on_device(draft: Draft, device: torch.device) -> Draft:
@@ -149,3 +137,22 @@ def on_device(draft: Draft, device: torch.device) -> Draft:
         token_probs=None if draft.token_probs is None else moved(draft.token_probs, device).float(),
         q=None if draft.q is None else moved(draft.q, device).float(),
     )
+
+
+# ---------------------------------------------------------------------- forwards
+
+
+def checked_forward(answer: Forward, rows: int, width: int, vocab: int) -> Forward:
+    """A forward's answer over tokens [rows, width]. What it names that is no node becomes the nearest one.
+
+    Raises:
+        Unfit, or whatever comes of reading something else than a forward.
+    """
+    logits = tensor("logits", answer.logits, (rows, None, vocab))
+    places = whole("places of logits", logits.shape[1], 1, width)
+    if answer.nodes is not None:
+        nodes = tensor("nodes", answer.nodes, (rows, places - 1), integers=True)
+        answer.nodes = nodes.long().clamp(-1, width - 2)
+    for name, states in answer.features.items():  # those of a prompt have places of their own
+        tensor(f"features[{name}]", states, (rows, places if width > 1 else None, None))
+    return answer

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..budget import Cost
+from ..budget import Cost, CostView
 from ..clock import now
 from ..protocol import Draft, DraftContext, Verdict
 from ..schedule import Round, Schedule
@@ -21,14 +21,13 @@ from ..verify.picking import DraftPicker
 from ..verify.processing import Bans
 from ..verify.randomness import Randomness
 from .call import Call
-from .checks import successors_of
-from .guard import GuardedDrafter, GuardedSession
+from .checks import MOST_FED, MOST_SUCCESSORS, whole
+from .guard import GuardedDrafter, GuardedSession, take_over
 from .modes import Mode
 from .own_schedule import schedule_of
 from .paying import Paying, record_of
 from .ranks import SharedSession
 from .serial import Serial
-from .session_stats import take_over
 
 
 class Bounds(NamedTuple):
@@ -56,6 +55,7 @@ def context_of(
     Args:
         device: of the target's logits and ids.
         randomness: of draws of drafts.
+        cost: of the target's forwards, the engine's own.
         noise: of coupled sampling.
         bounds: where rows come and go, of which the call is the first; None where all rows are there from the start.
     """
@@ -74,7 +74,7 @@ def context_of(
         device=device,
         stats=SpeculationStats(),
         forbids=Bans(processing, vocab) or None,
-        cost=cost.copy(),
+        cost=CostView(cost),
         target=call.target,
         source=call.source,
         coupled=noise is not None,
@@ -92,21 +92,19 @@ class Drafting:
         drafter: GuardedDrafter,
         context: DraftContext,
         randomness: Randomness,
-        cost: Cost,
         ranks: Ranks | None = None,
     ) -> None:
         """
         Args:
             context: the session's own.
             randomness: what the session's draws come from.
-            cost: of the target's forwards, the engine's own.
             ranks: over which the target is spread.
         """
         self.drafter, self.randomness = drafter, randomness
-        self.told, self.device, self.vocab = context.stats, context.device, context.vocab_size
-        self._context = context  # what was taken of it above the session cannot spoil
+        self.told, self.cost, self.device, self.vocab = context.stats, context.cost, context.device, context.vocab_size
+        self.context = context  # what was taken of it above the session cannot spoil
         self.session: GuardedSession | SharedSession = (
-            GuardedSession(drafter, context, cost) if ranks is None else SharedSession(ranks, drafter, context, cost)
+            GuardedSession(drafter, context) if ranks is None else SharedSession(ranks, drafter, context)
         )
         self.schedule: Schedule = Serial(self.session)
         self.paying: Paying | None = None
@@ -122,11 +120,12 @@ class Drafting:
             takes_order: whether the drafter may bring an order of its own to draft and verify.
         """
         ask = self.session.ask
-        self.likeliest = ask(lambda session: successors_of(session, self.vocab)) or 0
-        self.slots_per_token = ask(lambda session: session.slots_per_token) or 1
+        likeliest = ask(lambda session: whole("likeliest", session.likeliest, 0, MOST_SUCCESSORS)) or 0
+        self.likeliest = min(likeliest, self.vocab)
+        self.slots_per_token = ask(lambda session: whole("slots_per_token", session.slots_per_token, 1, MOST_FED)) or 1
         self.weighs = bool(ask(lambda session: bool(session.weighs)))
         if takes_order:
-            self.schedule = schedule_of(self.drafter, self.session, self._context, self.device, self.vocab)
+            self.schedule = schedule_of(self.drafter, self.session, self.context, self.device, self.vocab)
             self.serial = isinstance(self.schedule, Serial)
 
     def pause_where_it_loses(
@@ -148,14 +147,14 @@ class Drafting:
         record = (lambda rows: record_of(*kind, "joined")) if joined else (lambda rows: record_of(*kind, rows))
         self.schedule = self.paying = Paying(self.schedule, record, keeps_state, not self.serial, clock)
 
-    def feed(self, round: Round, cost: Cost) -> Draft:
+    def feed(self, round: Round, beside: int = 0) -> Draft:
         """What the target verifies of these rows.
 
         Args:
-            cost: of forwards over them, and over the rows beside them.
+            beside: how many rows of others there are in the same forward.
         """
         self.session.tell(lambda _: self.randomness.advance(round.sequences.rows))  # which it may have spoilt
-        self.session.cost = cost
+        self.cost.beside = beside
         return self.schedule.feed(round)
 
     def observe(self, verdict: Verdict) -> None:

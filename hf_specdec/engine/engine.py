@@ -170,9 +170,8 @@ class Engine:
         room = [0 if row.stopped else max(0, min(most, row.end - row.length)) for row in rows]
         everywhere = self.taking.passive(self.rows)
         passive = [everywhere[b] for b in share.places]
-        others = len(self.rows) - len(rows)
-        cost = self.cost.copy(others) if others else self.cost
-        draft = drafting.feed(Round(self.rows.view(share.places), room, passive, not self.mode.ragged), cost)
+        round = Round(self.rows.view(share.places), room, passive, not self.mode.ragged)
+        draft = drafting.feed(round, beside=len(self.rows) - len(rows))
         if max(draft.lengths) > most:
             draft = cut(draft, [min(n, most) for n in draft.lengths])
         if not self.mode.trees:

@@ -111,8 +111,8 @@ class Generation(Engine):
         call, group = self.call, self.group
         drawing = copy(self.randomness)  # the session's, and may be spoilt
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, copy(group.judge.noise))
-        group.drafting = drafting = Drafting(self.drafter, context, drawing, self.cost, self.ranks)
-        self.runner = target_runner(call, self.drafter, drafting.session, self.mode)
+        group.drafting = drafting = Drafting(self.drafter, context, drawing, self.ranks)
+        self.runner = target_runner(call, drafting, self.mode)
         drafting.arrange()
         group.judge.likeliest = drafting.likeliest
         keeps_state = self.mode.runner is StateRunner

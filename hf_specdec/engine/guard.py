@@ -1,27 +1,47 @@
 """A drafter can only cost time: one that raises, stalls or answers nonsense is dropped, the target goes on alone."""
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
-from ..budget import Cost, nodes_that_pay
+from ..budget import nodes_that_pay
 from ..clock import Deadline, now
-from ..errors import shown, warn
+from ..errors import shortened, shown, warn
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
-from .checks import cut, in_form, most_nodes, with_q
+from .checks import Unfit, checked_draft, cut, expect, most_nodes, on_device, with_q
 
 T = TypeVar("T")
+MOST_NOTES = 8
+"""of a session, that are kept"""
 
 
-class GuardedDrafter:
+class Guard:
+    """Calls what belongs to a drafter. What that raises goes no further: the drafter is dropped."""
+
+    def drop(self, reason: str) -> None:
+        """Give the drafter up for the rest of the call, with one warning."""
+        raise NotImplementedError
+
+    def attempt(self, action: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """What the action gives; where it raises, what is given `otherwise`."""
+        try:
+            return action()
+        except Unfit as error:
+            self.drop(str(error))
+        except Exception as error:
+            self.drop(f"it raised {shown(error)}")
+        return otherwise()
+
+
+class GuardedDrafter(Guard):
     """A drafter for one call, which never raises: the first thing of it that does is the last it is asked for."""
 
     def __init__(self, drafter: AnyDrafter) -> None:
-        self.drafter, self.name, self.alive = drafter, type(drafter).__name__, True
+        self.drafter, self.name = drafter, type(drafter).__name__
         self.dropped = ""
         """why it was given up, in a sentence"""
         self.proposes_trees = bool(self.ask(lambda d: bool(d.proposes_trees)))
@@ -29,7 +49,7 @@ class GuardedDrafter:
 
     def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
         """What the drafter says; None where it was dropped."""
-        return self.guard(lambda: action(self.drafter), self.drop) if self.alive else None
+        return None if self.dropped else self.attempt(lambda: action(self.drafter), lambda: None)
 
     def takes_ragged(self) -> bool:
         return bool(self.ask(lambda d: bool(d.takes_ragged())))
@@ -37,42 +57,25 @@ class GuardedDrafter:
     def why_not(self, prompt_ids: Tensor, source: dict[str, Any] | None) -> str:
         return str(self.ask(lambda d: d.why_not(prompt_ids, source)) or "")
 
-    def start(self, context: DraftContext) -> DraftSession | None:
-        return self.ask(lambda d: opened(d, context))
-
     def report(self, stats: SpeculationStats) -> None:
-        """Of every call, also where the drafter was dropped."""
-        self.guard(lambda: setattr(self.drafter, "last_stats", stats), self.drop)
+        """Leave the call's statistics with the drafter, also with one that was dropped."""
+        self.attempt(lambda: setattr(self.drafter, "last_stats", stats), lambda: None)
 
     def drop(self, reason: str) -> None:
-        """Give the drafter up for the rest of the call, with one warning."""
-        if self.alive:
-            self.alive = False
+        if not self.dropped:
             self.dropped = (
                 f"{self.name} was dropped: {reason}. The text is not affected: the target finishes it without drafts"
             )
             warn(self.dropped)
 
-    @staticmethod
-    def guard(action: Callable[[], T], drop: Callable[[str], None]) -> T | None:
-        try:
-            return action()
-        except Exception as error:
-            drop(f"it raised {shown(error)}")
-            return None
 
-
-class GuardedSession:
+class GuardedSession(Guard):
     """A `DraftSession` that never raises; one that is late is dropped."""
 
-    def __init__(self, drafter: GuardedDrafter, context: DraftContext, cost: Cost) -> None:
-        """
-        Args:
-            cost: the engine's own; the session is given copies.
-        """
+    def __init__(self, drafter: GuardedDrafter, context: DraftContext) -> None:
         self.drafter, self.device, self.vocab = drafter, context.device, context.vocab_size
-        self.cost, self.advance = cost, context.advance
-        self.session = drafter.start(context)
+        self.cost, self.advance = context.cost, context.advance
+        self.session = drafter.ask(lambda d: opened(d, context))
         self.was_cut = False
         self.rounds = self.unpaid = 0
         """all with a draft, and those of them in which none of it promised to pay"""
@@ -84,7 +87,7 @@ class GuardedSession:
     def ask(self, action: Callable[[Any], T]) -> T | None:
         """What the session says; None where it was dropped."""
         session = self.session
-        return None if session is None else self.drafter.guard(lambda: action(session), self.drop)
+        return None if session is None else self.attempt(lambda: action(session), lambda: None)
 
     def tell(self, action: Callable[[Any], object]) -> None:
         self.ask(action)
@@ -94,37 +97,37 @@ class GuardedSession:
         draft = self.ask(lambda session: self._drafted(session, sequences, room)) if any(room) else None
         return Draft.from_lists([[]] * len(room), self.device) if draft is None else draft
 
-    def _drafted(self, session: DraftSession, sequences: Sequences, room: list[int]) -> Draft | None:
+    def _drafted(self, session: DraftSession, sequences: Sequences, room: list[int]) -> Draft:
         began, patience = now(), Deadline(session.patience)
-        session.context.cost = self.cost.copy()
         session.start_draft(sequences, list(room))
         while not session.poll() and not patience.over:
             patience.nap(1e-4)
         if patience.over:
-            self.drop(f"a draft took longer than {shown(session.patience)} seconds")
-            return None
-        draft = in_form(session.take(), room, self.vocab)
-        if not any(draft.lengths):  # nothing of it is fed: that costs nothing either
-            nothing = Draft.from_lists([[]] * len(room), self.device)
-            nothing.sources = draft.sources
-            if draft.token_probs is not None or draft.q is not None:  # it would have been drawn
-                nothing.token_probs = torch.zeros(len(room), 0, device=self.device)
-            return nothing
-        draft = self._paying(self._bounded(draft), room, now() - began)
-        return with_q(session, draft, self.device, self.vocab)
+            raise Unfit(f"a draft took longer than {shown(session.patience)} seconds")
+        draft = checked_draft(session.take(), room, self.vocab)
+        count = self._count(draft, room, now() - began)
+        draft = cut(draft, [min(length, count) for length in draft.lengths])
+        return on_device(with_q(session, draft, self.vocab), self.device)
 
-    def _paying(self, draft: Draft, room: list[int], spent: float) -> Draft:
-        """Of the nodes of all rows as many of the first ones as give most tokens per second.
+    def _count(self, draft: Draft, room: list[int], spent: float) -> int:
+        """Nodes of each row that are verified: of those that say their chances, as many as give most tokens per second.
 
-        Draws stay: whether a token that was drawn is verified must not depend on what it is.
+        Draws are all verified: whether one is must not depend on which token it is.
         """
-        if draft.survival is None or draft.q is not None or draft.token_probs is not None:
-            return draft
-        chances = [row for row, most in zip(draft.survival, room, strict=True) if most]
+        most, longest = most_nodes(len(room)), max(draft.lengths)
+        if longest > most and not self.was_cut:
+            self.was_cut = True
+            warn(
+                f"{self.drafter.name} drafted {longest} tokens for one row, and the target is fed {most} of them at "
+                "most. The text is not affected"
+            )
+        if draft.survival is None or draft.q is not None or draft.token_probs is not None or not longest:
+            return most
+        chances = [row[:most] for row, left in zip(draft.survival, room, strict=True) if left]
         count = nodes_that_pay(chances, len(room), self.cost, spent, self.advance)
         timed = self.cost.tried(len(room)) is not None  # a plain round to be timed says nothing of this draft
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
-        return cut(draft, [min(length, count) for length in draft.lengths])
+        return min(count, most)
 
     def note(self) -> str:
         """How often nothing was verified, as it would not have paid; empty where that never was."""
@@ -135,19 +138,7 @@ class GuardedSession:
             "to be accepted"
         )
 
-    def _bounded(self, draft: Draft) -> Draft:
-        """No more than `most_nodes` go to the target. Parents come before children: what is left is a tree, too."""
-        most = most_nodes(len(draft.lengths))
-        if max(draft.lengths) > most and not self.was_cut:
-            self.was_cut = True
-            warn(
-                f"{self.drafter.name} drafted {max(draft.lengths)} tokens for one row, and the target is fed {most} "
-                "of them at most. The text is not affected"
-            )
-        return cut(draft, [min(length, most) for length in draft.lengths])
-
     def drop(self, reason: str) -> None:
-        """Give the drafter up for the rest of the call, with one warning."""
         self.drafter.drop(reason)
         self.close()
 
@@ -164,9 +155,18 @@ def opened(drafter: AnyDrafter, context: DraftContext) -> DraftSession:
     """A session of the drafter.
 
     Raises:
-        TypeError: what it has started is none.
+        Unfit: what it has started is none.
     """
     session = drafter.start(context)
-    if not isinstance(session, DraftSession):
-        raise TypeError(f"{type(drafter).__name__}.start returned {type(session).__name__}, not a DraftSession")
+    expect(isinstance(session, DraftSession), "what start returns", "a DraftSession", session)
     return session
+
+
+def take_over(told: SpeculationStats, stats: SpeculationStats) -> None:
+    """Add what a session has told of itself in `DraftContext.stats`, where it may have written anything."""
+    for name in ("draft_calls", "uncorrected_tokens", "window"):
+        count = getattr(told, name, 0)
+        setattr(stats, name, max(0, int(count)) if isinstance(count, Integral) else 0)
+    notes = getattr(told, "notes", None)
+    if isinstance(notes, list):
+        stats.notes += [shortened(note) for note in notes[:MOST_NOTES] if isinstance(note, str)]

@@ -8,11 +8,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import shown
 from ..protocol import Draft, DraftContext, Verdict
 from ..schedule import Correct, Guarded, Round, Schedule
 from ..transfer import to_device
-from .checks import in_form, on_device
+from .checks import Unfit, checked_draft, cut, expect, on_device, tensor
 from .guard import GuardedDrafter
 from .serial import Serial
 
@@ -23,11 +22,9 @@ def schedule_of(
     drafter: GuardedDrafter, session: Guarded, context: DraftContext, device: torch.device, vocab: int
 ) -> Schedule:
     """The drafter's own order of a call, or one after the other. The context is the drafter's: nobody reads it."""
-    try:
-        own = drafter.drafter.schedule(session, context) if session.alive else None
-    except Exception as error:
-        session.drop(f"its schedule raised {shown(error)}")
-        own = None
+    if not session.alive:
+        return Serial(session)
+    own = session.attempt(lambda: drafter.drafter.schedule(session, context), lambda: None)
     return Serial(session) if own is None else GuardedSchedule(own, session, device, vocab)
 
 
@@ -38,75 +35,57 @@ class GuardedSchedule:
         self.own, self.session, self.device, self.vocab = own, session, device, vocab
         self.room: list[int] = []
 
-    def _try(self, action: Callable[[Schedule], T], otherwise: T) -> T:
-        try:
-            return action(self.own) if self.session.alive else otherwise
-        except Exception as error:
-            self.session.drop(f"its schedule raised {shown(error)}")
-            return otherwise
+    def _ask(self, action: Callable[[Schedule], T], otherwise: Callable[[], T]) -> T:
+        return self.session.attempt(lambda: action(self.own), otherwise) if self.session.alive else otherwise()
 
     def feed(self, round: Round) -> Draft:
         self.room = round.room
-        return self._try(lambda own: self._held(own.feed(round)), self._empty())
+        return self._ask(lambda own: self._checked(own.feed(round)), self._nothing)
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
-        def action(own: Schedule) -> tuple[Draft, list[int] | None]:
-            draft, answered = own.test(fed)
-            if answered is not None and [min(max(0, n), fed.tokens.shape[1]) for n in answered] != answered:
-                raise ValueError(f"the schedule answered {answered} nodes, and {fed.tokens.shape[1]} were fed")
-            if answered is not None and len(answered) != len(self.room):
-                raise ValueError(f"the schedule answered {len(answered)} rows, and the batch has {len(self.room)}")
-            held = self._held(draft)
-            if held.token_probs is not None and held.q is None and own.correct is None:
-                raise ValueError("token_probs need q, or a correction, to replace a rejected token")
-            if held.parents is None and held.tokens.shape[1] > fed.tokens.shape[1] + 1:
-                raise ValueError(
-                    f"the schedule tested {held.tokens.shape[1]} tokens; {fed.tokens.shape[1]} were fed, and "
-                    "one more is allowed"
-                )
-            return _as_fed(held, fed, answered), answered
+        return self._ask(lambda own: self._tested(own, fed), lambda: (self._nothing(), [0] * len(self.room)))
 
-        nothing: tuple[Draft, list[int] | None] = self._empty(), [0] * len(self.room)
-        return self._try(action, nothing)
+    def _tested(self, own: Schedule, fed: Draft) -> tuple[Draft, list[int] | None]:
+        draft, answered = own.test(fed)
+        if answered is None:
+            return fed, None
+        width = fed.tokens.shape[1]
+        fine = len(answered) == len(self.room) and all(0 <= n <= width for n in answered)
+        expect(fine, "answered nodes", f"{len(self.room)} numbers from 0 to {width}, as many as were fed", answered)
+        draft = self._checked(draft)
+        expect(draft.parents is None is fed.parents, "a draft of more than was fed", "a chain", draft.parents)
+        return _from_fed(draft, fed.tokens, answered), answered
 
-    def _held(self, draft: Draft) -> Draft:
-        """A draft as it is, if it is in form and no longer than there is room for."""
-        held = in_form(draft, self.room, self.vocab)
-        if held.lengths != draft.lengths:
-            raise ValueError(f"lengths {draft.lengths} exceed the room of {self.room} tokens")
-        return on_device(held, self.device)
+    def _checked(self, draft: Draft) -> Draft:
+        checked = on_device(checked_draft(draft, self.room, self.vocab), self.device)
+        if checked.token_probs is not None and checked.q is None and self.own.correct is None:
+            raise Unfit("token_probs need q, or a correction, to replace a rejected token")
+        return checked
 
-    def _empty(self) -> Draft:
+    def _nothing(self) -> Draft:
         return Draft.from_lists([[]] * len(self.room), self.device)
 
     @property
     def correct(self) -> Correct | None:
-        own = self._try(lambda own: own.correct, None)
-        return None if own is None else lambda p, row, node: self._corrected(own, p, row, node)
+        own = self._ask(lambda own: own.correct, lambda: None)
+        if own is None:
+            return None
 
-    def _corrected(self, own: Correct, p: Tensor, row: int, node: int) -> Tensor:
-        """Asked also where the session was lost in between: only the schedule knows what it can still make up for."""
-        try:
-            found = own(p, row, node)
-            if found.shape != p.shape or not found.is_floating_point():
-                raise ValueError(f"a correction must have the shape {tuple(p.shape)}, got {tuple(found.shape)}")
-            return found.to(p)
-        except Exception as error:
-            self.session.drop(f"its schedule raised {shown(error)}")
-            return p
+        def corrected(p: Tensor, row: int, node: int) -> Tensor:
+            """Asked also where the session was lost since: only the schedule knows what it can still make up for."""
+            return self.session.attempt(lambda: tensor("a correction", own(p, row, node), p.shape).to(p), lambda: p)
+
+        return corrected
 
     def settle(self, verdict: Verdict) -> None:
-        self._try(lambda own: own.settle(verdict), None)
+        self._ask(lambda own: own.settle(verdict), lambda: None)
 
 
-def _as_fed(draft: Draft, fed: Draft, answered: list[int] | None) -> Draft:
-    """What is judged begins with what was fed, and goes one token at most beyond what the forward answers for."""
-    if draft.parents is not None or fed.parents is not None or answered is None:
-        return draft
-    width = min(draft.tokens.shape[1], fed.tokens.shape[1])
-    places = torch.arange(width, device=draft.tokens.device)
-    was_fed = places < to_device(answered, draft.tokens.device)[:, None]
-    tokens = draft.tokens.clone()
-    tokens[:, :width] = torch.where(was_fed, fed.tokens[:, :width], tokens[:, :width])
-    lengths = [min(length, n + 1) for length, n in zip(draft.lengths, answered, strict=True)]
-    return replace(draft, tokens=tokens, lengths=lengths)
+def _from_fed(draft: Draft, fed: Tensor, answered: list[int]) -> Draft:
+    """The draft, beginning with the tokens that were fed: in each row as many of them as the forward answers for, and
+    one more of its own."""
+    draft = cut(draft, [min(length, n + 1) for length, n in zip(draft.lengths, answered, strict=True)])
+    tokens, width = draft.tokens.clone(), min(draft.tokens.shape[1], fed.shape[1])
+    was_fed = torch.arange(width, device=fed.device) < to_device(answered, fed.device)[:, None]
+    tokens[:, :width] = torch.where(was_fed, fed[:, :width], tokens[:, :width])
+    return replace(draft, tokens=tokens)

@@ -7,33 +7,20 @@ rank, the leader, has a drafter at work in a call, and the others take over what
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..budget import Cost
 from ..protocol import Draft, DraftContext, Sequences
 from ..target.ranks import Ranks
-from .guard import GuardedDrafter, GuardedSession
+from .guard import Guard, GuardedDrafter, GuardedSession
 
 T = TypeVar("T")
 
 
-class SharedSession:
+class SharedSession(Guard):
     """The leader's guarded session, and on the other ranks its answers."""
 
-    def __init__(self, ranks: Ranks, drafter: GuardedDrafter, context: DraftContext, cost: Cost) -> None:
+    def __init__(self, ranks: Ranks, drafter: GuardedDrafter, context: DraftContext) -> None:
         self.ranks, self.device, self.alive = ranks, context.device, True
-        self.own = GuardedSession(drafter, context, cost) if ranks.leads else None
-        self._cost = cost
+        self.own = GuardedSession(drafter, context) if ranks.leads else None
         self._answer(lambda own: None)
-
-    @property
-    def cost(self) -> Cost:
-        """Of the target's forwards: the leader's session goes by it."""
-        return self._cost
-
-    @cost.setter
-    def cost(self, cost: Cost) -> None:
-        self._cost = cost
-        if self.own is not None:
-            self.own.cost = cost
 
     def _answer(self, action: Callable[[GuardedSession], T]) -> T | None:
         """What the leader's session says, everywhere; None where the drafter was given up."""

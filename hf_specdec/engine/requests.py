@@ -224,9 +224,9 @@ class Requests(Engine):
         drawing, guarded = RowRandomness(), GuardedDrafter(self.drafter)
         noise = call.noise(drawing, joined=True)
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, self.bounds)
-        drafting = Drafting(guarded, context, drawing, self.cost)
+        drafting = Drafting(guarded, context, drawing)
         if guarded.brings_runner:
-            self.shared, self.runner = drafting, behind_own(self.target, guarded, drafting.session)
+            self.shared, self.runner = drafting, behind_own(self.target, drafting)
         drafting.arrange(takes_order=False)
         if drafting.session.ask(lambda session: tuple(session.features)):
             drafting.session.drop("it reads the target's hidden states, which BatchDecoder does not keep")

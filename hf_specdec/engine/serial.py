@@ -28,6 +28,8 @@ class Serial:
 def in_step(draft: Draft, passive: list[bool], pad_token_id: int) -> Draft:
     """A draft of chains for rows that advance together: as long as the shortest, padding for rows that are finished."""
     width = min(length for length, out in zip(draft.lengths, passive, strict=True) if not out)
+    if width == draft.tokens.shape[1] and not any(passive):
+        return draft
     tokens = draft.tokens[:, :width]
     if any(passive):
         tokens = tokens.masked_fill(to_device(passive, tokens.device, torch.bool)[:, None], pad_token_id)

@@ -138,7 +138,7 @@ class Together:
         likeliest: list[list[tuple[int, list[int]]]] = []
         if opaque := self.call.processing.opaque:
             logits = logits[:, : _places_of_all(tested.forward.nodes, logits.shape[1])]
-            tested.sound = bool(is_sound(tested.draft, logits.shape[-1]))
+            tested.sound = bool(is_sound(tested.draft, logits.shape[-1]).all())
             steps: Iterator[Step] = group.judge.stepwise(tested.draft, logits, rows.sequences(places), tested.correct)
             paths = [list(range(width))] * len(rows)
         else:
@@ -185,7 +185,7 @@ class Together:
         """A block's judgement, position by position, while all rows agree with their drafts."""
         passive = self.passive(rows)
         width = min(len(judged.text) for judged, out in zip(block.rows, passive, strict=True) if not out)
-        texts = block.texts[:, :width]
+        texts = block.texts  # which may go on: what lies past a row's end does not count
         if any(passive):
             texts = texts.masked_fill(to_device(passive, rows.device, torch.bool)[:, None], self.call.pad_token_id)
         rows.write(texts, range(len(rows)))

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+AHEAD = 256
+"""columns for which positions are made at once"""
+
+
 class LockstepRunner:
     """Rows of equal length over a stock cache."""
 
@@ -36,6 +40,8 @@ class LockstepRunner:
         self.kwargs = {k: v for k, v in model_kwargs.items() if k not in not_again}
         self.features: Sequence[int] = ()
         self.length = self.prompt_length = 0
+        self._positions: Tensor | None = None
+        """[B, columns] of the present columns and some more, counted on from the prompt's last"""
 
     @property
     def lengths(self) -> list[int]:
@@ -77,8 +83,10 @@ class LockstepRunner:
         if (mask := self.kwargs.get("attention_mask")) is not None:
             inputs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), self.length - mask.shape[1])], dim=1)
         if (positions := self.kwargs.get("position_ids")) is not None:
-            end = self.length - self.prompt_length + 1
-            inputs["position_ids"] = positions[:, -1:] + torch.arange(end - width, end, device=positions.device)
+            if self._positions is None or self._positions.shape[1] < self.length:
+                first = positions[:, -1:] + 1 - self.prompt_length
+                self._positions = first + torch.arange(self.length + AHEAD, device=positions.device)
+            inputs["position_ids"] = self._positions[:, self.length - width : self.length]
         return inputs
 
     def _grown(self) -> dict[str, Tensor]:
@@ -112,7 +120,7 @@ class LockstepRunner:
         """Go on with these rows of the batch; one may come twice."""
         index = to_device(rows, self.ids.device)
         self.cache.reorder_cache(index)  # which every kind of layer can, states and indexers too
-        self.ids = self.ids[index]
+        self.ids, self._positions = self.ids[index], None
         self.kwargs = {
             name: value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim else value
             for name, value in self.kwargs.items()

@@ -157,7 +157,7 @@ def _keeps_rows_together(model: "PreTrainedModel") -> str:
     return "has local attention that counts the columns of the batch" if _counts_columns(model) else ""
 
 
-def runner_agrees(model: "PreTrainedModel", wrap: Callable[[Runner], Runner]) -> bool:
+def runner_agrees(model: "PreTrainedModel", wrap: Callable[[RaggedRunner], Runner]) -> bool:
     """Whether a runner of a drafter's own leaves the target's logits as they are.
 
     Args:

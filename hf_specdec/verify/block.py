@@ -63,9 +63,9 @@ class Trial:
     nodes: Sequence[Sequence[int]]
     """[B][at most N - 1] the node at each place from 1 on; -1 for none"""
     sound: Tensor
-    """whether ids and probabilities are in range; on the device"""
+    """whether ids and probabilities are in range; on the device, and without a value where nothing was drafted"""
     likeliest: Tensor
-    """[B · N · count] the target's likeliest tokens at each place; empty where no drafter asks for them"""
+    """[B, N, count] the target's likeliest tokens at each place; empty where no drafter asks for them"""
 
     def places(self, b: int) -> dict[int, int]:
         """The place of each node of row b that there are scores for. Node -1 is the last accepted token."""

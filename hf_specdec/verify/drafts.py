@@ -8,11 +8,15 @@ from torch import Tensor
 from ..protocol import Draft
 from ..transfer import to_device, to_host
 
+NO_VALUES = torch.empty(0, dtype=torch.long)
+"""nothing to be told of, on whatever device"""
+
 
 def is_sound(draft: Draft, vocab: int) -> Tensor:
-    """Whether all ids are in the vocabulary and all q are probabilities; a boolean on the draft's device."""
+    """Whether all ids are in the vocabulary and all q are probabilities: a boolean on the draft's device, or no value
+    where nothing was drafted."""
     if not draft.tokens.shape[1]:
-        return torch.ones((), dtype=torch.bool, device=draft.tokens.device)
+        return NO_VALUES
     fine = (draft.tokens >= 0) & (draft.tokens < vocab)
     if draft.token_probs is not None:
         fine &= (draft.token_probs > 0) & (draft.token_probs <= 1 + 1e-4)  # false for NaN
@@ -29,6 +33,8 @@ def is_sound(draft: Draft, vocab: int) -> Tensor:
 
 def inputs_of(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list[int]] | None]:
     """The last accepted tokens followed by the draft [B, K + 1], and their parents in a tree."""
+    if not draft.tokens.shape[1]:
+        return last, None
     tokens = torch.cat([last, draft.tokens.clamp(0, vocab - 1)], dim=1)
     return tokens, None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
 
@@ -40,9 +46,10 @@ def as_tree(draft: Draft) -> Draft:
 
 
 def to_host_together(*tensors: Tensor) -> list[list[Any]]:
-    """The values of several tensors, each in a flat list, in one transfer."""
-    kind = torch.float64 if any(tensor.is_floating_point() for tensor in tensors) else torch.long
-    told = iter(to_host(torch.cat([tensor.flatten().to(kind) for tensor in tensors])))
+    """The values of several tensors, each in a flat list, in one transfer of those that have any."""
+    full = [tensor.flatten() for tensor in tensors if tensor.numel()]
+    kind = torch.float64 if any(tensor.is_floating_point() for tensor in full) else torch.long
+    told = iter(to_host(torch.cat([tensor.to(kind) for tensor in full])))
     return [
         [next(told) if tensor.is_floating_point() else int(next(told)) for _ in range(tensor.numel())]
         for tensor in tensors

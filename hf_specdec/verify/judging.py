@@ -18,7 +18,7 @@ from ..schedule import Correct
 from ..stats import SpeculationStats
 from ..transfer import to_device, to_host
 from .block import Block, Judgement, Trial
-from .drafts import as_tree, is_sound, to_host_together
+from .drafts import NO_VALUES, as_tree, is_sound, to_host_together
 from .largest import argmax, topk
 from .noise import Noise
 from .processing import Processing, depths_of_places
@@ -78,14 +78,13 @@ class Judge:
         if nodes is not None:  # judged as a tree, whose walk knows which nodes there are
             draft, kept = draft if draft.parents is not None else as_tree(draft), to_host(nodes)
         depths = depths_of_places(draft, places, kept)
-        sound, none = is_sound(draft, vocab), torch.empty(0, dtype=torch.long, device=logits.device)
         trial = Trial(
             draft,
             sequences,
             self.processing.of_draft(logits, draft, sequences, depths, kept),
             kept or [range(count) for count in answered or [places - 1] * rows],
-            sound,
-            topk(logits, self.likeliest)[1].flatten() if self.likeliest else none,
+            is_sound(draft, vocab),
+            topk(logits, self.likeliest)[1] if self.likeliest else NO_VALUES,
         )
         if self.do_sample and draft.tokens.shape[1]:
             if self.rules.lenience != EXACT and draft.token_probs is None:
@@ -101,7 +100,7 @@ class Judge:
         if self.tolerant and draft.tokens.shape[1]:
             choices = self._tolerated(choices, trial)
         sound, chosen, flat, likeliest = to_host_together(trial.sound, choices, draft.tokens, trial.likeliest)
-        drafted, judged = trial.tokens(flat, sound[0]), []
+        drafted, judged = trial.tokens(flat, all(sound)), []
         for b, tokens in enumerate(drafted):
             where, parents = trial.places(b), None if draft.parents is None else draft.parents[b]
             wanted = [chosen[b * places + where[i]] if i in where else None for i in range(-1, len(tokens))]
@@ -109,7 +108,7 @@ class Judge:
             own = wanted[path[-1] + 1 if path else 0]
             judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
         # In a chain an accepted token is the one that was chosen.
-        return trial.decided(judged, sound[0], drafted, likeliest, choices if draft.parents is None else None)
+        return trial.decided(judged, all(sound), drafted, likeliest, choices if draft.parents is None else None)
 
     def _choices(self, trial: Trial, depths: list[list[int]]) -> Tensor:
         """The target's own token at every place [B, N]."""
@@ -155,7 +154,7 @@ class Judge:
             tokens [B], whether each row agreed with its draft, the processed scores [B, V].
         """
         rows, places, vocab = logits.shape
-        sound = bool(is_sound(draft, vocab))
+        sound = bool(is_sound(draft, vocab).all())
         if self.do_sample and self.rules.lenience != EXACT and draft.token_probs is None:
             draft = drawn_from_points(draft, vocab)
         start = sequences.lengths[0]

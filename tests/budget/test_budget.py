@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from hf_specdec.budget import Acceptance, Advance, Cost, Evidence, Tree, most_per_second, steps_that_pay
+from hf_specdec.budget import Acceptance, Advance, Cost, CostView, Evidence, Tree, most_per_second, steps_that_pay
 from hf_specdec.budget.acceptance import CENTRES, EDGES
 from hf_specdec.budget.cost import BEYOND, FORGOTTEN, KEPT, SELDOM, TRIED, Times
 from hf_specdec.budget.decision import WORTH_IT
@@ -397,3 +397,18 @@ def test_what_a_copy_says_need_not_be_drafted() -> None:
     assert steps_that_pay([sure], [0.01], [0.6], lambda width: 1 + 0.01 * width, 0.1) == 0
     assert steps_that_pay([[0.2]], [0.8], [0.6], lambda width: 1 + 0.01 * width, 0.1) > 0
     assert steps_that_pay([[]], [0.0], [0.9], lambda width: 1.0, 0.001) == 0
+
+
+@pytest.mark.parametrize("beside", [0, 2])
+def test_a_view_tells_what_a_forward_of_all_rows_takes(beside: int) -> None:
+    """Of what was measured since it was made, too; there is nothing else that it does."""
+    cost = Cost()
+    view = CostView(cost, beside)
+    assert not view.known
+    for _ in range(9):
+        for rows in (1, 1 + beside):
+            for width in (1, 3, 9):
+                cost.observe_forward(rows, width, rows + 0.1 * width)
+    assert view.known and view.tried(1) == cost.tried(1 + beside) and view.most(1) == cost.most(1 + beside)
+    assert [view.round(1)(width) for width in range(1, 9)] == [cost.round(1 + beside)(width) for width in range(1, 9)]
+    assert {name for name in dir(view) if name[0] != "_"} == {"beside", "known", "most", "round", "tried"}

@@ -13,7 +13,19 @@ from models import VOCAB, llama
 from toy_drafters import context
 
 from hf_specdec import Drafter, DraftModelDrafter, HybridDrafter, theory
-from hf_specdec.budget import DRAFTED, LONGEST, LOOK, Account, Controller, DraftCost, Drafted, Evidence, Experience
+from hf_specdec.budget import (
+    DRAFTED,
+    LONGEST,
+    LOOK,
+    Account,
+    Controller,
+    Cost,
+    CostView,
+    DraftCost,
+    Drafted,
+    Evidence,
+    Experience,
+)
 from hf_specdec.budget.account import SHARE
 from hf_specdec.budget.controller import UNMEASURED
 from hf_specdec.budget.cost import KEPT
@@ -29,9 +41,16 @@ def at(rows: int = 1, lockstep: bool = False, length: int = 40, verify: Verify |
     prompt = torch.full((rows, 3), 5)
     known = dict(prompt_ids=prompt, prompt_mask=torch.ones_like(prompt), max_length=3 + length, lockstep=lockstep)
     made = context(**known, vocab_size=VOCAB, most_rows=0 if length else rows)
+    return with_times(made, rows, lambda width: 1.0 if verify is None else verify(width))
+
+
+def with_times(made: DraftContext, rows: int, verify: Verify, beside: int = 0) -> DraftContext:
+    """Its target's forwards take these times, over its rows and those beside them."""
+    cost = Cost()
     for _ in range(9):
         for width in (1, 3, 9, 17):
-            made.cost.observe_forward(rows, width, 1.0 if verify is None else verify(width))
+            cost.observe_forward(rows + beside, width, verify(width))
+    made.cost = CostView(cost, beside)
     return made
 
 
@@ -91,9 +110,7 @@ def test_a_batch_that_waits_for_its_slowest_row_drafts_less() -> None:
     """What a row gains is lost in part where another is luckless, and nearly all of it where rows advance in step."""
     found = []
     for how in (at(4, length=0), at(4, length=32), at(4, lockstep=True)):
-        for _ in range(9):
-            for width in (1, 3, 9, 17):
-                how.cost.observe_forward(4, width, 1 + 0.05 * width)
+        with_times(how, 4, lambda width: 1 + 0.05 * width)
         control = Controller(how, knowing(0.1, 0.3))
         control.account.left = 0.0
         found.append(control.plan(nothing(4), LONGEST, enough=LONGEST))
@@ -173,11 +190,7 @@ def test_where_it_was_right_it_is_asked_again_at_once() -> None:
 def test_what_a_batch_gains(kept: list[int], beside: int, lockstep: bool, gained: float) -> None:
     rows = len(kept)
     for length in (0, 20):
-        how = at(rows, lockstep, length)
-        how.cost.beside = beside
-        for _ in range(9):
-            for width in (1, 3, 9):
-                how.cost.observe_forward(rows + beside, width, 1.0)
+        how = with_times(at(rows, lockstep, length), rows, lambda width: 1.0, beside)
         control = Controller(how, knowing(0.2, 0.0))
         control.account.left = 2.0
         assert control.plan(nothing(rows), LONGEST) == LOOK

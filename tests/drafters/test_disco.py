@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.budget import DRAFTED, Controller, Cost, DraftCost, Evidence, Experience, Learned
+from hf_specdec.budget import DRAFTED, Controller, Cost, CostView, DraftCost, Evidence, Experience, Learned
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
     DiscoStoppingCriteria,
@@ -265,11 +265,12 @@ def pays_by_what_is_seen(drafted):
 
 
 def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
-    opened = context(2, do_sample=True, lockstep=False)
+    opened, cost = context(2, do_sample=True, lockstep=False), Cost()
+    opened.cost = CostView(cost)
     for _ in range(9):
         for rows in (1, 2):
             for width in (1, 2, 9):
-                opened.cost.observe_forward(rows, width, 1 + 0.02 * (width - 1))
+                cost.observe_forward(rows, width, 1 + 0.02 * (width - 1))
     experience, evidence = Experience(), Evidence.of(DRAFTED)
     for _ in range(200):  # who is sure is right, who is not is wrong
         for said, right in ((0.95, True), (0.95, True), (0.1, False)):

@@ -18,7 +18,7 @@ from models import llama, prompts
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
-from hf_specdec.budget import DRAFTED, Acceptance, Account, Controller, Cost, DraftCost, Evidence, Tree
+from hf_specdec.budget import DRAFTED, Acceptance, Account, Controller, Cost, CostView, DraftCost, Evidence, Tree
 from hf_specdec.budget.account import SHARE
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.hybrid.sources import Sources
@@ -68,7 +68,7 @@ def times(rows=1, slope=0.0):
     for _ in range(9):
         for width in (1, 5, 9):
             cost.observe_forward(rows, width, 1.0 + slope * (width - 1))
-    return cost
+    return CostView(cost)
 
 
 def host(target, rows=1, cost=None):

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError, SpeculationWarning, SuffixDrafter
+from hf_specdec.budget import Cost, Learned
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
 
@@ -154,6 +155,25 @@ def test_a_drafter_writes_into_its_own_copy_only() -> None:
     toy = drafters.Toy(scribble)
     assert torch.equal(sides.ours(toy), sides.plain)
     assert 0 < toy.last_stats.target_calls < 100
+
+
+def test_a_session_has_one_view_of_the_costs_which_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can read them, and spoil none of the engine's."""
+    costs = Learned(Cost)
+    monkeypatch.setattr("hf_specdec.engine.generation._costs", costs)
+    sides, views, known = compare.Sides(models.llama(), [9, 5, 1, 7]), [], []
+
+    def spoil(context: Any, sequences: Any, room: list[int]) -> Any:
+        views.append(context.cost)
+        known.append(context.cost.known)
+        context.cost.beside = "many"
+        with pytest.raises(AttributeError):
+            context.cost.known = False
+        return drafters.Draft.from_lists([[9]] * len(room))
+
+    assert torch.equal(sides.ours(drafters.Toy(spoil)), sides.plain)
+    assert all(view is views[0] for view in views) and known[-1] and not known[0]
+    assert costs.of(sides.model, None).known
 
 
 def test_a_stop_list_beside_a_config_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -204,6 +204,35 @@ def test_a_runner_that_raises_is_left_behind(model: Any, method: str, when: str,
     assert len(said) == failed[0] and all("planted" in s for s in said)
 
 
+def test_a_runner_that_was_left_behind_costs_no_forward_more(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the round in which it failed: what that has added is computed once more."""
+    sound, failing, forwards = made_with(StreamRunner), [False], [0]
+    loud(sound, model, "one row")  # the probe is over
+
+    def truncate(self: Any, lengths: list[int]) -> None:
+        if failing[0]:
+            raise RuntimeError("planted")
+        self.engine.cache.set_lengths(lengths)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        forwards[0] += 1
+        return forward(*args, **kwargs)
+
+    forward = model.forward
+    for fails in (False, True):
+        failing[0], drafter = False, made_with(type("Failing", (StreamRunner,), {"truncate": truncate}))
+        loud(drafter, model, "one row")
+        failing[0] = fails
+        monkeypatch.setattr(model, "forward", counted)
+        sides = compare.Sides(model, [9])
+        forwards[0] = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SpeculationWarning)
+            assert torch.equal(sides.ours(drafter), sides.plain)
+        monkeypatch.undo()
+        assert forwards[0] <= compare.NEW + fails
+
+
 @pytest.mark.parametrize("features", [(99,), ("last",), (True,)])
 def test_features_that_are_not_there(model: Any, features: Any) -> None:
     drafter = HeadDrafter()

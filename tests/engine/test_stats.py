@@ -13,7 +13,7 @@ from toy_drafters import Future, Toy, adversary
 
 from hf_specdec import DraftModelDrafter, SpeculationStats, theory
 from hf_specdec.drafters.hybrid import HybridDrafter
-from hf_specdec.engine.session_stats import MOST_NOTES, take_over
+from hf_specdec.engine.guard import MOST_NOTES, take_over
 from hf_specdec.errors import LONGEST_VALUE
 from hf_specdec.protocol import Draft
 

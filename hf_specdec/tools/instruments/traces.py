@@ -1,9 +1,9 @@
 """Record what the budget had before it in each round, and replay its decision: was it told the truth?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...budget import Advance, Cost, most_per_second
+from ...budget import Advance, most_per_second
 from ...clock import now
 from ...drafters.base import Drafter
 from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
@@ -16,10 +16,10 @@ BINS = 10
 class Traced:
     """A round: what was offered, and what became of it."""
 
-    cost: Cost
-    """as it was known then"""
-    batch: int
-    """rows of the forward"""
+    round_seconds: Callable[[int], float]
+    """of the round by the width of its forward, as it was known then"""
+    most: int
+    """nodes of a row that might be verified, by what was known"""
     rows: list[Sequence[float]]
     """chances of the nodes that were offered to each row with room for them, the likeliest first"""
     advance: Advance
@@ -39,9 +39,8 @@ class Traced:
 
     def replayed(self) -> tuple[int, float, float]:
         """Nodes of a row that the budget verifies, the tokens that it expects, and the seconds."""
-        seconds, most = self.cost.round(self.batch), self.cost.most(self.batch)
-        count, _ = most_per_second(self.rows, seconds, self.spent, self.advance, most)
-        return count, sum(1 + sum(row[:count]) for row in self.rows), seconds(1 + count) + self.spent
+        count, _ = most_per_second(self.rows, self.round_seconds, self.spent, self.advance, self.most)
+        return count, sum(1 + sum(row[:count]) for row in self.rows), self.round_seconds(1 + count) + self.spent
 
 
 class TracingDrafter(Listening):
@@ -80,10 +79,11 @@ class _Listener:
     def take(self) -> Draft:
         draft = self.give()
         context, batch = self.session.context, len(self.room)
-        if draft.survival is not None and context.cost.tried(batch) is None:
+        cost = context.cost
+        if draft.survival is not None and cost.tried(batch) is None:
             rows = [row for row, most in zip(draft.survival, self.room, strict=True) if most]
-            spent = now() - self.began
-            self.offered = draft, Traced(context.cost, batch, rows, context.advance, spent, self.began)
+            spent, known = now() - self.began, (cost.round(batch), cost.most(batch))
+            self.offered = draft, Traced(*known, rows, context.advance, spent, self.began)
         return draft
 
     def observe(self, verdict: Verdict) -> None:
