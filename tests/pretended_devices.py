@@ -30,7 +30,9 @@ class Placed(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor, device: torch.device) -> "Placed":
+    def __new__(cls, held: Tensor, device: torch.device | None = None, requires_grad: bool = False) -> "Placed":
+        if isinstance(held, Placed):  # accelerate makes a parameter anew by its class
+            return held
         kept = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, device=device
         )

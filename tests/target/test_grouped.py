@@ -7,6 +7,7 @@ from typing import Any
 
 import models
 import pytest
+import stream_models
 import test_heads
 import torch
 import toy_drafters as drafters
@@ -152,15 +153,19 @@ def test_no_verification_copies_keys_and_values(lengths: list[int], candidates: 
     assert 3 in copies  # stock attention does
 
 
-@pytest.mark.parametrize("how", ["requests", "beams", "DFlash, mixed", "GLM-4-MoE, 3"])
+@pytest.mark.set_times
+@pytest.mark.parametrize("how", ["requests", "beams", "streams", "DFlash, mixed", "GLM-4-MoE, 3"])
 def test_nor_do_others_that_are_fed_masks(how: str, copies: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that come and go, trees of beams, heads beside the target."""
+    """Requests that come and go, trees of beams, streams in the target, heads beside it."""
     for session in (test_heads.DFlashSession, test_heads.MtpSession):
         monkeypatch.setattr(session, "weighs", True)
     model, draft = models.llama(), models.llama(seed=3)
     drafter: Any = DraftModelDrafter(draft, num_draft_tokens=3)
     if how in test_heads.PAIRS:
         model, drafter = test_heads.PAIRS[how]()
+    if how == "streams":
+        model = stream_models.target_of("Llama")
+        drafter = stream_models.streams_of(model)
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "num_beams": 2 if how == "beams" else 1}
     prompts = models.prompts([7, 4])
     model.generate(**prompts, **options, assistant_model=drafter)  # the probe

@@ -7,10 +7,12 @@ from typing import Any
 import models
 import pytest
 import stream_models
+import test_encoder_decoder as encoder_decoders
 import test_heads
 import torch
 from accelerate import dispatch_model
 from pretended_devices import Placed, pretended_devices
+from transformers import DynamicCache
 
 from hf_specdec import (
     BatchDecoder,
@@ -20,6 +22,7 @@ from hf_specdec import (
     PromptLookupDrafter,
     SuffixDrafter,
 )
+from hf_specdec.target.inputs import CACHE
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +40,20 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def spread(model: Any, first: int = 1) -> Any:
-    """The lower layers on one device, the upper ones and the head on another."""
-    layers, upper = len(model.model.layers), first + 1
-    places = {"model.embed_tokens": first, "model.rotary_emb": first, "model.norm": upper, "lm_head": upper}
-    places |= {f"model.layers.{i}": upper if i >= layers // 2 else first for i in range(layers)}
+    """The lower layers on one device, the upper ones with what comes behind them on the next."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    places: dict[str, int] = {}
+    for name, part in model.named_modules():
+        within = any(name.startswith(f"{layer}.") for layer in places)
+        if isinstance(part, torch.nn.ModuleList) and len(part) == count and not within:
+            places |= {f"{name}.{i}": first + (i >= count // 2) for i in range(count)}
+    for name, part in model.named_modules():
+        held = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if held and not any(name.startswith(f"{layer}.") for layer in places):
+            places[name] = first + any(word in name for word in ("head", "norm", "ln_f"))
+    if "" in places:  # of the model itself; only tensors may be named without what is below
+        del places[""]
+        places |= {name: first + 1 for name, _ in model.named_buffers(recurse=False)}
     return dispatch_model(model, {name: f"cpu:{index}" for name, index in places.items()}, force_hooks=True)
 
 
@@ -111,14 +124,92 @@ def test_wherever_the_draft_lies(kind: str, where: str, lengths: list[int]) -> N
 
 @pytest.mark.set_times
 @ROWS
-@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
-def test_streams_in_such_a_target(name: str, lengths: list[int]) -> None:
-    target = stream_models.target_of(name, layers=4)
+@pytest.mark.parametrize("name", ["Mistral", "Gemma2", "GPT-2", "Bloom", "Qwen3-Next", "LFM2", "Qwen3-MoE"])
+def test_other_targets(name: str, lengths: list[int]) -> None:
+    """With windows, positions of their own, states and experts."""
+    target = models.build(name, "eager" if name in ("Bloom", "Gemma2") else "sdpa")
     plain = target.generate(**models.prompts(lengths), **OPTIONS)
-    for way in ({}, {"prune_below": 0.02}, {"known_tokens": 40}):
-        drafter = stream_models.streams_of(target, layers=3, **way)
-        drafter.streams.known.copy_(torch.arange(len(drafter.streams.known)))
-        agree(spread(target), drafter, lengths, plain)
+    agree(spread(target), PromptLookupDrafter(num_branches=2), lengths, plain)
+
+
+@pytest.mark.set_times
+@pytest.mark.filterwarnings("ignore:The following device_map keys:UserWarning")
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["T5", "BART"])
+def test_encoder_decoders(name: str, rows: int) -> None:
+    target = encoder_decoders.build(name)
+    draft, inputs = encoder_decoders.near(target, 0.05), encoder_decoders.inputs(name, rows)
+    plain = target.generate(**inputs, **OPTIONS)
+    drafter = DraftModelDrafter(spread(draft, 3), num_draft_tokens=3)
+    there = {name: value.to("cpu:1") for name, value in inputs.items()}
+    text = spread(target).generate(**there, **OPTIONS, assistant_model=drafter)
+    assert text.tolist() == plain.tolist() and drafter.last_stats.drafted_tokens > 0
+    assert not any("dropped" in note for note in drafter.last_stats.notes), drafter.last_stats.notes
+
+
+@pytest.mark.set_times
+@ROWS
+@pytest.mark.parametrize("kind", ["draft", "hybrid", "pearl"])
+def test_what_is_drawn_is_the_same(kind: str, lengths: list[int]) -> None:
+    target, draft = models.llama(), models.llama(seed=3)
+    options = OPTIONS | {"do_sample": True, "top_k": 20, "temperature": 0.9}
+
+    def said(prompts: dict[str, Any]) -> Any:
+        drafter = MAKES[kind](target, draft)
+        torch.manual_seed(0)
+        text = target.generate(**prompts, **options, assistant_model=drafter)
+        assert not any("dropped" in note for note in drafter.last_stats.notes), drafter.last_stats.notes
+        return text.tolist(), drafter.last_stats.drafted_tokens > 0
+
+    before = said(models.prompts(lengths))
+    spread(target), spread(draft, 3)
+    assert said(there(lengths)) == before and before[1]
+
+
+@pytest.mark.set_times
+@ROWS
+def test_what_a_call_may_ask_for_besides(lengths: list[int]) -> None:
+    """Processors, end tokens, and all that is returned."""
+    asked = ("scores", "logits", "hidden_states", "attentions")
+    options = OPTIONS | {"return_dict_in_generate": True} | {f"output_{name}": True for name in asked}
+    options |= {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "eos_token_id": [3, 17]}
+    target = models.build("Llama", "eager")
+    plain = target.generate(**models.prompts(lengths), **options)
+    drafter = PromptLookupDrafter(num_branches=2)
+    ours = spread(target).generate(**there(lengths), **options, assistant_model=drafter)
+    assert ours.sequences.tolist() == plain.sequences.tolist() and not any(map(len, drafter.last_stats.notes))
+    for a, b in zip(plain.logits, ours.logits, strict=True):
+        torch.testing.assert_close(b.cpu(), a, atol=2e-3, rtol=1e-3)
+    for step, (a, b) in enumerate(zip(plain.hidden_states, ours.hidden_states, strict=True)):
+        assert [x.shape for x in a] == [x.shape for x in b], step
+
+
+@pytest.mark.set_times
+def test_a_cache_of_the_callers_is_left_as_plain_decoding_leaves_it() -> None:
+    target = models.llama()
+    caches = []
+    for place in (models.prompts, there):
+        cache = DynamicCache(config=target.config)
+        drafter = PromptLookupDrafter(num_branches=2) if place is there else None
+        if place is there:
+            spread(target)
+        target.generate(**place([7, 4]), **OPTIONS, assistant_model=drafter, **{CACHE: cache})
+        caches.append([(layer.keys, layer.values) for layer in cache.layers])
+    for layer, (plain, ours) in enumerate(zip(*caches, strict=True)):
+        for a, b in zip(plain, ours, strict=True):
+            assert str(b.device) == f"cpu:{1 + layer}"
+            torch.testing.assert_close(b.cpu(), a, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.set_times
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+@pytest.mark.parametrize("way", [{"prune_below": 0.02}, {"known_tokens": 40}], ids=["pruned", "known"])
+def test_streams_in_such_a_target(way: dict[str, Any], name: str) -> None:
+    target = stream_models.target_of(name, layers=4)
+    plain = target.generate(**models.prompts([7, 4]), **OPTIONS | {"max_new_tokens": 8})
+    drafter = stream_models.streams_of(target, layers=3, **way)
+    drafter.streams.known.copy_(torch.arange(len(drafter.streams.known)))
+    agree(spread(target), drafter, [7, 4], plain, max_new_tokens=8)
 
 
 @pytest.mark.set_times

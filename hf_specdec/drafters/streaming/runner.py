@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...protocol import Forward, Runner
+from ...target.grouped import grouped_attention
 from ...transfer import moved, to_device, to_host
 from .streams import Streams
 from .upper import Upper, here_only, with_streams
@@ -41,7 +42,7 @@ class StreamRunner:
         gamma, engine = self.streams.gamma, self.engine
         depth = torch.arange(gamma, device=engine.cache.device)[None]  # a chain behind the prompt
         self.slots.reserve(gamma)
-        with self.streams.beside(self.upper, 0, gamma):
+        with self.streams.beside(self.upper, 0, gamma), grouped_attention():
             mask, positions = engine.masks(None, depth, self.slots), engine.positions(depth)
             states = self.upper.run(self.streams.begin(last[-1]), mask, positions, engine.cache)
         self.states, self.kept = states.unflatten(1, (1, gamma)), None
