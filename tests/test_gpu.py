@@ -79,6 +79,10 @@ def test_the_report_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
         "A DRAFTER FAILED": timing("suffix", 1.0, notes=["SuffixDrafter was dropped: it raised"]),
         "costs time": timing("suffix", 2.5),
         "others are faster": timing("plain, static cache", 0.5),
+        "PEARL does not overlap": [
+            timing(name, seconds, size="8B, draft 0.5B")
+            for name, seconds in (("plain", 2.0), ("draft_model", 1.2), ("pearl:worker=thread", 1.3))
+        ],
         "time beside": timing("suffix", 1.0, beside_seconds=0.6),
         "wide forwards": [
             {"kind": "width", "size": "8B", "rows": 1, "width": width, "launched_seconds": 0.001, "seconds": seconds,

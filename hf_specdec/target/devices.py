@@ -35,12 +35,12 @@ def device_name(name: str) -> str:
 
 
 def input_device(model: Any) -> torch.device:
-    """Where a model's inputs go: where its first weights lie, or, of a model that was offloaded whole, where accelerate
-    brings them while they are needed."""
-    device = model.device
+    """Where the inputs of a model, or of a part of one, go: where its first weights lie, or, where these are offloaded,
+    where accelerate brings them while they are needed."""
+    device = model.device if hasattr(model, "device") else next(model.parameters()).device
     if device.type != "meta":
         return device
-    for module in (model, model.get_input_embeddings()):
+    for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
         for one in getattr(hook, "hooks", (hook,)):  # one, or several in a row
             found = getattr(one, "execution_device", None)

@@ -63,7 +63,7 @@ class EncoderDecoderRunner(LockstepRunner):
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
         index = to_device(rows, self.ids.device)
-        self.both.batch_select_indices(index)
+        self.both.reorder_cache(index)
         self.ids = self.ids[index]
         self.kwargs = {name: _rows(value, index) for name, value in self.kwargs.items()}
 

@@ -34,6 +34,12 @@ def as_when_decoding(model: "PreTrainedModel") -> AbstractContextManager[Any]:
     return nullcontext() if switch is None else switch()
 
 
+def mixes_experts(model: "PreTrainedModel") -> bool:
+    """Whether that makes a difference: whether the kernel for many tokens computes experts of this model."""
+    kernels = getattr(model, "get_experts_implementation", None)
+    return kernels is not None and "grouped_mm" in kernels().values()
+
+
 def position_limit(model: "PreTrainedModel") -> int:
     """Positions that a model's embeddings, or an encoder-decoder's decoder's, are made for."""
     config = model.config.get_text_config(decoder=True)

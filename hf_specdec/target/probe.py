@@ -78,12 +78,22 @@ def ability(model: "PreTrainedModel") -> Ability:
     per_model = _known.setdefault(model, {})
     kind = input_device(model).type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    state = f"{getattr(model.config, '_attn_implementation', '')} {model.dtype} {model.training} {cast}"
+    state = f"{attention_of(model)} {model.dtype} {model.training} {cast}"
     with _probing:
         if state not in per_model:
             with torch.no_grad():
                 per_model[state] = _probe(_narrow(model))
     return per_model[state]
+
+
+def attention_of(model: "PreTrainedModel") -> str | None:
+    """The name of the attention that a model's decoder uses, as transformers registers it."""
+    return model.config.get_text_config(decoder=True)._attn_implementation
+
+
+def takes_masks(model: "PreTrainedModel") -> bool:
+    """Whether that attention takes a 4-D mask: without one there are no trees, and no rows of different lengths."""
+    return attention_of(model) in TAKES_MASKS
 
 
 def _narrow(model: "PreTrainedModel") -> "PreTrainedModel":
@@ -151,9 +161,8 @@ def _probe(model: "PreTrainedModel") -> Ability:
 
 def _keeps_rows_together(model: "PreTrainedModel") -> str:
     """Why rows of different lengths are not even tried; empty where they are."""
-    attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in TAKES_MASKS:
-        return f"has attention ({attention}) that does not accept custom masks"
+    if not takes_masks(model):
+        return f"has attention ({attention_of(model)}) that does not accept custom masks"
     return "has local attention that counts the columns of the batch" if _counts_columns(model) else ""
 
 

@@ -138,6 +138,10 @@ def slow(rows: dict[str, list[Row]]) -> list[str]:
             said.append(
                 f"others are faster: {cell}: {best} at {theirs[best]:.2f}x, the best of ours {max(ours.values()):.2f}x"
             )
+        beside_target = max((gain for method, gain in ours.items() if method.startswith("pearl")), default=None)
+        if "draft" in size and beside_target is not None and beside_target < ours.get("draft_model", 0):
+            serial = ours["draft_model"]
+            said.append(f"PEARL does not overlap: {cell}: {beside_target:.2f}x, and {serial:.2f}x without it")
         for method, s in sums.items():
             if s["beside_ms"] is None or method.startswith(("plain", "hf-")):
                 continue

@@ -65,6 +65,7 @@ def steps(gguf: str | None) -> tuple[list[Step], list[Step]]:
         timings("timings of 8 B", 4, "8B"),
         timings("timings of the small target", 2, "small"),
         timings("8 B, compiled", 3, "8B", "--compiled"),
+        timings("8 B, PEARL on one card", 3, "8B", "--pearl"),
         timings("timings of 1 B", 2, "1B"),
     ]
     real = [timings("timings of the GGUF file as 8 B", 2, "8B", "--gguf", gguf)] if gguf else []

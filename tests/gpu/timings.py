@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,6 +56,8 @@ METHODS = (
     "hybrid",
     "pearl:worker=thread",
 )
+ON_ONE_CARD = ("plain", "draft_model", "pearl:worker=thread", "pearl:worker=process")
+"""serial drafting, and drafting beside the target: on a stream of its own, and from a process of its own"""
 PROFILED = ("plain", "prompt_lookup", "draft_model", "hybrid")
 ROWS_AND_TEMPERATURES = ((1, 0.0), (1, 1.0), (8, 0.0), (8, 1.0))
 
@@ -73,6 +75,10 @@ SIZES = {
     "1B": Size(2e7, 10) if DRY else Size(1e9, 16),
     "8B": Size(4e7, 12) if DRY else Size(8e9, 32),
 }
+
+
+DRAFT = Size(2e6, 4) if DRY else Size(5e8, 8)
+"""of the draft model where drafting beside the target is timed: what takes hardly any time gains nothing there"""
 
 
 class Clock:
@@ -103,14 +109,19 @@ def load(size: Size, gguf: str | None) -> tuple[Any, Any, Any]:
         if model is not None:
             model.generation_config.eos_token_id = None
             model.generation_config.pad_token_id = tokenizer.pad_token_id
-    if size.layers is not None:
-        deepen(target, size.layers)
-    if size.parameters is not None:
-        mlp, hidden = target.model.layers[0].mlp, target.config.hidden_size
-        per_unit, own = 3 * hidden * len(target.model.layers), sum(p.numel() for p in target.parameters())
-        units = mlp.down_proj.in_features + (size.parameters - own) / per_unit
-        pad_mlps(target, max(mlp.down_proj.in_features, 64 * round(units / 64)))
+    make_costly(target, size)
     return target, draft, tokenizer
+
+
+def make_costly(model: Any, size: Size) -> None:
+    """As one of this size; its text stays what it is."""
+    if size.layers is not None:
+        deepen(model, size.layers)
+    if size.parameters is not None:
+        mlp, hidden = model.model.layers[0].mlp, model.config.hidden_size
+        per_unit, own = 3 * hidden * len(model.model.layers), sum(p.numel() for p in model.parameters())
+        units = mlp.down_proj.in_features + (size.parameters - own) / per_unit
+        pad_mlps(model, max(mlp.down_proj.in_features, 64 * round(units / 64)))
 
 
 def deepen(target: Any, layers: int) -> None:
@@ -211,13 +222,25 @@ def figures(run: Run, method: Method, plain: Run) -> dict[str, Any]:
 # ------------------------------------------------------------------ what is measured
 
 
-def compare(size: str, target: Any, draft: Any, tokenizer: Any, clock: Clock) -> None:
-    """All methods, in rotated order, prompt after prompt; a first pass covers every cell."""
-    methods = [build_method(name, draft) for name in METHODS if draft is not None or name in WITHOUT_DRAFT]
+def compare(
+    size: str,
+    target: Any,
+    draft: Any,
+    tokenizer: Any,
+    clock: Clock,
+    names: Sequence[str] = METHODS,
+    settings: Sequence[tuple[int, float]] = ROWS_AND_TEMPERATURES,
+) -> None:
+    """All methods, in rotated order, prompt after prompt; a first pass covers every cell.
+
+    Args:
+        settings: rows and temperature of each cell.
+    """
+    methods = [build_method(name, draft) for name in names if draft is not None or name in WITHOUT_DRAFT]
     warm: set[tuple[str, int, float]] = set()
     last = 0.0
     for turn in range(1 if DRY else len(SAMPLES)):
-        for rows, temperature in ROWS_AND_TEMPERATURES:
+        for rows, temperature in settings:
             if clock.left() < last:
                 note("skipped", what=f"{size}: {rows} rows at T={temperature:g} from prompt {turn} on")
                 return
@@ -400,11 +423,15 @@ def main() -> None:
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--seconds", type=float, default=120.0, help="after which no further cell is begun")
     parser.add_argument("--compiled", action="store_true", help="the static cache alone, at 1 and 8 rows")
+    parser.add_argument("--pearl", action="store_true", help="drafting beside the target on one card alone, at 1 row")
     parser.add_argument("--gguf", help="another target: a GGUF file, without a draft model")
     args = parser.parse_args()
     clock = Clock(args.seconds)
     target, draft, tokenizer = load(SIZES[args.size], args.gguf)
     size = f"{Path(args.gguf).stem} as {args.size}" if args.gguf else args.size
+    if args.pearl:
+        make_costly(draft, DRAFT)
+        size += f", draft {sum(p.numel() for p in draft.parameters()) / 1e9:.1g}B"
     parameters = sum(p.numel() for p in target.parameters())
     layers = target.config.num_hidden_layers
     note("target", size=size, parameters=parameters, layers=layers, dtype=str(target.dtype), new_tokens=NEW)
@@ -413,6 +440,9 @@ def main() -> None:
         for rows in (1, 8):
             if clock.left() > 0:
                 compiled(size, target, tokenizer, rows, clock)
+        return
+    if args.pearl:  # alone: its workers are processes, which take up memory and time
+        compare(size, target, draft, tokenizer, clock, ON_ONE_CARD, ((1, 0.0), (1, 1.0)))
         return
     for part in (
         lambda: widths(size, target, tokenizer, clock),

@@ -154,3 +154,32 @@ def test_experts_decode_as_transformers_own_loop_has_them(how: str, monkeypatch:
         with BatchDecoder(model, PromptLookupDrafter()) as decoder:
             decoder.submit(ids, **options).result(60)
     assert seen[0] is False and len(seen) > 2 and all(seen[1:]) and on == [False]
+
+
+@pytest.mark.set_times
+@pytest.mark.parametrize("how", ["draft", "hybrid", "batch", "pearl"])
+def test_a_drafts_experts_do_so_too(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft, on, seen = models.llama(), models.build("Qwen3-MoE"), [False], []
+
+    @contextmanager
+    def switch() -> Iterator[None]:
+        on[0] = True
+        yield
+        on[0] = False
+
+    makes: dict[str, Any] = {
+        "hybrid": lambda: HybridDrafter(draft, num_draft_tokens=3),
+        "pearl": lambda: PearlDrafter(draft, window=3, worker="thread"),
+    }
+    make = makes.get(how, lambda: DraftModelDrafter(draft, num_draft_tokens=3))
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    ids = models.prompts([7])["input_ids"]
+    target.generate(ids, assistant_model=make(), **options)  # the probe's forwards
+    monkeypatch.setattr(draft, "_optimize_model_for_decode", switch)
+    draft.register_forward_pre_hook(lambda *_: seen.append(on[0]))
+    if how == "batch":
+        with BatchDecoder(target, make()) as decoder:
+            decoder.submit(ids, **options).result(60)
+    else:
+        target.generate(ids, assistant_model=make(), **options)
+    assert seen[0] is False and len(seen) > 2 and all(seen[1:]) and on == [False]

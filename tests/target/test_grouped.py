@@ -7,13 +7,15 @@ from typing import Any
 
 import models
 import pytest
+import stream_models
+import test_heads
 import torch
 import toy_drafters as drafters
 from compare import PROMPTS, Sides
 from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_specdec import DraftModelDrafter, PromptLookupDrafter
+from hf_specdec import BatchDecoder, DraftModelDrafter, PromptLookupDrafter
 from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.target.cache import RaggedCache
 from hf_specdec.target.grouped import grouped_attention
@@ -149,6 +151,57 @@ def test_no_verification_copies_keys_and_values(lengths: list[int], candidates: 
     with torch.no_grad():
         model(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.zeros(1, 1, 3, 3))
     assert 3 in copies  # stock attention does
+
+
+@pytest.mark.set_times
+@pytest.mark.parametrize("how", ["requests", "beams", "streams", "DFlash, mixed", "GLM-4-MoE, 3"])
+def test_nor_do_others_that_are_fed_masks(how: str, copies: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come and go, trees of beams, streams in the target, heads beside it."""
+    for session in (test_heads.DFlashSession, test_heads.MtpSession):
+        monkeypatch.setattr(session, "weighs", True)
+    model, draft = models.llama(), models.llama(seed=3)
+    drafter: Any = DraftModelDrafter(draft, num_draft_tokens=3)
+    if how in test_heads.PAIRS:
+        model, drafter = test_heads.PAIRS[how]()
+    if how == "streams":
+        model = stream_models.target_of("Llama")
+        drafter = stream_models.streams_of(model)
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "num_beams": 2 if how == "beams" else 1}
+    prompts = models.prompts([7, 4])
+    model.generate(**prompts, **options, assistant_model=drafter)  # the probe
+    copies.clear()
+    if how == "requests":
+        with BatchDecoder(model, drafter, max_rows=2) as decoder:
+            answers = [decoder.submit(row, max_new_tokens=16, do_sample=False) for row in prompts["input_ids"]]
+            assert all(answer.result(60) for answer in answers)
+    else:
+        model.generate(**prompts, **options, assistant_model=drafter)
+        assert drafter.last_stats.drafted_tokens
+    assert all(n == prompts["input_ids"].shape[1] for n in copies)
+
+
+def test_a_chain_of_one_row_is_fed_without_a_mask() -> None:
+    """transformers makes the one that several tokens behind others need, for all layers together."""
+    model, seen, given = models.llama(), [], []
+    sides = Sides(model, [7])
+    sides.ours()  # the probe
+    layers = [layer.self_attn for layer in model.model.layers]
+
+    def fed(part: Any, _: Any, options: dict[str, Any]) -> None:
+        seen.append(options) if part is model else given.append(options["attention_mask"])
+
+    hooks = [part.register_forward_pre_hook(fed, with_kwargs=True) for part in (model, *layers)]
+    try:
+        assert torch.equal(sides.ours(), sides.plain)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert sides.stats.mode == "lockstep" and any(options["input_ids"].shape[1] > 1 for options in seen[1:])
+    assert all(options.get("attention_mask") is None for options in seen)
+    for i, options in enumerate(seen):
+        masks = given[i * len(layers) : (i + 1) * len(layers)]
+        assert all(mask is masks[0] for mask in masks)
+        assert (masks[0] is None) == (i == 0 or options["input_ids"].shape[1] == 1)
 
 
 def test_other_calls_of_the_model_are_what_they_were(copies: list[int]) -> None:

@@ -20,7 +20,7 @@ from ...errors import SpeculationError, shown, warn
 from ...stats import SpeculationStats, text_length
 from ...target.inputs import CACHE, position_limit, ropes, takes_ragged_inputs
 from ...target.masks import attention_windows
-from ...target.probe import Support, support
+from ...target.probe import Support, ability
 from .recalled import Recalled
 from .tree import Path, TreeModel
 
@@ -43,8 +43,11 @@ def why_not(target: "PreTrainedModel", draft: Any) -> str:
     if draft is None:
         return "beam search needs a draft model (DraftModelDrafter), and this drafter has none"
     for model in (target, draft):
-        if support(model) is not Support.RAGGED or any(attention_windows(model).values()) or _turns(model):
-            return f"{type(model).__name__} cannot read a tree of texts in one forward"
+        name, (can, _, why) = type(model).__name__, ability(model)
+        if can is not Support.RAGGED:
+            return f"{name} cannot read a tree of texts in one forward: it {why}"
+        if any(attention_windows(model).values()) or _turns(model):
+            return f"{name} cannot read a tree of texts in one forward"
     return ""
 
 

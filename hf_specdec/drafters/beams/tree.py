@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...target.devices import input_device
+from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import as_bias
 from ...transfer import to_device
@@ -96,6 +97,7 @@ class TreeModel:
             layer.values = layer.values.gather(2, mine.expand(-1, -1, -1, layer.values.shape[3]))
         self.base = torch.arange(width, device=self.device) < to_device(counts, self.device)[:, None]
 
+    @grouped_attention()
     def _run(self, ids: Tensor, mask: Any, positions: Tensor, **more: Any) -> Tensor:
         over = {"attention_mask": mask, "position_ids": positions, CACHE: self.cache, "use_cache": True}
         return self.model(input_ids=ids, **over | more, return_dict=True).logits

@@ -1,6 +1,7 @@
 """`ModelOverCache`: a draft model with its own cache, whose slots are the columns of the target's `ids`."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from ...stats import SpeculationStats
 from ...target.captured import CapturedRunner, wants_captures, why_not_captured
 from ...target.devices import input_device
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
-from ...target.inputs import CACHE, position_limit
+from ...target.inputs import CACHE, as_when_decoding, mixes_experts, position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.masks import attention_windows
@@ -59,6 +60,7 @@ class ModelOverCache(OverCache):
         Raises:
             ValueError: the prompt fills the model's context.
         """
+        self.model, self.mixes_experts = model, mixes_experts(model)
         self.vocab = model.config.get_text_config(decoder=True).vocab_size
         self.device = input_device(model)  # asked once: transformers looks for it among the parameters
         self.context_limit, self.lockstep = position_limit(model), lockstep
@@ -106,9 +108,11 @@ class ModelOverCache(OverCache):
         held = self.held
         missing = [length - n for length, n in zip(lengths, held, strict=True)]
         tokens = self._columns(ids, held, max(missing)) if last is None else last[:, None]
-        if len(set(missing)) == 1:
-            return self.runner.forward(self._known(tokens)).logits[:, -1]
-        logits = self.runner.forward(self._known(tokens), counts=missing).logits
+        uneven = len(set(missing)) > 1
+        with as_when_decoding(self.model) if self.mixes_experts else nullcontext():
+            logits = self.runner.forward(self._known(tokens), counts=missing if uneven else None).logits
+        if not uneven:
+            return logits[:, -1]
         ends = to_device(missing, logits.device) - 1
         return logits[torch.arange(len(missing), device=logits.device), ends]
 

@@ -18,6 +18,7 @@ from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
 from ...target.devices import input_device
+from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import as_bias, attention_windows
 from ...transfer import to_device
@@ -58,13 +59,14 @@ class DFlashSession(HeadSession):
         news = self.read.news(self.device)
         filled = self._filled(last, news)
         self.context.stats.draft_calls += 1
-        logits = self.head(filled[:, 1 : most + 1].to(self.head.weight.device, news.states.dtype))
+        logits = self.head(filled[:, 1 : most + 1].to(input_device(self.head), news.states.dtype))
         drawn = Drawn(self.context, sequences, room, most)
         for i in range(most):
             drawn.draw(logits[:, i])
         self.read.advance(news.counts)
         return drawn.draft()
 
+    @grouped_attention()
     def _filled(self, last: Tensor, news: News) -> Tensor:
         """[B, block, H] states at each row's last token and at the masks behind it."""
         cache = self.read.over(self.model.config, self.device)

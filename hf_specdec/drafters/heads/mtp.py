@@ -18,6 +18,8 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import Draft, DraftContext, DraftSession, Sequences
+from ...target.devices import input_device
+from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import allowed_slots, as_bias, attention_windows
 from ...transfer import to_device
@@ -43,7 +45,7 @@ class MtpSession(HeadSession):
     def __init__(self, context: DraftContext, model: "MtpModel") -> None:
         # The slots that the layers above the first have filled with drafted tokens are filled again.
         super().__init__(context, (-1,), again=len(model.layers) - 1)
-        self.model, self.device = model, next(model.layers.parameters()).device
+        self.model, self.device = model, input_device(model.layers)
         self.windows = attention_windows(model)
         kinds = getattr(model.config, "layer_types", None) or [next(iter(self.windows))] * len(model.layers)
         self.kinds = kinds[: len(model.layers)]
@@ -73,6 +75,7 @@ class MtpSession(HeadSession):
         self.read.advance(counts)
         return drawn.draft()
 
+    @grouped_attention()
     def _layer(self, k: int, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """States [B, T, H] → what layer k makes of them and of the tokens [B, T] at `positions`."""
         model, rotary, embedded = self.model, None, self.model.embed_tokens(tokens).to(states.device)
@@ -134,7 +137,7 @@ class MtpDrafter(Drafter):
             return self.model
         loaded = self._loaded.of(target)
         if not loaded:
-            device = next(target.get_decoder().layers[-1].parameters()).device
+            device = input_device(target.get_decoder().layers[-1])
             try:
                 loaded.append(_mtp_model().from_pretrained(target, device_map={"": device}).eval())
             except Exception as error:  # every checkpoint fails in its own way

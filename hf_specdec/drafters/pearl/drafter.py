@@ -51,7 +51,7 @@ class PearlDrafter(ModelDrafter):
             window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the fastest by measured times and
                 acceptance (mostly the speed ratio, Theorem 1).
             worker: where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch;
-                "auto" is the thread for drafts on a GPU, the process for others.
+                "auto" is the thread for drafts on a GPU or offloaded by accelerate, the process for others.
             pre_verify: verify the first draft token while drafting goes on (§3.2).
             post_verify: go on drafting while the target verifies (§3.3).
             corrections: for each token that the target is verifying, draft behind so many corrections, the likeliest
@@ -88,8 +88,9 @@ class PearlDrafter(ModelDrafter):
         weakref.finalize(self, workers.close)
 
     def _in_thread(self) -> bool:
-        on_host = input_device(self.draft_model).type == "cpu"
-        return self.config.worker == "thread" or (self.config.worker == "auto" and not on_host)
+        # A model that accelerate has spread or offloaded cannot be sent to a process.
+        stays = input_device(self.draft_model).type != "cpu" or hasattr(self.draft_model, "_hf_hook")
+        return self.config.worker == "thread" or (self.config.worker == "auto" and stays)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

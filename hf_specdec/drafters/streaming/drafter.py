@@ -224,9 +224,7 @@ class StreamingDrafter(Drafter):
 
 
 def _beside(streams: Streams, upper: Upper, target: "PreTrainedModel") -> Streams:
-    found = [next(layer.parameters()).device for layer in upper.layers]
-    first = input_device(target)
-    devices = [first if device.type == "meta" else device for device in found]  # offloaded, until they run
+    devices = [input_device(layer) for layer in upper.layers]
     streams.to(device=devices[0], dtype=target.dtype)
     for adapters, device in zip(streams.adapters, devices, strict=False):
         adapters.to(device)

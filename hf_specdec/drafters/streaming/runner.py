@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...protocol import Forward, Runner
+from ...target.grouped import grouped_attention
 from ...transfer import moved, to_device, to_host
 from .streams import Streams
 from .upper import Upper, here_only, with_streams
@@ -41,7 +42,7 @@ class StreamRunner:
         gamma, engine = self.streams.gamma, self.engine
         depth = torch.arange(gamma, device=engine.cache.device)[None]  # a chain behind the prompt
         self.slots.reserve(gamma)
-        with self.streams.beside(self.upper, 0, gamma):
+        with self.streams.beside(self.upper, 0, gamma), grouped_attention():
             mask, positions = engine.masks(None, depth, self.slots), engine.positions(depth)
             states = self.upper.run(self.streams.begin(last[-1]), mask, positions, engine.cache)
         self.states, self.kept = states.unflatten(1, (1, gamma)), None
@@ -140,22 +141,23 @@ class Wide:
 
     def _pruned(self, states: Tensor) -> Tensor:
         """Leave out nodes to which their parent gives too small a chance, and all below them (§3.2.3, Appendix A.1)."""
-        runner, rows = self.runner, len(states)
-        likely = early_chances(runner.streams, runner.upper, states, self.tokens, self.seen) >= runner.prune_below
+        runner, rows, device = self.runner, len(states), self.seen.device
+        chances = early_chances(runner.streams, runner.upper, states, self.tokens, self.seen)
+        likely = moved(chances, device) >= runner.prune_below
         seen = self.seen.expand(rows, -1, -1)
         alive = to_host(~(seen & ~likely[:, None]).any(-1))
         kept = [[i for i, lives in enumerate(row) if lives] for row in alive]
         if all(len(row) == self.places for row in kept):
             return states
         n = max(map(len, kept))
-        index = to_device([row + [0] * (n - len(row)) for row in kept], states.device)
-        counts = torch.arange(n, device=states.device) < to_device([[len(row)] for row in kept], states.device)
-        at = torch.arange(rows, device=states.device)[:, None]
+        index = to_device([row + [0] * (n - len(row)) for row in kept], device)
+        counts = torch.arange(n, device=device) < to_device([[len(row)] for row in kept], device)
+        at = torch.arange(rows, device=device)[:, None]
         among = seen[at[:, :, None], index[:, :, None], index[:, None]] & counts[:, None]
-        itself = torch.eye(n, dtype=torch.bool, device=states.device)
+        itself = torch.eye(n, dtype=torch.bool, device=device)
         self.seen, self.depth = among | itself, self.depth.expand(rows, -1)[at, index]
         self.places, self.kept = n, kept
-        return states[at, index]
+        return states[moved(at, states.device), moved(index, states.device)]
 
     def narrowed(self, _: Any, args: Any, output: Any) -> Any:
         """Called after the decoder: the model's head sees the main stream only."""

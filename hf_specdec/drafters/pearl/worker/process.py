@@ -4,6 +4,7 @@ import gc
 import importlib
 import logging
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ....errors import shown
 from .serving import serve
 from .wire import Kind, Link, encode
 from .workers import Worker, Workers
@@ -84,7 +86,7 @@ def make_ready(worker: Worker, draft: "PreTrainedModel | Translated", threads: i
     """
     worker.link.patience = START_PATIENCE
     try:
-        worker.link.send(Kind.MODEL, encode((draft, threads)))
+        worker.link.send(Kind.MODEL, _packed(draft, threads))
         answer = worker.link.receive(QUIET)
         if answer is None:
             _log.warning("PEARL starts its draft worker in a process. This takes some seconds, once per drafter")
@@ -96,6 +98,13 @@ def make_ready(worker: Worker, draft: "PreTrainedModel | Translated", threads: i
     except BaseException:
         worker.close()
         raise
+
+
+def _packed(draft: "PreTrainedModel | Translated", threads: int) -> bytes:
+    try:
+        return encode((draft, threads))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise RuntimeError(f'draft_model cannot be sent to a process ({shown(error)}); use worker="thread"') from error
 
 
 def threads_beside(target: torch.device) -> int:

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from ....target.devices import input_device
 from ...draft_model.translating import model_of
 from .drafting import BackgroundDraft, CancelledError
+from .stream import on_stream, stream_for
 from .wire import Kind, Link, Order, decode, encode_numbers
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Serving:
 
     def begin(self, draft: "PreTrainedModel | Translated") -> None:
         """Start the drafting thread."""
+        if self.stream is None:
+            self.stream = stream_for(draft)
         self.thread = threading.Thread(target=self.work, args=(draft,), daemon=True, name="hf_specdec draft")
         self.thread.start()
 
@@ -59,7 +62,7 @@ class Serving:
             elif kind is Kind.ASK:
                 branch, column, tokens = decode(body)
                 assert self.draft is not None
-                with torch.no_grad():
+                with torch.no_grad(), on_stream(self.stream):  # behind the step that q is of, not behind the target
                     self.link.send(Kind.ANSWER, self.draft.answer(branch, column, tokens))
             else:
                 self.in_call = kind is not Kind.CLOSE
@@ -67,10 +70,8 @@ class Serving:
 
     def work(self, draft: "PreTrainedModel | Translated") -> None:
         """The drafting thread. Gradient mode, autocast and CUDA streams are thread-local."""
-        device, stream = input_device(model_of(draft)), self.stream
-        if stream is None and device.type == "cuda":
-            stream = torch.cuda.Stream(device)
-        with self.reporting(), torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+        device = input_device(model_of(draft))
+        with self.reporting(), torch.no_grad(), on_stream(self.stream):
             while (item := self.orders.get()) is not None:
                 kind, body = item
                 if kind is Kind.OPEN:

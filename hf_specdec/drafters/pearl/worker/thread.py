@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....target.devices import input_device
-from ...draft_model.translating import model_of
 from .serving import GRACE, serve
+from .stream import stream_for
 from .wire import Link
 from .workers import Worker, Workers
 
@@ -24,10 +23,7 @@ class Threads(Workers):
     stream: Any = None
 
     def take(self, draft: "PreTrainedModel | Translated", target: torch.device) -> Worker:
-        device = input_device(model_of(draft))
-        if device.type == "cuda" and self.stream is None:
-            self.stream = torch.cuda.Stream(device)
-            self.stream.wait_stream(torch.cuda.current_stream(device))  # the weights may be on the way
+        self.stream = stream_for(draft, self.stream)
         mine, theirs = socket.socketpair()
         link, arguments = Link(mine), (Link(theirs), draft, self.stream)
         thread = threading.Thread(target=serve, args=arguments, daemon=True, name="hf_specdec worker")
