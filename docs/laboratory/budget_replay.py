@@ -142,7 +142,7 @@ class Recorded:
     def room(self, sequences: Sequences) -> int:
         return 2**31
 
-    def begin(self, sequences: Sequences, steps: int) -> None:
+    def begin(self, sequences: Sequences, steps: int, planned: int = 0) -> None:
         self.here, self.steps = [(row, n - 1) for row, n in zip(sequences.rows, sequences.lengths, strict=True)], 0
 
     def step(self) -> Step:

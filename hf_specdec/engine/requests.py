@@ -222,7 +222,7 @@ class Requests(Engine):
         if self.drafter is None or self.shared is not None:
             return self.shared
         drawing, guarded = RowRandomness(), GuardedDrafter(self.drafter)
-        if guarded.alive and not guarded.takes_ragged():
+        if not guarded.dropped and not guarded.takes_ragged():
             guarded.drop("its draft model does not support rows of different lengths, which a BatchDecoder has")
         noise = call.noise(drawing, joined=True)
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, self.bounds)

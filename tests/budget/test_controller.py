@@ -302,8 +302,7 @@ def test_a_draft_ends_at_an_eos(kind: str, lengths: list[int]) -> None:
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_on_an_accelerator_windows_are_chosen_before_they_are_drafted(do_sample: bool, monkeypatch: Any) -> None:
     """Each look at a token would be waited for."""
-    for module in ("drafter", "model_draft"):
-        monkeypatch.setattr(f"hf_specdec.drafters.draft_model.{module}.waits", lambda _: True)
+    monkeypatch.setattr("hf_specdec.drafters.draft_model.model_draft.waits", lambda _: True)
     target, drafter = llama(), DraftModelDrafter(llama(seed=1))
     ids, options = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 30, "do_sample": do_sample, "pad_token_id": 0}
     planned: list[int] = []
