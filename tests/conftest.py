@@ -24,6 +24,7 @@ def pytest_addoption(parser):
         "--clock", choices=["set", "real", "jumping"], default="set",
         help="what tests that are not about real time go by; whichever it is, they pass",
     )  # fmt: skip
+    parser.addoption("--captured", action="store_true", help="forwards run over static buffers, as they do on a GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,15 @@ def clock(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with clocks.set_times() if kind == "set" else clocks.jumping(zlib.crc32(request.node.nodeid.encode())):
         yield
+
+
+@pytest.fixture(autouse=True)
+def captured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--captured` forwards are captured on a CPU, too, unless a call says how they run."""
+    if request.config.getoption("--captured"):
+        from hf_specdec.target import captured
+
+        monkeypatch.setattr(captured, "BY_ITSELF", ("cuda", "cpu"))
 
 
 def pytest_collection_modifyitems(config, items):

@@ -16,6 +16,7 @@ from ..errors import SpeculationError
 from ..protocol import Draft, Forward
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
+from ..target.captured_joining import joining_runner
 from ..target.devices import input_device
 from ..target.inputs import as_when_decoding, position_limit
 from ..target.joining import SPARE, JoiningRunner, Reading
@@ -80,7 +81,8 @@ class Requests(Engine):
         self.requests: dict[int, Request] = {}
         """of the rows that are there, by their numbers"""
         self.reading: tuple[Request, Reading] | None = None
-        self.target = JoiningRunner(self.model, self.most_rows, self.most_tokens)
+        own = self.drafter is not None and self.drafter.brings_runner
+        self.target = joining_runner(self.model, self.most_rows, self.most_tokens, "auto", own)
         self.runner = self.target
         """the drafter's own, where it brings one"""
         self.groups: dict[Hashable, Group] = {}

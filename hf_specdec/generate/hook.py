@@ -241,6 +241,11 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     rules = speculation(model, named).rules
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     refuse(model, named)
+    if rules.forwards == "bitwise":
+        raise SpeculationError(
+            "forwards='bitwise' is not supported by BatchDecoder, whose batches change from round to round; use "
+            "model.generate"
+        )
     if (beams := setting(model, named, "num_beams") or 1) > 1:
         raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")
     if named.get("assistant_tokenizer") is not None:

@@ -33,6 +33,11 @@ def power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
+def slots_for(columns: int) -> int:
+    """C for so many columns of text, and drafts behind them."""
+    return power_of_two(max(FEWEST, columns + 2 * WIDEST))
+
+
 class Buffers:
     """Everything that a captured forward reads, at addresses that never change."""
 

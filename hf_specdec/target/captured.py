@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from transformers import DynamicCache
 from ..errors import SpeculationError, shown
 from ..protocol import Forward
 from ..transfer import to_device
-from .buffers import FEWEST, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of
+from .buffers import FEWEST, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
 from .cache import RaggedCache
 from .devices import input_device
+from .fingerprint import fingerprint, replaced
 from .inputs import CACHE, as_when_decoding, position_limit, ropes
 from .ragged import RaggedRunner
 from .rounding import widths_alike
@@ -26,106 +27,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class Replayed(Protocol):
-    """Of a stand-in for a model's `forward` that looks on: it may have an attribute `replayed`, which is called around
-    whatever is replayed."""
-
-    def __call__(self, run: Callable[[], T], rows: int, width: int, held: int, times: int) -> T:
-        """
-        Args:
-            run: gives what is to be returned.
-            rows: of a forward, with `width` tokens each behind `held` others.
-            times: forwards, one after the other.
-        """
-
-
+BY_ITSELF = ("cuda",)
+"""kinds of devices on which forwards are captured unless something else is asked for"""
 MOST_AHEAD = 1024
 """new tokens that buffers have room for from the start, of calls that may come to so many"""
 
 Choose = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
 
 
-class CapturedRunner(RaggedRunner):
+class Captured(RaggedRunner):
     """A `RaggedRunner` whose forwards read and write `Buffers`. Tokens are padded to the next of a few widths, rows to
     a power of two; what is padded is masked, and overwritten by the next forward."""
 
     cache: FixedCache  # type: ignore[assignment]
     widths: Sequence[int] = WIDTHS
     """of forwards"""
-    most_slots = 0
-    """that the text may come to take, where that is known: else buffers grow"""
-    bitwise = False
-    """whether all forwards are of one shape: at widths that round alike, with rows that have left and slots that are
-    not needed yet"""
-
-    def expect(self, most_columns: int) -> None:
-        """The text may come to so many columns."""
-        self.most_slots = min(most_columns, position_limit(self.model))
-        if not self.bitwise:
-            self.most_slots = min(self.most_slots, self.prompt.shape[1] + MOST_AHEAD)
-
-    @property
-    def widest(self) -> int | None:
-        """Tokens per row of a forward, where there may not be more."""
-        return max(self.widths) if self.bitwise else None
-
-    def _taken_over(self) -> RaggedCache:
-        rows = power_of_two(len(self.rows))
-        buffers = self._borrow(self.stock, rows, max(self.columns, self.most_slots))
-        return FixedCache(self.stock, buffers)
-
-    def _borrow(self, like: Any, rows: int, columns: int) -> Buffers:
-        """Until the runner is gone, or `_lease` is called."""
-        slots = power_of_two(max(FEWEST, columns + 2 * WIDEST))
-        device, state = input_device(self.model), fingerprint(self.model)
-        buffers = shelf_of(self.model).borrow(like, rows, slots, device, state)
-        self._lease = weakref.finalize(self, buffers.give_back)
-        return buffers
-
-    def adopt(self) -> None:
-        super().adopt()
-        self._show(self.cache.buffers, self.visible, self.offset)
-        if self.bitwise:
-            self.widths = self._widths_alike()
-
-    def _widths_alike(self) -> tuple[int, ...]:
-        """Found out once per model and shape of buffers.
-
-        Raises:
-            SpeculationError: there are none.
-        """
-        buffers, start = self.cache.buffers, self.cache.lengths
-        if buffers.alike is None:
-
-            def feed(tokens: Tensor, place: int, width: int) -> Tensor:
-                self.cache.set_lengths([length + place for length in start])
-                self.widths = [width]
-                return self.answer(tokens, None).logits
-
-            vocab = self.model.config.get_text_config(decoder=True).vocab_size
-            buffers.alike = widths_alike(feed, len(self.rows), vocab, buffers.device)
-            self.cache.set_lengths(start)
-        if not buffers.alike:
-            raise SpeculationError(
-                "forwards='bitwise' is not possible here: a token's logits depend on where it stands among those that "
-                "are verified with it, at every width; use another dtype, attention or device"
-            )
-        return buffers.alike
-
-    def _show(self, buffers: Buffers, visible: Tensor, offset: Tensor) -> None:
-        """Which slots of the prompt each row [B] sees, and where its positions begin."""
-        rows, columns = visible.shape
-        buffers.visible.fill_(True)
-        buffers.visible[:rows, :columns] = visible
-        buffers.offset.zero_()
-        buffers.offset[:rows] = offset
-        self.visible, self.offset = buffers.visible, buffers.offset
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the buffers are wanted no more."""
-        return not isinstance(self.cache, FixedCache)
 
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
         if self.has_left:
@@ -190,11 +106,10 @@ class CapturedRunner(RaggedRunner):
             return captures.run(key, step)
         return watched.replayed(lambda: captures.run(key, step), rows, width, max(self.cache.lengths), times)
 
-    def _with_room(self, width: int) -> Buffers:
-        """The buffers, with so many slots behind each row."""
-        if max(self.cache.lengths) + width > self.cache.buffers.slots:
-            self._move(self.cache.buffers.rows, max(self.cache.lengths) + width)
-        return self.cache.buffers
+    @property
+    def has_left(self) -> bool:
+        """Whether the buffers are wanted no more."""
+        return not isinstance(self.cache, FixedCache)
 
     def _tree(
         self, parents: Sequence[Sequence[int]] | None, buffers: Buffers, width: int
@@ -213,6 +128,19 @@ class CapturedRunner(RaggedRunner):
         """Never: slots behind a row's end are there from the start."""
         return False
 
+    def _borrow(self, like: Any, rows: int, columns: int) -> Buffers:
+        """Until the runner is gone, or `_lease` is called."""
+        device, state = input_device(self.model), fingerprint(self.model)
+        buffers = shelf_of(self.model).borrow(like, rows, slots_for(columns), device, state)
+        self._lease = weakref.finalize(self, buffers.give_back)
+        return buffers
+
+    def _with_room(self, width: int) -> Buffers:
+        """The buffers, with so many slots behind each row."""
+        if max(self.cache.lengths) + width > self.cache.buffers.slots:
+            self._move(self.cache.buffers.rows, max(self.cache.lengths) + width)
+        return self.cache.buffers
+
     def _move(self, rows: int, columns: int) -> None:
         """The rows go to buffers of another shape."""
         leave, alive = self._lease, len(self.rows)
@@ -220,6 +148,71 @@ class CapturedRunner(RaggedRunner):
         self.cache.move(self._borrow(self.cache, rows, columns))
         self._show(self.cache.buffers, visible[:, : self.columns], offset)
         leave()
+
+    def _show(self, buffers: Buffers, visible: Tensor, offset: Tensor) -> None:
+        """Which slots of the prompt each row [B] sees, and where its positions begin."""
+        rows, columns = visible.shape
+        buffers.visible.fill_(True)
+        buffers.visible[:rows, :columns] = visible
+        buffers.offset.zero_()
+        buffers.offset[:rows] = offset
+        self.visible, self.offset = buffers.visible, buffers.offset
+
+
+class CapturedRunner(Captured):
+    """All rows of a call, which may leave."""
+
+    most_slots = 0
+    """that the text may come to take, where that is known: else buffers grow"""
+    bitwise = False
+    """whether all forwards are of one shape: at widths that round alike, with rows that have left and slots that are
+    not needed yet"""
+
+    def expect(self, most_columns: int) -> None:
+        """The text may come to so many columns."""
+        self.most_slots = min(most_columns, position_limit(self.model))
+        if not self.bitwise:
+            self.most_slots = min(self.most_slots, self.prompt.shape[1] + MOST_AHEAD)
+
+    @property
+    def widest(self) -> int | None:
+        """Tokens per row of a forward, where there may not be more."""
+        return max(self.widths) if self.bitwise else None
+
+    def _taken_over(self) -> RaggedCache:
+        rows = power_of_two(len(self.rows))
+        buffers = self._borrow(self.stock, rows, max(self.columns, self.most_slots))
+        return FixedCache(self.stock, buffers)
+
+    def adopt(self) -> None:
+        super().adopt()
+        self._show(self.cache.buffers, self.visible, self.offset)
+        if self.bitwise:
+            self.widths = self._widths_alike()
+
+    def _widths_alike(self) -> tuple[int, ...]:
+        """Found out once per model and shape of buffers.
+
+        Raises:
+            SpeculationError: there are none.
+        """
+        buffers, start = self.cache.buffers, self.cache.lengths
+        if buffers.alike is None:
+
+            def feed(tokens: Tensor, place: int, width: int) -> Tensor:
+                self.cache.set_lengths([length + place for length in start])
+                self.widths = [width]
+                return self.answer(tokens, None).logits
+
+            vocab = self.model.config.get_text_config(decoder=True).vocab_size
+            buffers.alike = widths_alike(feed, len(self.rows), vocab, buffers.device)
+            self.cache.set_lengths(start)
+        if not buffers.alike:
+            raise SpeculationError(
+                "forwards='bitwise' is not possible here: a token's logits depend on where it stands among those that "
+                "are verified with it, at every width; use another dtype, attention or device"
+            )
+        return buffers.alike
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
@@ -256,30 +249,9 @@ class CapturedRunner(RaggedRunner):
 _refused: "weakref.WeakKeyDictionary[PreTrainedModel, dict[int, str]]" = weakref.WeakKeyDictionary()
 
 
-def fingerprint(model: "PreTrainedModel") -> int:
-    """Of everything that a captured forward would not notice: where weights lie, what is hooked into the model, and
-    which attention it uses. Another one, other captures."""
-    parts: list[Any] = [getattr(model.config, "_attn_implementation", ""), model.training, model.dtype]
-    for module in model.modules():
-        parts += [id(module), id(_replaced(module)), hasattr(module, "_hf_hook")]
-        parts += [len(module._forward_hooks), len(module._forward_pre_hooks)]
-        parts += [getattr(module, name, None) for name in ("_active_adapter", "_disable_adapters", "merged_adapters")]
-        for held in (*module._parameters.values(), *module._buffers.values()):
-            parts.append(None if held is None or held.device.type == "meta" else held.data_ptr())
-    return hash(str(parts))
-
-
-def _replaced(module: Any) -> Any:
-    """What stands in place of a module's forward, if that does more than look on."""
-    found = vars(module).get("forward")
-    while getattr(found, "replayed", None) is not None:
-        found = found.inner
-    return None if getattr(found, "__func__", None) is type(module).forward else found
-
-
 def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
     """Whether forwards are to be captured if they can be."""
-    return forwards in ("captured", "bitwise") or (forwards == "auto" and input_device(model).type == "cuda")
+    return forwards in ("captured", "bitwise") or (forwards == "auto" and input_device(model).type in BY_ITSELF)
 
 
 def why_not_captured(model: "PreTrainedModel") -> str:
@@ -300,7 +272,7 @@ def _hindered(model: "PreTrainedModel") -> str:
         return "lies on several devices, or is offloaded"
     if any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in model.modules()):
         return "has hooks, which a replay would not call"
-    if _replaced(model) is not None or model._compiled_call_impl is not None:
+    if replaced(model) is not None or model._compiled_call_impl is not None:
         return "has a forward that was replaced or compiled"
     logger, unsaid = logging.getLogger("torch._subclasses.fake_tensor"), lambda record: False
     logger.addFilter(unsaid)

@@ -61,12 +61,16 @@ class JoiningRunner(RaggedRunner):
         """
         self.wanted.append(wanted)
         if len(self.wanted) == 1:
-            self.cache = RaggedCache(read)
+            self.cache = self._begin(read)
             self._fit()
         else:
             self._fit()
             self.cache.join(read)
         self._rows_are(len(self.wanted))
+
+    def _begin(self, read: Cache) -> RaggedCache:
+        """The first row."""
+        return RaggedCache(read)
 
     def leave(self, rows: list[int]) -> list[int]:
         """These rows go; returns which of the rows before now stands where."""

@@ -128,7 +128,7 @@ def test_a_warm_up_says_why_nothing_was_recorded() -> None:
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
 def test_a_text_outgrows_its_buffers(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "MOST_AHEAD", 1)
-    monkeypatch.setattr(captured, "FEWEST", 16)
+    monkeypatch.setattr(buffers, "FEWEST", 16)
     model = models.llama()
     drafter = PromptLookupDrafter()
     plain = decode(model, None, lengths, max_new_tokens=300)

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from ...stats import SpeculationStats
 from ...target.captured import CapturedRunner, wants_captures, why_not_captured
+from ...target.captured_joining import joining_runner
 from ...target.devices import input_device
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
 from ...target.inputs import CACHE, as_when_decoding, mixes_experts, position_limit
@@ -68,7 +69,7 @@ class ModelOverCache(OverCache):
         self.stats = SpeculationStats() if stats is None else stats
         self.stats.draft_calls += 1
         if most_rows:
-            self.runner = JoiningRunner(model, most_rows, most_tokens)
+            self.runner = joining_runner(model, most_rows, most_tokens, forwards)
             return
         check_room(prompt_mask, self.context_limit)
         ids, mask = self._known(prompt_ids), prompt_mask.to(self.device)

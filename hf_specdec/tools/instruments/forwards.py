@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ...target.captured import Replayed
+from ...target.fingerprint import Replayed
 from ...target.inputs import CACHE, cached_columns
 
 

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ...clock import now
-from ...target.captured import Replayed
 from ...target.devices import input_device
+from ...target.fingerprint import Replayed
 from .forwards import cached_tokens, input_shape, wrapped_forward
 
 T = TypeVar("T")
