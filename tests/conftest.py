@@ -46,6 +46,8 @@ def clock(request: pytest.FixtureRequest) -> Iterator[None]:
 def captured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--captured` forwards are captured on a CPU, too, unless a call says how they run."""
     if request.config.getoption("--captured"):
+        if request.node.get_closest_marker("eager"):
+            pytest.skip("about forwards that are not captured")
         from hf_specdec.target import captured
 
         monkeypatch.setattr(captured, "BY_ITSELF", ("cuda", "cpu"))

@@ -104,6 +104,8 @@ class Captured(RaggedRunner):
         captures, watched = self.cache.buffers.captures, vars(self.model).get("forward")
         if watched is None:
             return captures.run(key, step)
+        if getattr(watched, "replayed", None) is None:  # it was put there in mid-call, and must not be missed
+            return step()
         return watched.replayed(lambda: captures.run(key, step), rows, width, max(self.cache.lengths), times)
 
     @property
@@ -256,6 +258,8 @@ def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
 
 def why_not_captured(model: "PreTrainedModel") -> str:
     """What keeps this model's forwards from being captured, in words that go on from its name; empty if nothing."""
+    if torch.is_autocast_enabled(input_device(model).type):
+        return "runs under autocast"
     known, state = _refused.setdefault(model, {}), fingerprint(model)
     if state not in known:
         known.clear()

@@ -34,6 +34,13 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
         self.reserved = buffers.rows * buffers.slots
         self.bytes = sum(states.nbytes for states in (*buffers.keys, *buffers.values))
 
+    def _move(self, rows: int, columns: int) -> None:
+        """The rows go to buffers of another shape. Nothing is padded, and slots are positions."""
+        leave = self._lease
+        self.cache.move(self._borrow(self.cache, rows, columns))
+        self._show(self.cache.buffers, self.visible[:0], self.offset[:0])
+        leave()
+
     def _rows_are(self, rows: int) -> None:
         super()._rows_are(rows)
         self._show(self.cache.buffers, self.visible, self.offset)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..clock import now
+from ..errors import shown, warn
 
 T = TypeVar("T")
 
@@ -72,7 +73,12 @@ class Captures:
             if self._met[key] < MET and not recording.at_once:
                 return step()
             began = now()
-            self._recorded[key] = self._record(step)
+            try:
+                self._recorded[key] = self._record(step)
+            except Exception as error:  # of a kernel that cannot be recorded, or for want of memory
+                self._record = None
+                warn(f"forwards are not recorded: to record one raised {shown(error)}. The text is not affected")
+                return step()
             recording.steps += 1
             recording.seconds += now() - began
             if recording.told is not None:

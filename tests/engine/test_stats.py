@@ -152,6 +152,7 @@ def test_a_call_is_told_the_window_that_was_set() -> None:
 # ------------------------------------------------------------------ notes
 
 
+@pytest.mark.eager  # a paced forward is not captured, which would be another note
 @pytest.mark.parametrize("drafter_class", [DraftModelDrafter, HybridDrafter])
 def test_why_drafting_was_stopped(drafter_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is as slow as the target, and mostly wrong."""

@@ -18,7 +18,7 @@ from hf_specdec.protocol import DraftContext, DraftSession, Verdict
 class Three:
     """Chains of three tokens at most."""
 
-    weighs = True
+    weighs, planned = True, False
 
     def begin(self, *_: Any) -> int:
         return 3

@@ -60,7 +60,7 @@ def timings(name: str, weight: float, *options: str) -> Step:
 
 def steps(gguf: str | None) -> tuple[list[Step], list[Step]]:
     """Tests, and timings; of both what decides most comes first."""
-    names = ("text", "drafters", "faults", "transfers", "calls", "sampling", "bfloat16", "memory")
+    names = ("text", "captured", "drafters", "faults", "transfers", "calls", "sampling", "bfloat16", "memory")
     times = [
         timings("timings of 8 B", 4, "8B"),
         timings("timings of the small target", 2, "small"),

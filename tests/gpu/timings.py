@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from hf_specdec import warm_up
 from hf_specdec.errors import SpeculationWarning
 from hf_specdec.target.grouped import grouped_attention
 from hf_specdec.target.inputs import CACHE
@@ -55,7 +56,11 @@ METHODS = (
     "draft_model",
     "hybrid",
     "pearl:worker=thread",
+    "plain, captured",
+    "prompt_lookup, eager",
+    "hybrid, eager",
 )
+"""after a comma how forwards run, where that is not as usual"""
 ON_ONE_CARD = ("plain", "draft_model", "pearl:worker=thread", "pearl:worker=process")
 """serial drafting, and drafting beside the target: on a stream of its own, and from a process of its own"""
 PROFILED = ("plain", "prompt_lookup", "draft_model", "hybrid")
@@ -236,7 +241,7 @@ def compare(
     Args:
         settings: rows and temperature of each cell.
     """
-    methods = [build_method(name, draft) for name in names if draft is not None or name in WITHOUT_DRAFT]
+    methods = [method_of(name, draft) for name in names if draft is not None or name in WITHOUT_DRAFT]
     warm: set[tuple[str, int, float]] = set()
     last = 0.0
     for turn in range(1 if DRY else len(SAMPLES)):
@@ -255,6 +260,8 @@ def compare(
                 try:
                     if (key := (method.name, rows, temperature)) not in warm:
                         warm.add(key)
+                        if method.drafter is not None and "eager" not in method.name:
+                            note("recorded", **about, said=warm_up(target, method.drafter, **inputs, **options))
                         generate(target, inputs, method, **options | {"max_new_tokens": max(4, NEW // 4)})
                     torch.manual_seed(turn)
                     runs[method.name] = generate(target, inputs, method, **options)
@@ -264,7 +271,17 @@ def compare(
             last = time.perf_counter() - began
 
 
-WITHOUT_DRAFT = ("plain", "hf-prompt-lookup", "prompt_lookup", "suffix")
+def method_of(name: str, draft: Any) -> Method:
+    """A method, and how its forwards run."""
+    spec, _, forwards = name.partition(", ")
+    method = build_method(spec, draft)
+    if forwards:
+        method.name = name
+        method.kwargs["speculation"] = {"forwards": forwards}
+    return method
+
+
+WITHOUT_DRAFT = ("plain, captured", "prompt_lookup, eager", "plain", "hf-prompt-lookup", "prompt_lookup", "suffix")
 
 
 def report_turn(

@@ -296,6 +296,18 @@ def test_forwards_run_without_values(name: str) -> None:
         assert not why or "Expected inputs of BF16 type" in why
 
 
+def test_a_step_that_cannot_be_recorded_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, drafter = models.llama(), PromptLookupDrafter()
+
+    def fails(self: Any, step: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Traced, "__call__", fails)
+    with traced(), pytest.warns(hf_specdec.SpeculationWarning, match=r"are not recorded.*out of memory"):
+        ours = decode(model, drafter, [9], speculation=CAPTURED)
+    assert torch.equal(ours, decode(model, None, [9]))
+
+
 def test_buffers_are_kept_for_few_shapes() -> None:
     model = models.llama()
     for rows in range(1, 2 * buffers.MOST_KEPT + 2):

@@ -1,0 +1,89 @@
+"""Recorded forwards: they are made, they are replayed, and the text is plain decoding's; in bfloat16 one text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import models
+import pytest
+import torch
+from place import DEVICE
+from torch import Tensor
+
+import hf_specdec
+from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.target.captured import why_not_captured
+from hf_specdec.target.captures import recording
+
+FAMILIES = ["Llama", "Qwen2 sliding", "Gemma3", "Phi-3", "GPT-2"]
+NEW = 40
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "prompt_lookup": lambda draft: PromptLookupDrafter(),
+    "draft_model, 4": lambda draft: DraftModelDrafter(draft, num_draft_tokens=4),
+    "draft_model, 3 candidates": lambda draft: DraftModelDrafter(draft, num_draft_tokens=3, num_candidates=3),
+    "hybrid": lambda draft: HybridDrafter(draft),
+}
+RECORDED = DEVICE.type == "cuda"
+
+
+def decode(model: Any, drafter: Any, lengths: list[int], **more: Any) -> Tensor:
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | more
+    prompts = {name: ids.to(DEVICE) for name, ids in models.prompts(lengths).items()}
+    return model.generate(**prompts, **settings, assistant_model=drafter)
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=["one row", "four rows"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_of_recorded_forwards_is_plains(family: str, kind: str, lengths: list[int]) -> None:
+    model, draft = models.build(family).to(DEVICE), models.llama(seed=1).to(DEVICE)
+    assert not why_not_captured(model)
+    drafter, plain = DRAFTERS[kind](draft), decode(model, None, lengths)
+    before = recording.steps
+    for _ in range(2):  # what the first call records the second replays
+        ours = decode(model, drafter, lengths, speculation={"forwards": "captured"})
+        assert torch.equal(ours, plain), drafter.last_stats
+    assert recording.steps > before or not RECORDED, drafter.last_stats
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.8}])
+def test_recorded_draws_are_those_of_eager_forwards(settings: dict[str, Any]) -> None:
+    model, draft, texts = models.llama().to(DEVICE), models.llama(seed=1).to(DEVICE), []
+    for forwards in ("eager", "captured", "captured"):
+        torch.manual_seed(7)
+        drafter = DraftModelDrafter(draft, num_draft_tokens=4)
+        speculation = {"forwards": forwards}
+        texts.append(decode(model, drafter, [9, 4], do_sample=True, **settings, speculation=speculation))
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[1], texts[2])
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=["one row", "four rows"])
+def test_in_bfloat16_one_text_whatever_drafts(lengths: list[int]) -> None:
+    size = {"hidden_size": 256, "intermediate_size": 688, "head_dim": 32}
+    model, draft = (models.llama(seed=seed, **size).to(DEVICE, torch.bfloat16) for seed in (0, 1))
+    bitwise = {"forwards": "bitwise"}
+    alone = decode(model, None, lengths, speculation=bitwise)
+    for kind, make in DRAFTERS.items():
+        assert torch.equal(decode(model, make(draft), lengths, speculation=bitwise), alone), kind
+
+
+def test_after_a_warm_up_nothing_is_recorded() -> None:
+    model, drafter = models.llama().to(DEVICE), PromptLookupDrafter()
+    prompts = {name: ids.to(DEVICE) for name, ids in models.prompts([9]).items()}
+    call = {"max_new_tokens": 100, "do_sample": False, "speculation": {"forwards": "captured"}}
+    said = hf_specdec.warm_up(model, drafter, **prompts, **call)
+    before = recording.steps
+    assert ("recorded" in said) == RECORDED or "on GPUs only" in said
+    decode(model, drafter, [9], **call)
+    assert recording.steps == before
+
+
+def test_rows_that_come_and_go_are_recorded() -> None:
+    model = models.llama().to(DEVICE)
+    prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
+    plain = [model.generate(ids.to(DEVICE), max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :] for ids in prompts]
+    before = recording.steps
+    with hf_specdec.BatchDecoder(model, PromptLookupDrafter(), max_rows=3) as decoder:
+        answers = [decoder.submit(ids, max_new_tokens=NEW, do_sample=False) for ids in prompts]
+        texts = [answer.result() for answer in answers]
+    assert texts == [text.tolist() for text in plain]
+    assert recording.steps > before or not RECORDED
