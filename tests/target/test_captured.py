@@ -181,6 +181,33 @@ def test_draws_are_those_of_eager_forwards(settings: dict[str, Any], recorded: b
     assert torch.equal(*texts)
 
 
+@pytest.mark.parametrize("kind", ["lookup", "fixed", "hybrid"])
+def test_rows_that_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there is room for at once, of uneven lengths: buffers grow and shrink."""
+    monkeypatch.setattr(captured, "BY_ITSELF", ("cpu",))
+    model, drafter = models.llama(), DRAFTERS[kind](models.llama(seed=1))
+    prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
+    news = (30, 5, 20, 12, 25)
+    plain = [
+        model.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
+        for ids, new in zip(prompts, news, strict=True)
+    ]
+    with traced(), hf_specdec.BatchDecoder(model, drafter, max_rows=3) as decoder:
+        answers = [
+            decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in zip(prompts, news, strict=True)
+        ]
+        assert [answer.result() for answer in answers] == plain
+        assert Traced.played
+    assert {kept.rows for kept in shelf_of(model).kept} >= {1, 2, 4}
+    assert not any(kept.busy for kept in shelf_of(model).kept)
+
+
+def test_a_batch_decoder_refuses_bitwise() -> None:
+    refused = pytest.raises(hf_specdec.SpeculationError, match="not supported by BatchDecoder")
+    with hf_specdec.BatchDecoder(models.llama(), PromptLookupDrafter()) as decoder, refused:
+        decoder.submit([1, 2, 3], max_new_tokens=4, speculation={"forwards": "bitwise"})
+
+
 # ---------------------------------------------------------------------- what a replay would not notice
 
 
