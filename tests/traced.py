@@ -1,5 +1,6 @@
 """`Traced` stands in for CUDA graphs on a CPU: a step's operations are traced once, with every value that the host gave
-them, and played again. Whatever a step should have read from a static tensor, and did not, stays what it was."""
+them, and played again. Whatever a step should have read from a static tensor, and did not, stays what it was. (On a GPU
+it may be freed, too: `test_what_stays` looks for that.)"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ class Traced:
 
     def __call__(self, step: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         type(self).recorded += 1
+        step()  # as on a GPU: what is made once is there before the recording
         graph = make_fx(step)()
         result = graph()
 

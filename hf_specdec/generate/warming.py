@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedModel
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from ..drafters.base import Drafter
@@ -13,14 +14,20 @@ from ..errors import SpeculationError
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..target.buffers import WIDTHS
 from ..target.captures import at_once, recording
+from ..target.devices import input_device
+from .settings import owner_of_draft
 
+NOTHING = "nothing was recorded: that is for GPUs, and for speculation={'forwards': 'captured'}"
+EACH_WIDTH = 1 + 2 * len(WIDTHS)
+"""tokens, of which the prompt's forward gives one, in which each width comes up as a chain and as a tree"""
 OWN_TOKENS = 32
 """that the drafter itself drafts for: the shapes of its own forwards"""
 
 
 def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
-    """Record the forwards that `model.generate(**call, assistant_model=drafter)` will replay on a GPU, all at once.
-    Without it each shape is recorded when a call meets it for the second time.
+    """Record the forwards that `model.generate(**call, assistant_model=drafter)` will replay on a GPU, all at once. The
+    call asks for `speculation={"forwards": "captured"}` or "bitwise". Without a warm-up each shape is recorded when a
+    call meets it for the second time.
 
     Recordings serve all calls of as many rows, up to the next power of two, and of as many columns.
 
@@ -42,19 +49,32 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
     criteria = call.pop("stopping_criteria", None) or []
     before, every = (recording.steps, recording.seconds), _EveryWidth()
 
-    def run(target: Any, one: Drafter, tokens: int) -> None:
+    def run(target: Any, one: Drafter, tokens: int, **instead: Any) -> None:
         ends = StoppingCriteriaList([*criteria, _After(tokens)])
-        target.generate(**call, assistant_model=one, stopping_criteria=ends)
+        target.generate(**call | instead, assistant_model=one, stopping_criteria=ends)
 
     with tqdm(desc="recording forwards", unit=" shapes", leave=False) as bar, at_once(bar.update):
-        run(model, every, 1 + 2 * len(WIDTHS))
-        if (draft := getattr(drafter, "draft_model", None)) is not None:
-            run(draft, _EveryWidth(), 1 + 2 * len(WIDTHS))
+        run(model, every, EACH_WIDTH)
+        if drafter is not None and isinstance(draft := _captured_draft(drafter), PreTrainedModel):
+            run(draft, _EveryWidth(), EACH_WIDTH, **_readable(draft, call))
         if drafter is not None:
             run(model, drafter, OWN_TOKENS)
     assert every.last_stats is not None
     why = next((note for note in every.last_stats.notes if "not captured" in note), "")
-    return recording.since(*before) or why or "nothing was recorded: forwards are recorded on GPUs only"
+    return recording.since(*before) or why or NOTHING
+
+
+def _captured_draft(drafter: Drafter) -> Any:
+    """Its draft model, unless that works beside the target: such forwards are not captured."""
+    owner = owner_of_draft(drafter)
+    return owner.draft if owner is not None and type(drafter).schedule is Drafter.schedule else None
+
+
+def _readable(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
+    """The call's tensors where a draft model is, with ids that it has."""
+    device, vocab = input_device(draft), draft.config.get_text_config(decoder=True).vocab_size
+    moved = {name: value.to(device) for name, value in call.items() if isinstance(value, Tensor)}
+    return {n: v.clamp(max=vocab - 1) if n in ("input_ids", "inputs") else v for n, v in moved.items()}
 
 
 class _After(StoppingCriteria):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from ..clock import Moment, mark
 from ..transfer import to_device
 from .cache import RaggedCache, RaggedLayer, Slots
 from .captures import Captures
@@ -49,6 +50,11 @@ class Buffers:
             slots: C.
         """
         self.rows, self.slots, self.device = rows, slots, device
+        with torch.inference_mode(False):  # else no other call could write into them
+            self._make(like)
+
+    def _make(self, like: Cache) -> None:
+        rows, slots, device = self.rows, self.slots, self.device
         self.keys, self.values = (
             [states.new_zeros(rows, states.shape[1], slots, states.shape[3]) for states in several]
             for several in ([layer.keys for layer in like.layers], [layer.values for layer in like.layers])
@@ -67,17 +73,36 @@ class Buffers:
         self.seen = zeros(rows, WIDEST, WIDEST, dtype=torch.bool)
         self.depth = zeros(rows, WIDEST)
         """of a tree: which tokens each one sees, and how deep it lies"""
+        self.row_index = torch.arange(rows, device=device)[:, None]
+        self.chain = torch.arange(WIDEST, device=device)[None]
+        """depths of a chain"""
+        self.logits: Tensor | None = None
+        """[R, widest, V] of the last forward, whichever that was: recordings would hold some each"""
         self.first = zeros(rows)
         """what a chain of steps begins with"""
         self.numbers = zeros(rows, WIDEST, dtype=torch.float64)
         """random ones, for the draws of a chain"""
         self.captures = Captures(device)
         self.busy = False
+        self.freed: Moment | None = None
+        """when they were given back last"""
         self.alike: tuple[int, ...] | None = None
         """widths that round alike, once that was found out"""
 
+    def shared(self, logits: Tensor) -> Tensor:
+        """A forward's logits [R, W, V] where all have theirs."""
+        width = logits.shape[1]
+        if width > WIDEST:
+            return logits
+        if self.logits is None:
+            with torch.inference_mode(False):
+                self.logits = logits.new_zeros(self.rows, WIDEST, logits.shape[2])
+        self.logits[:, :width] = logits
+        return self.logits[:, :width]
+
     def give_back(self) -> None:
-        """Others may have them."""
+        """Others may have them, once the device has done what it was asked for until now."""
+        self.freed = mark(self.device)
         self.busy = False
 
     def clear(self) -> None:
@@ -106,13 +131,29 @@ class Shelf:
                 self.state, self.kept = state, []
             found = next((b for b in self.kept if not b.busy and (b.rows, b.slots) == (rows, slots)), None)
             if found is None:
-                found = Buffers(like, rows, slots, device)
+                found = self._made(like, rows, slots, device)
             else:
+                if found.freed is not None and found.freed.event is not None:
+                    found.freed.event.wait()
                 found.clear()
                 self.kept.remove(found)
             found.busy = True
             self.kept = [found, *self.kept][:MOST_KEPT]
             return found
+
+    def _made(self, like: Cache, rows: int, slots: int, device: torch.device) -> Buffers:
+        """New ones. Where memory is short those that nobody uses go first.
+
+        Raises:
+            torch.OutOfMemoryError: that is not enough.
+        """
+        try:
+            return Buffers(like, rows, slots, device)
+        except torch.OutOfMemoryError:
+            self.kept = [kept for kept in self.kept if kept.busy]
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            return Buffers(like, rows, slots, device)
 
 
 _shelves: "weakref.WeakKeyDictionary[PreTrainedModel, Shelf]" = weakref.WeakKeyDictionary()
@@ -133,7 +174,7 @@ class FixedSlots(Slots):
         self.buffers, self.end = buffers, buffers.slots
         self._told: list[int] | None = None
         super().__init__(lengths, buffers.device)
-        self.row_index = torch.arange(buffers.rows, device=buffers.device)[:, None]
+        self.row_index = buffers.row_index
 
     def set_lengths(self, lengths: list[int]) -> None:
         self.lengths = list(lengths)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache
 
-from ..errors import SpeculationError, shown
+from ..errors import SpeculationError, shown, warn
 from ..protocol import Forward
 from ..transfer import to_device
 from .buffers import FEWEST, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
@@ -19,7 +19,7 @@ from .devices import input_device
 from .fingerprint import fingerprint, replaced
 from .inputs import CACHE, as_when_decoding, position_limit, ropes
 from .ragged import RaggedRunner
-from .rounding import widths_alike
+from .rounding import TEXT, TRIED, widths_alike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BY_ITSELF = ("cuda",)
-"""kinds of devices on which forwards are captured unless something else is asked for"""
+BY_ITSELF: tuple[str, ...] = ()
+"""kinds of devices on which forwards are captured unless something else is asked for: none, until somebody has measured
+a GPU"""
 MOST_AHEAD = 1024
 """new tokens that buffers have room for from the start, of calls that may come to so many"""
 
@@ -44,7 +45,7 @@ class Captured(RaggedRunner):
     """of forwards"""
 
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
-        if self.has_left:
+        if self.is_plain:
             return super().answer(tokens, parents)
         rows, width = tokens.shape
         fixed = next((w for w in self.widths if w >= width), width)
@@ -56,7 +57,7 @@ class Captured(RaggedRunner):
 
         def step() -> tuple[Tensor, list[Tensor]]:
             outputs = self.read(fed, seen, depth)
-            return outputs.logits, [outputs.hidden_states[name] for name in self.features]
+            return buffers.shared(outputs.logits), [outputs.hidden_states[name] for name in self.features]
 
         key = fixed, parents is None, tuple(self.features)
         logits, states = step() if fixed > WIDEST else self._run(key, step, rows, fixed)
@@ -86,11 +87,10 @@ class Captured(RaggedRunner):
 
         def steps() -> list[Tensor]:
             fed, chosen = buffers.first, []
-            depth = torch.zeros(1, 1, dtype=torch.long, device=buffers.device)
             for i in range(count):
-                logits = self.read(fed[:, None], None, depth).logits[:, -1]
+                logits = self.read(fed[:, None], None, buffers.chain[:, :1]).logits[:, -1]
                 chosen.append(choose(logits, None if numbers is None else buffers.numbers[:, i]))
-                fed = chosen[-1][0].flatten(1)[:, 0] if chosen[-1][0].ndim > 1 else chosen[-1][0]
+                fed = chosen[-1][0].reshape(buffers.rows, -1)[:, 0]
                 buffers.ends.add_(1)
             buffers.ends.sub_(count)  # as it was: a step can be run again
             return [torch.stack(several, 1) for several in zip(*chosen, strict=True)]
@@ -109,8 +109,8 @@ class Captured(RaggedRunner):
         return watched.replayed(lambda: captures.run(key, step), rows, width, max(self.cache.lengths), times)
 
     @property
-    def has_left(self) -> bool:
-        """Whether the buffers are wanted no more."""
+    def is_plain(self) -> bool:
+        """Whether the rows are in no buffers: there was no memory for them, or they are wanted no more."""
         return not isinstance(self.cache, FixedCache)
 
     def _tree(
@@ -118,7 +118,9 @@ class Captured(RaggedRunner):
     ) -> tuple[Tensor | None, Tensor]:
         """What `shape` says, in the buffers. Padded nodes hang on the first token."""
         if parents is None:
-            return None, torch.arange(width, device=buffers.device)[None]
+            return None, buffers.chain[:, :width] if width <= WIDEST else torch.arange(width, device=buffers.device)[
+                None
+            ]
         rows = [[*row, *[0] * (width - len(row))] for row in parents]
         seen, depth = self.shapes(rows + [[-1, *range(width - 1)]] * (buffers.rows - len(rows)))
         if width > WIDEST:
@@ -145,10 +147,10 @@ class Captured(RaggedRunner):
 
     def _move(self, rows: int, columns: int) -> None:
         """The rows go to buffers of another shape."""
-        leave, alive = self._lease, len(self.rows)
-        visible, offset = self.visible[:alive], self.offset[:alive]
+        leave, alive = self._lease, len(self.cache.lengths)
+        visible, offset = self.visible[:alive, : self.columns], self.offset[:alive]
         self.cache.move(self._borrow(self.cache, rows, columns))
-        self._show(self.cache.buffers, visible[:, : self.columns], offset)
+        self._show(self.cache.buffers, visible, offset)
         leave()
 
     def _show(self, buffers: Buffers, visible: Tensor, offset: Tensor) -> None:
@@ -183,14 +185,23 @@ class CapturedRunner(Captured):
 
     def _taken_over(self) -> RaggedCache:
         rows = power_of_two(len(self.rows))
-        buffers = self._borrow(self.stock, rows, max(self.columns, self.most_slots))
+        try:
+            buffers = self._borrow(self.stock, rows, max(self.columns, self.most_slots))
+        except torch.OutOfMemoryError:
+            if self.bitwise:
+                raise
+            warn("there is no memory for static buffers, so forwards are not captured. The text is not affected")
+            return super()._taken_over()
         return FixedCache(self.stock, buffers)
 
     def adopt(self) -> None:
         super().adopt()
+        if self.is_plain:
+            return
         self._show(self.cache.buffers, self.visible, self.offset)
         if self.bitwise:
-            self.widths = self._widths_alike()
+            with as_when_decoding(self.model):
+                self.widths = self._widths_alike()
 
     def _widths_alike(self) -> tuple[int, ...]:
         """Found out once per model and shape of buffers.
@@ -200,6 +211,12 @@ class CapturedRunner(Captured):
         """
         buffers, start = self.cache.buffers, self.cache.lengths
         if buffers.alike is None:
+            last = position_limit(self.model) - TEXT - max(TRIED)
+            if max(start) > last:
+                raise SpeculationError(
+                    f"forwards='bitwise' tries {TEXT + max(TRIED)} tokens behind the prompt, and the model has "
+                    f"positions for {position_limit(self.model)}; shorten the prompt"
+                )
 
             def feed(tokens: Tensor, place: int, width: int) -> Tensor:
                 self.cache.set_lengths([length + place for length in start])
@@ -218,7 +235,7 @@ class CapturedRunner(Captured):
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
-        if self.has_left:
+        if self.is_plain:
             super().select(rows)
             return
         needed = power_of_two(max(len(rows), 1))
@@ -239,7 +256,7 @@ class CapturedRunner(Captured):
         super().retire(stay, keep)
 
     def finish(self, ids: Tensor | None) -> None:
-        """Write all rows into the stock cache as plain decoding has_left it; without buffers."""
+        """Write all rows into the stock cache as plain decoding leaves it; without buffers."""
         self.retire([], keep=True)
         self.cache = RaggedCache.empty(self.stock, 0, self.cache.device)  # type: ignore[assignment]
         self.rows = []
@@ -280,6 +297,8 @@ def _hindered(model: "PreTrainedModel") -> str:
         return "has a forward that was replaced or compiled"
     logger, unsaid = logging.getLogger("torch._subclasses.fake_tensor"), lambda record: False
     logger.addFilter(unsaid)
+    if any(held.numel() and not held.data_ptr() for held in model.parameters()):
+        return "has weights of a kind that does not say where they lie"
     try:
         _try_fake(model)
     except Exception as error:  # of a model, or of a kernel that knows no such tensors

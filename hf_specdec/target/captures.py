@@ -4,7 +4,8 @@ host then launches one graph in place of hundreds of kernels.
 A step reads and writes static tensors only, and asks the device nothing. Where nothing can be recorded it simply runs.
 """
 
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ T = TypeVar("T")
 
 MET = 2
 """times that a step is met before it is recorded: many shapes come once"""
+
+
+MOST_RECORDED = 64
+"""steps of one set of tensors: each setting of sampling has its own"""
+
+_one_at_a_time = threading.Lock()
 
 
 @dataclass
@@ -58,7 +65,9 @@ class Captures:
         recorder = RECORDERS.get(device.type)
         self._record = None if recorder is None else recorder(device)
         self._met: Counter[Hashable] = Counter()
-        self._recorded: dict[Hashable, tuple[Callable[[], object], Any]] = {}
+        self._recorded: OrderedDict[Hashable, tuple[Callable[[], object], Any]] = OrderedDict()
+        """the last ones used last"""
+        self._failed: set[Hashable] = set()
 
     def run(self, key: Hashable, step: Callable[[], T]) -> T:
         """The step's result. It may be static, too: the next run of any step may overwrite it.
@@ -70,22 +79,31 @@ class Captures:
             return step()
         if key not in self._recorded:
             self._met[key] += 1
-            if self._met[key] < MET and not recording.at_once:
+            early = self._met[key] < MET and not recording.at_once
+            if early or key in self._failed or not self._add(key, step, self._record):
                 return step()
-            began = now()
-            try:
-                self._recorded[key] = self._record(step)
-            except Exception as error:  # of a kernel that cannot be recorded, or for want of memory
-                self._record = None
-                warn(f"forwards are not recorded: to record one raised {shown(error)}. The text is not affected")
-                return step()
-            recording.steps += 1
-            recording.seconds += now() - began
-            if recording.told is not None:
-                recording.told()
+        self._recorded.move_to_end(key)
         replay, result = self._recorded[key]
         replay()
         return result
+
+    def _add(self, key: Hashable, step: Callable[[], object], record: Callable[..., Any]) -> bool:
+        """Record a step; whether that could be done."""
+        began = now()
+        try:
+            with _one_at_a_time:
+                self._recorded[key] = record(step)
+        except Exception as error:  # of a kernel that cannot be recorded, or for want of memory
+            self._failed.add(key)
+            warn(f"a forward is not recorded: it raised {shown(error)}. The text is not affected")
+            return False
+        recording.steps += 1
+        recording.seconds += now() - began
+        if recording.told is not None:
+            recording.told()
+        while len(self._recorded) > MOST_RECORDED:
+            self._recorded.popitem(last=False)
+        return True
 
 
 class CudaGraphs:
@@ -98,13 +116,18 @@ class CudaGraphs:
         """What replays the step, and the tensors that hold its result then."""
         here, aside = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         aside.wait_stream(here)
-        with torch.cuda.stream(aside):
-            step()  # kernels are chosen and workspaces made in a first run, which cannot be recorded
-        here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Other threads (a PEARL worker) may go on using the device meanwhile.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            result = step()
+        try:
+            with torch.cuda.stream(aside):
+                step()  # kernels are chosen and workspaces made in a first run, which cannot be recorded
+            here.wait_stream(aside)
+            # Other threads (a PEARL worker) may go on using the device meanwhile. The stream is one of this device,
+            # whichever is the current one.
+            with torch.cuda.graph(graph, pool=self.pool, stream=aside, capture_error_mode="thread_local"):
+                result = step()
+        finally:  # where a recording fails torch leaves its stream in place
+            torch.cuda.set_stream(here)
+            here.wait_stream(aside)
         return graph.replay, result
 
 

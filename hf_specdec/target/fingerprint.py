@@ -4,8 +4,13 @@ themselves around its forward."""
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+ADAPTERS = ("scaling", "merged_adapters", "_active_adapter")
+"""what PEFT's layers hold in dictionaries and lists"""
 
 T = TypeVar("T")
 
@@ -24,16 +29,23 @@ class Replayed(Protocol):
 
 
 def fingerprint(model: "PreTrainedModel") -> int:
-    """Of everything that a captured forward would not notice: where weights lie, what is hooked into the model, and
-    which attention it uses. Another one, other captures."""
-    parts: list[Any] = [getattr(model.config, "_attn_implementation", ""), model.training, model.dtype]
+    """Of everything that a captured forward would not notice: where weights lie, numbers that modules hold, what is
+    hooked into the model, and which attention and precision it uses. Another one, other captures."""
+    parts: list[Any] = [_attention(model), model.dtype, torch.get_float32_matmul_precision()]
+    parts.append(torch.backends.cuda.matmul.allow_tf32)
     for module in model.modules():
-        parts += [id(module), id(replaced(module)), hasattr(module, "_hf_hook")]
-        parts += [len(module._forward_hooks), len(module._forward_pre_hooks)]
-        parts += [getattr(module, name, None) for name in ("_active_adapter", "_disable_adapters", "merged_adapters")]
+        own = vars(module)
+        parts += [id(module), id(replaced(module)), len(module._forward_hooks), len(module._forward_pre_hooks)]
+        parts += [value for value in own.values() if isinstance(value, (bool, int, float, str))]
+        parts += [own.get(name) for name in ADAPTERS]
         for held in (*module._parameters.values(), *module._buffers.values()):
             parts.append(None if held is None or held.device.type == "meta" else held.data_ptr())
     return hash(str(parts))
+
+
+def _attention(model: "PreTrainedModel") -> tuple[Any, Any]:
+    configs = model.config, model.config.get_text_config(decoder=True)
+    return tuple(getattr(config, "_attn_implementation", "") for config in configs)  # type: ignore[return-value]
 
 
 def replaced(module: Any) -> Any:

@@ -57,8 +57,9 @@ METHODS = (
     "hybrid",
     "pearl:worker=thread",
     "plain, captured",
-    "prompt_lookup, eager",
-    "hybrid, eager",
+    "prompt_lookup, captured",
+    "draft_model, captured",
+    "hybrid, captured",
 )
 """after a comma how forwards run, where that is not as usual"""
 ON_ONE_CARD = ("plain", "draft_model", "pearl:worker=thread", "pearl:worker=process")
@@ -260,8 +261,10 @@ def compare(
                 try:
                     if (key := (method.name, rows, temperature)) not in warm:
                         warm.add(key)
-                        if method.drafter is not None and "eager" not in method.name:
-                            note("recorded", **about, said=warm_up(target, method.drafter, **inputs, **options))
+                        if method.drafter is not None and "captured" in method.name:
+                            speculation = method.kwargs["speculation"]
+                            said = warm_up(target, method.drafter, **inputs, **options, speculation=speculation)
+                            note("recorded", **about, said=said)
                         generate(target, inputs, method, **options | {"max_new_tokens": max(4, NEW // 4)})
                     torch.manual_seed(turn)
                     runs[method.name] = generate(target, inputs, method, **options)
@@ -281,7 +284,7 @@ def method_of(name: str, draft: Any) -> Method:
     return method
 
 
-WITHOUT_DRAFT = ("plain, captured", "prompt_lookup, eager", "plain", "hf-prompt-lookup", "prompt_lookup", "suffix")
+WITHOUT_DRAFT = ("plain, captured", "prompt_lookup, captured", "plain", "hf-prompt-lookup", "prompt_lookup", "suffix")
 
 
 def report_turn(

@@ -118,7 +118,7 @@ def test_after_a_warm_up_nothing_is_recorded(make: Callable[[Any], Any]) -> None
 
 def test_a_warm_up_says_why_nothing_was_recorded() -> None:
     model = models.llama()
-    assert "on GPUs only" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
+    assert "that is for GPUs" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
     model.model.norm = Asks(model.model.norm)
     assert "does not run without values" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
     with pytest.raises(hf_specdec.SpeculationError, match="an example of a call"):
@@ -330,7 +330,7 @@ def test_a_step_that_cannot_be_recorded_runs_without(monkeypatch: pytest.MonkeyP
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(Traced, "__call__", fails)
-    with traced(), pytest.warns(hf_specdec.SpeculationWarning, match=r"are not recorded.*out of memory"):
+    with traced(), pytest.warns(hf_specdec.SpeculationWarning, match=r"a forward is not recorded.*out of memory"):
         ours = decode(model, drafter, [9], speculation=CAPTURED)
     assert torch.equal(ours, decode(model, None, [9]))
 

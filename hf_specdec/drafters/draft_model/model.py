@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...stats import SpeculationStats
-from ...target.captured import CapturedRunner, wants_captures, why_not_captured
+from ...target.captured import Captured, CapturedRunner, wants_captures, why_not_captured
 from ...target.captured_joining import joining_runner
 from ...target.devices import input_device
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
@@ -118,7 +118,7 @@ class ModelOverCache(OverCache):
         return logits[torch.arange(len(missing), device=logits.device), ends]
 
     def chain(self, last: Tensor, count: int, pick: Chain) -> tuple[Tensor, ...] | None:
-        if not isinstance(self.runner, CapturedRunner):
+        if not isinstance(self.runner, Captured) or self.runner.is_plain:
             return None
         self.stats.draft_calls += count
 
@@ -126,7 +126,8 @@ class ModelOverCache(OverCache):
             tokens, *more = pick.choose(logits, numbers)
             return self._known(tokens), *more
 
-        return self.runner.chain(self._known(last), count, pick.numbers, choose, (pick.key, self.vocab))
+        with as_when_decoding(self.model) if self.mixes_experts else nullcontext():
+            return self.runner.chain(self._known(last), count, pick.numbers, choose, (pick.key, self.vocab))
 
     @staticmethod
     def _columns(ids: Tensor, first: Sequence[int], count: int) -> Tensor:

@@ -1,0 +1,59 @@
+"""A recording reads by address: whatever a step has not made itself must outlive the call."""
+
+import gc
+from typing import Any
+
+import models
+import pytest
+import torch
+from test_captured import CAPTURED, DRAFTERS, decode
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_specdec.target import captured, captures
+
+pytestmark = pytest.mark.real_time
+
+
+class Looking(TorchDispatchMode):
+    """Notes the storages that operations read and that none of them has made."""
+
+    def __init__(self, read: dict[int, tuple[StorageWeakRef, str]]) -> None:
+        super().__init__()
+        self.read, self.made = read, []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = {storage._cdata for storage in self.made}
+        for value in tree_leaves((args, kwargs or {})):
+            if isinstance(value, Tensor) and value.numel() and (key := value.untyped_storage()._cdata) not in own:
+                ref = StorageWeakRef(value.untyped_storage())
+                self.read.setdefault(key, (ref, f"{func} of {tuple(value.shape)}"))
+        output = func(*args, **(kwargs or {}))
+        self.made += [value.untyped_storage() for value in tree_leaves(output) if isinstance(value, Tensor)]
+        return output
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
+@pytest.mark.parametrize("kind", ["lookup, branches", "fixed", "candidates", "hybrid"])
+def test_what_is_read_stays(kind: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    read: dict[int, tuple[StorageWeakRef, str]] = {}
+
+    class Recorder:
+        def __init__(self, device: torch.device) -> None:
+            """Nothing to prepare."""
+
+        def __call__(self, step: Any) -> Any:
+            step()  # as on a GPU, a first run that is not recorded
+            with Looking(read):
+                result = step()
+            return (lambda: None), result
+
+    monkeypatch.setitem(captures.RECORDERS, "cpu", Recorder)
+    model, draft = models.llama(), models.llama(seed=1)
+    decode(model, DRAFTERS[kind](draft), lengths, speculation=CAPTURED)
+    assert len(read) > 20
+    gc.collect()
+    assert not [what for ref, what in read.values() if ref.expired()]
+    assert captured.shelf_of(model).kept, "which is what holds them"
