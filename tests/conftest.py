@@ -43,14 +43,19 @@ def clock(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def captured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def captured(request: pytest.FixtureRequest) -> Iterator[None]:
     """With `--captured` forwards are captured on a CPU, too, unless a call says how they run."""
-    if request.config.getoption("--captured"):
-        if request.node.get_closest_marker("eager"):
-            pytest.skip("about forwards that are not captured")
-        from hf_specdec.target import captured
+    if not request.config.getoption("--captured"):
+        yield
+        return
+    if request.node.get_closest_marker("eager"):
+        pytest.skip("about forwards that are not captured")
+    from hf_specdec.target import captured
 
-        monkeypatch.setattr(captured, "BY_ITSELF", ("cpu",))
+    # Not the test's own monkeypatch, which is to be undone before the clock is.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captured, "BY_ITSELF", ("cpu",))
+        yield
 
 
 def pytest_collection_modifyitems(config, items):

@@ -4,13 +4,14 @@ import ast
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import clocks
 import models
 import pytest
 import torch
 
-from hf_specdec import DraftModelDrafter, clock
+from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, clock
 from hf_specdec.clock import Deadline
 
 PACKAGE = Path(clock.__file__).parent
@@ -73,3 +74,13 @@ def test_what_a_call_decides_is_the_same_on_a_clock_of_set_times() -> None:
         seen.append((text, drafter.last_stats.verify_widths, drafter.last_stats.total_seconds))
     assert all(torch.equal(text, seen[0][0]) for text, _, _ in seen)
     assert seen[0][1:] == seen[1][1:]
+
+
+@pytest.mark.parametrize("make", [lambda draft: PromptLookupDrafter(), DraftModelDrafter, HybridDrafter])
+def test_a_clock_that_stands_still_costs_no_drafter(make: Any) -> None:
+    model, drafter = models.llama(), make(models.llama(num_hidden_layers=1))
+    call = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    with clock.use(lambda: 0.0):
+        text = model.generate(**models.prompts([7]), **call, assistant_model=drafter)
+    assert torch.equal(text, model.generate(**models.prompts([7]), **call))
+    assert not any("dropped" in note for note in drafter.last_stats.notes)

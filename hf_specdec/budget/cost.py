@@ -10,6 +10,8 @@ from ..theory import line_through
 
 KEPT = 8
 """times of a figure, which is their lower median: a disturbance only makes a forward slower, and seldom most of them"""
+TICK = 1e-9
+"""seconds of what took none by the clock"""
 SELDOM = 48
 """rounds of one kind, plain or drafted, after which one of the other kind is timed: that costs 2% at most"""
 FORGOTTEN = 256
@@ -27,7 +29,7 @@ class Times(NamedTuple):
     last: tuple[float, ...] = ()
 
     def add(self, seconds: float) -> "Times":
-        return Times((*self.last, seconds)[-KEPT:])
+        return Times((*self.last, max(seconds, TICK))[-KEPT:])
 
     @property
     def known(self) -> bool:
