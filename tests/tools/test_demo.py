@@ -286,3 +286,8 @@ def test_generate_samples_the_same_for_one_seed(capsys):
         )
         said.append(capsys.readouterr().out.splitlines()[:3])
     assert said[0] == said[2] != said[1]
+
+
+def test_a_clone_brings_the_drafter_that_is_shown() -> None:
+    """The folder's place is counted from the module's, which has moved before."""
+    assert run.READY.is_dir() and run.READY == Path(__file__).parents[2] / "hub_configs" / "hybrid"

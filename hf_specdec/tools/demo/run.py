@@ -27,7 +27,7 @@ from ..showing import quiet
 from .live import LiveText, Pictured, aside, legend
 from .prompts import BATCH, SAMPLES
 
-READY = Path(__file__).parents[2] / "hub_configs" / "hybrid"
+READY = Path(__file__).parents[3] / "hub_configs" / "hybrid"
 """the drafter in a clone of the repository"""
 REPEATS = 3
 ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
