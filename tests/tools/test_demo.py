@@ -290,4 +290,4 @@ def test_generate_samples_the_same_for_one_seed(capsys):
 
 def test_a_clone_brings_the_drafter_that_is_shown() -> None:
     """The folder's place is counted from the module's, which has moved before."""
-    assert run.READY.is_dir() and run.READY == Path(__file__).parents[2] / "hub_configs" / "hybrid"
+    assert run.READY.is_dir() and run.READY.samefile(Path(__file__).parents[2] / "hub_configs" / "hybrid")
