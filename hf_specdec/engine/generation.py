@@ -60,7 +60,8 @@ class Generation(Engine):
 
     def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode) -> None:
         self.call, self.drafter = call, drafter
-        cost = _costs.of(call.target, type(drafter.drafter) if drafter.brings_runner else None)
+        forwards = type(drafter.drafter) if drafter.brings_runner else mode.runner is CapturedRunner
+        cost = _costs.of(call.target, forwards)
         stats = SpeculationStats(mode=mode.name)
         self.steps = StepOutputs(call.config)
         taking = Each(self._farthest if mode.staggered else None) if mode.ragged else Together(call, self.steps)

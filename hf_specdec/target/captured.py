@@ -18,6 +18,7 @@ from .cache import RaggedCache
 from .devices import input_device
 from .fingerprint import fingerprint, replaced
 from .inputs import CACHE, as_when_decoding, position_limit, ropes
+from .probe import why_not_over
 from .ragged import RaggedRunner
 from .rounding import TEXT, TRIED, widths_alike
 
@@ -300,12 +301,21 @@ def _hindered(model: "PreTrainedModel") -> str:
     if any(held.numel() and not held.data_ptr() for held in model.parameters()):
         return "has weights of a kind that does not say where they lie"
     try:
+        if differs := why_not_over(model, _Unrecorded):
+            return f"{differs}, over static buffers"
         _try_fake(model)
     except Exception as error:  # of a model, or of a kernel that knows no such tensors
         return f"has a forward that does not run without values: it raised {shown(error)}"
     finally:
         logger.removeFilter(unsaid)
     return ""
+
+
+class _Unrecorded(CapturedRunner):
+    """For a trial, whose buffers nobody sees again."""
+
+    def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:
+        return step()
 
 
 def _try_fake(model: "PreTrainedModel") -> None:

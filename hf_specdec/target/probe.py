@@ -185,6 +185,15 @@ def runner_agrees(model: "PreTrainedModel", wrap: Callable[[RaggedRunner], Runne
         return not differs(answer.logits[:, :places], expected[:, :places], noise)
 
 
+def why_not_over(model: "PreTrainedModel", way: type[RaggedRunner]) -> str:
+    """How another ragged runner's logits differ from plain ones; empty where they do not."""
+    model = _narrow(model)
+    ids, mask = _inputs(model)
+    with torch.no_grad():
+        expected, noise = _plain(model, ids, mask)
+        return differs(_ragged(model, ids, mask, way), expected, noise)
+
+
 def _inputs(model: "PreTrainedModel") -> tuple[Tensor, Tensor]:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.tensor(IDS, device=input_device(model)) % vocabulary
@@ -229,10 +238,10 @@ def _lockstep(way: type[LockstepRunner], model: "PreTrainedModel", ids: Tensor, 
     return torch.cat([first, runner.forward(ids[:, 5:]).logits], dim=1)
 
 
-def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:
+def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor, way: "type[RaggedRunner]" = RaggedRunner) -> Tensor:
     """The same with rows that advance unevenly, over slots filled with large garbage, and with one row alone."""
     kwargs = _kwargs(model, mask[:, :3])
-    runner = RaggedRunner(model, kwargs, ids[:, :3])
+    runner = way(model, kwargs, ids[:, :3])
     prefill(model, ids[:, :3], kwargs, None)
     if not is_adoptable(kwargs[CACHE]):
         raise TypeError("not a plain attention cache")

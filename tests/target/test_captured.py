@@ -340,3 +340,8 @@ def test_buffers_are_kept_for_few_shapes() -> None:
     for rows in range(1, 2 * buffers.MOST_KEPT + 2):
         decode(model, PromptLookupDrafter(), [5] * rows, max_new_tokens=8, speculation=CAPTURED)
     assert len(shelf_of(model).kept) <= buffers.MOST_KEPT
+
+
+def test_a_model_that_counts_the_columns_of_its_cache_is_not_captured() -> None:
+    """GPT-Neo's windows are a table over columns: over static buffers their number is always the same."""
+    assert "over static buffers" in why_not_captured(models.build("GPT-Neo", "eager"))
