@@ -141,6 +141,10 @@ class Shelf:
             self.kept = [found, *self.kept][:MOST_KEPT]
             return found
 
+    def let_go(self) -> None:
+        """Of those that nobody uses."""
+        self.kept = [kept for kept in self.kept if kept.busy]
+
     def _made(self, like: Cache, rows: int, slots: int, device: torch.device) -> Buffers:
         """New ones. Where memory is short those that nobody uses go first.
 
@@ -150,7 +154,7 @@ class Shelf:
         try:
             return Buffers(like, rows, slots, device)
         except torch.OutOfMemoryError:
-            self.kept = [kept for kept in self.kept if kept.busy]
+            self.let_go()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             return Buffers(like, rows, slots, device)

@@ -301,7 +301,9 @@ def _hindered(model: "PreTrainedModel") -> str:
     if any(held.numel() and not held.data_ptr() for held in model.parameters()):
         return "has weights of a kind that does not say where they lie"
     try:
-        if differs := why_not_over(model, _Unrecorded):
+        differs = why_not_over(model, _Unrecorded)
+        shelf_of(model).let_go()  # of the trial's
+        if differs:
             return f"{differs}, over static buffers"
         _try_fake(model)
     except Exception as error:  # of a model, or of a kernel that knows no such tensors
