@@ -50,11 +50,11 @@ def captured(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     if request.node.get_closest_marker("eager"):
         pytest.skip("about forwards that are not captured")
-    from hf_specdec.target import captured
+    from hf_specdec.target import capturable
 
     # Not the test's own monkeypatch, which is to be undone before the clock is.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captured, "BY_ITSELF", ("cpu",))
+        patch.setattr(capturable, "BY_ITSELF", ("cpu",))
         yield
 
 

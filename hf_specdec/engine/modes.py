@@ -7,7 +7,8 @@ from transformers.cache_utils import StaticLayer
 
 from ..errors import warn
 from ..target.cache import is_adoptable
-from ..target.captured import CapturedRunner, wants_captures, why_not_captured
+from ..target.capturable import wants_captures, why_not_captured
+from ..target.captured import CapturedRunner
 from ..target.encoder_decoder import EncoderDecoderRunner
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner

@@ -1,36 +1,29 @@
 """`CapturedRunner`: rows in static buffers, forwards of a few fixed widths, replayed where the device can."""
 
-import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import DynamicCache
 
-from ..errors import SpeculationError, shown, warn
+from ..errors import SpeculationError, warn
 from ..protocol import Forward
 from ..transfer import to_device
-from .buffers import FEWEST, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
+from .buffers import WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
 from .cache import RaggedCache
 from .devices import input_device
-from .fingerprint import fingerprint, replaced
-from .inputs import CACHE, as_when_decoding, position_limit, ropes
-from .probe import why_not_over
+from .fingerprint import fingerprint
+from .inputs import as_when_decoding, position_limit
 from .ragged import RaggedRunner
 from .rounding import TEXT, TRIED, widths_alike
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 
 T = TypeVar("T")
 
-BY_ITSELF: tuple[str, ...] = ()
-"""kinds of devices on which forwards are captured unless something else is asked for: none, until somebody has measured
-a GPU"""
 MOST_AHEAD = 1024
 """new tokens that buffers have room for from the start, of calls that may come to so many"""
 
@@ -262,77 +255,3 @@ class CapturedRunner(Captured):
         self.cache = RaggedCache.empty(self.stock, 0, self.cache.device)  # type: ignore[assignment]
         self.rows = []
         super().finish(ids)
-
-
-# ---------------------------------------------------------------------- which models can be captured
-
-_refused: "weakref.WeakKeyDictionary[PreTrainedModel, dict[int, str]]" = weakref.WeakKeyDictionary()
-
-
-def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
-    """Whether forwards are to be captured if they can be."""
-    return forwards in ("captured", "bitwise") or (forwards == "auto" and input_device(model).type in BY_ITSELF)
-
-
-def why_not_captured(model: "PreTrainedModel") -> str:
-    """What keeps this model's forwards from being captured, in words that go on from its name; empty if nothing."""
-    if torch.is_autocast_enabled(input_device(model).type):
-        return "runs under autocast"
-    known, state = _refused.setdefault(model, {}), fingerprint(model)
-    if state not in known:
-        known.clear()
-        known[state] = _hindered(model)
-    return known[state]
-
-
-def _hindered(model: "PreTrainedModel") -> str:
-    kinds = {rope.get("rope_type") for rope in ropes(model)} & {"dynamic", "longrope"}
-    if kinds:
-        return f"has rotary embeddings ({', '.join(sorted(map(str, kinds)))}) that depend on the length of the text"
-    devices = {held.device for held in model.parameters()}
-    if len(devices) > 1 or "meta" in {device.type for device in devices}:
-        return "lies on several devices, or is offloaded"
-    if any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in model.modules()):
-        return "has hooks, which a replay would not call"
-    if replaced(model) is not None or model._compiled_call_impl is not None:
-        return "has a forward that was replaced or compiled"
-    logger, unsaid = logging.getLogger("torch._subclasses.fake_tensor"), lambda record: False
-    logger.addFilter(unsaid)
-    if any(held.numel() and not held.data_ptr() for held in model.parameters()):
-        return "has weights of a kind that does not say where they lie"
-    try:
-        differs = why_not_over(model, _Unrecorded)
-        shelf_of(model).let_go()  # of the trial's
-        if differs:
-            return f"{differs}, over static buffers"
-        _try_fake(model)
-    except Exception as error:  # of a model, or of a kernel that knows no such tensors
-        return f"has a forward that does not run without values: it raised {shown(error)}"
-    finally:
-        logger.removeFilter(unsaid)
-    return ""
-
-
-class _Unrecorded(CapturedRunner):
-    """For a trial, whose buffers nobody sees again."""
-
-    def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:
-        return step()
-
-
-def _try_fake(model: "PreTrainedModel") -> None:
-    """A forward over tensors without values: whatever would read one raises."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad(), as_when_decoding(model), fake:
-        device, cache = input_device(model), DynamicCache(config=model.config)
-        ids = torch.zeros(1, 4, dtype=torch.long, device=device)
-        kwargs = {CACHE: cache, "use_cache": True}
-        model(input_ids=ids, position_ids=torch.arange(4, device=device)[None], **kwargs)
-        runner = CapturedRunner(model, kwargs, ids)
-        runner.columns = cache.get_seq_length()
-        buffers = Buffers(cache, 1, FEWEST, device)
-        runner.cache = FixedCache(cache, buffers)
-        runner.visible, runner.offset = buffers.visible, buffers.offset
-        fed = buffers.tokens[:, :4]
-        runner.read(fed, None, torch.arange(4, device=device)[None])
-        runner.read(fed, buffers.seen[:, :4, :4], buffers.depth[:, :4])

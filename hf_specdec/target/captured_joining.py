@@ -6,7 +6,8 @@ from transformers.cache_utils import Cache
 
 from .buffers import FixedCache, power_of_two, slots_for
 from .cache import RaggedCache
-from .captured import Captured, wants_captures, why_not_captured
+from .capturable import wants_captures, why_not_captured
+from .captured import Captured
 from .joining import SPARE, JoiningRunner
 
 if TYPE_CHECKING:

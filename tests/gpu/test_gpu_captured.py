@@ -11,8 +11,8 @@ from torch import Tensor
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
-from hf_specdec.target import captured
-from hf_specdec.target.captured import why_not_captured
+from hf_specdec.target import capturable
+from hf_specdec.target.capturable import why_not_captured
 from hf_specdec.target.captures import recording
 
 FAMILIES = ["Llama", "Qwen2 sliding", "Gemma3", "Phi-3", "GPT-2"]
@@ -79,7 +79,7 @@ def test_after_a_warm_up_nothing_is_recorded() -> None:
 
 
 def test_rows_that_come_and_go_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "BY_ITSELF", ("cpu", "cuda"))
+    monkeypatch.setattr(capturable, "BY_ITSELF", ("cpu", "cuda"))
     model = models.llama().to(DEVICE)
     prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
     plain = [model.generate(ids.to(DEVICE), max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :] for ids in prompts]

@@ -16,9 +16,9 @@ from traced import Traced, traced
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
-from hf_specdec.target import buffers, captured
+from hf_specdec.target import buffers, capturable, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
-from hf_specdec.target.captured import why_not_captured
+from hf_specdec.target.capturable import why_not_captured
 from hf_specdec.target.probe import Support, support
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
@@ -184,7 +184,7 @@ def test_draws_are_those_of_eager_forwards(settings: dict[str, Any], recorded: b
 @pytest.mark.parametrize("kind", ["lookup", "fixed", "hybrid"])
 def test_rows_that_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there is room for at once, of uneven lengths: buffers grow and shrink."""
-    monkeypatch.setattr(captured, "BY_ITSELF", ("cpu",))
+    monkeypatch.setattr(capturable, "BY_ITSELF", ("cpu",))
     model, drafter = models.llama(), DRAFTERS[kind](models.llama(seed=1))
     prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
     news = (30, 5, 20, 12, 25)

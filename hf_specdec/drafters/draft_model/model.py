@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...stats import SpeculationStats
-from ...target.captured import Captured, CapturedRunner, wants_captures, why_not_captured
+from ...target.capturable import wants_captures, why_not_captured
+from ...target.captured import Captured, CapturedRunner
 from ...target.captured_joining import joining_runner
 from ...target.devices import input_device
 from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
