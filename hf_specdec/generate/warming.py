@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from ..drafters.base import Drafter
+from ..drafters.draft_model import Translated
 from ..errors import SpeculationError
 from ..protocol import Draft, DraftContext, DraftSession, Sequences
 from ..target.buffers import WIDTHS
@@ -55,7 +55,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
 
     with tqdm(desc="recording forwards", unit=" shapes", leave=False) as bar, at_once(bar.update):
         run(model, every, EACH_WIDTH)
-        if drafter is not None and isinstance(draft := _captured_draft(drafter), PreTrainedModel):
+        if drafter is not None and (draft := _captured_draft(drafter)) is not None:
             run(draft, _EveryWidth(), EACH_WIDTH, **_readable(draft, call))
         if drafter is not None:
             run(model, drafter, OWN_TOKENS)
@@ -65,12 +65,13 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
 
 
 def _captured_draft(drafter: Drafter) -> Any:
-    """Its draft model, unless that works beside the target: such forwards are not captured."""
+    """Its draft model; None where that is translated or works beside the target: such forwards are not captured."""
     owner = owner_of_draft(drafter)
-    return owner.draft if owner is not None and type(drafter).schedule is Drafter.schedule else None
+    captured = owner is not None and type(drafter).schedule is Drafter.schedule
+    return owner.draft if owner is not None and captured and not isinstance(owner.draft, Translated) else None
 
 
-def _readable(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
+def _readable(draft: Any, call: dict[str, Any]) -> dict[str, Any]:
     """The call's tensors where a draft model is, with ids that it has."""
     device, vocab = input_device(draft), draft.config.get_text_config(decoder=True).vocab_size
     moved = {name: value.to(device) for name, value in call.items() if isinstance(value, Tensor)}

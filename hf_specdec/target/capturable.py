@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache
 
 from ..errors import shown
@@ -82,6 +81,8 @@ class _Unrecorded(CapturedRunner):
 
 def _try_fake(model: "PreTrainedModel") -> None:
     """A forward over tensors without values: whatever would read one raises."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # imports far more than all of this package
+
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.no_grad(), as_when_decoding(model), fake:
         device, cache = input_device(model), DynamicCache(config=model.config)
