@@ -34,7 +34,7 @@ from .static_cache import stand_in
 from .taking import Each, Together
 
 _costs: Learned[Cost] = Learned(Cost)
-"""of each target's forwards; of those that a drafter's own runner widens apart"""
+"""of each target's forwards; apart of those that are captured, and of those that a drafter's own runner widens"""
 
 
 def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tensor:
@@ -60,8 +60,8 @@ class Generation(Engine):
 
     def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode) -> None:
         self.call, self.drafter = call, drafter
-        forwards = type(drafter.drafter) if drafter.brings_runner else mode.runner is CapturedRunner
-        cost = _costs.of(call.target, forwards)
+        captured = CapturedRunner if mode.runner is CapturedRunner else None
+        cost = _costs.of(call.target, type(drafter.drafter) if drafter.brings_runner else captured)
         stats = SpeculationStats(mode=mode.name)
         self.steps = StepOutputs(call.config)
         taking = Each(self._farthest if mode.staggered else None) if mode.ragged else Together(call, self.steps)
