@@ -208,6 +208,19 @@ def test_a_batch_decoder_refuses_bitwise() -> None:
         decoder.submit([1, 2, 3], max_new_tokens=4, speculation={"forwards": "bitwise"})
 
 
+def test_long_windows_are_drawn_as_by_eager_forwards(recorded: bool) -> None:
+    """They are recorded in parts, whose numbers are those of their places."""
+    model, texts = models.llama(), []
+    for forwards in ("eager", "captured", "captured"):
+        torch.manual_seed(7)
+        drafter = DraftModelDrafter(model, num_draft_tokens=100)
+        call = {"do_sample": True, "max_new_tokens": 150, "speculation": {"forwards": forwards}}
+        texts.append(decode(model, drafter, [9], **call))
+        assert not any("dropped" in note for note in drafter.last_stats.notes)
+        assert max(drafter.last_stats.verify_widths) == 101
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[1], texts[2])
+
+
 # ---------------------------------------------------------------------- what a replay would not notice
 
 

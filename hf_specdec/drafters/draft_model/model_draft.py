@@ -10,6 +10,7 @@ from torch import Tensor
 from ...budget import DraftCost
 from ...clock import Moment, mark, now
 from ...protocol import DraftContext, Sequences, Verdict
+from ...target.buffers import WIDEST
 from ...target.devices import input_device
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
@@ -100,13 +101,14 @@ class ModelDraft:
             step = self._picked(logits)
         else:
             self._first = mark(self._device) if self.steps == 1 else self._first
+            before, self._lengths = self._lengths, [n + 1 for n in self._lengths]
             if not self._ahead and self._planned - self.steps > 1:
-                self._ahead.extend(self._chained(self._planned - self.steps))
+                self._ahead.extend(self._chained(min(self._planned - self.steps, WIDEST)))
             if self._ahead:
                 step = self._ahead.popleft()
             else:
-                write_tokens(self._ids, self._last, self._lengths)
-                self._lengths = [n + 1 for n in self._lengths]
+                self._planned = 0  # what cannot be recorded now cannot be later in the round
+                write_tokens(self._ids, self._last, before)
                 step = self._picked(self._over.feed(self._ids, self._lengths, self._last))
         self._last, self.steps, self._ended = step.tokens[:, 0].clone(), self.steps + 1, mark(self._device)
         return step
@@ -114,18 +116,17 @@ class ModelDraft:
     def _chained(self, count: int) -> list[Step]:
         """So many more steps as one that is recorded; none where that cannot be."""
         assert self._over is not None and self._last is not None
-        pick, device = self.context.pick, self._over.device
-        if not isinstance(pick, DraftPicker) or device != self.context.device or pick.recordable is None:
+        pick, device, k = self.context.pick, self._over.device, self.candidates
+        settings = pick.recordable if isinstance(pick, DraftPicker) and device == self.context.device else None
+        if not isinstance(pick, DraftPicker) or settings is None:
             return []
         numbers = None
         if self.context.do_sample:
-            behind = [[n + 1 + i for n in self._lengths] for i in range(count)]
+            behind = [[n + i for n in self._lengths] for i in range(count)]
             numbers = torch.stack([pick.numbers(lengths, self._rows, device) for lengths in behind], 1)
-        k = self.candidates
-        chain = Chain(lambda logits, u: pick.from_logits(logits, u, k), numbers, (pick.recordable, k))
+        chain = Chain(lambda logits, u: pick.from_logits(logits, u, k), numbers, (settings, k))
         found = self._over.chain(self._last, count, chain)
         if found is None:
-            self._planned = 0
             return []
         tokens, *more = (several.unbind(1) for several in found)
         if k is not None:
