@@ -97,11 +97,12 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     own_runner = takes_ragged and drafter.brings_runner and not states
     note = ""
     if wants_captures(call.rules.forwards, call.target):
-        note = why_eager(call, can, takes_ragged, bool(states), own_runner)
-        if not note:
-            bitwise = call.rules.forwards == "bitwise"  # a tree's tokens lie, and are summed, in another order
+        bitwise = call.rules.forwards == "bitwise"
+        why = why_eager(call, can, takes_ragged, bool(states), own_runner)
+        if not why:  # a tree's tokens lie, and are summed, in another order than a text's
             return Mode(ragged, trees and not bitwise, CapturedRunner)
-        if call.rules.forwards == "bitwise":
+        note = f"forwards are not captured: {why}"
+        if bitwise:
             raise PlainDecodingNeeded(call, note)
     if trees or own_runner:
         return Mode(ragged, trees, RaggedRunner, note)
@@ -112,15 +113,15 @@ def why_eager(call: Call, can: Support, takes_ragged: bool, states: bool, own_ru
     """Why a call's forwards are not captured; empty if they are."""
     name = type(call.target).__name__
     if can is not Support.RAGGED:
-        return f"forwards are not captured: {name} {ability(call.target).why}"
+        return f"{name} {ability(call.target).why}"
     if not takes_ragged:
-        return f"forwards are not captured: {name} was given inputs, or a cache, that static buffers do not hold"
+        return f"{name} was given inputs, or a cache, that static buffers do not hold"
     if states:
-        return "forwards are not captured, because the call returns hidden states or attentions"
+        return "the call returns hidden states or attentions"
     if own_runner:
-        return "forwards are not captured, because the drafter runs inside the target"
+        return "the drafter runs inside the target"
     why = why_not_captured(call.target)
-    return f"forwards are not captured: {name} {why}" if why else ""
+    return f"{name} {why}" if why else ""
 
 
 def lacks(call: Call, given: Any) -> str:

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..clock import Moment, mark
 from ..transfer import to_device
-from .cache import RaggedCache, RaggedLayer, Slots
+from .cache import RaggedCache, RaggedLayer, Slots, nothing, window_of
 from .captures import Captures
 
 if TYPE_CHECKING:
@@ -214,10 +214,10 @@ class FixedCache(RaggedCache):
         slots = FixedSlots([columns] * stock.layers[0].keys.shape[0], buffers)
         layers = []
         for layer, keys, values in zip(stock.layers, buffers.keys, buffers.values, strict=True):
-            layers.append(FixedLayer(slots, keys, values, getattr(layer, "sliding_window", None)))
+            layers.append(FixedLayer(slots, keys, values, window_of(layer)))
             held, rows = slice(columns - layer.keys.shape[2], columns), layer.keys.shape[0]
             keys[:rows, :, held], values[:rows, :, held] = layer.keys, layer.values
-            layer.keys, layer.values = layer.keys[:, :, :0].clone(), layer.values[:, :, :0].clone()
+            layer.keys, layer.values = nothing(layer.keys), nothing(layer.values)
         Cache.__init__(self, layers=layers)
         self.device, self.groups, self.buffers = buffers.device, [slots], buffers
 
@@ -257,9 +257,8 @@ class FixedLayer(RaggedLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         assert self.slots.places is not None, "static buffers are written place by place"
-        rows, slots = self.slots.places
-        self.keys[rows, :, slots] = key_states.transpose(1, 2).to(self.keys.dtype)
-        self.values[rows, :, slots] = value_states.transpose(1, 2).to(self.values.dtype)
+        self.write(self.slots.places, self.keys, key_states)
+        self.write(self.slots.places, self.values, value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -86,10 +86,15 @@ class RaggedLayer(CacheLayerMixin):
             start = self.slots.lengths[0]
             keys[:, :, start:], values[:, :, start:] = key_states, value_states
         else:
-            rows, slots = (moved(index, key_states.device) for index in self.slots.places)
-            keys[rows, :, slots] = key_states.transpose(1, 2).to(keys.dtype)
-            values[rows, :, slots] = value_states.transpose(1, 2).to(values.dtype)
+            self.write(self.slots.places, keys, key_states)
+            self.write(self.slots.places, values, value_states)
         return keys, values
+
+    @staticmethod
+    def write(places: tuple[Tensor, Tensor], buffer: Tensor, states: Tensor) -> None:
+        """Put states [B, heads, T, size] at these places of a buffer [B, heads, slots, size]."""
+        rows, slots = (moved(index, states.device) for index in places)
+        buffer[rows, :, slots] = states.transpose(1, 2).to(buffer.dtype)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -115,9 +120,9 @@ class RaggedCache(Cache):
         slots = Slots([columns] * first.shape[0], first.device)
         layers = []
         for layer in stock.layers:
-            keys, layer.keys = _buffer(layer.keys, columns), _nothing(layer.keys)
-            values, layer.values = _buffer(layer.values, columns), _nothing(layer.values)
-            layers.append(RaggedLayer(slots, keys, values, _window(layer)))
+            keys, layer.keys = _buffer(layer.keys, columns), nothing(layer.keys)
+            values, layer.values = _buffer(layer.values, columns), nothing(layer.values)
+            layers.append(RaggedLayer(slots, keys, values, window_of(layer)))
         super().__init__(layers=layers)
         self.device = slots.device
         self.groups = [slots]
@@ -131,7 +136,7 @@ class RaggedCache(Cache):
         """
         cache = cls.__new__(cls)
         slots, nothing = Slots([0] * rows, device), torch.empty(rows, 0, 0, 0, device=device)
-        Cache.__init__(cache, layers=[RaggedLayer(slots, nothing, nothing, _window(layer)) for layer in stock.layers])
+        Cache.__init__(cache, layers=[RaggedLayer(slots, nothing, nothing, window_of(layer)) for layer in stock.layers])
         cache.device, cache.groups = device, [slots]
         return cache
 
@@ -202,7 +207,7 @@ class RaggedCache(Cache):
         for layer, other in zip(self.layers, stock.layers, strict=True):
             held = slice(columns - other.keys.shape[2], columns)  # of sliding layers the last ones
             layer.keys[b, :, held], layer.values[b, :, held] = other.keys[0], other.values[0]
-            other.keys, other.values = _nothing(other.keys), _nothing(other.values)
+            other.keys, other.values = nothing(other.keys), nothing(other.values)
         for group in self.groups:
             group.set_lengths([*group.lengths, columns])
 
@@ -246,16 +251,16 @@ class RaggedCache(Cache):
             start = max(0, length - own.sliding_window + 1) if own.sliding_window else 0
             layer.keys = own.keys[:, :, start:length].clone()
             layer.values = own.values[:, :, start:length].clone()
-            own.keys, own.values = _nothing(own.keys), _nothing(own.values)
+            own.keys, own.values = nothing(own.keys), nothing(own.values)
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = length
 
 
-def _window(layer: CacheLayerMixin) -> int | None:
+def window_of(layer: CacheLayerMixin) -> int | None:
     return getattr(layer, "sliding_window", None)
 
 
-def _nothing(states: Tensor) -> Tensor:
+def nothing(states: Tensor) -> Tensor:
     """No slots; not a view, which would keep the others alive."""
     return states.new_empty(*states.shape[:2], 0, states.shape[3])
 

@@ -14,7 +14,7 @@ from .captured import CapturedRunner
 from .devices import input_device
 from .fingerprint import fingerprint, replaced
 from .inputs import CACHE, as_when_decoding, ropes
-from .probe import why_not_over
+from .probe import Support, support, why_not_over
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,6 +31,11 @@ _refused: "weakref.WeakKeyDictionary[PreTrainedModel, dict[int, str]]" = weakref
 def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
     """Whether forwards are to be captured if they can be."""
     return forwards in ("captured", "bitwise") or (forwards == "auto" and input_device(model).type in BY_ITSELF)
+
+
+def is_captured(model: "PreTrainedModel", forwards: str) -> bool:
+    """Whether a model's forwards are wanted to be captured, and can be."""
+    return wants_captures(forwards, model) and support(model) is Support.RAGGED and not why_not_captured(model)
 
 
 def why_not_captured(model: "PreTrainedModel") -> str:

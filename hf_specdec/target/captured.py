@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,6 @@ from .fingerprint import fingerprint
 from .inputs import as_when_decoding, position_limit
 from .ragged import RaggedRunner
 from .rounding import TEXT, TRIED, widths_alike
-
-if TYPE_CHECKING:
-    pass
-
 
 T = TypeVar("T")
 
@@ -112,9 +108,7 @@ class Captured(RaggedRunner):
     ) -> tuple[Tensor | None, Tensor]:
         """What `shape` says, in the buffers. Padded nodes hang on the first token."""
         if parents is None:
-            return None, buffers.chain[:, :width] if width <= WIDEST else torch.arange(width, device=buffers.device)[
-                None
-            ]
+            return (None, buffers.chain[:, :width]) if width <= WIDEST else self.shape(None, width)
         rows = [[*row, *[0] * (width - len(row))] for row in parents]
         seen, depth = self.shapes(rows + [[-1, *range(width - 1)]] * (buffers.rows - len(rows)))
         if width > WIDEST:

@@ -6,7 +6,7 @@ from transformers.cache_utils import Cache
 
 from .buffers import FixedCache, power_of_two, slots_for
 from .cache import RaggedCache
-from .capturable import wants_captures, why_not_captured
+from .capturable import is_captured, why_not_captured
 from .captured import Captured
 from .joining import SPARE, JoiningRunner
 
@@ -62,6 +62,6 @@ def joining_runner(
         forwards: as `Rules.forwards`.
         own_runner: whether a drafter puts one around it, which a recording would not know.
     """
-    captured = wants_captures(forwards, model) and not own_runner and not why_not_captured(model)
+    captured = not own_runner and is_captured(model, forwards)
     kind = CapturedJoiningRunner if captured else JoiningRunner
     return kind(model, most_rows, most_slots)

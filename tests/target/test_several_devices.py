@@ -8,6 +8,7 @@ import models
 import pytest
 import stream_models
 import test_encoder_decoder as encoder_decoders
+import test_flash_like as flash_like
 import test_heads
 import torch
 from accelerate import dispatch_model
@@ -17,10 +18,7 @@ from transformers import DynamicCache
 from hf_specdec import (
     BatchDecoder,
     DraftModelDrafter,
-    HybridDrafter,
-    PearlDrafter,
     PromptLookupDrafter,
-    SuffixDrafter,
 )
 from hf_specdec.target.inputs import CACHE
 
@@ -68,17 +66,7 @@ def test_what_lies_apart_does_not_meet() -> None:
     assert {parameter.device.index for parameter in model.parameters()} == {1, 2}
 
 
-MAKES: dict[str, Any] = {
-    "lookup": lambda target, draft: PromptLookupDrafter(),
-    "lookup, branches": lambda target, draft: PromptLookupDrafter(num_branches=3),
-    "suffix": lambda target, draft: SuffixDrafter(),
-    "draft": lambda target, draft: DraftModelDrafter(draft, num_draft_tokens=3),
-    "tree": lambda target, draft: DraftModelDrafter(draft, num_draft_tokens=3, num_candidates=2),
-    "hybrid": lambda target, draft: HybridDrafter(draft, num_draft_tokens=3),
-    "pearl": lambda target, draft: PearlDrafter(draft, window=3, worker="thread"),
-}
-
-
+MAKES = {kind: make for kind, make in flash_like.MAKES.items() if kind != "disco"}
 OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 ROWS = pytest.mark.parametrize("lengths", [[7], [7, 4]], ids=["one row", "uneven rows"])
 

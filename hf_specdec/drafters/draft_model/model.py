@@ -1,7 +1,7 @@
 """`ModelOverCache`: a draft model with its own cache, whose slots are the columns of the target's `ids`."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...stats import SpeculationStats
-from ...target.capturable import wants_captures, why_not_captured
+from ...target.capturable import is_captured
 from ...target.captured import Captured, CapturedRunner
 from ...target.captured_joining import joining_runner
 from ...target.devices import input_device
@@ -18,7 +18,7 @@ from ...target.inputs import CACHE, as_when_decoding, mixes_experts, position_li
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.masks import attention_windows
-from ...target.probe import Support, support
+from ...target.probe import Support
 from ...target.ragged import RaggedRunner
 from ...target.staggered import StaggeredRunner
 from ...transfer import moved, to_device
@@ -86,7 +86,7 @@ class ModelOverCache(OverCache):
             kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
             kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
             kwargs["logits_to_keep"] = 1
-            kind = CapturedRunner if can_be_captured(model, forwards) else LockstepRunner if lockstep else RaggedRunner
+            kind = CapturedRunner if is_captured(model, forwards) else LockstepRunner if lockstep else RaggedRunner
             self.runner = kind(model, kwargs, ids)
             if isinstance(self.runner, CapturedRunner):
                 self.runner.expect(most_columns)
@@ -111,7 +111,7 @@ class ModelOverCache(OverCache):
         missing = [length - n for length, n in zip(lengths, held, strict=True)]
         tokens = self._columns(ids, held, max(missing)) if last is None else last[:, None]
         uneven = len(set(missing)) > 1
-        with as_when_decoding(self.model) if self.mixes_experts else nullcontext():
+        with self._decoding():
             logits = self.runner.forward(self._known(tokens), counts=missing if uneven else None).logits
         if not uneven:
             return logits[:, -1]
@@ -127,8 +127,12 @@ class ModelOverCache(OverCache):
             tokens, *more = pick.choose(logits, numbers)
             return self._known(tokens), *more
 
-        with as_when_decoding(self.model) if self.mixes_experts else nullcontext():
+        with self._decoding():
             return self.runner.chain(self._known(last), count, pick.numbers, choose, (pick.key, self.vocab))
+
+    def _decoding(self) -> AbstractContextManager[Any]:
+        """Where experts are mixed, by the kernel of single tokens; to ask for it takes long."""
+        return as_when_decoding(self.model) if self.mixes_experts else nullcontext()
 
     @staticmethod
     def _columns(ids: Tensor, first: Sequence[int], count: int) -> Tensor:
@@ -175,11 +179,6 @@ def _windowed(model: "PreTrainedModel") -> bool:
         return any(attention_windows(model).values())
     except TypeError:  # layers of other kinds
         return True
-
-
-def can_be_captured(model: "PreTrainedModel", forwards: str) -> bool:
-    """Whether a draft model's forwards are wanted to be captured, and can be."""
-    return wants_captures(forwards, model) and support(model) is Support.RAGGED and not why_not_captured(model)
 
 
 def takes_uneven(model: "PreTrainedModel", can: Support) -> bool:

@@ -1,7 +1,7 @@
 """`OverCache`: what every draft model over a cache of its own can be asked."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ...protocol import Sequences
 from ...stats import SpeculationStats
+from ...target.captured import Choose
 
 
 class Chain(NamedTuple):
     """How the tokens of a chain are picked."""
 
-    choose: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+    choose: Choose
     """from logits [B, V] and random numbers [B]: tokens [B] or [B, k], and more"""
     numbers: Tensor | None
     """[B, count]"""

@@ -90,8 +90,9 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
         if not cuda:
             began = now()
             result = run()
+            seconds = (now() - began) / len(records)
             for record in records:
-                record.seconds = (now() - began) / len(records)
+                record.seconds = seconds
             return result
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
