@@ -271,6 +271,8 @@ class DraftSession(CandidateGenerator):
     """how many of the tokens that the target finds likeliest at each place verdicts shall carry"""
     slots_per_token: int = 1
     """of the cache that a runner of its own takes for each token of a forward"""
+    drafts_early: bool = False
+    """whether `draft_early` is to be called"""
 
     def __init__(self, context: DraftContext) -> None:
         self.context = context
@@ -304,6 +306,14 @@ class DraftSession(CandidateGenerator):
         assert draft is not None, "take() follows start_draft()"
         self._taken = draft
         return draft
+
+    def draft_early(self, n: Tensor, last: Tensor) -> None:
+        """Begin the next draft before the host knows behind what. It may turn out not to be wanted.
+
+        Args:
+            n: [B] on the device, how many tokens of the draft taken last are accepted.
+            last: [B, 2] on the device, the last two tokens of each text then.
+        """
 
     def cancel(self, rows: list[int]) -> None:
         """Drafting for these rows has become useless."""

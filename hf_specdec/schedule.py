@@ -51,6 +51,10 @@ class Round:
 Correct = Callable[[Tensor, int, int], Tensor]
 """(p [V], row, node) → the distribution of the target's own token after the drafted token at this node was rejected"""
 
+Meanwhile = Callable[[Tensor, Tensor], object]
+"""told of chains, while that is on its way to the host, how many tokens are accepted [B], and the texts [B, W] that
+rows gain, of which so many and one more count; all on the device"""
+
 
 class Schedule(Protocol):
     """In which order drafting and verifying go on. Its methods are called once per round, from top to bottom."""

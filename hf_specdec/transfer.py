@@ -4,6 +4,7 @@ A round reads once (`to_host`). What the host makes goes the other way without w
 the package moves values between the two, so that what a GPU would feel can be counted.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,22 @@ def waits(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def to_host(tensor: Tensor) -> list[Any]:
-    """The values of a tensor, in nested lists: the one transfer of a round."""
-    return tensor.tolist()
+def to_host(tensor: Tensor, meanwhile: Callable[[], object] | None = None) -> list[Any]:
+    """The values of a tensor, in nested lists: the one transfer of a round.
+
+    Args:
+        meanwhile: asks the device for more once the values are on their way; nobody waits for that.
+    """
+    if meanwhile is None or tensor.device.type != "cuda":
+        values = tensor.tolist()
+        if meanwhile is not None:
+            meanwhile()
+        return values
+    copy, arrived = tensor.to("cpu", non_blocking=True), torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(tensor.device))
+    meanwhile()
+    arrived.synchronize()
+    return copy.tolist()
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -3,19 +3,21 @@
 It can only cost time: the session and the order are guarded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..budget import Cost, CostView
-from ..clock import now
+from ..clock import Moment, mark, now
 from ..protocol import Draft, DraftContext, Verdict
-from ..schedule import Round, Schedule
+from ..schedule import Meanwhile, Round, Schedule
 from ..stats import SpeculationStats
 from ..target.probe import ability
 from ..target.ranks import Ranks
+from ..transfer import to_device
 from ..verify.noise import Noise
 from ..verify.picking import DraftPicker
 from ..verify.processing import Bans
@@ -110,8 +112,12 @@ class Drafting:
         self.paying: Paying | None = None
         self.serial = True
         """whether drafting comes before verifying"""
-        self.waited = 0.0
-        """seconds for which the schedule held the next round up"""
+        self._settling = 0.0
+        """seconds that the last round's settling took"""
+        self._early: tuple[Moment, Moment] | None = None
+        """the beginning and the end of what was drafted early, for the next round"""
+        self._for_this_round: tuple[Moment, Moment] | None = None
+        """the same of what was drafted early for this one"""
 
     def arrange(self, takes_order: bool = True) -> None:
         """Ask what is to be known before the first round. The runner has been made.
@@ -124,6 +130,7 @@ class Drafting:
         self.likeliest = min(likeliest, self.vocab)
         self.slots_per_token = ask(lambda session: whole("slots_per_token", session.slots_per_token, 1, MOST_FED)) or 1
         self.weighs = bool(ask(lambda session: bool(session.weighs)))
+        self.early = isinstance(self.session, GuardedSession) and bool(ask(lambda session: bool(session.drafts_early)))
         if takes_order:
             self.schedule = schedule_of(self.drafter, self.session, self.context, self.device, self.vocab)
             self.serial = isinstance(self.schedule, Serial)
@@ -153,9 +160,30 @@ class Drafting:
         Args:
             beside: how many rows of others there are in the same forward.
         """
+        self._early, self._for_this_round = None, self._early
         self.session.tell(lambda _: self.randomness.advance(round.sequences.rows))  # which it may have spoilt
         self.cost.beside = beside
         return self.schedule.feed(round)
+
+    def drafts_on(self, last: Tensor, places: Sequence[int]) -> Meanwhile | None:
+        """Lets the session draft on while the host reads what was accepted; None where it does not.
+
+        Args:
+            last: [B, 1] of all rows the last token, which the draft of this round hangs on.
+            places: of the rows that are drafted for.
+        """
+        if not (self.early and self.serial and self.session.alive):
+            return None
+        own = last if len(places) == len(last) else last[to_device(list(places), last.device)]
+
+        def drafts_on(n: Tensor, texts: Tensor) -> None:
+            at = n[:, None] + torch.arange(2, device=n.device)
+            pair = torch.cat([own, texts], 1).gather(1, at)
+            began = mark(self.device)
+            self.session.tell(lambda session: session.draft_early(n, pair))
+            self._early = began, mark(self.device)
+
+        return drafts_on
 
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""
@@ -164,7 +192,14 @@ class Drafting:
         self.session.ask(lambda session: session.observe(verdict))
         settling = now()
         self.schedule.settle(verdict)
-        self.waited = now() - settling
+        self._settling = now() - settling
+
+    @property
+    def held_up(self) -> float:
+        """Seconds for which this round was held up before it began: by the settling of the last one, and by what was
+        drafted early. The device has done that."""
+        early = self._for_this_round
+        return self._settling + (0.0 if early is None else early[1].since(early[0]))
 
     def close(self, stats: SpeculationStats) -> None:
         """Nobody drafts any more; what the session has told goes into these statistics."""

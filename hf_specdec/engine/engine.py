@@ -75,10 +75,11 @@ class Engine:
         """One round, in eight steps. Before and after it the runner holds each row's tokens but for the last one.
 
         In the letters of Leviathan et al. (2023), Algorithm 1: γ drafted tokens with their q are in `Share.judged`, the
-        target's p come from `forward.logits`, and of each row n tokens are accepted (`Result.path`), n + 1 appended.
+        target's p come from `forward.logits`, and of each row n tokens are accepted (`Result.path`) and n + 1 appended:
+        fewer where the row stops, and n where a token that was drafted beside the forward was the last to pass.
         """
         rows, watch = self.rows, Watch(self.rows.device)
-        active = [not row.stopped for row in rows.all]
+        active = [not row.stopped for row in rows.all]  # in lockstep a finished row stays, is fed padding, not counted
 
         # 1. Draft: each drafter proposes tokens for its rows, no more than there is room for.
         shares = list(self._shares())
@@ -107,7 +108,8 @@ class Engine:
         found = [results[b] for b in range(len(rows))]
         watch.judged(beside=not serial)
 
-        # 5. Roll back: rejected tokens leave the cache. A row's last token is not in it: the next round feeds it.
+        # 5. Roll back: rejected tokens leave the cache. It was fed the row's last token and the draft, and keeps that
+        # token and the n accepted ones. What is now the row's last token is not in it: the next round feeds it.
         if fed.parents is None:
             self.runner.truncate([start + len(result.tokens) for start, result in zip(starts, found, strict=True)])
         else:
@@ -115,11 +117,12 @@ class Engine:
 
         # 6. Count.
         width = fed.tokens.shape[1] + 1
-        waited = sum(share.drafting.waited for share in shares if share.drafting is not None)
-        self._count(shares, found, active, watch, width, watch.draft_seconds + waited)
-        if serial:  # beside a worker in the background a forward takes longer
-            again = max(starts) - min(starts) if self.mode.staggered else 0
-            self.cost.observe_forward(len(rows), again + width, watch.forward_seconds)
+        held_up = sum(share.drafting.held_up for share in shares if share.drafting is not None)
+        stood_still = watch.draft_seconds + held_up
+        self._count(shares, found, active, watch, width, stood_still)
+        if serial and watch.usual:  # beside a worker in the background a forward takes longer
+            refed = max(starts) - min(starts) if self.mode.staggered else 0  # what faster rows have ahead
+            self.cost.observe_forward(len(rows), refed + width, watch.forward_seconds)
 
         # 7. Tell: drafters learn what became of their drafts, and whoever waits for a row gets its tokens.
         for share in shares:
@@ -127,14 +130,14 @@ class Engine:
                 if not share.sound:
                     share.drafting.session.drop(UNSOUND)
                 verdict = self._verdict(share, forward, results)
-                verdict.seconds, verdict.draft_seconds = watch.forward_seconds, watch.draft_seconds + waited
+                verdict.seconds, verdict.draft_seconds = watch.forward_seconds, stood_still
                 share.drafting.observe(verdict)
         for row, result in zip(rows.all, found, strict=True):
             self._tell(row, result)
 
         # 8. Leave: rows that have stopped make room.
         self._leave([b for b, row in enumerate(rows.all) if row.stopped])
-        if serial:
+        if serial and watch.usual:
             self.cost.observe_between(width, watch.since_forward())
 
     # ------------------------------------------------------------------ who drafts, and who chooses
@@ -212,12 +215,14 @@ class Engine:
         drafting, width = share.drafting, share.judged.tokens.shape[1]
         correct = None if drafting is None else drafting.schedule.correct
         results: dict[int, Result] = {}
-        for group, places in self._groups(share.places):
+        groups = list(self._groups(share.places))
+        meanwhile = drafting.drafts_on(self.rows.last(), share.places) if len(groups) == 1 and drafting else None
+        for group, places in groups:
             mine = [share.places.index(b) for b in places]
             draft = rows_of_draft(share.judged, mine)
             answered = None if share.answered is None else [share.answered[i] for i in mine]
             # A schedule that corrects drafts for one group only, whose rows are the share's.
-            tested = Tested(draft, rows_of_forward(forward, places, width), answered, correct)
+            tested = Tested(draft, rows_of_forward(forward, places, width), answered, correct, meanwhile)
             results |= zip(places, self.taking.take(group, self.rows, places, tested), strict=True)
             share.sound &= tested.sound
         return results
@@ -234,16 +239,16 @@ class Engine:
         active: Sequence[bool],
         watch: Watch,
         width: int,
-        waited: float,
+        stood_still: float,
     ) -> None:
         """Statistics, over the rows that were not finished before the round.
 
         Args:
-            waited: seconds for which the target stood still.
+            stood_still: seconds for which the target waited for drafts.
         """
         everybody = {id(stats): stats for row in self.rows.all for stats in self._stats_of(row)}
         for stats in everybody.values():
-            count_forward(stats, width, watch.forward_seconds, waited)
+            count_forward(stats, width, watch.forward_seconds, stood_still)
         for share in shares:
             draft = share.judged
             for i, b in enumerate(share.places):

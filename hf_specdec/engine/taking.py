@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, Forward
-from ..schedule import Correct
+from ..schedule import Correct, Meanwhile
 from ..transfer import to_device, to_host
 from ..verify.block import Block, expect_token
 from ..verify.drafts import is_sound
@@ -30,13 +30,15 @@ class Tested:
     """[B] nodes that the forward answers for; None for all"""
     correct: Correct | None = None
     """what to draw from after a rejection; None where `draft.q` says it"""
+    meanwhile: Meanwhile | None = None
+    """told of chains what is accepted before the host has read it"""
     sound: bool = field(default=True, init=False)
     """whether the draft's ids and probabilities were found to be in range"""
 
     def block(self, judge: Judge, rows: Rows, places: Sequence[int]) -> Block:
         """What the judge says of all positions at once."""
-        logits, nodes = self.forward.logits, self.forward.nodes
-        block = judge.block(self.draft, logits, rows.sequences(places), nodes, self.answered, self.correct)
+        logits, nodes, sequences = self.forward.logits, self.forward.nodes, rows.sequences(places)
+        block = judge.block(self.draft, logits, sequences, nodes, self.answered, self.correct, self.meanwhile)
         self.sound = block.sound
         return block
 

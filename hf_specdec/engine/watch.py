@@ -4,6 +4,7 @@ import torch
 
 from ..clock import mark, now
 from ..stats import SpeculationStats
+from ..target.captures import recording
 from ..transfer import waits
 from .results import Result
 
@@ -14,6 +15,7 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._recorded = recording.steps
         self.began = self.drafted_at = self.launched_at = self.tested_at = mark(device)
 
     def drafted(self) -> None:
@@ -37,6 +39,11 @@ class Watch:
         self.over_at = mark(self.device)
         if waits(self.device) and self.over_at.event is None:  # a forward goes on, nobody sees how long
             self.launched_at = self.tested_at = self.tested_at if beside else self.over_at
+
+    @property
+    def usual(self) -> bool:
+        """Whether its times say anything of others: to record a step takes long, and happens once."""
+        return recording.steps == self._recorded
 
     @property
     def forward_seconds(self) -> float:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 """tokens per row of a captured forward; wider ones are not captured"""
 WIDEST = WIDTHS[-1]
+MOST_FIRST = 2
+"""tokens that a chain of steps begins with"""
 FEWEST = 256
 """slots"""
 MOST_KEPT = 4
@@ -78,7 +80,7 @@ class Buffers:
         """depths of a chain"""
         self.logits: Tensor | None = None
         """[R, widest, V] of the last forward, whichever that was: recordings would hold some each"""
-        self.first = zeros(rows)
+        self.first = zeros(rows, MOST_FIRST)
         """what a chain of steps begins with"""
         self.numbers = zeros(rows, WIDEST, dtype=torch.float64)
         """random ones, for the draws of a chain"""
@@ -177,6 +179,7 @@ class FixedSlots(Slots):
     def __init__(self, lengths: list[int], buffers: Buffers) -> None:
         self.buffers, self.end = buffers, buffers.slots
         self._told: list[int] | None = None
+        """what the device was told last; None where it knows better"""
         super().__init__(lengths, buffers.device)
         self.row_index = buffers.row_index
 
@@ -197,6 +200,11 @@ class FixedSlots(Slots):
             self._told = list(self.lengths)
             missing = self.buffers.rows - len(self.lengths)
             self.buffers.ends.copy_(to_device([*self.lengths, *[0] * missing], self.device), non_blocking=True)
+
+    def take(self, lengths: Tensor) -> None:
+        """The device [B] knows where the rows stand, and the host does not yet."""
+        self._told = None
+        self.buffers.ends[: len(lengths)] = lengths
 
     def reserve(self, width: int) -> None:
         self.places = self.after(width)
@@ -226,6 +234,12 @@ class FixedCache(RaggedCache):
         for slots in self.groups:
             assert isinstance(slots, FixedSlots)
             slots.tell()
+
+    def take(self, lengths: Tensor) -> None:
+        """As `FixedSlots.take`."""
+        for slots in self.groups:
+            assert isinstance(slots, FixedSlots)
+            slots.take(lengths)
 
     def move(self, buffers: Buffers) -> None:
         """Go on in other buffers, of more slots."""

@@ -56,37 +56,50 @@ class Captured(RaggedRunner):
         return Forward(logits[:rows, :width].clone(), features=features)
 
     def chain(
-        self, first: Tensor, count: int, numbers: Tensor | None, choose: Choose, key: Hashable
+        self,
+        first: Tensor,
+        count: int,
+        numbers: Tensor | None,
+        choose: Choose,
+        key: Hashable,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """So many steps in a row, as one: feed a token, choose the next from its logits, feed that.
 
         Args:
-            first: [B] the first token.
+            first: [B, F] the first one or two tokens.
             numbers: [B, count] random ones for the steps.
             choose: the next token [B] or [B, k], the first of which is fed, and more, from logits [B, V] and numbers
                 [B]. Equal for equal keys.
+            lengths: [B] slots that count, no more than the host knows of, where it does not know yet how many less.
+                It is told later, by `truncate`.
 
         Returns:
             What was chosen: [B, count, ...] of each.
         """
-        rows, buffers = len(first), self._with_room(count)
-        buffers.first[:rows] = first
+        rows, begun = first.shape
+        buffers = self._with_room(begun + count)
+        buffers.first[:rows, :begun] = first
         if numbers is not None:
             buffers.numbers[:rows, :count] = numbers
-        self.cache.tell()
+        if lengths is None:
+            self.cache.tell()
+        else:
+            self.cache.take(lengths)
 
         def steps() -> list[Tensor]:
-            fed, chosen = buffers.first, []
+            fed, chosen = buffers.first[:, :begun], []
             for i in range(count):
-                logits = self.read(fed[:, None], None, buffers.chain[:, :1]).logits[:, -1]
+                logits = self.read(fed, None, buffers.chain[:, : fed.shape[1]]).logits[:, -1]
                 chosen.append(choose(logits, None if numbers is None else buffers.numbers[:, i]))
-                fed = chosen[-1][0].reshape(buffers.rows, -1)[:, 0]
-                buffers.ends.add_(1)
-            buffers.ends.sub_(count)  # as it was: a step can be run again
+                buffers.ends.add_(fed.shape[1])
+                fed = chosen[-1][0].reshape(buffers.rows, -1)[:, :1]
+            buffers.ends.sub_(begun + count - 1)  # as it was: a step can be run again
             return [torch.stack(several, 1) for several in zip(*chosen, strict=True)]
 
-        chosen = self._run(("chain", count, key), steps, rows, 1, count)
-        self.cache.slots.advance(count)
+        chosen = self._run(("chain", begun, count, key), steps, rows, 1, count)
+        if lengths is None:
+            self.cache.slots.advance(begun + count - 1)
         return tuple(several[:rows].clone() for several in chosen)
 
     def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:

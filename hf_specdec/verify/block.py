@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..protocol import Draft, Sequences
+from ..transfer import to_device
 from .drafts import padded
 from .verification import NOTHING
 
@@ -66,6 +67,12 @@ class Trial:
     """whether ids and probabilities are in range; on the device, and without a value where nothing was drafted"""
     likeliest: Tensor
     """[B, N, count] the target's likeliest tokens at each place; empty where no drafter asks for them"""
+
+    @property
+    def counted(self) -> Tensor:
+        """[B] how many tokens of each row's draft count: none of a draft that is not sound."""
+        lengths = to_device(self.draft.lengths, self.scores.device)
+        return lengths * self.sound if self.sound.numel() else lengths
 
     def places(self, b: int) -> dict[int, int]:
         """The place of each node of row b that there are scores for. Node -1 is the last accepted token."""

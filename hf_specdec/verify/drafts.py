@@ -1,5 +1,6 @@
 """Drafts seen from several sides: as chains, as trees, with their depths, sound or not; and the way to the host."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,11 +46,15 @@ def as_tree(draft: Draft) -> Draft:
     return Draft(draft.tokens, draft.lengths, parents, draft.token_probs, draft.q, draft.sources)
 
 
-def to_host_together(*tensors: Tensor) -> list[list[Any]]:
-    """The values of several tensors, each in a flat list, in one transfer of those that have any."""
+def to_host_together(*tensors: Tensor, meanwhile: Callable[[], object] | None = None) -> list[list[Any]]:
+    """The values of several tensors, each in a flat list, in one transfer of those that have any.
+
+    Args:
+        meanwhile: as in `to_host`.
+    """
     full = [tensor.flatten() for tensor in tensors if tensor.numel()]
     kind = torch.float64 if any(tensor.is_floating_point() for tensor in full) else torch.long
-    told = iter(to_host(torch.cat([tensor.to(kind) for tensor in full])))
+    told = iter(to_host(torch.cat([tensor.to(kind) for tensor in full]), meanwhile))
     return [
         [next(told) if tensor.is_floating_point() else int(next(told)) for _ in range(tensor.numel())]
         for tensor in tensors

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, Sequences
-from ..schedule import Correct
+from ..schedule import Correct, Meanwhile
 from ..stats import SpeculationStats
 from ..transfer import to_device, to_host
 from .block import Block, Judgement, Trial
@@ -25,7 +25,7 @@ from .processing import Processing, depths_of_places
 from .randomness import Purpose, Randomness
 from .rules import EXACT, Rules
 from .sampled import Draws, drawn_from_points
-from .verification import distribution, draw, follow, gumbel_max, tolerance
+from .verification import accepted_lengths, distribution, draw, follow, gumbel_max, tolerance
 
 
 @dataclass
@@ -64,6 +64,7 @@ class Judge:
         nodes: Tensor | None = None,
         answered: list[int] | None = None,
         correct: Correct | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> Block:
         """Judge all rows at once.
 
@@ -72,6 +73,7 @@ class Judge:
             nodes: [B, N - 1] which ones (`Forward.nodes`); None for the first.
             answered: [B] how many of those count in each row; None for all.
             correct: what to draw from after a rejection; None where `draft.q` says it.
+            meanwhile: told of chains what the host is about to read.
         """
         rows, places, vocab = logits.shape
         kept: list[list[int]] | None = None
@@ -90,16 +92,25 @@ class Judge:
             if self.rules.lenience != EXACT and draft.token_probs is None:
                 trial.draft = draft = drawn_from_points(draft, vocab)
             if draft.token_probs is not None:
-                return self.draws.chain(trial, correct) if draft.parents is None else self.draws.tree(trial)
-        return self._chosen(trial, depths)
+                chain = draft.parents is None
+                return self.draws.chain(trial, correct, meanwhile) if chain else self.draws.tree(trial)
+        return self._chosen(trial, depths, meanwhile)
 
-    def _chosen(self, trial: Trial, depths: list[list[int]]) -> Block:
+    def _chosen(self, trial: Trial, depths: list[list[int]], meanwhile: Meanwhile | None) -> Block:
         """Point masses: the target chooses a token at every place, and a draft is accepted as far as it agrees."""
         draft, places = trial.draft, trial.scores.shape[1]
         choices = self._choices(trial, depths)
         if self.tolerant and draft.tokens.shape[1]:
             choices = self._tolerated(choices, trial)
-        sound, chosen, flat, likeliest = to_host_together(trial.sound, choices, draft.tokens, trial.likeliest)
+
+        def chain_told() -> None:
+            """The same on the device."""
+            if meanwhile is not None and draft.parents is None:
+                agrees = choices[:, : draft.tokens.shape[1]] == draft.tokens
+                meanwhile(accepted_lengths(agrees, trial.counted), choices)
+
+        told = trial.sound, choices, draft.tokens, trial.likeliest
+        sound, chosen, flat, likeliest = to_host_together(*told, meanwhile=chain_told)
         drafted, judged = trial.tokens(flat, all(sound)), []
         for b, tokens in enumerate(drafted):
             where, parents = trial.places(b), None if draft.parents is None else draft.parents[b]

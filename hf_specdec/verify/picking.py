@@ -72,9 +72,13 @@ class DraftPicker:
         q = drawable(distribution(scores))
         return draw(q, u), q
 
-    def numbers(self, lengths: Sequence[int], rows: Sequence[int], device: torch.device) -> Tensor:
-        """The random numbers [B] that draws behind `lengths` columns go by."""
-        return self.randomness.tensor(rows, lengths, Purpose.DRAFT, device, attempt=self.randomness.round)
+    def numbers(self, lengths: Sequence[int], rows: Sequence[int], device: torch.device, ahead: int = 0) -> Tensor:
+        """The random numbers [B] that draws behind `lengths` columns go by.
+
+        Args:
+            ahead: rounds until those draws are verified.
+        """
+        return self.randomness.tensor(rows, lengths, Purpose.DRAFT, device, attempt=self.randomness.round + ahead)
 
     # ------------------------------------------------------------------ picks that can be recorded
 

@@ -80,10 +80,10 @@ class RowRandomness(Randomness):
     def uniform(
         self, rows: Sequence[int], positions: Sequence[int], purpose: int, attempt: int | np.ndarray = 0
     ) -> np.ndarray:
-        """As in `Randomness`, with the attempt of each row."""
+        """As in `Randomness`, with the attempt of each row added."""
         mine = [self.of[row] for row in rows]
         seeds = np.array([own.seed for own in mine], np.uint64)
-        rounds = np.array([own.round for own in mine], np.int64) if purpose in AGAIN else attempt
+        rounds = np.array([own.round for own in mine], np.int64) + attempt if purpose in AGAIN else attempt
         return _uniform(seeds, [0] * len(mine), positions, purpose, rounds)
 
     def seed_of(self, row: int) -> np.uint64:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..protocol import Draft, Sequences
-from ..schedule import Correct
+from ..schedule import Correct, Meanwhile
 from ..stats import SpeculationStats
 from ..transfer import to_device
 from .block import Block, Judgement, Trial
@@ -40,18 +41,19 @@ class Draws:
 
     # ------------------------------------------------------------------ chains
 
-    def chain(self, trial: Trial, correct: Correct | None) -> Block:
+    def chain(self, trial: Trial, correct: Correct | None, meanwhile: Meanwhile | None) -> Block:
         """Algorithm 1 on a batch of chains, or block verification.
 
         Args:
             correct: what to draw from after a rejection; None where `draft.q` says it.
+            meanwhile: told what the host is about to read; not where the drafter corrects.
         """
         draft, scores = trial.draft, trial.scores
         rows, places, vocab = scores.shape
         assert draft.token_probs is not None
         k, device, p = draft.tokens.shape[1], scores.device, distribution(scores)
         tokens = draft.tokens.clamp(0, vocab - 1)
-        lengths = to_device(draft.lengths, device) * trial.sound
+        lengths = trial.counted
         every = torch.arange(rows, device=device)
         whole = self.whole(draft) and correct is None and all(len(nodes) == places - 1 >= k for nodes in trial.nodes)
         r, u = self._uniform(trial.sequences, k, places, Purpose.BLOCK if whole else Purpose.ACCEPT, device)
@@ -71,13 +73,16 @@ class Draws:
                 left = residual((w[:, None] * p_own).to(p), draft.q[every, n.clamp(max=k - 1)].to(p))
                 p_own = torch.where((n < lengths)[:, None], left, p_own)
             own = draw(p_own, u_own)
-            sound, accepted, flat, beta_told, likeliest, owns = to_host_together(*told, own)
+            texts = self._texts(tokens, n, own)
+            read = to_host_together(*told, own, meanwhile=meanwhile and partial(meanwhile, n, texts))
+            sound, accepted, flat, beta_told, likeliest, owns = read
         else:  # the drafter has a say in what is drawn, once it is known what was rejected
             sound, accepted, flat, beta_told, likeliest = to_host_together(*told)
             for b, count in enumerate(accepted):
                 if sound[0] and count < draft.lengths[b]:
                     p_own[b] = correct(p_own[b], b, count)
             own = draw(p_own, u_own)
+            texts = self._texts(tokens, n, own)
             (owns,) = to_host_together(own)
         drafted = trial.tokens(flat, sound[0])
         self._note_acceptance(accepted, drafted, beta_told, k)
@@ -85,8 +90,12 @@ class Draws:
         for b, count in enumerate(accepted):
             answered = count - 1 in trial.places(b)
             judged.append(Judgement(list(range(count)), drafted[b][:count] + ([owns[b]] if answered else [])))
-        texts = torch.cat([tokens, tokens[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
         return trial.decided(judged, sound[0], drafted, likeliest, texts)
+
+    @staticmethod
+    def _texts(tokens: Tensor, n: Tensor, own: Tensor) -> Tensor:
+        """[B, K + 1] the first n [B] of the drafted tokens [B, K], then the target's own [B]."""
+        return torch.cat([tokens, tokens[:, :1]], dim=1).scatter(1, n[:, None], own[:, None])
 
     def _uniform(
         self, sequences: Sequences, k: int, places: int, tests: Purpose, device: torch.device

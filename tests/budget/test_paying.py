@@ -1,5 +1,5 @@
-"""Never slower: drafts that gain nothing are paused, and tried again at intervals that grow. By a clock that stands
-still but for the target's forwards."""
+"""Never slower: drafts that gain nothing are paused, and tried again once a hundredth of the rounds has paid for it. By
+a clock that stands still but for the target's forwards."""
 
 import random
 from typing import Any

@@ -118,9 +118,12 @@ class ModelOverCache(OverCache):
         ends = to_device(missing, logits.device) - 1
         return logits[torch.arange(len(missing), device=logits.device), ends]
 
-    def chain(self, last: Tensor, count: int, pick: Chain) -> tuple[Tensor, ...] | None:
-        if not isinstance(self.runner, Captured) or self.runner.is_plain:
-            return None
+    @property
+    def chains(self) -> bool:  # type: ignore[override]
+        return isinstance(self.runner, Captured) and not self.runner.is_plain
+
+    def chain(self, first: Tensor, count: int, pick: Chain, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+        assert isinstance(self.runner, Captured)
         self.stats.draft_calls += count
 
         def choose(logits: Tensor, numbers: Tensor | None) -> tuple[Tensor, ...]:
@@ -128,7 +131,11 @@ class ModelOverCache(OverCache):
             return self._known(tokens), *more
 
         with self._decoding():
-            return self.runner.chain(self._known(last), count, pick.numbers, choose, (pick.key, self.vocab))
+            return self.runner.chain(self._known(first), count, pick.numbers, choose, (pick.key, self.vocab), lengths)
+
+    def learns(self, lengths: list[int], count: int) -> None:
+        self.good = list(lengths)
+        self.runner.truncate([length + count - 1 for length in lengths])
 
     def _decoding(self) -> AbstractContextManager[Any]:
         """Where experts are mixed, by the kernel of single tokens; to ask for it takes long."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from ...budget import DraftCost
 from ...clock import Moment, mark, now
 from ...protocol import DraftContext, Sequences, Verdict
 from ...target.buffers import WIDEST
+from ...target.captures import recording
 from ...target.devices import input_device
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
@@ -33,6 +35,37 @@ class Step(NamedTuple):
     """[B, k] that it gives to the candidates, where several were asked for"""
     q: Tensor | None = None
     """[B, V] that the one candidate was drawn from; None where it is the likeliest one"""
+
+
+class Took(NamedTuple):
+    """When steps were asked for."""
+
+    steps: int
+    began: Moment
+    first: Moment | None
+    """when the first one was there; None where all are one"""
+    ended: Moment
+    recorded: bool
+    """whether a step was recorded meanwhile, which takes long and happens once"""
+
+    def tell(self, cost: DraftCost, usual: bool) -> None:
+        """What they took; the device has made them."""
+        if self.recorded:
+            return
+        seconds = self.ended.since(self.began)
+        first = seconds / self.steps if self.first is None else self.first.since(self.began)
+        cost.observe(self.steps, first, seconds, usual)
+
+
+@dataclass
+class Early:
+    """Steps that were asked for before the host knew behind what."""
+
+    rows: list[int]
+    lengths: list[int]
+    """[B] of the texts behind which they were made, once that is known"""
+    steps: list[Step]
+    took: Took
 
 
 class ModelDraft:
@@ -60,7 +93,12 @@ class ModelDraft:
         self._rows = list(range(context.prompt_ids.shape[0]))
         self._device = input_device(model_of(model))
         self._began = self._first = self._ended = Moment(0.0)
-        self._times: tuple[int, Moment, Moment, Moment] | None = None
+        self._recorded = 0
+        """steps that were recorded in this process before the round"""
+        self._took: Took | None = None
+        self._early: Early | None = None
+        self._was_early = False
+        """whether this round has begun with such steps"""
         self._behind = True
         """whether the last round left it behind the text"""
 
@@ -85,55 +123,99 @@ class ModelDraft:
             began = now()
             self._over = model_over_cache(self.context, self._model)
             self.cost.observe_reading(now() - began, self.context.prompt_ids.numel())
-        self._began = mark(self._device)
+        self._began, self._recorded = mark(self._device), recording.steps
         joined = self._over.follow(self._rows, sequences)
         self._usual = not (opened or joined or self._behind)
         self._rows, self.steps = list(sequences.rows), 0
         self._ids, self._lengths = with_room(sequences, steps), list(sequences.lengths)
         self._last: Tensor | None = None
         self._planned, self._ahead = planned, deque[Step]()
+        early, self._early = self._early, None
+        self._was_early = early is not None and (early.rows, early.lengths) == (self._rows, self._lengths)
+        if early is not None and self._was_early:
+            self._over.learns(self._lengths, len(early.steps))
+            self._ahead.extend(early.steps)
+            self._took = early.took
 
     def step(self) -> Step:
         """One more place."""
         assert self._over is not None, "step() follows begin()"
-        if self._last is None:
-            logits = self._over.catch_up(self._ids, self._lengths)
-            step = self._picked(logits)
-        else:
+        if self._last is not None:
             self._first = mark(self._device) if self.steps == 1 else self._first
             before, self._lengths = self._lengths, [n + 1 for n in self._lengths]
-            if not self._ahead and self._planned - self.steps > 1:
-                self._ahead.extend(self._chained(min(self._planned - self.steps, WIDEST)))
-            if self._ahead:
-                step = self._ahead.popleft()
-            else:
-                self._planned = 0  # what cannot be recorded now cannot be later in the round
-                write_tokens(self._ids, self._last, before)
-                step = self._picked(self._over.feed(self._ids, self._lengths, self._last))
+            if not self._ahead and self._planned - self.steps > 1 and self.chains:
+                count = min(self._planned - self.steps, WIDEST)
+                self._ahead.extend(self._chained(self._last[:, None], count, self._numbers(self._lengths, count)))
+        if self._ahead:
+            step = self._ahead.popleft()
+        elif self._last is None:
+            step = self._picked(self._over.catch_up(self._ids, self._lengths))
+        else:
+            write_tokens(self._ids, self._last, before)
+            step = self._picked(self._over.feed(self._ids, self._lengths, self._last))
         self._last, self.steps, self._ended = step.tokens[:, 0].clone(), self.steps + 1, mark(self._device)
         return step
 
-    def _chained(self, count: int) -> list[Step]:
-        """So many more steps as one that is recorded; none where that cannot be."""
-        assert self._over is not None and self._last is not None
-        pick, device, k = self.context.pick, self._over.device, self.candidates
-        settings = pick.recordable if isinstance(pick, DraftPicker) and device == self.context.device else None
-        if not isinstance(pick, DraftPicker) or settings is None:
-            return []
-        numbers = None
-        if self.context.do_sample:
-            behind = [[n + i for n in self._lengths] for i in range(count)]
-            numbers = torch.stack([pick.numbers(lengths, self._rows, device) for lengths in behind], 1)
-        chain = Chain(lambda logits, u: pick.from_logits(logits, u, k), numbers, (settings, k))
-        found = self._over.chain(self._last, count, chain)
-        if found is None:
-            return []
-        tokens, *more = (several.unbind(1) for several in found)
+    @property
+    def chains(self) -> bool:
+        """Whether several steps can be recorded as one."""
+        pick, over = self.context.pick, self._over
+        if over is None or not over.chains or not isinstance(pick, DraftPicker):
+            return False
+        return pick.recordable is not None and over.device == self.context.device
+
+    def _chained(self, first: Tensor, count: int, numbers: Tensor | None, lengths: Tensor | None = None) -> list[Step]:
+        """So many steps behind the tokens first [B, F] as one that is recorded; arguments as of `OverCache.chain`."""
+        pick, k = self.context.pick, self.candidates
+        assert self._over is not None and isinstance(pick, DraftPicker)
+        chain = Chain(lambda logits, u: pick.from_logits(logits, u, k), numbers, (pick.recordable, k))
+        tokens, *more = (several.unbind(1) for several in self._over.chain(first, count, chain, lengths))
         if k is not None:
             return [Step(ids, None, chances) for ids, chances in zip(tokens, *more, strict=True)]
         return [
             Step(ids[:, None], None, q=q) for ids, q in zip(tokens, more[0] if more else [None] * count, strict=True)
         ]
+
+    def _numbers(self, lengths: Sequence[int], count: int, ahead: int = 0) -> Tensor | None:
+        """The random numbers [B, count] of draws behind `lengths` columns and the next ones; None where none are drawn.
+
+        Args:
+            ahead: rounds until those draws are verified.
+        """
+        pick = self.context.pick
+        if not self.context.do_sample or not isinstance(pick, DraftPicker):
+            return None
+        behind = [[n + i for n in lengths] for i in range(count)]
+        return torch.stack([pick.numbers(at, self._rows, self._device, ahead) for at in behind], 1)
+
+    # ------------------------------------------------------------------ before it is known what was accepted
+
+    @property
+    def drafts_early(self) -> bool:
+        """Whether `draft_early` may be called: one token is picked for each place, by recorded steps."""
+        pick, captured = self.context.pick, self.context.forwards in ("captured", "bitwise")
+        return captured and self.candidates is None and isinstance(pick, DraftPicker) and pick.recordable is not None
+
+    def draft_early(self, n: Tensor, last: Tensor) -> None:
+        """As many steps as this round has made, behind texts that end with `last` [B, 2], of which the host does not
+        know yet how many tokens n [B] are accepted. The next round takes them if it is about the same rows.
+
+        The last but one is fed again: where all drafted tokens are accepted the cache does not hold it yet.
+        """
+        if not (self.steps and self.chains):
+            return
+        count, columns = min(self.steps, WIDEST), min(self._columns, self.context.max_length)
+        if max(self._lengths) + 1 + count > columns:  # if all is accepted there is no room
+            return
+        start = [length - self.steps + 1 for length in self._lengths]
+        numbers = self._numbers([length + 1 for length in start], self.steps + count, ahead=1)
+        if numbers is not None:
+            numbers = numbers.gather(1, n[:, None] + torch.arange(count, device=n.device))
+        ends = to_device(start, n.device) + n - 1
+        began, recorded = mark(self._device), recording.steps
+        steps = self._chained(last, count, numbers, ends)
+        took = Took(count, began, None, mark(self._device), recording.steps > recorded)
+        self._early = Early(list(self._rows), start, steps, took)
 
     def _picked(self, logits: Tensor) -> Step:
         pick = self.context.pick
@@ -145,17 +227,20 @@ class ModelDraft:
 
     def end(self) -> None:
         """No further step is made in this round."""
-        if self.steps:
+        if self.steps and not self._was_early:
             first = self._first if self.steps > 1 else self._ended
-            self._times = self.steps, self._began, first, self._ended
+            self._took = Took(self.steps, self._began, first, self._ended, recording.steps > self._recorded)
 
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
         """Of the first candidates that each row [B] went on from, so many are part of the text now. The device has
         done all that it was asked for."""
-        if self._times is not None:
-            steps, began, first, ended = self._times
-            self.cost.observe(steps, first.since(began), ended.since(began), self._usual)
-            self._times = None
+        if not self.steps:
+            self._early = None
+        if self._early is not None:
+            self._early.lengths = [n + len(text) for n, text in zip(self._early.lengths, verdict.tokens, strict=True)]
+        if self._took is not None:
+            self._took.tell(self.cost, self._usual)
+            self._took = None
         self._behind = self.steps == 0
         if self.steps and self._over is not None and verdict.rows == self._rows:
             self._over.accept(kept, verdict.stopped)

@@ -56,14 +56,24 @@ class OverCache(ABC):
             last: [B] the tokens there, where the cache holds all before them.
         """
 
-    def chain(self, last: Tensor, count: int, pick: Chain) -> tuple[Tensor, ...] | None:
-        """Feed a token [B], then what is picked behind it, so many steps in a row, as one recorded step; None where
-        steps are made one by one.
+    chains: bool = False
+    """whether `chain` can be asked"""
+
+    def chain(self, first: Tensor, count: int, pick: Chain, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Feed one or two tokens [B, F], then what is picked behind them, so many steps in a row, as one recorded step.
+
+        Args:
+            lengths: [B] slots behind which they are fed, where the host does not know that yet. Then it `learns` it
+                before it asks for anything else.
 
         Returns:
             What was picked: [B, count, ...] of each.
         """
-        return None
+        raise NotImplementedError
+
+    def learns(self, lengths: list[int], count: int) -> None:
+        """Behind texts of so many tokens, all fed, so many steps were made; the host had not known behind which."""
+        raise NotImplementedError
 
     @abstractmethod
     def roll_back(self, good: list[int] | None = None) -> None:

@@ -48,6 +48,13 @@ class DraftModelSession(DraftSession):
             return Draft.from_lists([[]] * len(room), self.context.device)
         return draft_chains(self.model, sequences, room, steps, None if self.rule.planned else self.rule.lengths)
 
+    @property
+    def drafts_early(self) -> bool:  # type: ignore[override]
+        return self.rule.planned and self.model.drafts_early
+
+    def draft_early(self, n: Tensor, last: Tensor) -> None:
+        self.model.draft_early(n, last)
+
     def observe(self, verdict: Verdict) -> None:
         self.model.observe(verdict, kept_of_chain(verdict, self.candidates))
         self.rule.observe(verdict)
