@@ -1,17 +1,15 @@
 """What the engine and the drafters both know, and all that either knows of the other.
 
-A round: a session gives a `Draft`, a `Runner` feeds it to the target and gives a `Forward`, the judge says what is
-kept, and a `Verdict` tells the session. A simple drafter writes `propose` and nothing else.
+A round: a session (`session.py`) gives a `Draft`, a `Runner` feeds it to the target and gives a `Forward`, the judge
+says what is kept, and a `Verdict` tells the session.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from transformers.generation import CandidateGenerator
 
 from .budget import Advance, Cost, CostView, are_chains
 from .picker import Forbids, Picker
@@ -250,109 +248,3 @@ class Runner(Protocol):
     def finish(self, ids: Tensor | None) -> None:
         """Leave the cache as plain decoding leaves it behind the output `ids` [B, columns]; None: as it was after the
         prompt's forward, where a call was interrupted."""
-
-
-class DraftSession(CandidateGenerator):
-    """One generation. It is made before the prompt's forward. The engine calls, in every round: `start_draft`, `poll`
-    and `take`, then `observe`; the last alone in rounds without room for a draft, and where drafts are paused.
-
-    Background drafters override those; all others write `propose`. It is also a transformers `CandidateGenerator`
-    (batch 1), which can be constructed into transformers' own assisted loop.
-    """
-
-    patience: float = 60.0
-    """seconds a draft may take before the drafter is given up; 60 where a session sets none"""
-    weighs: bool = False
-    """whether it weighs by itself what a draft gains against what it costs; others are paused where they lose"""
-    features: Sequence[int] = ()
-    """hidden states of the target that verdicts shall carry, by their index in `hidden_states`: 0 the embeddings, -1
-    the last layer's after the norm"""
-    likeliest: int = 0
-    """how many of the tokens that the target finds likeliest at each place verdicts shall carry"""
-    slots_per_token: int = 1
-    """of the cache that a runner of its own takes for each token of a forward"""
-    drafts_early: bool = False
-    """whether `draft_early` is to be called"""
-
-    def __init__(self, context: DraftContext) -> None:
-        self.context = context
-        self._draft: Draft | None = None
-        self._taken: Draft | None = None
-
-    @abstractmethod
-    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        """Draft at most `room[b]` tokens (tree depth) for each row. An empty draft is fine."""
-
-    def runner(self, runner: Runner) -> Runner:
-        """A runner of its own around the engine's, for drafts that come out of the verification forward."""
-        return runner
-
-    def observe_prompt(self, verdict: Verdict) -> None:
-        """The prompt was read: the verdict on an empty draft, with the target's first token."""
-
-    def start_draft(self, sequences: Sequences, room: list[int]) -> None:
-        """Begin to draft. A serial session drafts here and now."""
-        self._draft = self.propose(sequences, room)
-        if self._draft is None:
-            raise TypeError(f"{type(self).__name__}.propose returned None instead of a Draft")
-
-    def poll(self) -> bool:
-        """Is the whole draft there?"""
-        return self._draft is not None
-
-    def take(self) -> Draft:
-        """The draft, or as much of it as is there. Called once per round."""
-        draft, self._draft = self._draft, None
-        assert draft is not None, "take() follows start_draft()"
-        self._taken = draft
-        return draft
-
-    def draft_early(self, n: Tensor, last: Tensor) -> None:
-        """Begin the next draft before the host knows behind what. It may turn out not to be wanted.
-
-        Args:
-            n: [B] on the device, how many tokens of the draft taken last are accepted.
-            last: [B, 2] on the device, the last two tokens of each text then.
-        """
-
-    def cancel(self, rows: list[int]) -> None:
-        """Drafting for these rows has become useless."""
-
-    def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        """q of `tokens` (of all [V] where None) at node `node` of row `row` of the draft taken last.
-
-        Asked only of drafts with `token_probs` and without `q`, before they are tested.
-        """
-        if self._taken is None or self._taken.q is None:
-            raise TypeError(f"{type(self).__name__} gives token_probs without Draft.q, and has no q() of its own")
-        q = self._taken.q[row, node]
-        return q if tokens is None else q[tokens]
-
-    def estimates(self, row: int) -> Sequence[float | None]:
-        """How likely the session itself found each node of row `row` of the draft taken last, for whoever looks on;
-        empty where it has no figures of its own."""
-        return []
-
-    def observe(self, verdict: Verdict) -> None:
-        """What became of the draft."""
-
-    def close(self) -> None:
-        """Always called at the end, also after an error."""
-
-    def get_candidates(self, input_ids: Tensor, **_: Any) -> tuple[Tensor, Tensor | None]:
-        """transformers' protocol, batch 1: the sequence with the draft appended, and log q for sampled drafts."""
-        length = input_ids.shape[1]
-        sequences = Sequences(input_ids, [length], [0], [input_ids[0].tolist()])
-        self._taken = draft = self.propose(sequences, [self.context.max_length - length - 1])
-        k = draft.lengths[0]
-        logits = None
-        if draft.token_probs is not None and k:
-            logits = torch.stack([self.q(0, i) for i in range(k)])[None].log()
-        return torch.cat([input_ids, draft.tokens[:, :k].to(input_ids.device)], dim=1), logits
-
-    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """transformers' protocol: tells what was accepted."""
-        tested, n = scores.shape[1] - 1, int(num_matches)
-        # The matched tokens and the target's own one are the last of input_ids.
-        tokens = input_ids[0, input_ids.shape[1] - n - 1 :].tolist()
-        self.observe(Verdict([0], [tested], [n], [tokens], [False], tested + 1, 0.0, paths=[list(range(n))]))

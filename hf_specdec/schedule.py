@@ -6,7 +6,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from .protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from .protocol import Draft, DraftContext, Sequences, Verdict
+from .session import DraftSession
 from .stats import SpeculationStats
 
 T = TypeVar("T")

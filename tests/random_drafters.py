@@ -9,7 +9,8 @@ from random_faults import Dice, Undecided, errors, lie, nonsense, spoil
 from torch import Tensor
 from toy_drafters import Drafter, Future
 
-from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from hf_specdec.protocol import Draft, DraftContext, Sequences, Verdict
+from hf_specdec.session import DraftSession
 
 # ---------------------------------------------------------------------- sound drafts
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from hf_specdec.protocol import Draft, DraftContext, Sequences, Verdict
+from hf_specdec.session import DraftSession
 from hf_specdec.stats import SpeculationStats
 
 Propose = Callable[[DraftContext, Sequences, list[int]], Draft]

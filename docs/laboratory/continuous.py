@@ -22,8 +22,9 @@ from typer import Option
 
 from hf_specdec import BatchDecoder, Drafter
 from hf_specdec.commands.options import command
-from hf_specdec.protocol import Draft, DraftContext, DraftSession, Sequences
+from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.serve.threads import apart
+from hf_specdec.session import DraftSession
 from hf_specdec.tools.loading.drafters import DrafterSettings
 from hf_specdec.tools.loading.models import Pair
 from hf_specdec.tools.loading.prompts import load_prompts

@@ -1,6 +1,7 @@
 """One folder per drafter; importing this package registers them all."""
 
-from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ..protocol import Draft, DraftContext, Sequences, Verdict
+from ..session import DraftSession
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter, Translated

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..hub import load_drafter, push_drafter, save_drafter
 from ..hub.registry import Storable
-from ..protocol import DraftContext, DraftSession
+from ..protocol import DraftContext
 from ..schedule import Guarded, Schedule
+from ..session import DraftSession
 from ..stats import SpeculationStats
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 
 from ..budget import Acceptance, Tree
-from ..protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ..protocol import Draft, DraftContext, Sequences, Verdict
+from ..session import DraftSession
 
 MANY = 8
 """Rows of a batch from which on the engine may also pause drafting altogether (`DraftSession.weighs`). Thinking of

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..budget import are_chains
 from ..errors import shown
-from ..protocol import Draft, DraftSession, Forward
+from ..protocol import Draft, Forward
+from ..session import DraftSession
 from ..transfer import moved
 
 MOST_FED, LEAST_FED = 4096, 16

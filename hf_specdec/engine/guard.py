@@ -9,8 +9,9 @@ from torch import Tensor
 from ..budget import nodes_that_pay
 from ..clock import Deadline, now
 from ..errors import shortened, shown, warn
-from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from ..protocol import Draft, DraftContext, Sequences
 from ..schedule import AnyDrafter
+from ..session import DraftSession
 from ..stats import SpeculationStats
 from .checks import Unfit, checked_draft, cut, expect, most_nodes, on_device, with_q
 

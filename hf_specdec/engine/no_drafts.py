@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from ..protocol import Draft, DraftContext, Sequences
 from ..schedule import Guarded, Schedule
+from ..session import DraftSession
 from ..stats import SpeculationStats
 
 

@@ -11,7 +11,8 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from ..drafters.base import Drafter
 from ..drafters.draft_model import Translated
 from ..errors import SpeculationError
-from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from ..protocol import Draft, DraftContext, Sequences
+from ..session import DraftSession
 from ..target.buffers import WIDTHS
 from ..target.captures import at_once, recording
 from ..target.devices import input_device

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters import Drafter
 from ..errors import SpeculationError
-from ..protocol import Draft, DraftContext, DraftSession, Sequences
+from ..protocol import Draft, DraftContext, Sequences
+from ..session import DraftSession
 from ..target.devices import input_device
 from ..tools.instruments.ends import until_end
 from ..tools.loading.chat import ask, batch

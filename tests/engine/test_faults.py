@@ -14,7 +14,7 @@ from torch import Tensor
 from toy_drafters import Draft
 
 from hf_specdec import DraftModelDrafter, SpeculationWarning
-from hf_specdec.protocol import DraftSession
+from hf_specdec.session import DraftSession
 
 BATCHES = pytest.mark.parametrize("lengths", [[7], PROMPTS])
 ROUNDS = pytest.mark.parametrize("at_round", [0, 1, 3])

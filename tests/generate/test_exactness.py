@@ -12,7 +12,8 @@ from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.draft_model import DraftModelSession, Step
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.prompt_lookup.copies import Copies
-from hf_specdec.protocol import DraftContext, DraftSession, Verdict
+from hf_specdec.protocol import DraftContext, Verdict
+from hf_specdec.session import DraftSession
 
 
 class Three:

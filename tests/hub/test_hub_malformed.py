@@ -24,7 +24,8 @@ from hf_specdec.config import DrafterConfig
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import registry
 from hf_specdec.hub.files import MAX_JSON_BYTES
-from hf_specdec.protocol import DraftContext, DraftSession
+from hf_specdec.protocol import DraftContext
+from hf_specdec.session import DraftSession
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from ...budget import Controller, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
-from ...protocol import DraftContext, DraftSession
+from ...protocol import DraftContext
+from ...session import DraftSession
 from ...target.devices import input_device
 from ...transfer import waits
 from ..draft_model import DraftModelSession, GrowingSession, ModelDrafter, Stepwise, Translated, candidates_of

@@ -8,7 +8,8 @@ from huggingface_hub.dataclasses import strict
 from ...budget import Controller, Experience, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
-from ...protocol import DraftContext, DraftSession
+from ...protocol import DraftContext
+from ...session import DraftSession
 from .base import ModelDrafter
 from .growing import GrowingSession
 from .model_draft import is_blind

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ...budget import DraftCost
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...session import DraftSession
 from ...transfer import to_host
 from .model_draft import ModelDraft, Step
 from .rules import StopRule

@@ -17,7 +17,8 @@ from ...budget import Learned
 from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
-from ...protocol import Draft, DraftContext, DraftSession, Sequences
+from ...protocol import Draft, DraftContext, Sequences
+from ...session import DraftSession
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE

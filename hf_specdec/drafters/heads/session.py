@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 
 from ...errors import SpeculationError
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...session import DraftSession
 from ...target.cache import RaggedCache
 from ...transfer import to_device
 from ..draft_model.model_draft import with_room, write_tokens

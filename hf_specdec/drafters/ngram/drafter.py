@@ -11,7 +11,8 @@ from ...budget import Acceptance, Controller, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...hub.tokenizer import check_same_ids
-from ...protocol import DraftContext, DraftSession
+from ...protocol import DraftContext
+from ...session import DraftSession
 from ..base import Drafter
 from .config import NGramConfig
 from .model import NGramModel

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...budget import Acceptance, Controller, Drafted, Evidence, Tree
 from ...clock import now
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...session import DraftSession
 from ...transfer import to_device
 from ..trees import TreeSession
 from .model import NGramModel

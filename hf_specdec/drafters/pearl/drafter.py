@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...budget import Learned, Overlap
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
-from ...protocol import DraftContext, DraftSession
+from ...protocol import DraftContext
 from ...schedule import Guarded, Schedule
+from ...session import DraftSession
 from ...target.devices import input_device
 from ...target.probe import Support
 from ...target.ranks import ranks_of

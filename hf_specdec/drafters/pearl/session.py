@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from ...budget import Overlap
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...session import DraftSession
 from ...transfer import to_device
 from ...verify.picking import DraftPicker
 from .config import PearlConfig

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ...budget import MOST_NODES, Acceptance, Evidence, Tree, are_chains, nodes_that_pay
-from ...protocol import Draft, DraftContext, DraftSession, Runner, Sequences, Verdict
+from ...protocol import Draft, DraftContext, Runner, Sequences, Verdict
+from ...session import DraftSession
 from ...transfer import to_device, to_host, waits
 from ..prompt_lookup import Copies, PromptLookupConfig
 from ..trees import draft_of

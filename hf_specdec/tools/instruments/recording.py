@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...drafters.base import Drafter
-from ...protocol import Draft, DraftContext, DraftSession, Verdict
+from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Guarded, Schedule
+from ...session import DraftSession
 
 
 @dataclass

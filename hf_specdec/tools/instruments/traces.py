@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from ...budget import Advance, most_per_second
 from ...clock import now
 from ...drafters.base import Drafter
-from ...protocol import Draft, DraftContext, DraftSession, Sequences, Verdict
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...session import DraftSession
 from .recording import Listening
 
 BINS = 10
