@@ -16,6 +16,7 @@ from ..errors import SpeculationError
 from ..protocol import Draft, Forward
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
+from ..target.capturable import wants_captures, why_not_captured
 from ..target.captured_joining import joining_runner
 from ..target.devices import input_device
 from ..target.inputs import as_when_decoding, position_limit
@@ -51,10 +52,18 @@ _costs: Learned[Cost] = Learned(Cost)
 class Requests(Engine):
     """A batch whose rows come and go. It knows nothing of threads: one of them calls it."""
 
-    def __init__(self, model: "PreTrainedModel", drafter: AnyDrafter | None, most_rows: int, most_tokens: int) -> None:
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        drafter: AnyDrafter | None,
+        most_rows: int,
+        most_tokens: int,
+        forwards: str = "auto",
+    ) -> None:
         """
         Args:
             most_tokens: slots of all rows together.
+            forwards: as in `Rules`, of the target.
 
         Raises:
             SpeculationError: the model does not take rows of uneven lengths.
@@ -66,7 +75,7 @@ class Requests(Engine):
             )
         cost = _costs.of(model, most_rows)
         super().__init__(model, Rows(input_device(model)), MODE, EachAlone(), cost, SpeculationStats(mode="joined"))
-        self.drafter, self.most_rows, self.most_tokens = drafter, most_rows, most_tokens
+        self.drafter, self.most_rows, self.most_tokens, self.forwards = drafter, most_rows, most_tokens, forwards
         self.limit = position_limit(model)
         self.bounds = Bounds(min(self.limit, most_tokens), most_rows, most_tokens)
         self.round_seconds = self.reading_seconds = 0.0
@@ -74,6 +83,19 @@ class Requests(Engine):
         self.reading_speed = 0.0
         """tokens per second"""
         self._start()
+        if wants_captures(forwards, model) and (why := self._why_eager()):
+            self.stats.notes.append(f"forwards are not captured: {why}")
+
+    def _why_eager(self) -> str:
+        """Why forwards are not captured; empty if they are."""
+        if self._own_runner:
+            return "the drafter runs inside the target"
+        why = why_not_captured(self.model)
+        return f"{type(self.model).__name__} {why}" if why else ""
+
+    @property
+    def _own_runner(self) -> bool:
+        return self.drafter is not None and self.drafter.brings_runner
 
     def _start(self) -> None:
         """Nobody is there."""
@@ -81,8 +103,7 @@ class Requests(Engine):
         self.requests: dict[int, Request] = {}
         """of the rows that are there, by their numbers"""
         self.reading: tuple[Request, Reading] | None = None
-        own = self.drafter is not None and self.drafter.brings_runner
-        self.target = joining_runner(self.model, self.most_rows, self.most_tokens, "auto", own)
+        self.target = joining_runner(self.model, self.most_rows, self.most_tokens, self.forwards, self._own_runner)
         self.runner = self.target
         """the drafter's own, where it brings one"""
         self.groups: dict[Hashable, Group] = {}

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -75,6 +76,7 @@ class BatchDecoder:
         max_rows: int = 16,
         max_tokens: int = 32_768,
         max_waiting: int = 1024,
+        forwards: str = "auto",
     ) -> None:
         """
         Args:
@@ -84,6 +86,7 @@ class BatchDecoder:
             max_rows: decoded at once.
             max_tokens: bound of the cache, in tokens of all rows together; rows are as long in it as the longest.
             max_waiting: requests that may wait for room, or for their turn to be read.
+            forwards: "auto", "eager" or "captured", of all requests, who share them.
 
         Raises:
             SpeculationError: a bad argument, a drafter for another target or with an order of its own, or a model that
@@ -92,6 +95,12 @@ class BatchDecoder:
         for name, value in (("max_rows", max_rows), ("max_tokens", max_tokens), ("max_waiting", max_waiting)):
             if type(value) is not int or value < 1:
                 raise SpeculationError(f"{name} must be a whole number of 1 or more, got {shown(value)}")
+        if Rules(forwards=forwards).forwards == "bitwise":  # type: ignore[arg-type]
+            raise SpeculationError(
+                "forwards='bitwise' is not supported by BatchDecoder, whose batches change from round to round; use "
+                "model.generate"
+            )
+        self.forwards = forwards
         self.model, self.generation_config, self.max_waiting = model, generation_config, max_waiting
         self.drafter = drafter_for(model, drafter, generation_config)
         if self.drafter is not None and type(self.drafter).schedule is not Drafter.schedule:
@@ -99,7 +108,7 @@ class BatchDecoder:
                 f"drafter={self.drafter} drafts while the target verifies, which works for the rows of one call "
                 "only; give BatchDecoder another drafter, for example hybrid, draft_model or prompt_lookup"
             )
-        self._engine = Requests(model, self.drafter, max_rows, max_tokens)
+        self._engine = Requests(model, self.drafter, max_rows, max_tokens, forwards)
         self._waiting: deque[Request] = deque()
         self._news = threading.Condition()
         self._numbers, self._closing, self._giving_up = count(), False, False
@@ -195,6 +204,7 @@ class BatchDecoder:
             options = {"generation_config": config} | options
         options = {"attention_mask": torch.ones_like(ids)} | options | {"return_dict_in_generate": False}
         call = prepared(self.model, streamer, input_ids=ids, **options)
+        call.rules = replace(call.rules, forwards=self.forwards)  # type: ignore[arg-type]
         self._check(call)
         arrived = now()
         answer = Answer(ids.shape[1], self._wake)

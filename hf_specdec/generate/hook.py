@@ -241,10 +241,10 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     rules = speculation(model, named).rules
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     refuse(model, named)
-    if rules.forwards == "bitwise":
+    if rules.forwards != "auto":
         raise SpeculationError(
-            "forwards='bitwise' is not supported by BatchDecoder, whose batches change from round to round; use "
-            "model.generate"
+            f"forwards={rules.forwards!r} is not taken per request, as all rows share them; set it when BatchDecoder "
+            "is created: BatchDecoder(model, drafter, forwards=...)"
         )
     if (beams := setting(model, named, "num_beams") or 1) > 1:
         raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")

@@ -52,6 +52,7 @@ class ServeSettings(DrafterSettings):
     max_waiting: Annotated[
         int, _batching(help="Requests that may wait; one more is refused with the status 429.", min=1)
     ] = 1024
+    forwards: Annotated[str, _batching(help="How forwards run: auto, eager or captured.")] = "auto"
 
 
 def _options_of(server: type) -> type:
@@ -123,7 +124,8 @@ def joining(settings: ServeSettings, speculating: Speculating) -> Iterator[Calla
     """Within the block requests join one batch."""
     drafter = None if speculating.plain_because else speculating.drafter
     bounds = {"max_rows": settings.max_rows, "max_tokens": settings.max_tokens, "max_waiting": settings.max_waiting}
-    with BatchDecoder(speculating.model, drafter, **bounds) as decoder, in_place_of_stock(decoder, say) as summary:
+    decoder = BatchDecoder(speculating.model, drafter, **bounds, forwards=settings.forwards)
+    with decoder, in_place_of_stock(decoder, say) as summary:
         yield summary
 
 

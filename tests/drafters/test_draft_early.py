@@ -93,8 +93,9 @@ def test_rows_that_come_and_go_do_not_take_each_others_drafts(taken: list[bool])
         target.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
         for ids, new in zip(prompts, news, strict=True)
     ]
-    settings = {"do_sample": False, "speculation": {"forwards": "captured"}}
-    with BatchDecoder(target, drafter, max_rows=2) as decoder:
-        answers = [decoder.submit(ids, max_new_tokens=new, **settings) for ids, new in zip(prompts, news, strict=True)]
+    with BatchDecoder(target, drafter, max_rows=2, forwards="captured") as decoder:
+        answers = [
+            decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in zip(prompts, news, strict=True)
+        ]
         assert [answer.result() for answer in answers] == plain
     assert any(taken) and not all(taken)

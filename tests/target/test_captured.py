@@ -13,12 +13,14 @@ import torch
 from compare import sequences_of, uneven_eos
 from torch import Tensor
 from traced import Traced, traced
+from transformers import StaticCache
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
-from hf_specdec.target import buffers, capturable, captured
+from hf_specdec.target import buffers, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
 from hf_specdec.target.capturable import why_not_captured
+from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
@@ -182,9 +184,8 @@ def test_draws_are_those_of_eager_forwards(settings: dict[str, Any], recorded: b
 
 
 @pytest.mark.parametrize("kind", ["lookup", "fixed", "hybrid"])
-def test_rows_that_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_come_and_go(kind: str) -> None:
     """More than there is room for at once, of uneven lengths: buffers grow and shrink."""
-    monkeypatch.setattr(capturable, "BY_ITSELF", ("cpu",))
     model, drafter = models.llama(), DRAFTERS[kind](models.llama(seed=1))
     prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
     news = (30, 5, 20, 12, 25)
@@ -192,7 +193,7 @@ def test_rows_that_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
         model.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
         for ids, new in zip(prompts, news, strict=True)
     ]
-    with traced(), hf_specdec.BatchDecoder(model, drafter, max_rows=3) as decoder:
+    with traced(), hf_specdec.BatchDecoder(model, drafter, max_rows=3, forwards="captured") as decoder:
         answers = [
             decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in zip(prompts, news, strict=True)
         ]
@@ -202,10 +203,53 @@ def test_rows_that_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(kept.busy for kept in shelf_of(model).kept)
 
 
-def test_a_batch_decoder_refuses_bitwise() -> None:
-    refused = pytest.raises(hf_specdec.SpeculationError, match="not supported by BatchDecoder")
+def test_a_batch_decoder_has_one_way_for_all_requests() -> None:
+    with pytest.raises(hf_specdec.SpeculationError, match="not supported by BatchDecoder"):
+        hf_specdec.BatchDecoder(models.llama(), forwards="bitwise")
+    with pytest.raises(hf_specdec.SpeculationError, match="forwards must be"):
+        hf_specdec.BatchDecoder(models.llama(), forwards="fast")
+    refused = pytest.raises(hf_specdec.SpeculationError, match="not taken per request")
     with hf_specdec.BatchDecoder(models.llama(), PromptLookupDrafter()) as decoder, refused:
-        decoder.submit([1, 2, 3], max_new_tokens=4, speculation={"forwards": "bitwise"})
+        decoder.submit([1, 2, 3], max_new_tokens=4, speculation={"forwards": "captured"})
+
+
+def test_a_batch_decoder_says_why_nothing_is_captured() -> None:
+    model = models.llama()
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    with hf_specdec.BatchDecoder(model, forwards="captured") as decoder:
+        assert "forwards are not captured: LlamaForCausalLM has hooks" in decoder.stats.notes[0]
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]], ids=["one row", "three rows"])
+def test_a_static_cache_that_is_asked_for_is_captured(lengths: list[int]) -> None:
+    """A dynamic one stands in for it, whose rows lie in static buffers."""
+    model, drafter = models.llama(), DRAFTERS["fixed"](models.llama(seed=1))
+    plain = decode(model, None, lengths, cache_implementation="static")
+    with traced():
+        text = decode(model, drafter, lengths, cache_implementation="static", speculation=CAPTURED)
+        assert Traced.played
+    assert torch.equal(text, plain)
+    assert not [note for note in drafter.last_stats.notes if "not captured" in note]
+
+
+def test_a_static_cache_of_the_users_is_filled_from_the_buffers() -> None:
+    """It goes on from there in the next call, captured or not."""
+    model, drafter, texts = models.llama(), DRAFTERS["fixed"](models.llama(seed=1)), []
+    for speculation in ({}, {"assistant_model": drafter, "speculation": CAPTURED}):
+        cache, ids = StaticCache(model.config, max_cache_len=128), models.prompts([9])["input_ids"]
+        for _ in range(2):
+            ids = model.generate(ids, max_new_tokens=20, do_sample=False, **{CACHE: cache}, **speculation)
+            ids = torch.cat([ids, ids[:, :2]], dim=1)
+        texts.append(ids)
+    assert torch.equal(*texts)
+
+
+def test_a_compiled_forward_is_said_not_to_be_captured() -> None:
+    model, drafter = models.llama(), PromptLookupDrafter()
+    model.forward = torch.compile(model.forward, backend="eager")
+    text = decode(model, drafter, [9], speculation=CAPTURED)
+    assert torch.equal(text, decode(models.llama(), None, [9]))
+    assert any("replaced or compiled" in note for note in drafter.last_stats.notes)
 
 
 def test_long_windows_are_drawn_as_by_eager_forwards(recorded: bool) -> None:
