@@ -217,12 +217,13 @@ def test_rows_stop_separately_and_in_lockstep_together(draft):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("planted", [False, True])
-@pytest.mark.parametrize("rule", ["token", "budget", "the draft's own chances"])
+@pytest.mark.parametrize("rule", ["token", "entropy", "budget", "the draft's own chances"])
 def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(rule, planted, monkeypatch):
-    vocab, rows, calls = (6, 600, 8) if rule == "token" else (6, 10, 300)  # the budget decides for the batch
+    each = rule in ("token", "entropy")  # the budget decides for the batch
+    vocab, rows, calls = (6, 600, 8) if each else (6, 10, 300)
     target, other = tiny(4, vocab, scale=30.0), tiny(5, vocab, scale=30.0)
     drafter = DraftModelDrafter(other)
-    if rule in ("token", "budget"):
+    if rule in ("token", "entropy", "budget"):
         drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
     monkeypatch.setattr(Controller, "plan", lambda self, drafted, most, enough=1: most)
     monkeypatch.setattr(Controller, "goes_on", lambda self, drafted: pays_by_what_is_seen(drafted))
@@ -252,7 +253,7 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
         counts += torch.bincount(out[:, 4] * vocab + out[:, 5], minlength=vocab**2)
         drafted.update(drafter.last_stats.drafted_per_position)
     expected = _pairs(target, prompt, vocab) * rows * calls
-    assert drafted[1] > 0 and (rule == "token" or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
+    assert drafted[1] > 0 and (each or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
     chi2 = float(((counts - expected) ** 2 / expected.clamp_min(1e-9))[expected > 5].sum())
     freedom = int((expected > 5).sum()) - 1
     limit = freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
