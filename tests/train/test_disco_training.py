@@ -58,7 +58,7 @@ def regime(do_sample: bool = False, **changes) -> Regime:
 @pytest.mark.parametrize("lookup", [False, True])
 def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
     """Of every drafted token before and at the first rejection: its chance, and whether it is accepted."""
-    made, told = classifier(), {}
+    made, told = classifier(sees_token=True), {}
     drafter = DiscoDrafter(draft, made, rule="token", tau=0.0, max_draft_tokens=6, lookup=lookup)
     begin, observe = Threshold.begin, Threshold.observe
 
@@ -87,15 +87,20 @@ def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
 
 
 @torch.no_grad()
-def test_sampled_records_accept_at_the_rate_beta(target, draft):
+def test_sampled_records_draw_from_q_and_accept_with_the_chance_of_algorithm_1(target, draft):
     torch.manual_seed(1)
     text = target.generate(torch.tensor([[5, 7, 9, 4]] * 40), max_new_tokens=40, do_sample=True, top_k=0)
     records = [record_text(target, draft, row, 4, k=4, do_sample=True) for row in text]
-    beta = torch.cat([r.beta for r in records])
+    chance = torch.cat([r.chance for r in records])
     accepted = torch.cat([r.accepted for r in records]).float()
-    deviation = (beta * (1 - beta)).mean().sqrt() / len(beta) ** 0.5
-    assert abs(accepted.mean() - beta.mean()) < 5 * deviation
-    assert beta.min() > 0 and beta.max() <= 1
+    deviation = (chance * (1 - chance)).mean().sqrt() / len(chance) ** 0.5
+    assert abs(accepted.mean() - chance.mean()) < 5 * deviation
+    assert chance.min() > 0 and chance.max() <= 1
+    # Its mean over draws is 1 − TV(p, q), within five standard deviations, and their chance falls as it should.
+    p, q = (model(text).logits[:, 3:-1].softmax(-1).flatten(0, 1) for model in (target, draft))
+    assert abs(chance.mean() - torch.minimum(p, q).sum(-1).mean()) < 5 * chance.std() / len(chance) ** 0.5
+    log_q, entropy = (torch.cat([r.features[:, i] for r in records]) for i in (-1, 4))
+    assert abs(log_q.mean() + entropy.mean()) < 5 * (log_q + entropy).std() / len(chance) ** 0.5
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -119,7 +124,7 @@ def test_an_interrupted_extraction_goes_on_to_the_same_records(
     assert len(calls) == 4, "three shards, one of them tried twice"
     assert len(resumed) == len(whole) == len(PROMPTS)
     for a, b in zip(resumed, whole, strict=True):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "beta", "accepted"))
+        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "chance", "accepted"))
 
 
 def test_records_of_something_else_are_not_taken(target, draft, tokenizer, tmp_path):
@@ -141,9 +146,9 @@ def test_texts_that_end_at_once_are_a_clear_error(target, draft, tokenizer, tmp_
 def made_up(n: int, accepted: torch.Tensor | None = None, seed: int = 0) -> Record:
     """Acceptance that follows the top probability."""
     torch.manual_seed(seed)
-    x = torch.rand(n, 8)
-    beta = (x[:, 0] > 0.4).float() if accepted is None else accepted
-    return Record(x, beta, beta.bool())
+    x = torch.rand(n, 10)
+    chance = (x[:, 0] > 0.4).float() if accepted is None else accepted
+    return Record(x, chance, chance.bool())
 
 
 def test_a_classifier_learns_what_can_be_learned_and_the_same_one_every_time():
@@ -187,7 +192,7 @@ def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft
     assert json.loads((tmp_path / "out" / "training.json").read_text())["sampled"]["quality"]
     loaded = Drafter.from_pretrained(tmp_path / "out")
     assert isinstance(loaded, DiscoDrafter) and isinstance(loaded.classifier, StopClassifier)
-    assert loaded.config.rule == "budget" and loaded.config.max_draft_tokens == 6
+    assert loaded.config.rule == "budget" and loaded.config.max_draft_tokens == 6 and loaded.config.sees_token
     ids = torch.tensor([[5, 6, 7]])
     plain = target.generate(ids, max_new_tokens=16, do_sample=False)
     assert torch.equal(plain, target.generate(ids, max_new_tokens=16, do_sample=False, assistant_model=loaded))

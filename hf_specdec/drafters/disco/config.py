@@ -24,6 +24,7 @@ class DiscoConfig(DrafterConfig):
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
     num_candidates: int = ranged(1, 1, MOST_CANDIDATES)
     lookup: bool = True
+    sees_token: bool = False
     k: int = ranged(10, 1, 1024)
     hidden: int = ranged(32, 1, 1024)
     draft_fingerprint: str | None = None

@@ -56,7 +56,8 @@ class DiscoStoppingCriteria(StoppingCriteria):
         proposed = [text.proposal() if self.drafter.config.lookup else NONE for text in self.texts]
         generated = step if self.prompt_length is None else input_ids.shape[1] - 1 - self.prompt_length
         logits = scores[-1].clamp_min(-1e4)  # processors forbid tokens with -inf
-        chances = self.chance(read(logits, self.drafter.config.k), [generated] * rows, proposed)
-        for text, token in zip(self.texts, input_ids[:, -1].tolist(), strict=True):
+        reading = read(logits, input_ids[:, -1], self.drafter.config.k)
+        chances = self.chance(reading, [generated] * rows, proposed)
+        for text, token in zip(self.texts, reading.tokens, strict=True):
             text.extend([token])
         return chances

@@ -45,6 +45,7 @@ class DiscoDrafter(ModelDrafter):
         max_draft_tokens: int = 16,
         num_candidates: int = 1,
         lookup: bool = True,
+        sees_token: bool = False,
         k: int = 10,
         hidden: int = 32,
         draft_fingerprint: str | None = None,
@@ -53,8 +54,8 @@ class DiscoDrafter(ModelDrafter):
         Args:
             draft_model: the one that the classifier was trained for; `Translated` where its tokenizer is not the
                 target's.
-            classifier: of this draft; sets `k`, `hidden` and `draft_fingerprint`. None for rule "entropy", or where
-                weights are loaded later.
+            classifier: of this draft; sets `sees_token`, `k`, `hidden` and `draft_fingerprint`. None for rule
+                "entropy", or where weights are loaded later.
             rule: "token" stops when the last token's chance of acceptance falls below τ; "budget" when another step
                 does not promise more tokens per second, by those chances and measured times. It needs no τ, and drafts
                 nothing where nothing pays. "entropy" needs no classifier: it stops when 1 − √(f · H(q)), H(q) the
@@ -68,8 +69,9 @@ class DiscoDrafter(ModelDrafter):
             max_draft_tokens: SLmax, from 1 to 512.
             num_candidates: tokens tried at each position of a greedy draft on the CPU by rule "budget", from 1 to 16.
                 The other rules, and draft models on an accelerator, draft chains.
-            lookup: whether the classifier sees if copying from earlier text proposes the draft's best token; set by
-                training.
+            lookup: whether the classifier sees what copying from earlier text proposes; set by training.
+            sees_token: whether the classifier sees the drafted token: its chance, and whether copying proposes it;
+                written by training.
             k: how many of the draft's top probabilities the classifier sees, from 1 to 1024; written by training.
             hidden: its inner units, from 1 to 1024; written by training.
             draft_fingerprint: of the draft that the classifier was trained for, at most 64 characters; written by
@@ -79,7 +81,7 @@ class DiscoDrafter(ModelDrafter):
             SpeculationError: a bad option, or a classifier trained for another draft.
         """
         if classifier is not None:
-            k, hidden = classifier.k, classifier.inner.out_features
+            k, hidden, sees_token = classifier.k, classifier.inner.out_features, classifier.sees_token
             draft_fingerprint = draft_fingerprint or fingerprint(model_of(draft_model))
         super().__init__(
             draft_model,
@@ -91,6 +93,7 @@ class DiscoDrafter(ModelDrafter):
             max_draft_tokens=max_draft_tokens,
             num_candidates=num_candidates,
             lookup=lookup,
+            sees_token=sees_token,
             k=k,
             hidden=hidden,
             draft_fingerprint=draft_fingerprint,
@@ -108,7 +111,7 @@ class DiscoDrafter(ModelDrafter):
                 f"k={self.config.k} is more than the draft model's vocabulary of {vocab} tokens; lower k"
             )
         self.trained = classifier is not None
-        self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden)
+        self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden, self.config.sees_token)
         self.classifier.requires_grad_(False)
         self._experience = Learned(Experience)
         self._lambdas = [

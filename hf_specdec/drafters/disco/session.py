@@ -9,7 +9,8 @@ from .config import DiscoConfig
 
 
 class Classified:
-    """The classifier's chance C of each drafted token, from the draft's distribution there and the tokens before it."""
+    """The classifier's chance C of each drafted token, from the draft's distribution there, the token, and those before
+    it."""
 
     def __init__(self, context: DraftContext, config: DiscoConfig, classifier: StopClassifier) -> None:
         self.context, self.lookup, self.k = context, config.lookup, config.k
@@ -42,11 +43,11 @@ class Classified:
         Args:
             q: not used. The classifier reads the draft's own distribution, without the call's processors.
         """
-        reading = read(logits, self.k, tokens)
+        reading = read(logits, tokens, self.k)
         proposed = [branch.proposal() if self.lookup else NONE for branch in self.branches]
         chances = self.chance(reading, self.positions, proposed)
         self.positions = [n + 1 for n in self.positions]
-        for branch, token in zip(self.branches, reading.drawn, strict=True):
+        for branch, token in zip(self.branches, reading.tokens, strict=True):
             branch.append(token)
         return chances
 

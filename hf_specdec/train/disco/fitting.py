@@ -44,8 +44,9 @@ def fit(
 ) -> StopClassifier:
     """Train until the validation loss stops falling.
 
-    The loss is the cross-entropy between the predicted chance C and β = 1 − TV(p, q), which *is* the chance that a
-    token drawn from q is accepted; greedy decoding makes p and q point masses, and β the paper's label.
+    The loss is the cross-entropy between the predicted chance C and the chance that the drafted token x is accepted,
+    min(1, p(x) / q(x)), of which the mean over q is 1 − TV(p, q); greedy decoding makes p and q point masses, and the
+    chance the paper's label.
 
     Args:
         training, validation: records by regime: False is greedy, True is sampled. Both must have the same regimes.
@@ -54,9 +55,9 @@ def fit(
         SpeculationError: no records, or records of one class only: all tokens accepted, or none.
     """
     torch.manual_seed(seed)
-    x, regime, beta = _stack(training)
+    x, regime, label = _stack(training)
     for do_sample in training:
-        mean = float(beta[regime == int(do_sample)].mean())
+        mean = float(label[regime == int(do_sample)].mean())
         if min(mean, 1 - mean) < 1e-6:
             name = "sampled" if do_sample else "greedy"
             raise SpeculationError(
@@ -64,7 +65,7 @@ def fit(
                 "there is nothing to learn; give more data, or use a fixed window "
                 "(speculation_type='draft_model')"
             )
-    classifier = StopClassifier(x.shape[1] - EXTRA, hidden)
+    classifier = StopClassifier(x.shape[1] - EXTRA, hidden, sees_token=True)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=LEARNING_RATE, weight_decay=1e-3)
     held_out = _stack(validation)
     best, best_loss, waited = classifier.state_dict(), float("inf"), 0
@@ -75,7 +76,7 @@ def fit(
             group["lr"] = LEARNING_RATE * (1 - epoch / epochs)
         for _ in range(steps):
             some = torch.randint(len(x), (min(BATCH, len(x)),))
-            loss = _loss(classifier, x[some], regime[some], beta[some])
+            loss = _loss(classifier, x[some], regime[some], label[some])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -113,16 +114,16 @@ def f1(predicted: Tensor, actual: Tensor) -> float:
 
 
 def _stack(records: Mapping[bool, Sequence[Record]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Features [N, k + 4], regime [N], β [N] of all tokens."""
+    """Features [N, k + 6], regime [N], chance of acceptance [N] of all tokens."""
     if not records or any(not some for some in records.values()):
         raise SpeculationError("there are no records to train on; give at least one prompt")
     x = torch.cat([r.features for some in records.values() for r in some])
-    beta = torch.cat([r.beta for some in records.values() for r in some])
+    label = torch.cat([r.chance for some in records.values() for r in some])
     sizes = {do_sample: sum(map(len, some)) for do_sample, some in records.items()}
     regime = torch.cat([torch.full((n,), int(do_sample)) for do_sample, n in sizes.items()])
-    return x, regime, beta
+    return x, regime, label
 
 
-def _loss(classifier: StopClassifier, x: Tensor, regime: Tensor, beta: Tensor) -> Tensor:
+def _loss(classifier: StopClassifier, x: Tensor, regime: Tensor, label: Tensor) -> Tensor:
     logit = classifier(x).gather(1, regime[:, None])[:, 0]
-    return binary_cross_entropy_with_logits(logit, beta)
+    return binary_cross_entropy_with_logits(logit, label)
