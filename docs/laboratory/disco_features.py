@@ -1,4 +1,4 @@
-"""What each of DISCO's features says about a greedy draft: cross-entropy of acceptance on texts not trained on.
+"""What each of DISCO's features says about a drafted token: cross-entropy of acceptance on texts not trained on.
 
 Run as `python docs/laboratory/disco_features.py --target smollm2 --pack-linear --draft DRAFT --trained FOLDER
 --prompts sentences ...`, where FOLDER was written by `hf-specdec train disco`: its records train a
@@ -21,16 +21,17 @@ from hf_specdec import Drafter
 from hf_specdec.budget import Acceptance, Evidence
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
-from hf_specdec.drafters.disco.classifier import EXTRA
+from hf_specdec.drafters.disco.classifier import EXTRA, TOKEN
 from hf_specdec.tools.loading.models import PairSettings
 from hf_specdec.tools.loading.prompts import load_prompts
 from hf_specdec.tools.loading.rows import set_name
 from hf_specdec.train.disco.extraction import Regime, extract, load
 from hf_specdec.train.disco.fitting import fit
 from hf_specdec.train.disco.records import Record
+from hf_specdec.train.disco.run import REGIMES
 
 Estimate = Callable[[Tensor], Tensor]
-"""chances [N] by features [N, k + 4]"""
+"""chances [N] by features [N, k + 6]"""
 
 DRAFTED = Evidence.of("drafted")
 
@@ -41,6 +42,7 @@ class FeatureSettings(PairSettings):
 
     trained: Annotated[str, Option(help="Folder of `hf-specdec train disco`.")]
     prompts: Annotated[list[str], Option(help="Files of prompts to judge on.")] = field(default_factory=list)
+    sampled: Annotated[bool, Option(help="Answers and drafts at temperature 1, in place of greedy ones.")] = False
     limit: Annotated[int, Option(help="Prompts of each.")] = 20
     max_new_tokens: Annotated[int, Option(help="Per prompt.")] = 64
     saved: Annotated[str | None, Option(help="A DISCO drafter to judge beside them.")] = None
@@ -48,15 +50,16 @@ class FeatureSettings(PairSettings):
 
 
 def selections(k: int) -> dict[str, list[int]]:
-    """Features by name: those that a classifier sees, as columns of [N, k + 4]."""
-    chances, entropy, position, copies = list(range(k)), [k], [k + 1], [k + 2, k + 3]
-    whole = [*chances, *entropy, *position, *copies]
+    """Features by name: those that a classifier sees, as columns of [N, k + 6]."""
+    whole = list(range(k + EXTRA))
+    chances, entropy, position, copies, token = whole[:k], [k], [k + 1], whole[k + 2 : -1], whole[-TOKEN:]
     return {
         f"the {k} largest chances": chances,
         "all": whole,
         "all but entropy": [i for i in whole if i not in entropy],
         "all but position": [i for i in whole if i not in position],
         "all but copies": [i for i in whole if i not in copies],
+        "all but the token": [i for i in whole if i not in token],
     }
 
 
@@ -70,9 +73,9 @@ def masked(features: Tensor, columns: Sequence[int]) -> Tensor:
     return torch.zeros_like(features).index_copy_(1, torch.tensor(columns), features[:, list(columns)])
 
 
-def of_classifier(classifier: StopClassifier, columns: Sequence[int]) -> Estimate:
-    """Its chance C in greedy decoding."""
-    return lambda features: classifier(masked(features, columns))[:, 0].sigmoid()
+def of_classifier(classifier: StopClassifier, columns: Sequence[int], sampled: bool) -> Estimate:
+    """Its chance C."""
+    return lambda features: classifier(masked(features, columns))[:, int(sampled)].sigmoid()
 
 
 def nats(estimate: Estimate | None, records: Sequence[Record]) -> float:
@@ -97,21 +100,22 @@ def main(settings: FeatureSettings) -> None:
     """Train, judge, tell."""
     pair = settings.load()
     assert pair.draft is not None
-    folder = Path(settings.trained) / "extraction"
-    training, validation = (list(load(folder / f"greedy-{split}")) for split in ("training", "validation"))
+    folder, sampled = Path(settings.trained) / "extraction", settings.sampled
+    name = next(name for name, do_sample in REGIMES.items() if do_sample == sampled)
+    training, validation = (list(load(folder / f"{name}-{split}")) for split in ("training", "validation"))
     k = training[0].features.shape[1] - EXTRA
     estimates: dict[str, Estimate | None] = {
         "share that was right": None,
-        "the draft's own chance": lambda features: features[:, 0],
+        "the draft's own chance": lambda features: features[:, -1].exp(),
     }
     for name, columns in selections(k).items():
         parts = seen_by(columns, training), seen_by(columns, validation)
-        estimates[name] = of_classifier(fit({False: parts[0]}, {False: parts[1]}), columns)
+        estimates[name] = of_classifier(fit({sampled: parts[0]}, {sampled: parts[1]}), columns, sampled)
     if settings.saved is not None:
         drafter: Any = Drafter.from_pretrained(settings.saved)
         assert isinstance(drafter, DiscoDrafter)
-        estimates["saved"] = of_classifier(drafter.classifier, range(k + EXTRA))
-    regime = Regime(False, settings.max_new_tokens, k, 0)
+        estimates["saved"] = of_classifier(drafter.classifier, range(k + EXTRA), sampled)
+    regime = Regime(sampled, settings.max_new_tokens, k, 0)
     table = Table("nats per token", *map(set_name, settings.prompts))
     seen = []
     for path in settings.prompts:

@@ -1,7 +1,8 @@
 """What the scripts beside this share: ways to decode that take turns at every prompt, and tables."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +27,8 @@ class Way:
     calls: int = 0
     """forwards of the target"""
     accepted: int = 0
+    verified: Counter[int] = field(default_factory=Counter)
+    """how often the i-th token of a draft, from 0, was verified"""
     steps: int = 0
     same: int = 0
     """batches whose texts are those of the first way"""
@@ -46,6 +49,7 @@ class Way:
         self.seconds += made.meter.seconds
         self.calls += len(made.meter.of("target"))
         self.accepted += sum(made.acceptance.accepted_per_position)
+        self.verified.update(dict(enumerate(made.acceptance.drafted_per_position)))
         self.steps += made.acceptance.row_steps
 
 

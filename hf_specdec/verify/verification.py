@@ -109,8 +109,9 @@ def block_verified(p: Tensor, q: Tensor, tokens: Tensor, lengths: Tensor, r: Ten
     """Block verification of chains.
 
     The draft up to token i is accepted, with or without later tokens, with probability w_i (Sun et al. 2024, Algorithm
-    2). The test at i has the part of w_i that the acceptance of later tokens does not use up. The length of a chain may
-    depend on all of its tokens but the last.
+    2). The test at i has the part of w_i that the acceptance of later tokens does not use up. Whether a
+    chain goes on behind a token may depend on that token, which stays, and on those before it: in either case the draft
+    up to it is accepted with probability w_i.
 
     Args:
         p: [B, K + 1, V] the target's distributions.

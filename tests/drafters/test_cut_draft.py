@@ -175,7 +175,7 @@ def test_transformers_own_assisted_decoding(target: Any, draft: CutLlamaForCausa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_discos_features_are_finite(target: Any, dtype: torch.dtype) -> None:
     found = logits(cut(target, [0], KNOWN).to(dtype).eval())[0]
-    read = features(found, range(len(found)), [-1] * len(found), 4)
+    read = features(found, torch.zeros(len(found), dtype=torch.long), range(len(found)), [-1] * len(found), 4)
     known = found[:, KNOWN].float().softmax(-1)
     assert read.isfinite().all()
     assert torch.allclose(read[:, 4], -(known * known.log()).sum(-1), atol=1e-3)

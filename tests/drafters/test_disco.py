@@ -1,5 +1,6 @@
 """DISCO's stop rule: it decides how much is drafted, and never what is said."""
 
+import json
 from collections import Counter
 from functools import partial
 from itertools import product
@@ -19,7 +20,7 @@ from hf_specdec.drafters.disco import (
     StopClassifier,
     features,
 )
-from hf_specdec.drafters.disco.classifier import NONE, Branch, Recurrence, _on_device, _on_host, read
+from hf_specdec.drafters.disco.classifier import LEAST, NONE, Branch, Recurrence, _on_device, _on_host, read
 from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession, Stepwise
 from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.stats import SpeculationStats
@@ -47,10 +48,10 @@ def close_to(model: LlamaForCausalLM, seed: int, noise: float) -> LlamaForCausal
     return draft
 
 
-def classifier(seed: int = 0, k: int = 4) -> StopClassifier:
+def classifier(seed: int = 0, k: int = 4, sees_token: bool = False) -> StopClassifier:
     """Random, with chances all over the place."""
     torch.manual_seed(seed)
-    made = StopClassifier(k, 8)
+    made = StopClassifier(k, 8, sees_token)
     made.outer.weight.data *= 6
     return made
 
@@ -65,15 +66,17 @@ def draft(target):
     return close_to(target, 1, 0.05)
 
 
-def test_features_are_the_top_probabilities_entropy_and_position():
-    logits = torch.tensor([[0.0, 1.0, 3.0, -1e4], [0.0, 0.0, 0.0, 0.0]])
-    x = features(logits, [0, 9], [2, NONE], k=3)
+def test_features_are_the_top_probabilities_entropy_position_lookup_and_token():
+    logits = torch.tensor([[0.0, 1.0, 3.0, -1e4], [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 3.0, -1e4], [0.0, 1.0, 3.0, -1e4]])
+    tokens = torch.tensor([2, 1, 1, 3])
+    x = features(logits, tokens, [0, 9, 0, 0], [2, NONE, 1, 2], k=3)
     p = logits.softmax(-1)
-    assert x.shape == (2, 7)
+    assert x.shape == (4, 9)
     assert torch.allclose(x[:, :3], p.sort(descending=True).values[:, :3])
     assert torch.allclose(x[:, 3], torch.special.entr(p).sum(-1), atol=1e-6)
-    assert torch.allclose(x[:, 4], torch.tensor([1.0, 10.0]).log())
-    assert x[:, 5:].tolist() == [[1, 1], [0, 0]]
+    assert torch.allclose(x[:, 4], torch.tensor([1.0, 10.0, 1.0, 1.0]).log())
+    assert x[:, 5:8].tolist() == [[1, 1, 1], [0, 0, 0], [1, 0, 1], [1, 1, 0]], "any, the best token, the drafted token"
+    assert torch.allclose(x[:, 8], logits.log_softmax(-1)[range(4), tokens].clamp_min(LEAST))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,21 +87,32 @@ def test_features_are_the_same_on_host_and_accelerator(scale, dtype, known):
     torch.manual_seed(0)
     logits = (scale * torch.randn(5, 300) + 40).to(dtype)
     logits[:, known:] = torch.finfo(dtype).min
-    (top, best, entropy), (top2, best2, entropy2, _) = _on_host(logits, 10), _on_device(logits, 10)
+    tokens = torch.tensor([0, 7, 3, 2, 310])  # the last one is the target's alone
+    host, device = _on_host(logits, tokens, 10), _on_device(logits, tokens, 10)
+    (top, best, entropy, log_q, drafted), (top2, best2, entropy2, log_q2, drafted2) = host, device
     assert np.allclose(top, top2, rtol=1e-5) and np.allclose(entropy, entropy2, rtol=1e-5, atol=2e-5)
+    assert np.allclose(log_q, log_q2, rtol=1e-5, atol=2e-5) and drafted == drafted2 == tokens.tolist()
     assert np.isfinite(entropy).all() and (np.diff(top) <= 0).all()
     rows = np.arange(5)
     assert torch.equal(logits[rows, best], logits[rows, best2])  # the tokens themselves may be tied in bfloat16
 
 
+@pytest.mark.parametrize("sees_token", [False, True])
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_the_classifier_of_a_generation_is_the_trained_one(do_sample):
-    made, logits = classifier(), 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+def test_the_classifier_of_a_generation_is_the_trained_one(do_sample, sees_token):
+    generator = torch.Generator().manual_seed(1)
+    made, logits = classifier(3 * sees_token, sees_token=sees_token), 3 * torch.randn(6, 50, generator=generator)
     where = ([0, 1, 5, 40, 90, 200], [3, NONE, 7, int(logits[3].argmax()), NONE, 1])
-    chances = made.reader(do_sample)(read(logits, 4), *where)
-    wanted = made(features(logits, *where, k=4))[:, int(do_sample)].sigmoid()
-    assert chances == pytest.approx(wanted.tolist(), abs=1e-5)
-    assert max(chances) - min(chances) > 0.1
+
+    def chances(tokens):
+        said = made.reader(do_sample)(read(logits, tokens, 4), *where)
+        wanted = made(features(logits, tokens, *where, k=4))[:, int(do_sample)].sigmoid()
+        assert said == pytest.approx(wanted.tolist(), abs=1e-5)
+        return said
+
+    first, second = chances(torch.arange(6)), chances(torch.arange(6) + 9)
+    assert max(first) - min(first) > 0.1
+    assert (first == second) == (not sees_token), "one trained without it does not look at the token"
 
 
 def test_a_branch_looks_up_its_own_tokens_first_and_leaves_the_text_alone():
@@ -217,13 +231,22 @@ def test_rows_stop_separately_and_in_lockstep_together(draft):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("planted", [False, True])
-@pytest.mark.parametrize("rule", ["token", "budget", "the draft's own chances"])
-def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token_is_caught(rule, planted, monkeypatch):
-    vocab, rows, calls = (6, 600, 8) if rule == "token" else (6, 10, 300)  # the budget decides for the batch
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize(
+    "rule", ["token", "entropy", "budget", "token, seen", "budget, seen", "the draft's own chances"]
+)
+def test_sampled_text_has_the_targets_distribution_and_a_token_dropped_after_a_look_is_caught(
+    rule, verification, planted, monkeypatch
+):
+    """A rule may look at the drawn token, as those that are "seen" do, and decides about the next one."""
+    rule, _, seen = rule.partition(", ")
+    each = rule in ("token", "entropy")  # the budget decides for the batch
+    vocab, rows, calls = (6, 600, 8) if each else (6, 10, 300)
     target, other = tiny(4, vocab, scale=30.0), tiny(5, vocab, scale=30.0)
     drafter = DraftModelDrafter(other)
-    if rule in ("token", "budget"):
-        drafter = DiscoDrafter(other, classifier(1, k=4), tau_sampled=0.4, max_draft_tokens=3, rule=rule)
+    if rule in ("token", "entropy", "budget"):
+        made = classifier(1, k=4, sees_token=bool(seen))
+        drafter = DiscoDrafter(other, made, tau_sampled=0.4, max_draft_tokens=3, rule=rule)
     monkeypatch.setattr(Controller, "plan", lambda self, drafted, most, enough=1: most)
     monkeypatch.setattr(Controller, "goes_on", lambda self, drafted: pays_by_what_is_seen(drafted))
     if planted:
@@ -248,11 +271,12 @@ def test_sampled_text_has_the_targets_distribution_and_a_rule_that_saw_the_token
             do_sample=True,
             top_k=0,
             assistant_model=drafter,
+            speculation={"verification": verification},
         )
         counts += torch.bincount(out[:, 4] * vocab + out[:, 5], minlength=vocab**2)
         drafted.update(drafter.last_stats.drafted_per_position)
     expected = _pairs(target, prompt, vocab) * rows * calls
-    assert drafted[1] > 0 and (rule == "token" or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
+    assert drafted[1] > 0 and (each or drafted[1] < 0.9 * drafted[0]) and drafter.last_stats.rejections > 0
     chi2 = float(((counts - expected) ** 2 / expected.clamp_min(1e-9))[expected > 5].sum())
     freedom = int((expected > 5).sum()) - 1
     limit = freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations
@@ -322,15 +346,28 @@ def test_a_seeded_sampled_call_repeats(target, draft):
     assert texts[0] == texts[1]
 
 
-def test_saved_and_loaded_it_stops_at_the_same_places(target, draft, tmp_path):
-    drafter = DiscoDrafter(draft, classifier(), tau=0.35, rule="token", max_draft_tokens=5)
+@pytest.mark.parametrize("sees_token", [False, True])
+def test_saved_and_loaded_it_stops_at_the_same_places(target, draft, tmp_path, sees_token):
+    made = classifier(sees_token=sees_token)
+    drafter = DiscoDrafter(draft, made, tau=0.35, rule="token", max_draft_tokens=5)
     drafter.save_pretrained(tmp_path, target=target)
     loaded = Drafter.from_pretrained(tmp_path)
     assert isinstance(loaded, DiscoDrafter) and loaded.config.tau == 0.35
+    assert loaded.classifier.sees_token == loaded.config.sees_token == sees_token
     ids = torch.tensor([[5, 6, 7]])
     for either in (drafter, loaded):
         target.generate(ids, max_new_tokens=20, do_sample=False, assistant_model=either)
     assert drafter.last_stats.drafted_per_position == loaded.last_stats.drafted_per_position
+
+
+def test_folders_of_before_there_was_the_token_load(draft, tmp_path):
+    DiscoDrafter(draft, classifier()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("sees_token", "entropy_factor", "acceptance_goal"):
+        config.pop(name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_file(tmp_path / "model.safetensors")["inner.weight"].shape == (8, 8), "k + 4 features"
+    assert not Drafter.from_pretrained(tmp_path).classifier.sees_token
 
 
 def test_what_does_not_fit_is_refused(target, draft, tmp_path):
@@ -360,8 +397,10 @@ def test_another_dtype_is_the_same_draft(target, draft):
 SCORES = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False, "max_new_tokens": 12}
 
 
-def test_the_criterion_stops_plain_generation_where_the_session_stops(draft):
-    drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="token", max_draft_tokens=8)
+@pytest.mark.parametrize("sees_token", [False, True])
+def test_the_criterion_stops_plain_generation_where_the_session_stops(draft, sees_token):
+    made = classifier(STOPS, sees_token=sees_token)
+    drafter = DiscoDrafter(draft, made, tau=0.3, rule="token", max_draft_tokens=8)
     ids = torch.cat([context(6, False, False).prompt_ids, torch.full((6, 1), 7)], 1)
     criterion = DiscoStoppingCriteria(drafter, prompt_length=5)
     drafted, _ = propose(drafter, 6, lockstep=False)

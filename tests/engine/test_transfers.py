@@ -71,6 +71,9 @@ def disco(target: Any) -> DiscoDrafter:
 DRAFTERS: dict[str, Any] = {
     "draft_model": lambda target: DraftModelDrafter(nearly(target), num_draft_tokens=4),
     "disco": disco,
+    "disco, entropy": lambda target: DiscoDrafter(
+        nearly(target), rule="entropy", tau=0.05, tau_sampled=0.05, max_draft_tokens=6
+    ),
     "pearl": lambda target: PearlDrafter(nearly(target), window=3, worker="thread"),
     "prompt_lookup": lambda target: PromptLookupDrafter(),
     "prompt_lookup, 3 branches": lambda target: PromptLookupDrafter(num_branches=3),
@@ -148,7 +151,7 @@ def test_one_transfer_a_round(
 
 def allowed(kind: str, batch: str, do_sample: bool, draft_steps: int) -> tuple[int, int]:
     """How often the host may wait in a round: one transfer, but for what the drafter asks besides."""
-    if kind == "disco":  # its rule reads each token that it may stop at
+    if kind.startswith("disco"):  # its rules read each token that they may stop at
         return 0, 1 + draft_steps
     if kind == "pearl" and do_sample:  # a correction asks the worker, and is drawn when that has answered
         return 0, 2 + CORRECTION * len(BATCHES[batch])

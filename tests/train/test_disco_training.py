@@ -28,6 +28,7 @@ from hf_specdec.train.disco import (
 from hf_specdec.train.disco.extraction import load
 from hf_specdec.train.disco.records import Record, record_text
 from hf_specdec.train.disco.tuning import TAUS, seconds_per_token
+from hf_specdec.train.disco.windows import drafted_by, f1, f1_of_windows, oracle_windows
 
 WORDS = [f"w{i}" for i in range(95)]
 TEXTS = [" ".join(WORDS[i : i + 5]) for i in range(40)]
@@ -58,7 +59,7 @@ def regime(do_sample: bool = False, **changes) -> Regime:
 @pytest.mark.parametrize("lookup", [False, True])
 def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
     """Of every drafted token before and at the first rejection: its chance, and whether it is accepted."""
-    made, told = classifier(), {}
+    made, told = classifier(sees_token=True), {}
     drafter = DiscoDrafter(draft, made, rule="token", tau=0.0, max_draft_tokens=6, lookup=lookup)
     begin, observe = Threshold.begin, Threshold.observe
 
@@ -87,15 +88,20 @@ def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
 
 
 @torch.no_grad()
-def test_sampled_records_accept_at_the_rate_beta(target, draft):
+def test_sampled_records_draw_from_q_and_accept_with_the_chance_of_algorithm_1(target, draft):
     torch.manual_seed(1)
     text = target.generate(torch.tensor([[5, 7, 9, 4]] * 40), max_new_tokens=40, do_sample=True, top_k=0)
     records = [record_text(target, draft, row, 4, k=4, do_sample=True) for row in text]
-    beta = torch.cat([r.beta for r in records])
+    chance = torch.cat([r.chance for r in records])
     accepted = torch.cat([r.accepted for r in records]).float()
-    deviation = (beta * (1 - beta)).mean().sqrt() / len(beta) ** 0.5
-    assert abs(accepted.mean() - beta.mean()) < 5 * deviation
-    assert beta.min() > 0 and beta.max() <= 1
+    deviation = (chance * (1 - chance)).mean().sqrt() / len(chance) ** 0.5
+    assert abs(accepted.mean() - chance.mean()) < 5 * deviation
+    assert chance.min() > 0 and chance.max() <= 1
+    # Its mean over draws is 1 − TV(p, q), within five standard deviations, and their chance falls as it should.
+    p, q = (model(text).logits[:, 3:-1].softmax(-1).flatten(0, 1) for model in (target, draft))
+    assert abs(chance.mean() - torch.minimum(p, q).sum(-1).mean()) < 5 * chance.std() / len(chance) ** 0.5
+    log_q, entropy = (torch.cat([r.features[:, i] for r in records]) for i in (-1, 4))
+    assert abs(log_q.mean() + entropy.mean()) < 5 * (log_q + entropy).std() / len(chance) ** 0.5
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -119,7 +125,7 @@ def test_an_interrupted_extraction_goes_on_to_the_same_records(
     assert len(calls) == 4, "three shards, one of them tried twice"
     assert len(resumed) == len(whole) == len(PROMPTS)
     for a, b in zip(resumed, whole, strict=True):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "beta", "accepted"))
+        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "chance", "accepted"))
 
 
 def test_records_of_something_else_are_not_taken(target, draft, tokenizer, tmp_path):
@@ -141,9 +147,9 @@ def test_texts_that_end_at_once_are_a_clear_error(target, draft, tokenizer, tmp_
 def made_up(n: int, accepted: torch.Tensor | None = None, seed: int = 0) -> Record:
     """Acceptance that follows the top probability."""
     torch.manual_seed(seed)
-    x = torch.rand(n, 8)
-    beta = (x[:, 0] > 0.4).float() if accepted is None else accepted
-    return Record(x, beta, beta.bool())
+    x = torch.rand(n, 10)
+    chance = (x[:, 0] > 0.4).float() if accepted is None else accepted
+    return Record(x, chance, chance.bool())
 
 
 def test_a_classifier_learns_what_can_be_learned_and_the_same_one_every_time():
@@ -153,6 +159,37 @@ def test_a_classifier_learns_what_can_be_learned_and_the_same_one_every_time():
     found = quality(first, [made_up(1000, seed=2)], do_sample=False)
     assert found.f1 > 0.95 > found.f1_always
     assert found.calibration_error < 0.1
+
+
+def a_text(accepted: str) -> Record:
+    """One whose tokens a draft gets right ("y") or wrong ("n")."""
+    right = torch.tensor([mark == "y" for mark in accepted])
+    return Record(torch.zeros(len(right), 10), right.float(), right)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "windows"),
+    [("yyn", [2]), ("nny", [0, 0, 1]), ("yynyyyn", [2, 3]), ("y", [1]), ("n", [0]), ("ynyy", [1, 2])],
+)
+def test_an_oracle_drafts_what_will_be_accepted(accepted, windows):
+    assert oracle_windows([a_text(accepted)]) == windows
+    assert oracle_windows([a_text(accepted), a_text("n")]) == [*windows, 0], "a text begins a round"
+    # Each round adds the target's own token, but for one that the text's end cuts.
+    assert sum(windows) + len(windows) == len(accepted) + accepted.endswith("y")
+
+
+@pytest.mark.parametrize(("gamma", "drafted"), [(1, "ynynyynyn"), (2, "yynyyyyny"), (4, "yyyyyyyyy"), (9, "yyyyyyyyy")])
+def test_a_fixed_window_expects_what_it_drafts(gamma, drafted):
+    accepted = a_text("yyynnyyyy").accepted.tolist()
+    assert drafted_by(gamma, accepted) == a_text(drafted).accepted.tolist()
+
+
+def test_the_f1_of_fixed_windows_ends_where_all_is_expected():
+    records = [a_text("yyynnyyyy"), a_text("nyynyyyyyn")]
+    found, whole = f1_of_windows(records, 12), torch.cat([record.accepted for record in records])
+    assert found[12] == f1(torch.ones_like(whole), whole) > found[1]
+    assert f1_of_windows([a_text("ynyn")], 1) == {1: 1.0}
+    assert f1(whole, whole) == 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -187,7 +224,7 @@ def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft
     assert json.loads((tmp_path / "out" / "training.json").read_text())["sampled"]["quality"]
     loaded = Drafter.from_pretrained(tmp_path / "out")
     assert isinstance(loaded, DiscoDrafter) and isinstance(loaded.classifier, StopClassifier)
-    assert loaded.config.rule == "budget" and loaded.config.max_draft_tokens == 6
+    assert loaded.config.rule == "budget" and loaded.config.max_draft_tokens == 6 and loaded.config.sees_token
     ids = torch.tensor([[5, 6, 7]])
     plain = target.generate(ids, max_new_tokens=16, do_sample=False)
     assert torch.equal(plain, target.generate(ids, max_new_tokens=16, do_sample=False, assistant_model=loaded))
@@ -232,13 +269,13 @@ def settings(target, draft, tokenizer, tmp_path):
 
 @pytest.mark.parametrize(("f1", "warned"), [(0.5, ["greedy", "sampled"]), (0.6, []), (0.7, [])])
 def test_a_classifier_worse_than_always_accepting_is_warned_of(settings, monkeypatch, recwarn, f1, warned):
-    monkeypatch.setattr(run, "quality", lambda *_: Quality(f1, 0.6, 0.1, [], 5))
+    monkeypatch.setattr(run, "quality", lambda *_: Quality(f1, 0.6, {1: 0.3, 2: 0.4}, (1.5, 0.5), 0.1, [], 5))
     report = train_disco(settings)
     said = [str(w.message) for w in recwarn if issubclass(w.category, SpeculationWarning)]
     assert [message.split(":")[0] for message in said] == warned
     assert all("below the 0.600 of always accepting" in message for message in said)
     *lines, command = closing(settings, report)
-    assert "F1" in lines[0] and settings.output in lines[-1]
+    assert "γ = 2: 0.400" in lines[0] and "1.5 ± 0.5" in lines[1] and settings.output in lines[-1]
     wanted = ["hf-specdec", "generate", "--target", settings.target, "--drafter", settings.output]
     assert shlex.split(command)[:6] == wanted
 

@@ -7,8 +7,10 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from ...errors import SpeculationError
+from ...transfer import to_host
 from .classifier import NONE, Recurrence, read
 from .drafter import DiscoDrafter
+from .entropy import bound
 
 
 class DiscoStoppingCriteria(StoppingCriteria):
@@ -23,10 +25,11 @@ class DiscoStoppingCriteria(StoppingCriteria):
     def __init__(self, drafter: DiscoDrafter, do_sample: bool = False, prompt_length: int | None = None) -> None:
         """
         Args:
-            drafter: whose classifier and τ to use.
+            drafter: whose classifier and τ to use; with rule "entropy" its bound, and τ, which stays.
             do_sample: whether the draft samples; there is a τ for each.
             prompt_length: columns of the prompt where `generate` continues a text; else its input is the prompt.
         """
+        drafter.check_trained()
         self.drafter, self.do_sample, self.prompt_length = drafter, do_sample, prompt_length
         self.texts: list[Recurrence] = []
 
@@ -37,6 +40,15 @@ class DiscoStoppingCriteria(StoppingCriteria):
                 "DiscoStoppingCriteria reads the draft's scores; call generate(..., return_dict_in_generate=True, "
                 "output_scores=True)"
             )
+        tau, longest = self.drafter.config.threshold(self.do_sample), self.drafter.config.max_draft_tokens
+        if self.drafter.config.rule == "entropy":
+            said = to_host(bound(scores[-1].float().softmax(-1), self.drafter.config.entropy_factor))
+        else:
+            said = self._chances(input_ids, scores)
+        return torch.tensor([len(scores) >= longest or c < tau for c in said], device=input_ids.device)
+
+    def _chances(self, input_ids: Tensor, scores: tuple[Tensor, ...]) -> list[float]:
+        """The classifier's chance C [B] of each row's last token."""
         rows, step = input_ids.shape[0], len(scores) - 1
         if step == 0:  # a new call of generate
             self.chance = self.drafter.classifier.reader(self.do_sample)
@@ -44,8 +56,8 @@ class DiscoStoppingCriteria(StoppingCriteria):
         proposed = [text.proposal() if self.drafter.config.lookup else NONE for text in self.texts]
         generated = step if self.prompt_length is None else input_ids.shape[1] - 1 - self.prompt_length
         logits = scores[-1].clamp_min(-1e4)  # processors forbid tokens with -inf
-        chances = self.chance(read(logits, self.drafter.config.k), [generated] * rows, proposed)
-        for text, token in zip(self.texts, input_ids[:, -1].tolist(), strict=True):
+        reading = read(logits, input_ids[:, -1], self.drafter.config.k)
+        chances = self.chance(reading, [generated] * rows, proposed)
+        for text, token in zip(self.texts, reading.tokens, strict=True):
             text.extend([token])
-        tau, longest = self.drafter.config.threshold(self.do_sample), self.drafter.config.max_draft_tokens
-        return torch.tensor([len(scores) >= longest or c < tau for c in chances], device=input_ids.device)
+        return chances

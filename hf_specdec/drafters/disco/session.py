@@ -3,13 +3,14 @@
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences, Verdict
-from ..draft_model import ModelDraft, Step
+from ..draft_model import Estimate, ModelDraft, Step
 from .classifier import NONE, Branch, Recurrence, StopClassifier, read
 from .config import DiscoConfig
 
 
 class Classified:
-    """The classifier's chance C of each drafted token, from the draft's distribution there and the tokens before it."""
+    """The classifier's chance C of each drafted token, from the draft's distribution there, the token, and those before
+    it."""
 
     def __init__(self, context: DraftContext, config: DiscoConfig, classifier: StopClassifier) -> None:
         self.context, self.lookup, self.k = context, config.lookup, config.k
@@ -36,52 +37,52 @@ class Classified:
         self.branches = [Branch(self.texts[row]) for row in sequences.rows]
         self.positions = [n - self.begins[row] for n, row in zip(sequences.lengths, sequences.rows, strict=True)]
 
-    def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None = None) -> tuple[list[float], list[int]]:
-        """C [B] of the round's next tokens [B], from the draft's logits [B, V]; and those tokens on the host.
+    def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None) -> list[float]:
+        """C [B] of the round's next tokens [B], from the draft's logits [B, V].
 
         Args:
             q: not used. The classifier reads the draft's own distribution, without the call's processors.
         """
-        reading = read(logits, self.k, tokens)
+        reading = read(logits, tokens, self.k)
         proposed = [branch.proposal() if self.lookup else NONE for branch in self.branches]
         chances = self.chance(reading, self.positions, proposed)
         self.positions = [n + 1 for n in self.positions]
-        for branch, token in zip(self.branches, reading.drawn, strict=True):
+        for branch, token in zip(self.branches, reading.tokens, strict=True):
             branch.append(token)
-        return chances, reading.drawn
+        return chances
 
 
 class Threshold:
-    """Rule "token": each row drafts until its last token's chance falls below τ."""
+    """Each row drafts until its last token's estimate falls below τ."""
 
     planned = False
     weighs = False  # τ knows nothing of costs, so drafts that lose time are paused
 
-    def __init__(self, classified: Classified, tau: float, longest: int) -> None:
+    def __init__(self, estimate: Estimate, tau: float, longest: int) -> None:
         """
         Args:
-            tau: τ, a chance from 0 to 1.
+            tau: τ, from 0 to 1.
             longest: SLmax, tokens of a round at most.
         """
-        self.classified, self.tau, self.longest = classified, tau, longest
+        self.estimate, self.tau, self.longest = estimate, tau, longest
         self.seen: list[list[float]] = []
-        """[B] the classifier's chances of the round's tokens"""
+        """[B] the estimates of the round's tokens"""
 
     def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
         self.seen = [[] for _ in room]
-        self.classified.begin(sequences)
+        self.estimate.begin(sequences)
         return min(most, self.longest)
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
         assert step.logits is not None, "not of a plan"
-        chances, _ = self.classified.of(step.logits, step.tokens[:, 0])
-        for b, chance in enumerate(chances):
+        said = self.estimate.of(step.logits, step.tokens[:, 0], step.q)
+        for b, chance in enumerate(said):
             if lengths[b] > i:
                 self.seen[b].append(chance)
-        return [n if n <= i + 1 or chance >= self.tau else i + 1 for n, chance in zip(lengths, chances, strict=True)]
+        return [n if n <= i + 1 or chance >= self.tau else i + 1 for n, chance in zip(lengths, said, strict=True)]
 
     def observe(self, verdict: Verdict) -> None:
-        """The round is over. The classifier was trained before."""
+        """The round is over. τ stays."""
         self.seen = []
 
     def notes(self) -> list[str]:

@@ -4,7 +4,7 @@ from .base import ModelDrafter
 from .drafter import MOST_CANDIDATES, DraftModelConfig, DraftModelDrafter
 from .growing import GrowingSession
 from .model_draft import ModelDraft, Step
-from .rules import Own, Planned, Stepwise, StopRule
+from .rules import Estimate, Own, Planned, Stepwise, StopRule
 from .session import DraftModelSession, candidates_of
 from .translating import Translated
 
@@ -13,6 +13,7 @@ __all__ = [
     "DraftModelConfig",
     "DraftModelDrafter",
     "DraftModelSession",
+    "Estimate",
     "GrowingSession",
     "ModelDraft",
     "ModelDrafter",

@@ -90,7 +90,7 @@ class GrowingSession(TreeSession):
         step = self.model.step()
         assert step.chances is not None
         if self.estimate is not None and step.logits is not None:
-            step.chances[:, 0] = step.chances.new_tensor(self.estimate.of(step.logits, step.tokens[:, 0], None)[0])
+            step.chances[:, 0] = step.chances.new_tensor(self.estimate.of(step.logits, step.tokens[:, 0], None))
         return step.tokens, step.chances
 
     def _grow_at_once(

@@ -41,9 +41,9 @@ class Estimate(Protocol):
     def begin(self, sequences: Sequences) -> None:
         """A round begins, behind these rows."""
 
-    def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None) -> tuple[list[float], list[int]]:
-        """Of a round's next tokens [B], and these tokens, from the logits [B, V] and the distribution q [B, V] that
-        they were drawn from; None where they are the likeliest ones."""
+    def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None) -> list[float]:
+        """[B] of a round's next tokens [B], from the logits [B, V] and the distribution q [B, V] that they were drawn
+        from; None where they are the likeliest ones."""
 
 
 class Own:
@@ -52,9 +52,9 @@ class Own:
     def begin(self, sequences: Sequences) -> None:
         """It goes by the draw alone."""
 
-    def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None) -> tuple[list[float], list[int]]:
+    def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None) -> list[float]:
         assert q is not None, "of what is not drawn"
-        return to_host(q.gather(1, tokens[:, None])[:, 0]), to_host(tokens)
+        return to_host(q.gather(1, tokens[:, None])[:, 0])
 
 
 class Planned:
@@ -107,7 +107,7 @@ class Stepwise:
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
         assert step.logits is not None, "not of a plan"
-        said, _ = self.estimate.of(step.logits, step.tokens[:, 0], step.q)
+        said = self.estimate.of(step.logits, step.tokens[:, 0], step.q)
         for b, chance in enumerate(said):
             if lengths[b] > i:
                 self.seen[b].append(chance)

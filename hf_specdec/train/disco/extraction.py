@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...drafters.disco.classifier import EXTRA
 from ...drafters.disco.drafter import fingerprint
 from ...errors import SpeculationError
 from ...target.devices import input_device
@@ -132,5 +133,6 @@ def _manifest(
     return vars(regime) | {
         "target": fingerprint(target),
         "draft": fingerprint(draft),
+        "features": regime.k + EXTRA,
         "prompts": hashlib.sha256(json.dumps(rows).encode()).hexdigest(),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from tqdm import trange
 from ...drafters.disco.classifier import EXTRA, StopClassifier
 from ...errors import SpeculationError
 from .records import Record
+from .windows import f1, f1_of_windows, oracle_windows
 
 BATCH = 1024
 LEARNING_RATE = 1e-2
@@ -28,6 +30,10 @@ class Quality:
     """of "accepted", at a chance of one half"""
     f1_always: float
     """of a rule that expects every token to be accepted"""
+    f1_windows: dict[int, float]
+    """of each fixed window γ, which expects as much of the γ tokens that it drafts (Table 4)"""
+    oracle: tuple[float, float]
+    """mean and standard deviation of the oracle's windows (Table 2)"""
     calibration_error: float
     """mean distance of predicted and observed acceptance over ten bins, weighted by how full they are"""
     reliability: list[tuple[float, float, int]]
@@ -44,8 +50,9 @@ def fit(
 ) -> StopClassifier:
     """Train until the validation loss stops falling.
 
-    The loss is the cross-entropy between the predicted chance C and β = 1 − TV(p, q), which *is* the chance that a
-    token drawn from q is accepted; greedy decoding makes p and q point masses, and β the paper's label.
+    The loss is the cross-entropy between the predicted chance C and the chance that the drafted token x is accepted,
+    min(1, p(x) / q(x)), of which the mean over q is 1 − TV(p, q); greedy decoding makes p and q point masses, and the
+    chance the paper's label.
 
     Args:
         training, validation: records by regime: False is greedy, True is sampled. Both must have the same regimes.
@@ -54,9 +61,9 @@ def fit(
         SpeculationError: no records, or records of one class only: all tokens accepted, or none.
     """
     torch.manual_seed(seed)
-    x, regime, beta = _stack(training)
+    x, regime, label = _stack(training)
     for do_sample in training:
-        mean = float(beta[regime == int(do_sample)].mean())
+        mean = float(label[regime == int(do_sample)].mean())
         if min(mean, 1 - mean) < 1e-6:
             name = "sampled" if do_sample else "greedy"
             raise SpeculationError(
@@ -64,7 +71,7 @@ def fit(
                 "there is nothing to learn; give more data, or use a fixed window "
                 "(speculation_type='draft_model')"
             )
-    classifier = StopClassifier(x.shape[1] - EXTRA, hidden)
+    classifier = StopClassifier(x.shape[1] - EXTRA, hidden, sees_token=True)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=LEARNING_RATE, weight_decay=1e-3)
     held_out = _stack(validation)
     best, best_loss, waited = classifier.state_dict(), float("inf"), 0
@@ -75,7 +82,7 @@ def fit(
             group["lr"] = LEARNING_RATE * (1 - epoch / epochs)
         for _ in range(steps):
             some = torch.randint(len(x), (min(BATCH, len(x)),))
-            loss = _loss(classifier, x[some], regime[some], beta[some])
+            loss = _loss(classifier, x[some], regime[some], label[some])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -92,7 +99,7 @@ def fit(
 
 
 def quality(classifier: StopClassifier, records: Sequence[Record], do_sample: bool) -> Quality:
-    """F1 and calibration against what was accepted."""
+    """F1 and calibration against what was accepted, and what fixed windows and an oracle do on the same texts."""
     chance = classifier(torch.cat([r.features for r in records]))[:, int(do_sample)].sigmoid()
     accepted = torch.cat([r.accepted for r in records])
     bins = (chance * 10).long().clamp(max=9)
@@ -102,27 +109,29 @@ def quality(classifier: StopClassifier, records: Sequence[Record], do_sample: bo
         if (bins == i).any()
     ]
     error = sum(abs(predicted - observed) * n for predicted, observed, n in reliability) / len(chance)
-    always = torch.ones_like(accepted)
-    return Quality(f1(chance >= 0.5, accepted), f1(always, accepted), error, reliability, len(chance))
-
-
-def f1(predicted: Tensor, actual: Tensor) -> float:
-    """2 TP / (2 TP + FP + FN) of two boolean tensors."""
-    hits = int((predicted & actual).sum())
-    return 2 * hits / max(1, int(predicted.sum()) + int(actual.sum()))
+    windows = oracle_windows(records)
+    return Quality(
+        f1=f1(chance >= 0.5, accepted),
+        f1_always=f1(torch.ones_like(accepted), accepted),
+        f1_windows=f1_of_windows(records),
+        oracle=(fmean(windows), pstdev(windows)),
+        calibration_error=error,
+        reliability=reliability,
+        tokens=len(chance),
+    )
 
 
 def _stack(records: Mapping[bool, Sequence[Record]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Features [N, k + 4], regime [N], β [N] of all tokens."""
+    """Features [N, k + 6], regime [N], chance of acceptance [N] of all tokens."""
     if not records or any(not some for some in records.values()):
         raise SpeculationError("there are no records to train on; give at least one prompt")
     x = torch.cat([r.features for some in records.values() for r in some])
-    beta = torch.cat([r.beta for some in records.values() for r in some])
+    label = torch.cat([r.chance for some in records.values() for r in some])
     sizes = {do_sample: sum(map(len, some)) for do_sample, some in records.items()}
     regime = torch.cat([torch.full((n,), int(do_sample)) for do_sample, n in sizes.items()])
-    return x, regime, beta
+    return x, regime, label
 
 
-def _loss(classifier: StopClassifier, x: Tensor, regime: Tensor, beta: Tensor) -> Tensor:
+def _loss(classifier: StopClassifier, x: Tensor, regime: Tensor, label: Tensor) -> Tensor:
     logit = classifier(x).gather(1, regime[:, None])[:, 0]
-    return binary_cross_entropy_with_logits(logit, beta)
+    return binary_cross_entropy_with_logits(logit, label)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ...drafters.disco.classifier import NONE, Recurrence, features
 from ...target.devices import input_device
-from ...verify.verification import distribution, drawable
+from ...verify.verification import distribution, draw, drawable
 
 
 @dataclass
@@ -16,14 +16,15 @@ class Record:
     """One text of N tokens that the target wrote."""
 
     features: Tensor
-    """[N, k + 4] of the draft, given the target's text before each position"""
-    beta: Tensor
-    """[N] Σ min(p, q) = 1 − TV(p, q) (Leviathan 2023, Theorem 3.5); greedy: 1 where the two agree, else 0"""
+    """[N, k + 6] of the draft and its token x, given the target's text before each position"""
+    chance: Tensor
+    """[N] of x to be accepted: min(1, p(x) / q(x)), of which the mean over q is 1 − TV(p, q) (Leviathan 2023, Theorem
+    3.5); greedy: 1 where the two agree, else 0"""
     accepted: Tensor
-    """[N] bool: whether a draft token at this position is accepted"""
+    """[N] bool: whether x is accepted"""
 
     def __len__(self) -> int:
-        return len(self.beta)
+        return len(self.chance)
 
 
 @torch.no_grad()
@@ -36,7 +37,8 @@ def record_text(
     do_sample: bool,
     lookup: bool = True,
 ) -> Record:
-    """Look at every position of one text.
+    """Look at every position of one text, where the draft drafts one token: drawn from q where `do_sample`, else the
+    likeliest one.
 
     Args:
         ids: [L] the prompt and the target's continuation, which was drawn from p itself where `do_sample`.
@@ -56,11 +58,14 @@ def record_text(
         text.extend([token])
     if do_sample:
         p, q = drawable(distribution(p_logits)), drawable(distribution(q_logits))
-        beta = torch.minimum(p, q).sum(-1).clamp(max=1.0)
-        # The text's token x came from p, so it came out of an acceptance with probability min(p, q)(x) / p(x).
-        p_x, q_x = (probs.gather(1, new[:, None])[:, 0] for probs in (p, q))
-        accepted = torch.rand(len(new), device=ids.device) * p_x < q_x
+        u, r = torch.rand(2, len(new), device=ids.device)
+        x = draw(q, u)
+        p_x, q_x = (probs.gather(1, x[:, None])[:, 0] for probs in (p, q))
+        chance = (p_x / q_x).clamp(max=1.0)
+        accepted = r < chance
     else:
-        accepted = q_logits.argmax(-1) == new
-        beta = accepted.float()
-    return Record(features(q_logits, range(len(new)), proposed, k).cpu(), beta.cpu(), accepted.cpu())
+        x = q_logits.argmax(-1)
+        accepted = x == new
+        chance = accepted.float()
+    seen = features(q_logits, x, range(len(new)), proposed, k)
+    return Record(seen.cpu(), chance.cpu(), accepted.cpu())

@@ -1,0 +1,137 @@
+"""DISCO's Tables 1, 2 and 4 for a pair of models: every stop rule by the clock, with the same number of candidates.
+
+    python docs/laboratory/disco_table.py --target smollm2 --pack-linear \\
+        --draft hub_configs/draft_model/draft_model --trained hub_configs/disco \\
+        --validation maths --prompts code --prompts sentences
+
+Fixed windows decode the validation prompts first. The fastest there is the paper's comparison (Appendix E); the fastest
+on the test prompts themselves, which nobody can know before, is the harder one. Methods take turns at each prompt, in
+greedy decoding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from hf_specdec import DiscoDrafter, Drafter, DraftModelDrafter, SpeculationError
+from hf_specdec.commands.options import command
+from hf_specdec.tools.bench.methods import PLAIN, build_method
+from hf_specdec.tools.loading.models import Pair, PairSettings
+from hf_specdec.tools.loading.prompts import Prompt, load_prompts
+from hf_specdec.tools.loading.rows import set_name
+from hf_specdec.train.disco import Regime, extract, quality
+from shared import Way, drafted, show, take_turns
+
+
+@dataclass(kw_only=True)
+class TableSettings(PairSettings):
+    """What is compared."""
+
+    trained: Annotated[str, Option(help="A DISCO drafter for this pair.")]
+    validation: Annotated[list[str], Option(help="Prompts to choose the fixed window on.")]
+    prompts: Annotated[list[str], Option(help="Prompts to compare on; may be given several times.")]
+    limit: Annotated[int, Option(help="Prompts of each.")] = 8
+    max_new_tokens: Annotated[int, Option(help="Per prompt.")] = 64
+    windows: Annotated[list[int], Option("--window", help="γ; may be given several times.")] = field(
+        default_factory=lambda: [1, 2, 3, 4, 5, 6, 8, 10]
+    )
+    candidates: Annotated[
+        int, Option(help="Tokens tried per position, by all; above 1 without those that try one.")
+    ] = 1
+    records: Annotated[str, Option(help="Folder for what was seen.")] = "records"
+
+
+def main(settings: TableSettings) -> None:
+    """Choose, compare, print."""
+    pair = settings.load()
+    if pair.draft is None:
+        raise SpeculationError("the table needs a draft model; name one with --draft")
+    trained: Any = Drafter.from_pretrained(settings.trained, draft_model=pair.draft)
+    if not isinstance(trained, DiscoDrafter):
+        raise SpeculationError(f"--trained {settings.trained} must hold a DISCO drafter, not {type(trained).__name__}")
+    prompts = [prompt for source in settings.validation for prompt in load_prompts(source, settings.limit)]
+    windows = fixed(pair, settings)
+    take_turns(pair, prompts, list(windows.values()), settings.max_new_tokens)
+    chosen = fastest(windows)
+    print(f"γ = {chosen} was fastest on {', '.join(map(set_name, settings.validation))}")
+    found = {}
+    for source in settings.prompts:
+        prompts, name = load_prompts(source, settings.limit), set_name(source)
+        windows = fixed(pair, settings)
+        ways = [Way(method=build_method(PLAIN, None)), *windows.values(), *rules(pair, trained, settings)]
+        take_turns(pair, prompts, ways, settings.max_new_tokens)
+        print(f"\n{name}, {settings.candidates} per position")
+        show(HEADER, [row(way, ways[0], windows[chosen], windows[fastest(windows)]) for way in ways])
+        found[name] = predicted(pair, trained, prompts, chosen, settings, name)
+    print("\nF1 of accepted tokens, and an oracle's windows")
+    show(("prompts", "DISCO", f"γ = {chosen}", "best γ", "always accepting", "oracle"), found.values())
+
+
+def fixed(pair: Pair, settings: TableSettings) -> dict[int, Way]:
+    """Fixed windows, not yet counted."""
+    assert pair.draft is not None
+    k = settings.candidates
+    drafters = {g: DraftModelDrafter(pair.draft, num_draft_tokens=g, num_candidates=k) for g in settings.windows}
+    return {g: Way(method=drafted(f"γ = {g}", drafter)) for g, drafter in drafters.items()}
+
+
+def rules(pair: Pair, trained: DiscoDrafter, settings: TableSettings) -> list[Way]:
+    """Rules that choose the window while they draft, all from the same draft model."""
+    draft, classifier, k = trained.draft_model, trained.classifier, settings.candidates
+    options = {name: getattr(trained.config, name) for name in ("tau", "tau_sampled", "lookup", "max_draft_tokens")}
+    methods = [
+        drafted("the draft's own chances", DraftModelDrafter(draft, num_candidates=k)),
+        drafted("DISCO, budget", DiscoDrafter(draft, classifier, rule="budget", num_candidates=k, **options)),
+    ]
+    if k == 1:
+        heuristic = "hf-assisted:num_assistant_tokens_schedule=heuristic"
+        methods += [
+            *(build_method(spec, draft) for spec in (heuristic, "hf-confidence")),
+            drafted("DISCO, entropy", DiscoDrafter(draft, rule="entropy")),
+            drafted("DISCO, token", DiscoDrafter(draft, classifier, rule="token", **options)),
+        ]
+    return [Way(method=method) for method in methods]
+
+
+def fastest(windows: dict[int, Way]) -> int:
+    """γ with the most tokens per second."""
+    return max(windows, key=lambda gamma: windows[gamma].speed)
+
+
+HEADER = ("", "speed-up", "tokens/call", "window", "over γ of validation", "over best γ here", "same text")
+
+
+def row(way: Way, plain: Way, validated: Way, best: Way) -> tuple[str, ...]:
+    """A line of Table 1, with the mean and deviation of the windows as Table 2 has the oracle's."""
+    over = (f"{way.speed / other.speed:.2f}" for other in (validated, best))
+    return way.method.name, f"{way.speed / plain.speed:.2f}", f"{way.per_call:.2f}", spread(way), *over, str(way.same)
+
+
+def spread(way: Way) -> str:
+    """Mean and deviation of the windows that were drafted: of n rounds, `verified[i]` went beyond i tokens."""
+    n = max(1, way.steps)
+    mean = sum(way.verified.values()) / n
+    squares = sum((2 * i + 1) * count for i, count in way.verified.items()) / n
+    return f"{mean:.1f} ± {max(0.0, squares - mean**2) ** 0.5:.1f}"
+
+
+def predicted(
+    pair: Pair, trained: DiscoDrafter, prompts: Sequence[Prompt], chosen: int, settings: TableSettings, name: str
+) -> tuple[str, ...]:
+    """A line of Table 4, and the oracle's of Table 2."""
+    regime = Regime(False, settings.max_new_tokens, trained.config.k, 0, trained.config.lookup)
+    draft, folder = trained.draft_model, Path(settings.records) / name
+    records = extract(pair.target, draft, pair.tokenizer, prompts, regime, folder, name)
+    found = quality(trained.classifier, records, do_sample=False)
+    best = max(found.f1_windows, key=found.f1_windows.__getitem__)
+    figures = (f"{x:.2f}" for x in (found.f1, found.f1_windows[chosen]))
+    mean, deviation = found.oracle
+    best_f1 = f"{found.f1_windows[best]:.2f} (γ = {best})"
+    return name, *figures, best_f1, f"{found.f1_always:.2f}", f"{mean:.1f} ± {deviation:.1f}"
+
+
+if __name__ == "__main__":
+    command(main, None, __doc__)()

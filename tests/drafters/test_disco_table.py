@@ -1,0 +1,78 @@
+"""DISCO's tables on a tiny pair: all rules in one run, the window of validation beside the best one in hindsight."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from models import llama, tokenizer
+from test_disco import classifier
+from test_pearl import close_to
+
+import disco_table
+from disco_table import TableSettings, fastest, main, spread
+from hf_specdec import DiscoDrafter, SpeculationError
+from hf_specdec.tools.bench.methods import Method
+from shared import Way
+
+
+def way(seconds: float = 1.0, steps: int = 0, lengths: list[int] | None = None) -> Way:
+    lengths = lengths or []
+    verified = Counter(i for length in lengths for i in range(length))
+    return Way(method=Method(""), tokens=10, seconds=seconds, steps=steps or len(lengths), verified=verified)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shown"),
+    [([3, 3, 3], "3.0 ± 0.0"), ([0, 4], "2.0 ± 2.0"), ([1, 2, 3, 4], "2.5 ± 1.1"), ([], "0.0 ± 0.0")],
+)
+def test_the_spread_of_windows(lengths, shown):
+    assert spread(way(lengths=lengths)) == shown
+
+
+def test_the_fastest_window_has_most_tokens_per_second():
+    assert fastest({1: way(3.0), 2: way(1.0), 3: way(2.0)}) == 2
+
+
+@pytest.fixture
+def settings(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    target = llama(seed=1)
+    draft = close_to(target, 0.05)
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+    DiscoDrafter(draft, classifier(), rule="token").save_pretrained(tmp_path / "disco")
+    DiscoDrafter(llama(seed=2), classifier()).save_pretrained(tmp_path / "other")
+    (tmp_path / "here.txt").write_text("ab cd\nefgh")
+    (tmp_path / "before.txt").write_text("abab\nghi")
+    names = {"target": "target", "draft": "draft", "trained": "disco", "records": "records"}
+    lists = {"validation": [str(tmp_path / "before.txt")], "prompts": [str(tmp_path / "here.txt")], "windows": [1, 3]}
+    paths = {option: str(tmp_path / name) for option, name in names.items()}
+    return paths | lists | {"dtype": "float32", "max_new_tokens": 8}
+
+
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_all_rules_are_compared_with_as_many_candidates(settings, candidates, monkeypatch, capsys):
+    shown: list[tuple[Any, list[Any]]] = []
+    monkeypatch.setattr(disco_table, "show", lambda header, rows: shown.append((header, [list(row) for row in rows])))
+    monkeypatch.setattr(disco_table, "fastest", lambda windows: 3)
+    main(TableSettings(**settings, candidates=candidates))
+    (_, methods), (header, (line,)) = shown
+    names = ["plain", "γ = 1", "γ = 3", "the draft's own chances", "DISCO, budget"]
+    if candidates == 1:  # the others draft chains
+        names += ["hf-assisted:num_assistant_tokens_schedule=heuristic", "hf-confidence"]
+        names += ["DISCO, entropy", "DISCO, token"]
+    assert [row[0] for row in methods] == names
+    by_name = {row[0]: row for row in methods}
+    assert by_name["plain"][1:4] == ["1.00", "1.00", "0.0 ± 0.0"] and by_name["γ = 3"][4:6] == ["1.00", "1.00"]
+    assert all(row[-1] == "2" for row in methods), "every text is plain decoding's"
+    assert header[2] == "γ = 3" and line[0] == "here" and 0 < float(line[2]) <= 1
+    assert "γ = 3 was fastest on before" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_said(settings):
+    with pytest.raises(SpeculationError, match="--draft"):
+        main(TableSettings(**settings | {"draft": None}))
+    with pytest.raises(SpeculationError, match="another draft"):
+        main(TableSettings(**settings | {"trained": settings["trained"].replace("disco", "other")}))
