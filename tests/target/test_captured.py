@@ -20,6 +20,7 @@ from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, Su
 from hf_specdec.target import buffers, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
 from hf_specdec.target.capturable import why_not_captured
+from hf_specdec.target.fingerprint import fingerprint
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
 
@@ -296,6 +297,19 @@ def test_a_model_that_was_changed_is_recorded_anew(change: Callable[[Any], None]
         plain = decode(model, None, [9])
         assert torch.equal(decode(model, drafter, [9], speculation=CAPTURED), plain)
         assert not set(map(id, before)) & set(map(id, shelf_of(model).kept))
+
+
+def test_a_model_that_was_asked_for_hidden_states_stays_what_it_was() -> None:
+    """transformers leaves hooks in it, which only note states."""
+    model, drafter = models.llama(), PromptLookupDrafter()
+    before = fingerprint(model)
+    model(**models.prompts([9]), output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert fingerprint(model) == before and not why_not_captured(model)
+    plain = decode(model, None, [9])
+    with traced():
+        assert torch.equal(decode(model, drafter, [9], speculation=CAPTURED), plain)
+        assert Traced.played
 
 
 def test_calls_that_run_at_once_share_no_buffers() -> None:
