@@ -11,6 +11,7 @@ import models
 import pytest
 import torch
 from compare import sequences_of, uneven_eos
+from stream_models import streams_of, target_of
 from torch import Tensor
 from traced import Traced, traced
 from transformers import StaticCache
@@ -383,6 +384,14 @@ def test_a_call_says_why_its_forwards_are_not_captured(why: str) -> None:
     ours = decode(model, drafter, [9], **settings, speculation=CAPTURED)
     assert torch.equal(sequences_of(ours), sequences_of(decode(model, None, [9], **settings)))
     assert any(why in note for note in drafter.last_stats.notes)
+
+
+def test_streams_say_that_forwards_are_not_captured() -> None:
+    target = target_of("Llama")
+    drafter = streams_of(target)
+    ours = decode(target, drafter, [9], speculation=CAPTURED)
+    assert torch.equal(ours, decode(target, None, [9]))
+    assert "forwards are not captured: the drafter runs inside the target" in drafter.last_stats.notes
 
 
 @pytest.mark.parametrize("name", RAGGED)

@@ -48,7 +48,7 @@ class DFlashSession(HeadSession):
         config = model.config
         self.block, self.mask_token = config.block_size, config.mask_token_id
         layers = [layer + 1 for layer in config.target_layer_ids]  # 0 are the embeddings
-        super().__init__(context, model, input_device(model), layers, self.block - 1)
+        super().__init__(context, model, input_device(model), layers, self.block - 1, beyond=self.block)
         assert context.target is not None, "heads draft where the target is"
         self.embed, self.head = context.target.get_input_embeddings(), context.target.get_output_embeddings()
         # Windows of what sees both ways reach one token further.
