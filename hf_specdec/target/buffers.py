@@ -29,6 +29,7 @@ FEWEST = 256
 """slots"""
 MOST_KEPT = 4
 """sets of buffers per model that are kept for later calls"""
+NO_MEMORY = "there is no memory for static buffers, so forwards are not captured. The text is not affected"
 
 
 def power_of_two(least: int) -> int:
@@ -78,8 +79,8 @@ class Buffers:
         self.row_index = torch.arange(rows, device=device)[:, None]
         self.chain = torch.arange(WIDEST, device=device)[None]
         """depths of a chain"""
-        self.logits: Tensor | None = None
-        """[R, widest, V] of the last forward, whichever that was: recordings would hold some each"""
+        self.held: dict[str, Tensor] = {}
+        """what was made by `static`"""
         self.first = zeros(rows, MOST_FIRST)
         """what a chain of steps begins with"""
         self.numbers = zeros(rows, WIDEST, dtype=torch.float64)
@@ -91,16 +92,21 @@ class Buffers:
         self.alike: tuple[int, ...] | None = None
         """widths that round alike, once that was found out"""
 
+    def static(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
+        """One more tensor [R, ...] that stays, of zeros when it is first asked for."""
+        if name not in self.held:
+            with torch.inference_mode(False):
+                self.held[name] = torch.zeros(self.rows, *shape, dtype=dtype, device=self.device)
+        return self.held[name]
+
     def shared(self, logits: Tensor) -> Tensor:
-        """A forward's logits [R, W, V] where all have theirs."""
+        """A forward's logits [R, W, V] where all have theirs, whichever it was: recordings would hold some each."""
         width = logits.shape[1]
         if width > WIDEST:
             return logits
-        if self.logits is None:
-            with torch.inference_mode(False):
-                self.logits = logits.new_zeros(self.rows, WIDEST, logits.shape[2])
-        self.logits[:, :width] = logits
-        return self.logits[:, :width]
+        shared = self.static("logits", WIDEST, logits.shape[2], dtype=logits.dtype)[:, :width]
+        shared.copy_(logits)
+        return shared
 
     def give_back(self) -> None:
         """Others may have them, once the device has done what it was asked for until now."""
@@ -229,6 +235,16 @@ class FixedCache(RaggedCache):
         Cache.__init__(self, layers=layers)
         self.device, self.groups, self.buffers = buffers.device, [slots], buffers
 
+    @classmethod
+    def of(cls, cache: RaggedCache, buffers: Buffers) -> "FixedCache":
+        """Go on in buffers where the rows were in a cache that grows."""
+        fixed = cls.__new__(cls)
+        layers = [FixedLayer(layer.slots, layer.keys, layer.values, layer.sliding_window) for layer in cache.layers]
+        Cache.__init__(fixed, layers=layers)
+        fixed.device, fixed.groups = cache.device, cache.groups
+        fixed.move(buffers)
+        return fixed
+
     def tell(self) -> None:
         """Bring the device up to date."""
         for slots in self.groups:
@@ -242,7 +258,7 @@ class FixedCache(RaggedCache):
             slots.take(lengths)
 
     def move(self, buffers: Buffers) -> None:
-        """Go on in other buffers, of more slots."""
+        """Go on in other buffers."""
         rows, end = len(self.lengths), max(self.lengths)
         for layer, keys, values in zip(self.layers, buffers.keys, buffers.values, strict=True):
             keys[:rows, :, :end], values[:rows, :, :end] = layer.keys[:rows, :, :end], layer.values[:rows, :, :end]

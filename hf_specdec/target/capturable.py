@@ -12,7 +12,7 @@ from ..errors import shown
 from .buffers import FEWEST, Buffers, FixedCache, shelf_of
 from .captured import CapturedRunner
 from .devices import input_device
-from .fingerprint import fingerprint, replaced
+from .fingerprint import fingerprint, hooks, replaced
 from .inputs import CACHE, as_when_decoding, ropes
 from .probe import Support, support, why_not_over
 
@@ -45,23 +45,29 @@ def why_not_captured(model: "PreTrainedModel") -> str:
     known, state = _refused.setdefault(model, {}), fingerprint(model)
     if state not in known:
         known.clear()
-        known[state] = _hindered(model)
+        known[state] = hindered(model) or _fails(model)
     return known[state]
 
 
-def _hindered(model: "PreTrainedModel") -> str:
+def hindered(model: "PreTrainedModel") -> str:
+    """The same, as far as it can be said without a trial."""
     kinds = {rope.get("rope_type") for rope in ropes(model)} & {"dynamic", "longrope"}
     if kinds:
         return f"has rotary embeddings ({', '.join(sorted(map(str, kinds)))}) that depend on the length of the text"
     devices = {held.device for held in model.parameters()}
     if len(devices) > 1 or "meta" in {device.type for device in devices}:
         return "lies on several devices, or is offloaded"
-    if any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in model.modules()):
+    if any(hooks(module) or hasattr(module, "_hf_hook") for module in model.modules()):
         return "has hooks, which a replay would not call"
     if replaced(model) is not None or model._compiled_call_impl is not None:
         return "has a forward that was replaced or compiled"
     if any(held.numel() and not held.data_ptr() for held in model.parameters()):
         return "has weights of a kind that does not say where they lie"
+    return ""
+
+
+def _fails(model: "PreTrainedModel") -> str:
+    """The same, tried: over static buffers, and without values."""
     logger, unsaid = logging.getLogger("torch._subclasses.fake_tensor"), lambda record: False
     logger.addFilter(unsaid)
     try:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import SpeculationError, warn
 from ..protocol import Forward
 from ..transfer import to_device
-from .buffers import WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
+from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
 from .cache import RaggedCache
 from .devices import input_device
 from .fingerprint import fingerprint
@@ -191,7 +191,7 @@ class CapturedRunner(Captured):
         except torch.OutOfMemoryError:
             if self.bitwise:
                 raise
-            warn("there is no memory for static buffers, so forwards are not captured. The text is not affected")
+            warn(NO_MEMORY)
             return super()._taken_over()
         return FixedCache(self.stock, buffers)
 

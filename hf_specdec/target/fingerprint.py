@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 ADAPTERS = ("scaling", "merged_adapters", "_active_adapter")
 """what PEFT's layers hold in dictionaries and lists"""
 
+NOTING = "transformers.utils.output_capturing"
+"""where transformers' hooks come from that note hidden states, from the first call on that asks for these"""
+NOTED = "_output_capturing_hooks_installed"
+"""of a model that has them"""
+
 T = TypeVar("T")
 
 
@@ -35,8 +40,8 @@ def fingerprint(model: "PreTrainedModel") -> int:
     parts.append(torch.backends.cuda.matmul.allow_tf32)
     for module in model.modules():
         own = vars(module)
-        parts += [id(module), id(replaced(module)), len(module._forward_hooks), len(module._forward_pre_hooks)]
-        parts += [value for value in own.values() if isinstance(value, (bool, int, float, str))]
+        parts += [id(module), id(replaced(module)), len(hooks(module))]
+        parts += [v for name, v in own.items() if isinstance(v, (bool, int, float, str)) and name != NOTED]
         parts += [own.get(name) for name in ADAPTERS]
         for held in (*module._parameters.values(), *module._buffers.values()):
             parts.append(None if held is None or held.device.type == "meta" else held.data_ptr())
@@ -46,6 +51,13 @@ def fingerprint(model: "PreTrainedModel") -> int:
 def _attention(model: "PreTrainedModel") -> tuple[Any, Any]:
     configs = model.config, model.config.get_text_config(decoder=True)
     return tuple(getattr(config, "_attn_implementation", "") for config in configs)  # type: ignore[return-value]
+
+
+def hooks(module: Any) -> list[Any]:
+    """What is called before and after a module's forward, but for what only notes hidden states: a recording has
+    them."""
+    found = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return [hook for hook in found if getattr(hook, "__module__", "") != NOTING]
 
 
 def replaced(module: Any) -> Any:

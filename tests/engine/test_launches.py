@@ -10,11 +10,13 @@ from typing import Any
 import models
 import pytest
 import torch
+from test_heads import PAIRS, drafting_goes_on
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
 from hf_specdec.target.captures import Captures
 
+__all__ = ["drafting_goes_on"]
 VIEWS = {
     "alias", "as_strided", "detach", "empty", "expand", "lift_fresh", "permute", "select", "slice", "squeeze", "t",
     "transpose", "unbind", "unsqueeze", "view", "_unsafe_view",
@@ -22,11 +24,14 @@ VIEWS = {
 NEW = 120
 MOST = 40
 """launches a round; plain decoding of a model of 32 layers has some 600 in each forward"""
-DRAFTERS: dict[str, Callable[[Any], Any]] = {
-    "lookup": lambda draft: PromptLookupDrafter(),
-    "fixed": lambda draft: DraftModelDrafter(draft, num_draft_tokens=4),
-    "hybrid": lambda draft: HybridDrafter(draft),
+SIDES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "lookup": lambda: (models.llama(), PromptLookupDrafter()),
+    "fixed": lambda: (model := models.llama(), DraftModelDrafter(model, num_draft_tokens=4)),
+    "hybrid": lambda: (model := models.llama(), HybridDrafter(model)),
+    "MTP": PAIRS["GLM-4-MoE, 3"],
+    "DFlash": PAIRS["DFlash, mixed"],
 }
+"""a target, and a drafter for it"""
 
 
 class Launches(TorchDispatchMode):
@@ -59,12 +64,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     yield counted
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", SIDES)
 def test_a_round_launches_little_beside_its_forwards(kind: str, launches: Launches) -> None:
     """The prompt's forward, and what a call begins and ends with, are counted with the second of two lengths less the
     first."""
-    model = models.llama()
-    drafter, met = DRAFTERS[kind](model), []
+    (model, drafter), met = SIDES[kind](), []
     call = {"do_sample": False, "pad_token_id": 0, "speculation": {"forwards": "captured"}, "assistant_model": drafter}
     for new in (8, 8, NEW):
         launches.met.clear()

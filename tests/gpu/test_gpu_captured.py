@@ -6,12 +6,14 @@ from typing import Any
 import models
 import pytest
 import torch
+from every_drafter import PAIRS, drafting_goes_on
 from place import DEVICE
 from torch import Tensor
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
 from hf_specdec.target import capturable
+from hf_specdec.target.buffers import shelf_of
 from hf_specdec.target.capturable import why_not_captured
 from hf_specdec.target.captures import recording
 
@@ -44,6 +46,19 @@ def test_greedy_text_of_recorded_forwards_is_plains(family: str, kind: str, leng
         ours = decode(model, drafter, lengths, speculation={"forwards": "captured"})
         assert torch.equal(ours, plain), drafter.last_stats
     assert recording.steps > before or not RECORDED, drafter.last_stats
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=["one row", "four rows"])
+@pytest.mark.parametrize("kind", ["mtp", "block_diffusion"])
+def test_greedy_text_of_recorded_heads_is_plains(kind: str, lengths: list[int]) -> None:
+    target, drafter = PAIRS[kind]()
+    heads, plain = getattr(drafter, "draft_model", None) or drafter.model, decode(target, None, lengths)
+    before = recording.steps
+    with drafting_goes_on():
+        for _ in range(2):
+            ours = decode(target, drafter, lengths, speculation={"forwards": "captured"})
+            assert torch.equal(ours, plain), drafter.last_stats
+    assert shelf_of(heads).kept and (recording.steps > before or not RECORDED), drafter.last_stats
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.8}])

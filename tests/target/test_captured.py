@@ -11,6 +11,7 @@ import models
 import pytest
 import torch
 from compare import sequences_of, uneven_eos
+from stream_models import streams_of, target_of
 from torch import Tensor
 from traced import Traced, traced
 from transformers import StaticCache
@@ -20,6 +21,7 @@ from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, Su
 from hf_specdec.target import buffers, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
 from hf_specdec.target.capturable import why_not_captured
+from hf_specdec.target.fingerprint import fingerprint
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
 
@@ -298,6 +300,19 @@ def test_a_model_that_was_changed_is_recorded_anew(change: Callable[[Any], None]
         assert not set(map(id, before)) & set(map(id, shelf_of(model).kept))
 
 
+def test_a_model_that_was_asked_for_hidden_states_stays_what_it_was() -> None:
+    """transformers leaves hooks in it, which only note states."""
+    model, drafter = models.llama(), PromptLookupDrafter()
+    before = fingerprint(model)
+    model(**models.prompts([9]), output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert fingerprint(model) == before and not why_not_captured(model)
+    plain = decode(model, None, [9])
+    with traced():
+        assert torch.equal(decode(model, drafter, [9], speculation=CAPTURED), plain)
+        assert Traced.played
+
+
 def test_calls_that_run_at_once_share_no_buffers() -> None:
     """The second is started from within the first, by its streamer."""
     model = models.llama()
@@ -369,6 +384,14 @@ def test_a_call_says_why_its_forwards_are_not_captured(why: str) -> None:
     ours = decode(model, drafter, [9], **settings, speculation=CAPTURED)
     assert torch.equal(sequences_of(ours), sequences_of(decode(model, None, [9], **settings)))
     assert any(why in note for note in drafter.last_stats.notes)
+
+
+def test_streams_say_that_forwards_are_not_captured() -> None:
+    target = target_of("Llama")
+    drafter = streams_of(target)
+    ours = decode(target, drafter, [9], speculation=CAPTURED)
+    assert torch.equal(ours, decode(target, None, [9]))
+    assert "forwards are not captured: the drafter runs inside the target" in drafter.last_stats.notes
 
 
 @pytest.mark.parametrize("name", RAGGED)

@@ -1,20 +1,24 @@
 """A recording reads by address: whatever a step has not made itself must outlive the call."""
 
 import gc
+import weakref
 from typing import Any
 
 import models
 import pytest
 import torch
 from test_captured import CAPTURED, DRAFTERS, decode
+from test_heads import PAIRS, drafting_goes_on
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_specdec.target import captured, captures
+from hf_specdec.target import buffers, captures
 
 pytestmark = pytest.mark.real_time
+__all__ = ["drafting_goes_on"]
+HEADS = ["GLM-4-MoE, 3", "DFlash, mixed"]
 
 
 class Looking(TorchDispatchMode):
@@ -35,9 +39,9 @@ class Looking(TorchDispatchMode):
         return output
 
 
-@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
-@pytest.mark.parametrize("kind", ["lookup, branches", "fixed", "candidates", "hybrid"])
-def test_what_is_read_stays(kind: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[StorageWeakRef, str]]:
+    """What recorded steps of the test have read."""
     read: dict[int, tuple[StorageWeakRef, str]] = {}
 
     class Recorder:
@@ -51,9 +55,17 @@ def test_what_is_read_stays(kind: str, lengths: list[int], monkeypatch: pytest.M
             return (lambda: None), result
 
     monkeypatch.setitem(captures.RECORDERS, "cpu", Recorder)
+    monkeypatch.setattr(buffers, "_shelves", weakref.WeakKeyDictionary())
+    return read
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
+@pytest.mark.parametrize("kind", ["lookup, branches", "fixed", "candidates", "hybrid", *HEADS])
+def test_what_is_read_stays(kind: str, lengths: list[int], read: dict[int, tuple[StorageWeakRef, str]]) -> None:
     model, draft = models.llama(), models.llama(seed=1)
-    decode(model, DRAFTERS[kind](draft), lengths, speculation=CAPTURED)
+    model, drafter = PAIRS[kind]() if kind in HEADS else (model, DRAFTERS[kind](draft))
+    decode(model, drafter, lengths, speculation=CAPTURED)
     assert len(read) > 20
     gc.collect()
     assert not [what for ref, what in read.values() if ref.expired()]
-    assert captured.shelf_of(model).kept, "which is what holds them"
+    assert buffers.shelf_of(model).kept, "which is what holds them"

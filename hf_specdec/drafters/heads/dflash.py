@@ -16,15 +16,18 @@ from torch import Tensor
 from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
-from ...protocol import Draft, DraftContext, Sequences
+from ...protocol import DraftContext
 from ...session import DraftSession
+from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import as_bias, attention_windows
-from ...transfer import to_device
+from ...transfer import moved
 from ..base import Drafter
-from .session import Drawn, HeadSession, News, check_attention
+from .context import News
+from .drawn import Draw
+from .session import HeadSession, check_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,53 +45,42 @@ class DFlashSession(HeadSession):
     """A block of tokens a round, in one forward of the draft model."""
 
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
-        super().__init__(context, [layer + 1 for layer in model.config.target_layer_ids])  # 0 are the embeddings
+        config = model.config
+        self.block, self.mask_token = config.block_size, config.mask_token_id
+        layers = [layer + 1 for layer in config.target_layer_ids]  # 0 are the embeddings
+        super().__init__(context, model, input_device(model), layers, self.block - 1, beyond=self.block)
         assert context.target is not None, "heads draft where the target is"
-        self.model, self.device = model, input_device(model)
         self.embed, self.head = context.target.get_input_embeddings(), context.target.get_output_embeddings()
-        self.block, self.mask_token = model.config.block_size, model.config.mask_token_id
         # Windows of what sees both ways reach one token further.
         windows = attention_windows(model).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
 
-    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        self.read.follow(sequences.rows)
-        most = min(max(room), self.block - 1)
-        if most < 1:
-            return Draft.from_lists([[]] * len(room), self.context.device)
-        last = to_device([tokens[-1] for tokens in sequences.tokens], self.context.device)
-        news = self.read.news(self.device)
-        filled = self._filled(last, news)
-        self.context.stats.draft_calls += 1
-        logits = self.head(filled[:, 1 : most + 1].to(input_device(self.head), news.states.dtype))
-        drawn = Drawn(self.context, sequences, room, most)
+    def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
+        filled = self._filled(news, cache)
+        logits = self.head(moved(filled[:, 1 : most + 1], input_device(self.head)).to(news.states.dtype))
         for i in range(most):
-            drawn.draw(logits[:, i])
-        self.read.advance(news.counts)
-        return drawn.draft()
+            draw(logits[:, i])
 
     @grouped_attention()
-    def _filled(self, last: Tensor, news: News) -> Tensor:
+    def _filled(self, news: News, cache: RaggedCache) -> Tensor:
         """[B, block, H] states at each row's last token and at the masks behind it."""
-        cache = self.read.over(self.model.config, self.device)
         width, block = news.tokens.shape[1], torch.arange(self.block, device=self.device)
         cache.reserve(width + self.block)
-        counts = to_device(news.counts, self.device)
         # A row's slots: what it held, its news, those of longer rows, the block.
         slots = torch.arange(cache.slots.end, device=self.device)
-        known, start = (cache.slots.ends + counts)[:, None], (cache.slots.ends + width)[:, None]
+        known, start = (cache.slots.ends + news.counts)[:, None], (cache.slots.ends + width)[:, None]
         inside = (slots >= start) & (slots < start + self.block)
         allowed = ((slots < known) | inside)[:, None].expand(-1, self.block, -1)
         places = torch.where(inside, known + slots - start, slots)  # without those of longer rows
         distance = ((known + block)[:, :, None] - places[:, None]).abs()
-        noise = last.new_full((len(last), self.block), self.mask_token)
-        noise[:, 0] = last
+        last = news.tokens.gather(1, news.counts[:, None] - 1)
+        noise = torch.cat([last, last.new_full((len(last), self.block - 1), self.mask_token)], dim=1)
         bias = as_bias(allowed, distance, self.windows, self.model.dtype)
-        behind = news.positions[:, :1] + counts[:, None] + block
+        behind = news.first + known + block
         return self.model(
-            noise_embeds=self._embedded(noise).to(self.device, self.model.dtype),
+            noise_embeds=self._embedded(moved(noise, self.context.device)).to(self.device, self.model.dtype),
             context_hidden_states=news.states.to(self.model.dtype),
-            position_ids=torch.cat([news.positions, behind], dim=1),
+            position_ids=torch.cat([news.positions(cache), behind], dim=1),
             attention_mask=bias if isinstance(bias, dict) else dict.fromkeys(self.windows, bias),
             **{CACHE: cache},
         ).last_hidden_state

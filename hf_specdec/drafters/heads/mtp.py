@@ -17,15 +17,18 @@ from ...budget import Learned
 from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
-from ...protocol import Draft, DraftContext, Sequences
+from ...protocol import DraftContext
 from ...session import DraftSession
+from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import allowed_slots, as_bias, attention_windows
-from ...transfer import to_device
+from ...transfer import moved
 from ..base import Drafter
-from .session import Drawn, HeadSession, check_attention
+from .context import News
+from .drawn import Draw
+from .session import HeadSession, check_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,37 +47,27 @@ class MtpSession(HeadSession):
     """As many tokens a round as there are layers."""
 
     def __init__(self, context: DraftContext, model: "MtpModel") -> None:
+        depth = len(model.layers)
         # The slots that the layers above the first have filled with drafted tokens are filled again.
-        super().__init__(context, (-1,), again=len(model.layers) - 1)
-        self.model, self.device = model, input_device(model.layers)
-        self.windows = attention_windows(model)
-        kinds = getattr(model.config, "layer_types", None) or [next(iter(self.windows))] * len(model.layers)
-        self.kinds = kinds[: len(model.layers)]
+        super().__init__(context, model, input_device(model.layers), (-1,), depth, again=depth - 1)
+        self.forwards, self.windows = depth, attention_windows(model)
+        self.kinds = (getattr(model.config, "layer_types", None) or [next(iter(self.windows))] * depth)[:depth]
 
-    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        self.read.follow(sequences.rows)
-        most = max(room)
-        if most < 1:
-            return Draft.from_lists([[]] * len(room), self.context.device)
-        states, tokens, counts, positions = self.read.news(self.device)
-        cache = self.read.over(self.model.config, self.device)
-        width, rows = tokens.shape[1], torch.arange(len(counts), device=self.device)
-        last, steps = to_device(counts, self.device) - 1, torch.arange(width, device=self.device)
-        cache.reserve(width)
+    def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
+        states, tokens, counts, _ = news
+        steps = torch.arange(tokens.shape[1], device=self.device)
+        rows, last, positions = torch.arange(len(counts), device=self.device), counts - 1, news.positions(cache)
+        cache.reserve(tokens.shape[1])
         allowed, distance = allowed_slots(cache.slots.ends, cache.slots.end, None, steps[None])
         masks = as_bias(allowed, distance, self.windows, states.dtype)
-        drawn = Drawn(self.context, sequences, room, min(most, len(self.model.layers)))
-        for k in range(len(self.model.layers)):
-            if k:  # every token makes limit for the one behind it, the last one for what was drawn
-                tokens = tokens.roll(-1, dims=1)
-                tokens[rows, last] = drawn.tokens[-1].to(self.device)
+        for k in range(self.forwards):
             mask = masks[self.kinds[k]] if isinstance(masks, dict) else masks
             states = self._layer(k, states, tokens, positions + k + 1, mask)
-            self.context.stats.draft_calls += 1
             if k < most:
-                drawn.draw(self.model._project_to_logits(states[rows, last]))
-        self.read.advance(counts)
-        return drawn.draft()
+                drawn = draw(self.model._project_to_logits(states[rows, last]))
+            # Every token makes room for the one behind it, the last one for what was drawn.
+            tokens = tokens.roll(-1, dims=1)
+            tokens[rows, last] = moved(drawn, self.device)
 
     @grouped_attention()
     def _layer(self, k: int, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:

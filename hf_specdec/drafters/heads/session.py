@@ -1,18 +1,24 @@
-"""What sessions of all heads have in common: `HeadContext`, what they have read of each row, and `Drawn`, a draft."""
+"""`HeadSession`: what sessions of all heads have in common."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from ...errors import SpeculationError
+from ...errors import SpeculationError, warn
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...session import DraftSession
+from ...target.buffers import NO_MEMORY, FixedCache
 from ...target.cache import RaggedCache
-from ...transfer import to_device
-from ..draft_model.model_draft import with_room, write_tokens
+from .context import HeadContext, News
+from .drawn import Draw, Drawn, by_text
+from .recorded import Recorded, can_be_recorded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def check_attention(config: PreTrainedConfig) -> None:
@@ -29,143 +35,67 @@ def check_attention(config: PreTrainedConfig) -> None:
         )
 
 
-class News(NamedTuple):
-    """What heads have not read yet: at most N places, of which `counts` are each row's."""
-
-    states: Tensor
-    """[B, N, H] hidden states of the target; where several layers are read, side by side"""
-    tokens: Tensor
-    """[B, N] the token that the target chose from each state"""
-    counts: list[int]
-    positions: Tensor
-    """[B, N] positions of the states"""
-
-
-class HeadContext:
-    """A cache of the heads with one slot per state of the target; left padding has none."""
-
-    def __init__(self, context: DraftContext, layers: Sequence[int], again: int = 0) -> None:
-        """
-        Args:
-            layers: indexes of the hidden states that are read.
-            again: slots at the end of each row that are read anew in every round, because drafted tokens filled them.
-        """
-        self.context, self.layers, self.again = context, layers, again
-        self.rows: list[int] = []
-        self.cache: RaggedCache | None = None
-        self.read: list[int] = []
-        """[B] slots that hold accepted tokens"""
-        self.first: list[int] = []
-        """[B] the position of each row's first slot: above 0 where the call went on from a cache"""
-        self._states: list[list[Tensor]] = []
-        """[B] states that have not been read, in pieces as they came"""
-        self._tokens: list[list[int]] = []
-
-    def observe_prompt(self, verdict: Verdict) -> None:
-        """Take the prompt's states, each with the token behind it."""
-        states = self._joined(verdict)
-        prompt, mask = self.context.prompt_ids, self.context.prompt_mask
-        self.rows = list(verdict.rows)
-        for b, (row, tokens) in enumerate(zip(verdict.rows, verdict.tokens, strict=True)):
-            length = int(mask[row].sum())
-            count = min(length, states.shape[1])
-            self._states.append([states[b, states.shape[1] - count :]])
-            self._tokens.append([*prompt[row, prompt.shape[1] - count + 1 :].tolist(), *tokens[:1]])
-            self.first.append(length - count)
-        self.read = [0] * len(self.rows)
-
-    def observe(self, verdict: Verdict) -> None:
-        """Take the states from which each row's new tokens were chosen."""
-        states = self._joined(verdict)
-        for b, (row, tokens) in enumerate(zip(verdict.rows, verdict.tokens, strict=True)):
-            here = self.rows.index(row)
-            self._states[here].append(states[b, : len(tokens)])
-            self._tokens[here] += tokens
-
-    def _joined(self, verdict: Verdict) -> Tensor:
-        return torch.cat([verdict.features[layer] for layer in self.layers], dim=-1)
-
-    def follow(self, rows: Sequence[int]) -> None:
-        """Go on with these of the rows."""
-        order = [self.rows.index(row) for row in rows]
-        if order == list(range(len(self.rows))):
-            return
-        if self.cache is not None:
-            self.cache.set_lengths(self.read)
-            self.cache.select(order)
-        self.rows, self.read = list(rows), [self.read[b] for b in order]
-        self.first, self._tokens = [self.first[b] for b in order], [self._tokens[b] for b in order]
-        self._states = [self._states[b] for b in order]
-
-    def news(self, device: torch.device) -> News:
-        """What has to be read now. It counts as read from then on, but for the slots that are read again."""
-        counts = [len(tokens) for tokens in self._tokens]
-        width = max(counts)
-        starts = to_device([first + read for first, read in zip(self.first, self.read, strict=True)], device)
-        whole = [torch.cat(pieces) for pieces in self._states]
-        states = torch.stack([torch.nn.functional.pad(s, (0, 0, 0, width - len(s))) for s in whole])
-        tokens = to_device([row + [0] * (width - len(row)) for row in self._tokens], device)
-        positions = starts[:, None] + torch.arange(width, device=device)
-        found = News(states.to(device), tokens, counts, positions)
-        self._states = [[s[len(s) - min(self.again, len(s)) :].clone()] for s in whole]
-        self._tokens = [row[len(row) - min(self.again, len(row)) :] for row in self._tokens]
-        return found
-
-    def over(self, config: PreTrainedConfig, device: torch.device) -> RaggedCache:
-        """The heads' cache, its rows rolled back to what counts."""
-        if self.cache is None:
-            self.cache = RaggedCache.empty(DynamicCache(config=config), len(self.rows), device)
-        self.cache.set_lengths(self.read)
-        return self.cache
-
-    def advance(self, counts: Sequence[int]) -> None:
-        """Count so many places of each row as read."""
-        kept = map(len, self._tokens)
-        self.read = [read + count - again for read, count, again in zip(self.read, counts, kept, strict=True)]
-
-
 class HeadSession(DraftSession):
-    """A session of heads, which read the target's hidden states."""
+    """A session of heads, which read the target's hidden states. Subclasses write `draft`."""
 
-    def __init__(self, context: DraftContext, layers: Sequence[int], again: int = 0) -> None:
+    forwards = 1
+    """of a draft"""
+
+    def __init__(
+        self,
+        context: DraftContext,
+        model: "PreTrainedModel",
+        device: torch.device,
+        layers: Sequence[int],
+        most: int,
+        again: int = 0,
+        beyond: int = 0,
+    ) -> None:
         """
         Args:
+            model: the heads.
+            device: where they are.
             layers, again: as of `HeadContext`.
+            most, beyond: as of `Recorded`.
         """
         super().__init__(context)
-        self.features, self.read = layers, HeadContext(context, layers, again)
+        self.model, self.device, self.most = model, device, most
+        self.features, self.read = layers, HeadContext(context, layers, model.config, device, again)
+        self.recorded: Recorded | None = None
+        if can_be_recorded(context, model, device):
+            self.recorded = Recorded(context, model, self.read, most, beyond)
+
+    @abstractmethod
+    def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
+        """Read the news into the cache, and draw at most so many tokens per row behind them. It asks the device
+        nothing; a step that is recorded does the same whenever news of this shape come again."""
+
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        self.read.follow(sequences.rows)
+        most = min(max(room), self.most)
+        if most < 1:
+            return Draft.from_lists([[]] * len(room), self.context.device)
+        tokens, *q = self._drafted(sequences, most)
+        return Draft(tokens[:, :most], [min(most, n) for n in room], q=q[0][:, :most] if q else None)
+
+    def _drafted(self, sequences: Sequences, most: int) -> tuple[Tensor, ...]:
+        """At least so many tokens [B, K], and q [B, K, V] where they are drawn at random."""
+        self.context.stats.draft_calls += self.forwards
+        cache = self.read.over()
+        if self.recorded is not None and isinstance(cache, FixedCache):
+            return self.recorded.drafted(self.draft, cache, sequences)
+        drawn = Drawn(by_text(self.context, sequences, most))
+        self.draft(self.read.news(), cache, most, drawn.draw)
+        if self.recorded is not None:
+            try:
+                self.read.cache = self.recorded.taken_over(self.read.over())
+            except torch.OutOfMemoryError:
+                warn(NO_MEMORY)
+                self.recorded = None
+        return drawn.all()
 
     def observe_prompt(self, verdict: Verdict) -> None:
         self.read.observe_prompt(verdict)
 
     def observe(self, verdict: Verdict) -> None:
         self.read.observe(verdict)
-
-
-class Drawn:
-    """Builds a draft token by token: each is drawn through the call's processors, and its q is kept."""
-
-    def __init__(self, context: DraftContext, sequences: Sequences, room: list[int], most: int) -> None:
-        """
-        Args:
-            most: tokens that will be drawn per row, at most.
-        """
-        self.context, self.sequences, self.room = context, sequences, room
-        self.tokens: list[Tensor] = []
-        """[B] each"""
-        self._q: list[Tensor] = []
-        self._ids = with_room(sequences, most)
-
-    def draw(self, logits: Tensor) -> None:
-        """One more token per row, from logits [B, V]."""
-        lengths = [n + len(self.tokens) for n in self.sequences.lengths]
-        tokens, q = self.context.pick(self._ids, lengths, self.sequences.rows, logits.to(self.context.device))
-        write_tokens(self._ids, tokens, lengths)
-        self.tokens.append(tokens)
-        if q is not None:
-            self._q.append(q)
-
-    def draft(self) -> Draft:
-        """The drawn tokens, as far as each row has room for them."""
-        lengths = [min(len(self.tokens), most) for most in self.room]
-        return Draft(torch.stack(self.tokens, 1), lengths, q=torch.stack(self._q, 1) if self._q else None)

@@ -1,0 +1,117 @@
+"""`Recorded`: heads whose drafts are recorded steps, over static buffers."""
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...protocol import DraftContext, Sequences
+from ...target.buffers import WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
+from ...target.cache import RaggedCache
+from ...target.capturable import hindered, is_captured
+from ...target.captured import MOST_AHEAD
+from ...target.fingerprint import fingerprint
+from ...verify.picking import DraftPicker
+from .context import HeadContext, News
+from .drawn import Draw, Drawn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DraftOnce = Callable[[News, RaggedCache, int, Draw], None]
+"""reads news into a cache, and draws at most so many tokens per row behind them"""
+
+
+def can_be_recorded(context: DraftContext, heads: "PreTrainedModel", device: torch.device) -> bool:
+    """Whether the call's forwards are captured, nothing of the heads' make is against it, and draws go by logits
+    alone."""
+    pick = context.pick
+    if context.target is None or not isinstance(pick, DraftPicker) or pick.recordable is None:
+        return False
+    return device == context.device and is_captured(context.target, context.forwards) and not hindered(heads)
+
+
+class Recorded:
+    """One draft is one step. The first draft of a call is made before: it reads the prompt, and shows what a slot of
+    the cache takes."""
+
+    def __init__(
+        self, context: DraftContext, heads: "PreTrainedModel", read: HeadContext, most: int, beyond: int
+    ) -> None:
+        """
+        Args:
+            read: what the heads have read.
+            most: K, tokens of a draft.
+            beyond: slots that a draft takes behind what it reads.
+        """
+        self.context, self.heads, self.read, self.most, self.beyond = context, heads, read, most, beyond
+        self.usual = most + 1 + read.again
+        """places that a draft reads at most if the round before had one, too"""
+
+    def taken_over(self, cache: RaggedCache) -> FixedCache:
+        """The heads' cache, in static buffers.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for them.
+        """
+        columns = min(self.context.max_length, self.context.prompt_ids.shape[1] + MOST_AHEAD)
+        columns = max(columns, *cache.lengths)
+        return FixedCache.of(cache, self._borrow(cache, power_of_two(len(cache.lengths)), columns))
+
+    def drafted(self, draft: DraftOnce, cache: FixedCache, sequences: Sequences) -> tuple[Tensor, ...]:
+        """Tokens [B, K] behind the sequences, and q [B, K, V] where they are drawn at random."""
+        pick, most, rows = self.context.pick, self.most, len(sequences.rows)
+        assert isinstance(pick, DraftPicker), "which was asked whether it can be recorded"
+        least = max(self.read.unread, self.usual)
+        width = next((w for w in WIDTHS if w >= least), least)
+        self._make_room(cache, width + self.beyond)
+        cache.tell()
+        news, numbers = self._fed(cache.buffers, self.read.news(width)), None
+        if self.context.do_sample:
+            numbers = cache.buffers.static("numbers", most, dtype=torch.float64)
+            for i in range(most):
+                numbers[:rows, i] = pick.numbers([n + i for n in sequences.lengths], sequences.rows, numbers.device)
+
+        def step() -> tuple[Tensor, ...]:
+            drawn = Drawn(lambda logits, i: pick.from_logits(logits, None if numbers is None else numbers[:, i], None))
+            draft(news, cache, most, drawn.draw)
+            return drawn.all()
+
+        key = "heads", width, pick.recordable
+        found = step() if width > WIDEST else cache.buffers.captures.run(key, step)
+        return tuple(several[:rows].clone() for several in found)
+
+    def _fed(self, buffers: Buffers, news: News) -> News:
+        """The news where a recorded step looks for them. Rows that nobody has read one place."""
+        rows, width = news.tokens.shape
+
+        def fixed(name: str, values: Tensor) -> Tensor:
+            shape = values.shape[2:]
+            if width > WIDEST:
+                whole = values.new_zeros(buffers.rows, width, *shape)
+            else:
+                whole = buffers.static(name, WIDEST, *shape, dtype=values.dtype)[:, :width]
+            whole[:rows] = values
+            return whole
+
+        counts = buffers.static("counts", dtype=torch.long)
+        counts.fill_(1)
+        counts[:rows], buffers.offset[:rows] = news.counts, news.first
+        return News(fixed("states", news.states), fixed("chosen", news.tokens), counts, buffers.offset)
+
+    def _make_room(self, cache: FixedCache, width: int) -> None:
+        """So many slots behind each row."""
+        if (columns := max(cache.lengths) + width) > cache.buffers.slots:
+            leave = self._lease
+            cache.move(self._borrow(cache, cache.buffers.rows, columns))
+            leave()
+
+    def _borrow(self, like: RaggedCache, rows: int, columns: int) -> Buffers:
+        """Until this object is gone, or `_lease` is called."""
+        assert self.context.target is not None, "heads draft where the target is"
+        state = hash((fingerprint(self.heads), fingerprint(self.context.target)))
+        buffers = shelf_of(self.heads).borrow(like, rows, slots_for(columns), like.device, state)
+        self._lease = weakref.finalize(self, buffers.give_back)
+        return buffers
