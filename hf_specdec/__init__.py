@@ -30,6 +30,7 @@ from .generate.decoder import BatchDecoder
 from .generate.warming import warm_up
 from .stats import SpeculationStats
 from .target.packing import pack_linear, unpack_linear
+from .verify.speculate import speculate
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ __all__ = [
     "load",
     "pack_linear",
     "register",
+    "speculate",
     "unpack_linear",
     "unregister",
     "warm_up",

@@ -35,7 +35,8 @@ class SpeculationStats:
     accepted_per_position: Counter[int] = field(default_factory=Counter)
     """How often it was accepted."""
     acceptance_sum: float = 0.0
-    """Sum of β = Σ min(p, q) (Theorem 3.5) over tested positions, where q is known."""
+    """Sum of min(1, p/q), which is β in the mean (Theorem 3.5), over the drafted tokens that Algorithm 1 tests, where q
+    is known. Under block verification those are the ones that it would have tested."""
     acceptance_count: int = 0
     """How many positions those were."""
     uncorrected_tokens: int = 0

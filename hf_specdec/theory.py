@@ -1,6 +1,7 @@
 """The papers' formulas as pure functions, in the papers' letters.
 
-- alpha: acceptance rate, the mean of β = Σ min(p, q), in [0, 1].
+- p, q: the distributions of target and draft behind one text, as chances of the same tokens in the same order.
+- alpha: acceptance rate, the mean of β = Σ min(p, q) over texts, in [0, 1].
 - gamma: window, draft tokens per round, 0 or more (0 is plain decoding).
 - c: time of one draft step over the time of one target step, 0 or more; PEARL's c is its inverse, the *speed ratio*.
 
@@ -8,9 +9,44 @@ An argument out of its range raises `SpeculationError`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from .errors import SpeculationError
+
+SUM_TOLERANCE = 1e-4
+"""by how much chances in single precision may miss 1"""
+
+
+def divergence(p: Sequence[float], q: Sequence[float]) -> float:
+    """D_LK(p, q) = Σ |p − M| with M = (p + q) / 2, in [0, 1] (Definition 3.2): the total variation distance.
+
+    Symmetric; 0 where p = q, 1 where no token is possible in both (Corollary 3.4). It is 1 − Σ min(p, q) (Lemma 3.3).
+    """
+    _check_distributions(p, q)
+    return min(math.fsum(abs(px - (px + qx) / 2) for px, qx in zip(p, q, strict=True)), 1.0)
+
+
+def acceptance_rate(p: Sequence[float], q: Sequence[float], lenience: float = 1.0) -> float:
+    """β = Σ min(p, q), the chance that a token drawn from q is accepted (Theorem 3.5); its mean over texts is α
+    (Corollary 3.6).
+
+    Args:
+        lenience: l, above 0 and up to 1; then it is Σ min(p / l, q) (A.5).
+    """
+    _check_distributions(p, q)
+    if not 0 < lenience <= 1:
+        raise SpeculationError(f"lenience must be above 0 and up to 1 (1 is exact), got {lenience}")
+    return min(math.fsum(min(px / lenience, qx) for px, qx in zip(p, q, strict=True)), 1.0)
+
+
+def rejection_acceptance_rate(p: Sequence[float], q: Sequence[float]) -> float:
+    """The chance that rejection sampling accepts a token drawn from q: 1 / M with M = max p / q (A.2).
+
+    It draws from p itself after a rejection, and is exact, too, but M is set by the one token that q underrates most.
+    So it is never above `acceptance_rate`, and 0 where q leaves out a token that p has.
+    """
+    _check_distributions(p, q)
+    return min(min(qx / px for px, qx in zip(p, q, strict=True) if px > 0), 1.0)
 
 
 def expected_tokens(alpha: float, gamma: int, rescue: float = 0.0, first: float | None = None) -> float:
@@ -196,6 +232,15 @@ def line_through(table: Mapping[int, float], weights: Mapping[int, float] | None
 def _check_alpha(alpha: float, name: str = "alpha") -> None:
     if not 0 <= alpha <= 1:
         raise SpeculationError(f"{name} is an acceptance rate and must be from 0 to 1, got {alpha}")
+
+
+def _check_distributions(p: Sequence[float], q: Sequence[float]) -> None:
+    if len(p) != len(q):
+        raise SpeculationError(f"p and q must hold chances of the same tokens, got {len(p)} and {len(q)} of them")
+    for name, chances in (("p", p), ("q", q)):
+        total = math.fsum(chances)
+        if not (all(chance >= 0 for chance in chances) and abs(total - 1) <= SUM_TOLERANCE):
+            raise SpeculationError(f"{name} must hold chances of 0 or more that sum to 1, got a sum of {total}")
 
 
 def _check_at_least_zero(name: str, value: float) -> None:

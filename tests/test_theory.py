@@ -12,6 +12,64 @@ ALPHAS = [0.0, 0.1, 0.5, 0.8, 0.99, 1 - 1e-12, 1.0]
 COSTS = [0.0, 0.01, 0.1, 0.5, 1.0, 2.0]
 
 
+# ------------------------------------------------------------------ p and q
+
+
+def pairs(count: int = 200, tokens: int = 6) -> list[tuple[list[float], list[float]]]:
+    """Random p and q, many of which leave tokens out."""
+    rng = random.Random(0)
+
+    def distribution() -> list[float]:
+        weights = [rng.expovariate(1) * (rng.random() < 0.8) for _ in range(tokens - 1)] + [0.1]
+        return [weight / sum(weights) for weight in weights]
+
+    return [(distribution(), distribution()) for _ in range(count)]
+
+
+DISJOINT, EQUAL = ([0.3, 0.7, 0.0], [0.0, 0.0, 1.0]), ([0.3, 0.7, 0.0],) * 2
+
+
+def test_d_lk_is_the_divergence_of_corollary_3_4() -> None:
+    for p, q in pairs():
+        assert 0 < theory.divergence(p, q) < 1
+        assert theory.divergence(p, q) == pytest.approx(theory.divergence(q, p))
+        assert theory.divergence(p, q) == pytest.approx(1 - sum(map(min, p, q)))  # Lemma 3.3
+        assert theory.acceptance_rate(p, q) == pytest.approx(1 - theory.divergence(p, q))  # Theorem 3.5
+    assert (theory.divergence(*EQUAL), theory.divergence(*DISJOINT)) == (0, 1)
+    assert (theory.acceptance_rate(*EQUAL), theory.acceptance_rate(*DISJOINT)) == (1, 0)
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1, 1e-9])
+def test_lenience_accepts_more_and_keeps_its_promise(lenience: float) -> None:
+    """A.5: α(l) is what a test of l · q accepts, and no token comes out with a chance above p / l."""
+    for p, q in pairs():
+        alpha, strict = theory.acceptance_rate(p, q, lenience), theory.acceptance_rate(p, q)
+        tested = sum(qx * min(1, px / (lenience * qx)) for px, qx in zip(p, q, strict=True) if qx > 0)
+        assert alpha == pytest.approx(tested)
+        assert strict <= alpha <= min(1, strict / lenience)
+        for px, qx in zip(p, q, strict=True):
+            recovered = (1 - alpha) * max(0, px - qx) / (1 - strict)
+            assert min(px / lenience, qx) + recovered <= px / lenience + 1e-12
+
+
+def test_speculative_sampling_accepts_at_least_as_often_as_rejection_sampling() -> None:
+    """A.2. The rates are those of the paper's steps, Σ q · p / (M q) and Σ q · min(1, p / q)."""
+    for p, q in pairs():
+        m = max(px / qx if qx > 0 else math.inf for px, qx in zip(p, q, strict=True) if px > 0)
+        accepted = sum(qx * (px / (m * qx)) for px, qx in zip(p, q, strict=True) if qx > 0)
+        assert theory.rejection_acceptance_rate(p, q) == pytest.approx(accepted)
+        assert theory.rejection_acceptance_rate(p, q) <= theory.acceptance_rate(p, q) + 1e-12
+    rejection, speculative = (
+        sum(rate(p, q) for p, q in pairs()) for rate in (theory.rejection_acceptance_rate, theory.acceptance_rate)
+    )
+    assert rejection < 0.3 * speculative, "with six random chances each"
+    assert theory.rejection_acceptance_rate(*EQUAL) == theory.acceptance_rate(*EQUAL) == 1
+    assert theory.rejection_acceptance_rate(*DISJOINT) == theory.acceptance_rate(*DISJOINT) == 0
+
+
+# ------------------------------------------------------------------ tables
+
+
 @pytest.mark.parametrize("gamma", [0, 1, 5, 40])
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8, 0.99])
 def test_expected_tokens_is_equation_1(alpha: float, gamma: int) -> None:
@@ -43,6 +101,53 @@ def test_edges_are_exact(gamma: int) -> None:
 def test_table_1_of_the_paper(alpha: float, gamma: int, operations: float, speed: float) -> None:
     assert theory.operations_factor(alpha, gamma, 0.0) == pytest.approx(operations, abs=0.005)
     assert theory.improvement_factor(alpha, gamma, 0.0) == pytest.approx(speed, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "c", "expected"),
+    [
+        (0.75, 7, 0.02, 3.2),
+        (0.80, 7, 0.04, 3.3),
+        (0.82, 7, 0.11, 2.5),
+        (0.62, 7, 0.02, 2.3),
+        (0.68, 5, 0.04, 2.4),
+        (0.71, 3, 0.11, 2.0),
+        (0.65, 5, 0.02, 2.4),
+        (0.73, 5, 0.04, 2.6),
+        (0.74, 3, 0.11, 2.0),
+        (0.53, 5, 0.02, 1.9),
+        (0.55, 3, 0.04, 1.8),
+        (0.56, 3, 0.11, 1.6),
+    ],
+)
+def test_table_4_of_the_paper(alpha: float, gamma: int, c: float, expected: float) -> None:
+    """Its column EXP, from an α and a c that are rounded to two digits."""
+    least = theory.improvement_factor(alpha - 0.005, gamma, c + 0.005)
+    most = theory.improvement_factor(alpha + 0.005, gamma, c - 0.005)
+    assert least - 0.05 <= expected <= most + 0.05
+
+
+@pytest.mark.parametrize(("alpha", "speed"), [(0.75, 3.3), (0.75, 3.3), (0.8, 3.9), (0.87, 4.9)])
+def test_the_speeds_of_greedy_lenience(alpha: float, speed: float) -> None:
+    """A.5, with γ = 8 and c = 0.015."""
+    assert theory.improvement_factor(alpha, 8, 0.015) == pytest.approx(speed, abs=0.05)
+
+
+@pytest.mark.parametrize(("alpha", "best"), [(0.62, 2.33), (0.71, 2.94), (0.76, 3.45), (0.84, 4.79)])
+def test_the_best_speeds_of_table_5(alpha: float, best: float) -> None:
+    """With c = 0.015 and the best γ. The paper prints 2.5, 3.1, 3.6 and 5 without a γ."""
+    assert theory.improvement_factor(alpha, theory.optimal_gamma(alpha, 0.015), 0.015) == pytest.approx(best, abs=0.005)
+
+
+@pytest.mark.parametrize(("alpha", "printed"), [(0.62, 2.5), (0.71, 3.1), (0.76, 3.6)])
+def test_three_speeds_of_table_5_are_out_of_reach(alpha: float, printed: float) -> None:
+    """For any γ, and for the largest α that would be rounded to the paper's."""
+    largest = alpha + 0.005
+    assert theory.improvement_factor(largest, theory.optimal_gamma(largest, 0.015), 0.015) < printed - 0.05
+
+
+def test_the_bigrams_speed() -> None:
+    assert theory.improvement_factor(0.2, 3, 0.0) == pytest.approx(1.25, abs=0.005)  # section 3.6
 
 
 @pytest.mark.parametrize("c", COSTS)
@@ -130,6 +235,10 @@ def test_widths_are_interpolated() -> None:
         (lambda: theory.best_window(0.5, lambda width: 0.0, 0.0, 3), "target_seconds"),
         (lambda: theory.best_window(0.5, lambda width: 1.0, 0.0, -3), "max_window"),
         (lambda: theory.interpolate_widths({}), "table"),
+        (lambda: theory.divergence([0.5, 0.5], [1.0]), "the same tokens, got 2 and 1"),
+        (lambda: theory.acceptance_rate([0.5, 0.4], [0.5, 0.5]), "p must hold chances"),
+        (lambda: theory.rejection_acceptance_rate([0.5, 0.5], [1.5, -0.5]), "q must hold chances"),
+        (lambda: theory.acceptance_rate([1.0], [1.0], 0.0), "lenience"),
     ],
 )
 def test_bad_arguments_are_named(call, named: str) -> None:

@@ -59,15 +59,16 @@ class Draws:
         r, u = self._uniform(trial.sequences, k, places, Purpose.BLOCK if whole else Purpose.ACCEPT, device)
         px = p[:, :k].gather(2, tokens[..., None])[..., 0]
         qx = self.rules.lenience * torch.nan_to_num(draft.token_probs, nan=1.0)
+        one_by_one = accepted_lengths(accepts(px.double(), qx.double(), r), lengths)
         if whole:
             assert draft.q is not None
             n, w = block_verified(p, draft.q.to(p), tokens, lengths, r)
         else:
-            n, w = accepted_lengths(accepts(px.double(), qx.double(), r), lengths), torch.ones_like(r[:, 0])
+            n, w = one_by_one, torch.ones_like(r[:, 0])
         beta = (px / qx.clamp_min(1e-30)).clamp(max=1.0)
         last = n.clamp(max=places - 1)
         p_own, u_own = p[every, last], u[every, last]
-        told = [trial.sound, n, tokens, beta, trial.likeliest]
+        told = [trial.sound, n, tokens, one_by_one, beta, trial.likeliest]
         if correct is None:
             if draft.q is not None:
                 left = residual((w[:, None] * p_own).to(p), draft.q[every, n.clamp(max=k - 1)].to(p))
@@ -75,9 +76,9 @@ class Draws:
             own = draw(p_own, u_own)
             texts = self._texts(tokens, n, own)
             read = to_host_together(*told, own, meanwhile=meanwhile and partial(meanwhile, n, texts))
-            sound, accepted, flat, beta_told, likeliest, owns = read
+            sound, accepted, flat, passed, beta_told, likeliest, owns = read
         else:  # the drafter has a say in what is drawn, once it is known what was rejected
-            sound, accepted, flat, beta_told, likeliest = to_host_together(*told)
+            sound, accepted, flat, passed, beta_told, likeliest = to_host_together(*told)
             for b, count in enumerate(accepted):
                 if sound[0] and count < draft.lengths[b]:
                     p_own[b] = correct(p_own[b], b, count)
@@ -85,7 +86,7 @@ class Draws:
             texts = self._texts(tokens, n, own)
             (owns,) = to_host_together(own)
         drafted = trial.tokens(flat, sound[0])
-        self._note_acceptance(accepted, drafted, beta_told, k)
+        self._note_acceptance(passed, drafted, beta_told, k)
         judged = []
         for b, count in enumerate(accepted):
             answered = count - 1 in trial.places(b)
@@ -112,10 +113,18 @@ class Draws:
         return sent[: rows * k].view(rows, k), sent[rows * k :].view(rows, places)
 
     def _note_acceptance(
-        self, accepted: Sequence[int], drafted: Sequence[Sequence[int]], beta: Sequence[float], k: int
+        self, passed: Sequence[int], drafted: Sequence[Sequence[int]], beta: Sequence[float], k: int
     ) -> None:
-        """Count α: the mean of min(1, p/q) over the tokens that were tested."""
-        for b, (n, tokens) in enumerate(zip(accepted, drafted, strict=True)):
+        """Count α: the mean of min(1, p/q) over the tokens that Algorithm 1 tests.
+
+        Whether it tests a token depends on earlier tokens alone, so the token is a draw from q like any other, and
+        min(1, p/q) is β in the mean (Theorem 3.5). Block verification looks at later tokens, too, and keeps those whose
+        p/q is high: over the tokens that it keeps, the mean would be too high.
+
+        Args:
+            passed: [B] how many tokens Algorithm 1 accepts with the same random numbers.
+        """
+        for b, (n, tokens) in enumerate(zip(passed, drafted, strict=True)):
             tested = min(n + 1, len(tokens))
             self.stats.acceptance_sum += sum(beta[b * k :][:tested])
             self.stats.acceptance_count += tested

@@ -1,6 +1,6 @@
 """Distillation: the draft learns the target's distribution at every place where the target wrote."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,17 +57,38 @@ def said(found: dict[str, float]) -> str:
     return ", ".join(f"{FIGURES[name]}: {found[name]:.1%}" for name in FIGURES if name in found)
 
 
+def cross_entropy(p: Tensor, log_q: Tensor) -> Tensor:
+    """-Σ p log q [N] of the target's likeliest tokens, with their chances p [N, n] made to sum to 1."""
+    return -(p / p.sum(-1, keepdim=True).clamp_min(1e-6) * log_q).sum(-1)
+
+
+def total_variation(p: Tensor, log_q: Tensor) -> Tensor:
+    """1 - Σ min(p, q) [N] over the target's likeliest tokens: how often a draw from q is rejected, D_LK (Leviathan
+    2023, Theorem 3.5); a little high, as the target's other tokens count as rejected."""
+    return 1 - torch.minimum(p, log_q.exp()).sum(-1)
+
+
 class Distillation(Examined):
-    """Cross entropy against the target's likeliest tokens; evaluation says how often the draft would be right."""
+    """The draft learns the target's distribution; evaluation says how often the draft would be right."""
 
     acceptance, said = staticmethod(acceptance), staticmethod(said)
+    distance: Callable[[Tensor, Tensor], Tensor] = staticmethod(cross_entropy)
+    """(p, log q) → the loss at each place"""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        """Mean of -Σ p log q over the places, p the target's chances of its likeliest tokens, made to sum to 1."""
+        """The mean distance over the places."""
         with self.accelerator.autocast():  # which accelerate puts around `forward` only
             logits = known_logits(model, inputs)
-        p = inputs["chances"].float()
-        p = p / p.sum(-1, keepdim=True).clamp_min(1e-6)
         log_q = logits.gather(1, inputs["rows"].long()) - logits.logsumexp(-1, keepdim=True)
-        loss = -(p * log_q).sum(-1).mean()
+        loss = self.distance(inputs["chances"].float(), log_q).mean()
         return (loss, {"loss": loss}) if return_outputs else loss
+
+
+class RejectionDistillation(Distillation):
+    """The draft learns to be accepted: the paper's "optimizing M_q for α directly" (section 6)."""
+
+    distance = staticmethod(total_variation)
+
+
+TRAINERS: dict[str, type[Distillation]] = {"cross_entropy": Distillation, "tv": RejectionDistillation}
+"""by the option `loss`"""

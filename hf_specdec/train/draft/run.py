@@ -3,19 +3,28 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from typer import Option
 
+from ...errors import SpeculationError
 from ...tools.loading.models import ModelSource, Pair, load_model
 from ...tools.showing import quiet
 from ..folder import TrainingFolder, interruptible
 from ..learning import learn
-from ..own_text import OwnTextSettings, halves, hold_to_target, own_texts, special_tokens, try_it
+from ..own_text import (
+    OwnTextSettings,
+    halves,
+    hold_to_target,
+    own_texts,
+    special_tokens,
+    training_option,
+    try_it,
+)
 from ..writing import most_frequent
 from .cutting import check_cuttable, cut, take_over
-from .distilling import Distillation, acceptance, collate, said
+from .distilling import TRAINERS, acceptance, collate, said
 from .teacher import contents, read_lessons
 
 _cut: Any = partial(Option, rich_help_panel="The draft model")
@@ -37,8 +46,24 @@ class DraftSettings(OwnTextSettings):
     start_from: Annotated[
         str | None, _cut(help="Folder of a draft that was cut out of this target before; its training is continued.")
     ] = None
+    loss: Annotated[
+        Literal["cross_entropy", "tv"],
+        training_option(
+            help="What is made small: cross_entropy, or tv, the total variation distance, which is the rate of "
+            "rejection at temperature 1."
+        ),
+    ] = "cross_entropy"
 
     ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {"known_tokens": (16, 32_768)}
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: an argument out of range.
+        """
+        super().check()
+        if self.loss not in TRAINERS:
+            raise SpeculationError(f"loss must be {' or '.join(map(repr, TRAINERS))}, got {self.loss!r}")
 
 
 def train_draft(settings: DraftSettings) -> dict[str, float]:
@@ -66,9 +91,9 @@ def train_draft(settings: DraftSettings) -> dict[str, float]:
         draft = cut(pair.target, _layers(settings, pair), tokens).float()
         if settings.start_from is not None:
             take_over(draft, load_model(ModelSource(settings.start_from, "float32", "cpu")))
-        chosen = ("layers", "start_from", "epochs", "batch_size", "learning_rate", "seed", "dtype")
+        chosen = ("layers", "start_from", "epochs", "batch_size", "learning_rate", "seed", "dtype", "loss")
         checkpoints = folder.checkpoints(contents(learned, tokens), *(getattr(settings, name) for name in chosen))
-        learn(settings, Distillation, draft, lessons, examination, collate, checkpoints)
+        learn(settings, TRAINERS[settings.loss], draft, lessons, examination, collate, checkpoints)
         found = acceptance(draft, examination, settings.batch_size)
         found |= {"covered": covered, "parameters": float(draft.num_parameters())}
         draft.to(torch.bfloat16).save_pretrained(settings.output)
