@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...stats import SpeculationStats
 from ...target.capturable import is_captured
 from ...target.captured import Captured, CapturedRunner
 from ...target.captured_joining import joining_runner
@@ -22,7 +21,7 @@ from ...target.probe import Support
 from ...target.ragged import RaggedRunner
 from ...target.staggered import StaggeredRunner
 from ...transfer import moved, to_device
-from .over_cache import Chain, OverCache
+from .over_cache import Chain, DraftCall, OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,31 +32,8 @@ class ModelOverCache(OverCache):
 
     runner: LockstepRunner | RaggedRunner | StaggeredRunner
 
-    def __init__(
-        self,
-        model: "PreTrainedModel",
-        prompt_ids: Tensor,
-        prompt_mask: Tensor,
-        lockstep: bool,
-        most_rows: int = 0,
-        most_tokens: int = 0,
-        source: dict[str, Any] | None = None,
-        stats: SpeculationStats | None = None,
-        forwards: str = "eager",
-        most_columns: int = 0,
-    ) -> None:
+    def __init__(self, model: "PreTrainedModel", call: DraftCall) -> None:
         """Reads the prompt.
-
-        Args:
-            prompt_ids: [B, P] left-padded.
-            prompt_mask: [B, P] 1 where it is not padding.
-            lockstep: rows keep equal lengths.
-            most_rows: where rows come and go, how many are expected at once; there is no prompt then.
-            most_tokens: of those together.
-            source: for a draft of an encoder-decoder, `DraftContext.source`.
-            stats: where its forwards are counted.
-            forwards: as in `DraftContext`.
-            most_columns: that the text may come to.
 
         Raises:
             ValueError: the prompt fills the model's context.
@@ -65,31 +41,32 @@ class ModelOverCache(OverCache):
         self.model, self.mixes_experts = model, mixes_experts(model)
         self.vocab = model.config.get_text_config(decoder=True).vocab_size
         self.device = input_device(model)  # asked once: transformers looks for it among the parameters
-        self.context_limit, self.lockstep = position_limit(model), lockstep
+        self.context_limit, self.lockstep = position_limit(model), call.lockstep
         self.good = []
-        self.stats = SpeculationStats() if stats is None else stats
+        self.stats = call.stats
         self.stats.draft_calls += 1
-        if most_rows:
-            self.runner = joining_runner(model, most_rows, most_tokens, forwards)
+        if call.most_rows:
+            self.runner = joining_runner(model, call.most_rows, call.most_tokens, call.forwards)
             return
-        check_room(prompt_mask, self.context_limit)
-        ids, mask = self._known(prompt_ids), prompt_mask.to(self.device)
-        if source is not None and crosses(model):
+        check_room(call.prompt_mask, self.context_limit)
+        ids, mask = self._known(call.prompt_ids), call.prompt_mask.to(self.device)
+        if call.source is not None and crosses(model):
             with torch.no_grad():
-                said = encoded(model, source)
+                said = encoded(model, call.source)
             padded = {} if bool(mask.all()) else {"decoder_attention_mask": mask}
             over = said | padded | {CACHE: fresh_cache(model), "use_cache": True}
             equal = EncoderDecoderRunner(model, over, ids)
-            self.runner = equal if lockstep else StaggeredRunner(equal)
+            self.runner = equal if call.lockstep else StaggeredRunner(equal)
         else:
             kwargs: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
             kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
-            kwargs["attention_mask"] = None if lockstep and bool(mask.all()) else mask
+            kwargs["attention_mask"] = None if call.lockstep and bool(mask.all()) else mask
             kwargs["logits_to_keep"] = 1
-            kind = CapturedRunner if is_captured(model, forwards) else LockstepRunner if lockstep else RaggedRunner
+            eager = LockstepRunner if call.lockstep else RaggedRunner
+            kind = CapturedRunner if is_captured(model, call.forwards) else eager
             self.runner = kind(model, kwargs, ids)
             if isinstance(self.runner, CapturedRunner):
-                self.runner.expect(most_columns)
+                self.runner.expect(call.most_columns)
         self.runner.prefill()
         self.good = self.held
 

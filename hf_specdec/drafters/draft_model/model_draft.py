@@ -17,7 +17,7 @@ from ...target.devices import input_device
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
 from .base import columns_for
-from .over_cache import Chain, OverCache
+from .over_cache import Chain, DraftCall, OverCache
 from .translating import Translated, model_of, over_cache
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ModelDraft:
         opened = self._over is None
         if self._over is None:
             began = now()
-            self._over = model_over_cache(self.context, self._model)
+            self._over = over_cache(self._model, DraftCall.of(self.context))
             self.cost.observe_reading(now() - began, self.context.prompt_ids.numel())
         self._began, self._recorded = mark(self._device), recording.steps
         joined = self._over.follow(self._rows, sequences)
@@ -252,13 +252,6 @@ def is_blind(context: DraftContext, model: "PreTrainedModel | Translated") -> bo
     together."""
     device = input_device(model_of(model))
     return waits(device) or context.forwards in ("captured", "bitwise")
-
-
-def model_over_cache(context: DraftContext, model: "PreTrainedModel | Translated") -> OverCache:
-    """A draft model that has read the call's prompt."""
-    bounds = context.most_rows, context.most_tokens
-    prompt, how = (context.prompt_ids, context.prompt_mask), (context.forwards, context.max_length)
-    return over_cache(model, *prompt, context.lockstep, *bounds, context.source, context.stats, *how)
 
 
 def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:

@@ -2,14 +2,53 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...protocol import Sequences
+from ...protocol import DraftContext, Sequences
 from ...stats import SpeculationStats
 from ...target.captured import Choose
+
+
+@dataclass(frozen=True)
+class DraftCall:
+    """What a draft model over a cache is told of a call."""
+
+    prompt_ids: Tensor
+    """[B, P] left-padded, which it reads"""
+    prompt_mask: Tensor
+    """[B, P] 1 where that is not padding"""
+    lockstep: bool
+    """rows keep equal lengths"""
+    most_rows: int = 0
+    """where rows come and go, how many are expected at once; there is no prompt then"""
+    most_tokens: int = 0
+    """of those together"""
+    source: dict[str, Any] | None = None
+    """as in `DraftContext`, for a draft of an encoder-decoder"""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    """where its forwards are counted"""
+    forwards: str = "eager"
+    """as in `DraftContext`"""
+    most_columns: int = 0
+    """that the text may come to"""
+
+    @classmethod
+    def of(cls, context: DraftContext) -> "DraftCall":
+        return cls(
+            context.prompt_ids,
+            context.prompt_mask,
+            context.lockstep,
+            context.most_rows,
+            context.most_tokens,
+            context.source,
+            context.stats,
+            context.forwards,
+            context.max_length,
+        )
 
 
 class Chain(NamedTuple):

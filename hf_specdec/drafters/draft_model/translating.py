@@ -6,7 +6,7 @@ translator finds the shared tokens.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ...target.devices import input_device
 from ...target.probe import Support, support
 from ...transfer import to_device, to_host
 from .model import ModelOverCache
-from .over_cache import OverCache
+from .over_cache import DraftCall, OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -117,26 +117,18 @@ class TranslatedOverCache(OverCache):
     """A draft model with another tokenizer over its own cache. It is fed the target's tokens and answers with logits
     over them. Slots are columns of the target's `ids`; the model inside counts its own."""
 
-    def __init__(
-        self,
-        speech: Translated,
-        prompt_ids: Tensor,
-        prompt_mask: Tensor,
-        lockstep: bool,
-        *others: Any,
-        **options: Any,
-    ) -> None:
+    def __init__(self, speech: Translated, call: DraftCall) -> None:
         """
         Args:
-            speech: the draft model with the two tokenizers; the others as of `ModelOverCache`.
+            speech: the draft model with the two tokenizers.
 
         Raises:
             ValueError: a batch, for a model that does not support rows of different lengths.
         """
         model = speech.draft_model
-        self.speech, self.device, self.lockstep = speech, input_device(model), lockstep
-        masks = to_host(prompt_mask.bool())
-        prompts = zip(to_host(prompt_ids), masks, strict=True)
+        self.speech, self.device, self.lockstep = speech, input_device(model), call.lockstep
+        masks = to_host(call.prompt_mask.bool())
+        prompts = zip(to_host(call.prompt_ids), masks, strict=True)
         mine = [speech.prompt(list(compress(row, real))) for row, real in prompts]
         width = max(map(len, mine), default=0)
         self.texts: list[list[int]] = [[0] * (width - len(row)) + row for row in mine]
@@ -149,8 +141,8 @@ class TranslatedOverCache(OverCache):
             raise ValueError(
                 "rows of a translated batch have different lengths, which the draft model does not support"
             )
-        alone, ids = lockstep and len(mine) == 1, to_device(self.texts, self.device)
-        self.inner = ModelOverCache(model, ids, real, alone, *others, **options)
+        alone, ids = call.lockstep and len(mine) == 1, to_device(self.texts, self.device)
+        self.inner = ModelOverCache(model, replace(call, prompt_ids=ids, prompt_mask=real, lockstep=alone))
         self.stats = self.inner.stats
         self.good = [len(real) for real in masks]
         self.held = list(self.good)
@@ -216,7 +208,6 @@ class TranslatedOverCache(OverCache):
         self.held.append(len(tokens) - 1)
 
 
-def over_cache(draft: "PreTrainedModel | Translated", *arguments: Any, **options: Any) -> OverCache:
-    """A draft model over its own cache; arguments and options as of `ModelOverCache`."""
-    kind = TranslatedOverCache if isinstance(draft, Translated) else ModelOverCache
-    return kind(draft, *arguments, **options)  # type: ignore[arg-type]
+def over_cache(draft: "PreTrainedModel | Translated", call: DraftCall) -> OverCache:
+    """A draft model over its own cache, which has read the call's prompt."""
+    return TranslatedOverCache(draft, call) if isinstance(draft, Translated) else ModelOverCache(draft, call)

@@ -15,6 +15,7 @@ from ....clock import now
 from ....target.devices import input_device
 from ....transfer import to_device, to_host
 from ...draft_model.model_draft import write_tokens
+from ...draft_model.over_cache import DraftCall
 from ...draft_model.translating import model_of, over_cache
 from .foresight import REMEMBERED, Place, likeliest
 from .wire import Fork, Kind, Link, Order, Setup, Step
@@ -80,7 +81,7 @@ class BackgroundDraft:
         self.picker = setup.picker.on(device)
         self.eos_token_ids, self.lockstep = setup.eos_token_ids, setup.lockstep
         prompt = setup.prompt_ids.to(device)
-        self.model = over_cache(draft, prompt, setup.prompt_mask.to(device), setup.lockstep)
+        self.model = over_cache(draft, DraftCall(prompt, setup.prompt_mask.to(device), setup.lockstep))
         self.ids = torch.nn.functional.pad(prompt, (0, BLOCK))
         """[L, capacity] the branches' texts on the model's device"""
         self.branches = [Branch(row, text) for row, text in enumerate(setup.prompt_ids.tolist())]
