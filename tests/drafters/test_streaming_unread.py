@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hf_specdec.budget import Cost
 from hf_specdec.drafters.streaming import StreamingSession
-from hf_specdec.drafters.streaming.runner import StreamRunner
+from hf_specdec.drafters.streaming.runner import STREAMED, StreamRunner
+from hf_specdec.drafters.streaming.tree import likeliest_last
 from hf_specdec.protocol import Sequences
 
 
@@ -24,10 +25,13 @@ def target() -> Any:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("new", [2, 3, 4, 24])
-def test_a_forward_that_fills_the_texts_has_no_streams(
-    target: Any, batch: str, new: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", [{"copies": False}, {}, {"tree": "product", "num_candidates": 2}])
+def test_how_many_streams_a_forward_has(
+    target: Any, batch: str, new: int, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All others have γ for each of their tokens. No clock decides whether they draft."""
+    """γ for each of at most four tokens, in a full product for each; none where the texts are full behind it. No clock
+    decides whether drafts are made."""
+    most = 1 << 20 if "tree" in way else STREAMED
     monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
     seen: list[tuple[int, int]] = []
     widths: list[int] = []
@@ -37,12 +41,13 @@ def test_a_forward_that_fills_the_texts_has_no_streams(
         left = new - 1 - (min(self.lengths) + 1 - 9)  # behind each row's last token, which is not in the cache
         widths.clear()
         answer = honest(self, tokens, *how)
-        assert widths[0] == tokens.shape[1] * (1 + GAMMA if left > 1 else 1)
+        n = tokens.shape[1]
+        assert widths[0] == n + (GAMMA * min(n, most) if left > 1 else 0)
         seen.append((left, widths[0]))
         return answer
 
     sides = compare.Sides(target, BATCHES[batch], max_new_tokens=new)
-    drafter = streams_of(target, num_nodes=4, copies=False)
+    drafter = streams_of(target, num_nodes=8, **way)
     assert torch.equal(sides.ours(drafter), sides.plain)  # the probe is over
     monkeypatch.setattr(StreamRunner, "forward", forward)
     hook = target.model.layers[-1].register_forward_pre_hook(
@@ -102,3 +107,48 @@ def test_copies_are_drafted_where_there_are_no_streams(target: Any, streams: boo
     assert draft.lengths[0] and text[0] in draft.tokens[0].tolist()
     assert any(node is not None for node in session.last.nodes[0]) == streams
     assert session._runner is not None and session._runner.rides
+
+
+def test_the_likeliest_last_are_the_likeliest_last() -> None:
+    """Against every way in which a tree's tokens may be accepted, drawn from what each node's children are given."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        parents, given = [-1], [1.0]
+        children = [0]
+        while len(parents) < 9:
+            parent = int(torch.randint(len(parents), (), generator=generator))
+            parents.append(parent)
+            children.append(0)
+            children[parent] += 1
+        for parent in parents[1:]:
+            given.append(float(torch.rand((), generator=generator)) / children[parent])
+        chances = list(given)
+        for i in range(1, 9):
+            chances[i] *= chances[parents[i]]
+        below = [sum(given[j] for j in range(1, 9) if parents[j] == i) for i in range(9)]
+        last = [chances[i] * (1 - below[i]) for i in range(9)]
+        assert sum(last) == pytest.approx(1)
+        best = sorted(sorted(range(9), key=lambda i: -last[i])[:3])
+        assert likeliest_last(chances, parents, range(9), 3) == best
+        assert likeliest_last(chances[:4], parents, range(9), 9) == list(range(9))
+
+
+def test_a_row_whose_last_token_has_no_streams_drafts_copies_alone(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the others theirs: with one node that has streams, and one that they join nearly never."""
+    monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
+    monkeypatch.setattr("hf_specdec.drafters.streaming.runner.STREAMED", 1)
+    missed = []
+    honest = StreamingSession._look
+
+    def look(self: StreamingSession, verdict: Any) -> None:
+        honest(self, verdict)
+        missed.append(set(verdict.rows) - set(self.rows if self.ends is not None else []))
+
+    monkeypatch.setattr(StreamingSession, "_look", look)
+    for batch in BATCHES.values():
+        sides = compare.Sides(target, batch)
+        for copies in (False, True):
+            assert torch.equal(sides.ours(streams_of(target, num_nodes=8, copies=copies)), sides.plain)
+    assert any(missed) and not all(missed)

@@ -120,21 +120,22 @@ class StreamingSession(DraftSession):
                         self.acceptance.observe(self.evidence[node.stream][node.rank], i == right)
 
     def _look(self, verdict: Verdict) -> None:
-        """Keep the streams at the node from which the target chose each row's last token."""
+        """Keep the streams at the node from which the target chose each row's last token, where that has any."""
         self.ends = None
         if self._runner is None:
             return
         self._runner.rides = False  # until a draft is asked for
         if (states := self._runner.states) is None:
             return
-        kept, places = self._runner.kept, []
+        found: list[tuple[int, int]] = []
         for b, (path, tokens) in enumerate(zip(verdict.paths or [[]] * len(verdict.rows), verdict.tokens, strict=True)):
-            decided = path[: len(tokens) - 1]
+            decided, at = path[: len(tokens) - 1], self._runner.at[b]
             fed = decided[-1] + 1 if decided else 0
-            places.append(fed if kept is None else kept[b].index(fed))
-        index = to_device(places, states.device)
-        self.ends = states[torch.arange(len(places), device=states.device), index]
-        self.rows = list(verdict.rows)
+            found += [(b, at.index(fed))] if fed in at else []
+        if found:
+            index = to_device(found, states.device)
+            self.ends = states[index[:, 0], index[:, 1]]
+            self.rows = [verdict.rows[b] for b, _ in found]
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.counts.rounds += 1
@@ -143,7 +144,7 @@ class StreamingSession(DraftSession):
         looks = bool(copies) or (self.by_value and not waits(self.context.device))
         nodes = [] if looks else self._unseen(len(room))
         if self._runner is not None:
-            self._runner.rides = self._are_read(sequences, looks or bool(nodes))
+            self._runner.rides, self._runner.survival = self._are_read(sequences, looks or bool(nodes)), None
         ends, foretold = self._ends_of(sequences.rows, room)
         if not copies and (ends is None or not (looks or nodes)):
             self.counts.rested += 1
@@ -235,6 +236,8 @@ class StreamingSession(DraftSession):
             trees,
             logits,
         )
+        if self._runner is not None and not waits(self.context.device):  # elsewhere width costs little
+            self._runner.survival = draft.survival
         return draft if fixed == "auto" else replace(draft, survival=None)
 
     def _foretold(
