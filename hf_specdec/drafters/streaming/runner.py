@@ -1,4 +1,4 @@
-"""`StreamRunner`: one forward verifies a tree and makes the streams of every node of it (§3.2.2, §3.2.3)."""
+"""`StreamRunner`: one forward verifies a tree and makes the streams of its nodes (§3.2.2, §3.2.3)."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +11,12 @@ from ...protocol import Forward, Runner
 from ...target.grouped import grouped_attention
 from ...transfer import moved, to_device, to_host
 from .streams import Streams
+from .tree import likeliest_last
 from .upper import Upper, here_only, with_streams
+
+STREAMED = 4
+"""nodes of a row that have streams where width costs time. One of those four is the last accepted one in three of four
+rounds; with all of a tree of 8 nodes the upper layers are twice as wide"""
 
 
 class StreamRunner:
@@ -22,7 +27,12 @@ class StreamRunner:
         self.engine: Any = engine
         self.streams, self.upper, self.prune_below = streams, upper, prune_below
         self.states: Tensor | None = None
-        """[B, n, γ, H] the streams of the last forward, after the norm: of the prompt's last token, or of every node"""
+        """[B, c, γ, H] the streams of the last forward, after the norm"""
+        self.at: list[list[int]] = []
+        """[B][c] of which of the fed tokens those are"""
+        self.survival: Sequence[Sequence[float]] | None = None
+        """`[B][nodes]` each drafted token's chance to be accepted: streams join the nodes likeliest to be the last that
+        is. None: they join all"""
         self.kept: list[list[int]] | None = None
         """[B] indexes of the n among the fed tokens; None where none was pruned"""
         self.slots: Any = None
@@ -46,6 +56,7 @@ class StreamRunner:
             mask, positions = engine.masks(None, depth, self.slots), engine.positions(depth)
             states = self.upper.run(self.streams.begin(last[-1]), mask, positions, engine.cache)
         self.states, self.kept = states.unflatten(1, (1, gamma)), None
+        self.at = [[0]] * len(states)
         return answer
 
     def forward(
@@ -60,7 +71,7 @@ class StreamRunner:
         seen, depth = engine.shape(parents, width)
         if seen is None:
             seen = torch.ones(1, width, width, dtype=torch.bool, device=depth.device).tril()
-        wide = Wide(self, tokens, seen, depth)
+        wide = Wide(self, tokens, seen, depth, parents)
         with ExitStack() as hooks:
             for layer in self.upper.layers:
                 hook = here_only(wide.widened)
@@ -68,7 +79,7 @@ class StreamRunner:
             hooks.callback(self.upper.decoder.register_forward_hook(here_only(wide.narrowed)).remove)
             wide.hooks = hooks
             outputs = engine.run(tokens, parents)
-        self.states, self.kept = wide.streams, wide.kept
+        self.states, self.at, self.kept = wide.streams, wide.at, wide.kept
         self._advance(tokens.shape, wide, counts)
         nodes = None
         if wide.kept is not None:
@@ -104,9 +115,18 @@ class Wide:
     """One forward with streams: tokens that enter the first upper layer are pruned and joined by the streams, each
     upper layer gets masks and positions for both, and the decoder's output is split again."""
 
-    def __init__(self, runner: StreamRunner, tokens: Tensor, seen: Tensor, depth: Tensor) -> None:
+    def __init__(
+        self,
+        runner: StreamRunner,
+        tokens: Tensor,
+        seen: Tensor,
+        depth: Tensor,
+        parents: Sequence[Sequence[int]] | None,
+    ) -> None:
         self.runner, self.tokens, self.seen, self.depth = runner, tokens, seen, depth
-        self.places = tokens.shape[1]
+        rows, self.places = tokens.shape
+        self.parents = [range(-1, self.places - 1)] * rows if parents is None else parents
+        self.at: list[list[int]] = []
         self.kept: list[list[int]] | None = None
         self.told: dict[str, Any] | None = None
         self.hooks = ExitStack()
@@ -129,8 +149,12 @@ class Wide:
         runner, upper, streams = self.runner, self.runner.upper, self.runner.streams
         if runner.prune_below > 0 and self.places > 1:
             states = self._pruned(states)
-        seen, depth = with_streams(self.seen, self.depth, streams.gamma)
-        begun = streams.begin(states)
+        places, begins = self._with_streams(), states
+        if places is not None:
+            rows = torch.arange(len(states), device=states.device)[:, None]
+            begins = states[rows, moved(places, states.device)]
+        seen, depth = with_streams(self.seen, self.depth, streams.gamma, places)
+        begun = streams.begin(begins)
         states = torch.cat([moved(states, begun.device), begun], 1)
         runner.slots.reserve(states.shape[1])
         self.told = {"attention_mask": runner.engine.masks(seen, depth, runner.slots)}
@@ -138,6 +162,20 @@ class Wide:
         self.told |= upper.positions(states, positions)
         self.hooks.enter_context(streams.beside(upper, self.places, states.shape[1]))
         return states
+
+    def _with_streams(self) -> Tensor | None:
+        """[B, c] the places that streams join, where they do not join all; sets which tokens those are."""
+        runner = self.runner
+        kept = self.kept or [list(range(self.places))] * len(self.tokens)
+        if runner.survival is None or self.places <= STREAMED:
+            self.at = kept
+            return None
+        self.at = [
+            likeliest_last([1.0, *chances], parents, alive, STREAMED)
+            for chances, parents, alive in zip(runner.survival, self.parents, kept, strict=True)
+        ]
+        lists = [[alive.index(i) for i in row] for row, alive in zip(self.at, kept, strict=True)]
+        return to_device([row + [0] * (STREAMED - len(row)) for row in lists], self.seen.device)
 
     def _pruned(self, states: Tensor) -> Tensor:
         """Leave out nodes to which their parent gives too small a chance, and all below them (§3.2.3, Appendix A.1)."""
@@ -162,7 +200,7 @@ class Wide:
     def narrowed(self, _: Any, args: Any, output: Any) -> Any:
         """Called after the decoder: the model's head sees the main stream only."""
         states = output.last_hidden_state
-        self.streams = states[:, self.places :].unflatten(1, (self.places, -1))
+        self.streams = states[:, self.places :].unflatten(1, (-1, self.runner.streams.gamma))
         output.last_hidden_state = states[:, : self.places]
         return output
 

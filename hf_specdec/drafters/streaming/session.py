@@ -74,6 +74,8 @@ class StreamingSession(DraftSession):
         self.ends: Tensor | None = None
         """[rows, γ, H] the streams of the last token of each row that the target has read"""
         self.counts = Counts()
+        self.rested = False
+        """whether the last round's nodes, chosen before their tokens were seen, were none"""
         self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
@@ -118,48 +120,66 @@ class StreamingSession(DraftSession):
                         self.acceptance.observe(self.evidence[node.stream][node.rank], i == right)
 
     def _look(self, verdict: Verdict) -> None:
-        """Keep the streams at the node from which the target chose each row's last token."""
+        """Keep the streams at the node from which the target chose each row's last token, where that has any."""
         self.ends = None
         if self._runner is None:
             return
         self._runner.rides = False  # until a draft is asked for
         if (states := self._runner.states) is None:
             return
-        kept, places = self._runner.kept, []
+        found: list[tuple[int, int]] = []
         for b, (path, tokens) in enumerate(zip(verdict.paths or [[]] * len(verdict.rows), verdict.tokens, strict=True)):
-            decided = path[: len(tokens) - 1]
+            decided, at = path[: len(tokens) - 1], self._runner.at[b]
             fed = decided[-1] + 1 if decided else 0
-            places.append(fed if kept is None else kept[b].index(fed))
-        index = to_device(places, states.device)
-        self.ends = states[torch.arange(len(places), device=states.device), index]
-        self.rows = list(verdict.rows)
+            found += [(b, at.index(fed))] if fed in at else []
+        if found:
+            index = to_device(found, states.device)
+            self.ends = states[index[:, 0], index[:, 1]]
+            self.rows = [verdict.rows[b] for b, _ in found]
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        if self._runner is not None:
-            self._runner.rides = True
         self.counts.rounds += 1
         copies = self._copies(sequences, room)
         # Elsewhere to look at what streams say would be to wait for it.
         looks = bool(copies) or (self.by_value and not waits(self.context.device))
         nodes = [] if looks else self._unseen(len(room))
-        if self.ends is None or not (looks or nodes):
+        if self._runner is not None:
+            self._runner.rides, self._runner.survival = self._are_read(sequences, looks or bool(nodes)), None
+        ends, foretold = self._ends_of(sequences.rows, room)
+        if not copies and (ends is None or not (looks or nodes)):
             self.counts.rested += 1
             return Draft.from_lists([[]] * len(room), self.context.device)
-        if sequences.rows != self.rows:
-            # A new row has no streams before its first forward.
-            room = [most if row in self.rows else 0 for row, most in zip(sequences.rows, room, strict=True)]
-            places = [self.rows.index(row) if row in self.rows else 0 for row in sequences.rows]
-            self.ends, self.rows = self.ends[to_device(places, self.ends.device)], list(sequences.rows)
-        logits = self.streams.head(self.upper, self.ends)
-        if looks:
-            return self._looked_at(logits, copies or [Tree() for _ in room], sequences.rows, room)
+        logits = None if ends is None else self.streams.head(self.upper, ends)
+        if looks or logits is None:
+            return self._looked_at(logits, copies or [Tree() for _ in room], sequences.rows, foretold)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
         self.last = LastDraft([nodes] * len(room), logits=logits)
-        lengths = [len(nodes) if most else 0 for most in room]
+        lengths = [len(nodes) if most else 0 for most in foretold]
         return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(room))
+
+    def _are_read(self, sequences: Sequences, drafts: bool) -> bool:
+        """Whether a next draft may read the streams of this round's forward.
+
+        None does where the texts are full after this round. Where drafts rest unseen, the first rest is often a round
+        that is timed; behind the second no draft is expected, and a draft that does come waits a round for streams.
+        """
+        rested, self.rested = self.rested, not drafts
+        left = self.context.max_length - 1 - min(sequences.lengths)  # room of the emptiest row
+        return left > 1 and (drafts or not rested)
+
+    def _ends_of(self, rows: list[int], room: list[int]) -> tuple[Tensor | None, list[int]]:
+        """[rows, γ, H] the streams behind each row's last token, and the room that they may fill: 0 in a row without
+        streams, such as a new one before its first forward. None where no row has any."""
+        if self.ends is None:
+            return None, [0] * len(room)
+        if rows != self.rows:
+            room = [most if row in self.rows else 0 for row, most in zip(rows, room, strict=True)]
+            places = [self.rows.index(row) if row in self.rows else 0 for row in rows]
+            self.ends, self.rows = self.ends[to_device(places, self.ends.device)], list(rows)
+        return self.ends, room
 
     def _unseen(self, rows: int) -> list[Node]:
         """The nodes of each row, chosen before it is known what they say, in order of depth."""
@@ -184,10 +204,18 @@ class StreamingSession(DraftSession):
             self.copies.join(trees, sequences, room)
         return trees if any(map(len, trees)) else []
 
-    def _looked_at(self, logits: Tensor, copies: list[Tree], rows: Sequence[int], room: list[int]) -> Draft:
-        """A tree per row from its streams' probabilities in this round, joined by copies."""
-        best = logits.float().softmax(-1).topk(self.config.num_candidates)
-        named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
+    def _looked_at(self, logits: Tensor | None, copies: list[Tree], rows: Sequence[int], room: list[int]) -> Draft:
+        """A tree per row from its streams' probabilities in this round, joined by copies; of copies alone where there
+        are no streams.
+
+        Args:
+            room: [rows] that the streams may fill.
+        """
+        named: list[list[list[float]]] = [[] for _ in room]
+        estimates = named
+        if logits is not None:
+            best = logits.float().softmax(-1).topk(self.config.num_candidates)
+            named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
         trees: list[Tree] = []
         foretold: list[list[Node]] = []
         for tokens, chances, copied, row, limit in zip(named, estimates, copies, rows, room, strict=True):
@@ -208,6 +236,8 @@ class StreamingSession(DraftSession):
             trees,
             logits,
         )
+        if self._runner is not None and not waits(self.context.device):  # elsewhere width costs little
+            self._runner.survival = draft.survival
         return draft if fixed == "auto" else replace(draft, survival=None)
 
     def _foretold(
