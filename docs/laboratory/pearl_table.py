@@ -54,6 +54,8 @@ class Row:
     corrections: int = 0
     foreseen: int = 0
     """how many of them were drafted for"""
+    questions: int = 0
+    """for q of a rejected place, for which the target waited"""
     messages: int = 0
     bytes: int = 0
 
@@ -142,6 +144,7 @@ class Table:
                     bound += pearl_seconds(line, window, row.ratio, self.step)
                     row.foreseen += sum(hits for _, hits in line.corrections)
                     row.corrections += sum(drafted for drafted, _ in line.corrections)
+                    row.questions += line.questions
                     row.messages += line.messages
                     row.bytes += line.bytes
         row.alpha = sum(alphas) / len(alphas)
@@ -283,7 +286,8 @@ def run(settings: Settings) -> None:
             held.append(asdict(row) | asked)
         path.write_text(json.dumps(held, indent=1))
     fields = Row.__dataclass_fields__
-    typer.echo(overview([Row(**{name: row[name] for name in fields}) for row in held if not row["windows"]]))
+    rows = [{name: row[name] for name in fields if name in row} for row in held if not row["windows"]]
+    typer.echo(overview([Row(**row) for row in rows]))
 
 
 main = expanded(run)

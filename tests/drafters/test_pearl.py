@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
 from hf_specdec.drafters.pearl import PearlDrafter, Timeline, correction
+from hf_specdec.drafters.pearl.likely import Likely
 from hf_specdec.drafters.pearl.schedule import Overlapped
 from hf_specdec.drafters.pearl.worker.drafting import BackgroundDraft
 from hf_specdec.verify.judging import Judge
@@ -263,13 +264,14 @@ def test_testing_the_first_token_twice_is_caught(monkeypatch):
     assert chi_square({"window": 2}, calls=2) > 8
 
 
+@pytest.mark.parametrize("told", [1, 2, 3, 4])
 @pytest.mark.parametrize("draws", [(), (1,), (2, 4), correction.DRAWS], ids=str)
-def test_a_correction_is_a_draw_from_the_residual(draws, monkeypatch):
+def test_a_correction_is_a_draw_from_the_residual(draws, told, monkeypatch):
     monkeypatch.setattr(correction, "DRAWS", draws)
     p, q = torch.tensor([0.5, 0.2, 0.3, 0.0]), torch.tensor([0.2, 0.3, 0.1, 0.4])
-    counts = torch.zeros(4)
+    counts, likely = torch.zeros(4), Likely(*reversed(q.topk(told)))
     for row in range(4000):
-        counts += correction.corrected(p, row, 7, Randomness(1), lambda b, node, x: q if x is None else q[x])
+        counts += correction.corrected(p, row, 7, Randomness(1), likely, lambda b, node, x: q if x is None else q[x])
     torch.testing.assert_close(counts / 4000, torch.tensor([0.6, 0.0, 0.4, 0.0]), atol=0.03, rtol=0)
 
 
