@@ -202,6 +202,17 @@ def test_expected_tokens_agree_with_simulation() -> None:
 def test_pearl_expectation_is_the_limit_of_wide_windows() -> None:
     for alpha in (0.0, 0.3, 0.9):
         assert theory.pearl_expected_tokens(alpha) == pytest.approx(theory.expected_tokens(alpha, 500))
+        assert all(theory.expected_tokens(alpha, gamma) <= theory.pearl_expected_tokens(alpha) for gamma in range(9))
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.9, 0.97, 0.99])
+@pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])
+def test_pearls_best_window_is_the_speed_ratio(alpha: float, ratio: int) -> None:
+    """Theorem 1, where a target forward takes as long at any width. The term in the paper's proof does not show it."""
+    speeds = {gamma: theory.pearl_tokens_per_second(alpha, gamma, float(ratio), 1.0) for gamma in range(1, 40)}
+    assert max(speeds, key=speeds.__getitem__) == ratio
+    printed = [(gamma + ratio) / gamma for gamma in range(ratio, 40)]  # seconds per token beyond c, by Appendix B
+    assert printed == sorted(printed, reverse=True)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

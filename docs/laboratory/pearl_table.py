@@ -54,6 +54,8 @@ class Row:
     corrections: int = 0
     foreseen: int = 0
     """how many of them were drafted for"""
+    questions: int = 0
+    """for q of a rejected place, for which the target waited"""
     messages: int = 0
     bytes: int = 0
 
@@ -62,15 +64,13 @@ class Row:
         return self.tokens / self.seconds
 
 
-def methods(gamma: int, best: int, windows: Sequence[int]) -> dict[str, tuple[type[Drafter], dict[str, Any]]]:
-    """Drafters and their options by name: those of the table, or PEARL at each of some windows.
+def methods(gamma: int, best: int) -> dict[str, tuple[type[Drafter], dict[str, Any]]]:
+    """Drafters and their options by name.
 
     Args:
         gamma: the window that the speed ratio asks for.
         best: the window at which serial decoding is fastest.
     """
-    if windows:
-        return {f"PEARL, window {w}": (PearlDrafter, {"window": w, "corrections": 0}) for w in windows}
     return {
         f"serial, best window {best}": (DraftModelDrafter, {"num_draft_tokens": best}),
         f"PEARL, window {gamma}, as published": (PearlDrafter, {"window": gamma, "corrections": 0}),
@@ -94,15 +94,13 @@ class Table:
     coupled: bool = False
     """draws are those of seed and place, so that all methods write one text"""
 
-    def run(
-        self, name: str, prompts: list[Prompt], ratio: float, temperature: float, windows: list[int], only: list[str]
-    ) -> Iterator[Row]:
+    def run(self, name: str, prompts: list[Prompt], ratio: float, temperature: float, only: list[str]) -> Iterator[Row]:
         """The methods whose name contains one of `only`, or all, on one file."""
         inputs = [batch([prompt_ids(self.tokenizer, prompt)], self.tokenizer.pad_token_id) for prompt in prompts]
         plain = [self._generate(None, x, temperature, i) for i, x in enumerate(inputs)]
         bounds = self._serial_bounds(plain, inputs, [[]] * len(inputs), ratio, temperature)
         best = min(bounds, key=bounds.__getitem__)
-        for method, (kind, options) in methods(max(1, round(ratio)), best, windows).items():
+        for method, (kind, options) in methods(max(1, round(ratio)), best).items():
             if not only or any(part in method for part in only):
                 row = Row(name, temperature, ratio, method, 0, 0.0, None, None, None, None)
                 made, played, bound = self._decode(row, kind, options, inputs)
@@ -142,6 +140,7 @@ class Table:
                     bound += pearl_seconds(line, window, row.ratio, self.step)
                     row.foreseen += sum(hits for _, hits in line.corrections)
                     row.corrections += sum(drafted for drafted, _ in line.corrections)
+                    row.questions += line.questions
                     row.messages += line.messages
                     row.bytes += line.bytes
         row.alpha = sum(alphas) / len(alphas)
@@ -247,9 +246,6 @@ class Settings:
     temperature: Annotated[list[float], typer.Option(help="Repeat for several.")] = field(
         default_factory=lambda: [0, 1]
     )
-    window: Annotated[list[int], typer.Option(help="Compare these windows of PEARL instead of the methods.")] = field(
-        default_factory=list
-    )
     only: Annotated[list[str], typer.Option(help="Run the methods whose name contains this; repeat for several.")] = (
         field(default_factory=list)
     )
@@ -270,20 +266,21 @@ def run(settings: Settings) -> None:
     step, new_tokens, path = settings.draft_milliseconds, settings.max_new_tokens, settings.json_file
     table = Table(pair.target, pair.draft, pair.tokenizer, step / 1000, new_tokens, settings.coupled)
     held: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    windows, only, limit = settings.window, settings.only, settings.limit
-    asked = {"windows": windows, "only": only, "limit": limit, "new_tokens": new_tokens, "step": step}
+    only, limit = settings.only, settings.limit
+    asked = {"only": only, "limit": limit, "new_tokens": new_tokens, "step": step}
     asked["coupled"] = settings.coupled
     typer.echo("| prompts | T | ratio | method | tokens/s | of its bound | α | foreseen | text |\n" + "|-" * 9 + "|")
     for source, t, c in product(settings.prompts, settings.temperature, settings.ratio):
         cell = {"prompts": set_name(source), "temperature": t, "ratio": c} | asked
         if any(cell.items() <= ({"coupled": False} | row).items() for row in held):
             continue
-        for row in table.run(set_name(source), load_prompts(source, limit), c, t, windows, only):
+        for row in table.run(set_name(source), load_prompts(source, limit), c, t, only):
             typer.echo(line_of(row))
             held.append(asdict(row) | asked)
         path.write_text(json.dumps(held, indent=1))
     fields = Row.__dataclass_fields__
-    typer.echo(overview([Row(**{name: row[name] for name in fields}) for row in held if not row["windows"]]))
+    rows = [{name: row[name] for name in fields if name in row} for row in held]
+    typer.echo(overview([Row(**row) for row in rows]))
 
 
 main = expanded(run)

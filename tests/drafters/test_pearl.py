@@ -10,7 +10,8 @@ from models import VOCAB, llama, prompts
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
-from hf_specdec.drafters.pearl import PearlDrafter, Timeline, correction
+from hf_specdec.drafters.pearl import PearlDrafter, PearlSession, Timeline, correction
+from hf_specdec.drafters.pearl.likely import Likely
 from hf_specdec.drafters.pearl.schedule import Overlapped
 from hf_specdec.drafters.pearl.worker.drafting import BackgroundDraft
 from hf_specdec.verify.judging import Judge
@@ -263,13 +264,14 @@ def test_testing_the_first_token_twice_is_caught(monkeypatch):
     assert chi_square({"window": 2}, calls=2) > 8
 
 
+@pytest.mark.parametrize("told", [1, 2, 3, 4])
 @pytest.mark.parametrize("draws", [(), (1,), (2, 4), correction.DRAWS], ids=str)
-def test_a_correction_is_a_draw_from_the_residual(draws, monkeypatch):
+def test_a_correction_is_a_draw_from_the_residual(draws, told, monkeypatch):
     monkeypatch.setattr(correction, "DRAWS", draws)
     p, q = torch.tensor([0.5, 0.2, 0.3, 0.0]), torch.tensor([0.2, 0.3, 0.1, 0.4])
-    counts = torch.zeros(4)
+    counts, likely = torch.zeros(4), Likely(*reversed(q.topk(told)))
     for row in range(4000):
-        counts += correction.corrected(p, row, 7, Randomness(1), lambda b, node, x: q if x is None else q[x])
+        counts += correction.corrected(p, row, 7, Randomness(1), likely, lambda b, node, x: q if x is None else q[x])
     torch.testing.assert_close(counts / 4000, torch.tensor([0.6, 0.0, 0.4, 0.0]), atol=0.03, rtol=0)
 
 
@@ -311,6 +313,27 @@ def test_a_perfect_draft_is_never_rejected_and_saves_target_calls():
     # The prefill gives 1 token, pre-verify 1, every round of post-verify 4.
     assert drafter.last_stats.target_calls == 1 + 1 + -(-31 // 4)
     assert drafter.last_stats.rejections == 0
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_accepted_tokens_in_a_row_are_not_bounded_by_the_window(window):
+    """Table 4: a rejection ends the run, the window does not."""
+    drafter, runs = pearl(DRAFTS["good"], window=window), [0]
+    observe = PearlSession.observe
+
+    def watched(session, verdict):
+        runs[-1] += sum(verdict.accepted)
+        if sum(verdict.accepted) < sum(verdict.drafted):
+            runs.append(0)
+        observe(session, verdict)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PearlSession, "observe", watched)
+        generate(drafter, max_new_tokens=192)
+    line = drafter.last_timeline
+    assert line.mean_accepted_run() == sum(runs) / (len(runs) - 1) > window
+    assert f"; {line.mean_accepted_run():.1f} draft tokens accepted in a row" in line.text()
+    assert Timeline().mean_accepted_run() is None and "in a row" not in Timeline().text()
 
 
 def second_best(model):

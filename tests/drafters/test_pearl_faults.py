@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from hf_specdec import PearlDrafter, SpeculationWarning
 from hf_specdec.drafters.pearl import PearlSession
-from hf_specdec.drafters.pearl.worker import serving
+from hf_specdec.drafters.pearl.likely import Likely
+from hf_specdec.drafters.pearl.worker import drafting, serving
 from hf_specdec.drafters.pearl.worker import thread as in_thread
 from hf_specdec.drafters.pearl.worker.serving import serve
 from hf_specdec.drafters.pearl.worker.wire import FRAME, Fork, Kind, Order, Setup, Step, decode, encode, encode_numbers
@@ -75,7 +76,9 @@ def a_step(tokens, q=None, size=None):
     def make(kind, body):
         if kind is not Kind.DRAFT:
             return []
-        return [frame(Kind.STEP, Step(Order(*decode(body)).epoch, 1, 0.0, 0.0, tokens, q).encode()[:size])]
+        likely = Likely(torch.zeros(len(tokens), 1).long(), torch.zeros(len(tokens), 1))
+        step = Step(Order(*decode(body)).epoch, 1, 0.0, 0.0, tokens, q, likely=likely)
+        return [frame(Kind.STEP, step.encode()[:size])]
 
     return make
 
@@ -163,10 +166,11 @@ def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_bad_answers_drop_the_worker(answer, monkeypatch):
     monkeypatch.setattr(in_thread, "serve", changed(Kind.ANSWER, ANSWERS[answer]))
+    monkeypatch.setattr(drafting, "TOLD", 1)  # so that there are questions
     drafter, close, sound = pearl(DRAFTS["bad"], window=3), PearlSession.close, []
     monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.worker.sound), close(session)))
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
-        assert generate(drafter, do_sample=True).shape == (1, 31)
+        assert generate(drafter, do_sample=True, top_k=0).shape == (1, 31)
     assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1 and sound == [False]
 
 

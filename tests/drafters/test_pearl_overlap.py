@@ -4,14 +4,25 @@ import itertools
 
 import pytest
 
-from hf_specdec.drafters.pearl.overlap import Chain, Mode, Outcome, Plan, Turn, drafted_first, in_step, together, turn
+from hf_specdec.drafters.pearl.overlap import (
+    Chain,
+    Drafted,
+    Mode,
+    Outcome,
+    Plan,
+    Turn,
+    drafted_first,
+    in_step,
+    together,
+    turn,
+)
 
 BOTH = Plan(3, pre_verify=True, post_verify=True, corrections=0)
 PLANS = [Plan(3, pre, post, 0) for pre, post in itertools.product([True, False], repeat=2)]
 
 
 def chain(*tokens: int) -> Chain:
-    return [(token, 1.0) for token in tokens]
+    return [Drafted(token) for token in tokens]
 
 
 def test_figure_3() -> None:
@@ -26,7 +37,7 @@ def test_figure_3() -> None:
     for fresh, accepted in rounds:
         now = turn(BOTH, carried, 100)
         assert now.wanted == 3
-        tested = [token for token, _ in now.tested(fresh)]
+        tested = [place.token for place in now.tested(fresh)]
         outcome = now.outcome(fresh, accepted, stopped=False)
         seen.append((now.mode, tested, outcome))
         carried = fresh[1:] if outcome is Outcome.PASSED else chain()

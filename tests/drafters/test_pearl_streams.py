@@ -10,6 +10,7 @@ import torch
 from models import llama, prompts
 
 from hf_specdec import PearlDrafter
+from hf_specdec.drafters.pearl.worker import drafting
 from hf_specdec.drafters.pearl.worker.drafting import BackgroundDraft
 from hf_specdec.drafters.pearl.worker.serving import Serving
 
@@ -92,6 +93,7 @@ def test_the_draft_computes_beside_the_target(
         return answer(self, *question)
 
     monkeypatch.setattr(BackgroundDraft, "answer", answering)
+    monkeypatch.setattr(drafting, "TOLD", 1)  # so that there are questions
     drafter = PearlDrafter(draft, window=3, worker="thread")
     play(target, drafter, do_sample=do_sample)  # the probes, and a first call
     cuda.here.stream = mine = Stream(torch.device("cuda:0"))  # the caller's own

@@ -1,4 +1,4 @@
-"""After a rejection: a draw of the target's own token that asks the worker for q of a few tokens only."""
+"""After a rejection: a draw of the target's own token by what is known of q, which seldom needs a question."""
 
 from collections.abc import Callable
 
@@ -6,22 +6,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...transfer import to_device
+from ...transfer import to_device, to_host
 from ...verify.randomness import Purpose, Randomness
 from ...verify.verification import residual
+from .likely import Likely
 
 DRAWS = (16, 64, 256)
-"""sizes of the batches of draws that a correction asks about, before it asks for the whole distribution"""
+"""sizes of the batches of draws that a correction makes, before it asks for the whole distribution"""
 
 Question = Callable[[int, int, Tensor | None], Tensor | None]
 """(row of the call's batch, column, tokens) → q of these tokens (all where None); None where nobody can say any more"""
 
 
-def corrected(p: Tensor, row: int, column: int, randomness: Randomness, question: Question) -> Tensor | None:
+def corrected(
+    p: Tensor, row: int, column: int, randomness: Randomness, likely: Likely, question: Question
+) -> Tensor | None:
     """All mass on a draw from norm(max(0, p − q)): y from p, taken with probability max(0, 1 − q(y)/p(y)).
+
+    The first y to be taken counts. A question is asked only where the bounds of q(y) leave open whether it is taken.
 
     Args:
         p: [V] the target's distribution at the column.
+        likely: what is known of q at the column.
 
     Returns:
         a distribution [V] to draw from; None where q is lost.
@@ -30,7 +36,7 @@ def corrected(p: Tensor, row: int, column: int, randomness: Randomness, question
     if not len(possible := p.gt(0).nonzero()):  # NaN: nothing can be drawn, whatever q is
         return p
     last = int(possible[-1])
-    attempt = 1  # 0 are the test itself and the draw of the target's own token
+    likely, attempt = likely.on(p.device), 1  # 0 are the test itself and the draw of the target's own token
     for size in DRAWS:
         attempts = np.arange(attempt, attempt + size)
         u, v = (
@@ -38,12 +44,14 @@ def corrected(p: Tensor, row: int, column: int, randomness: Randomness, question
             for purpose in (Purpose.CHOOSE, Purpose.ACCEPT)
         )
         y = torch.searchsorted(mass, u * mass[-1], right=True).clamp(max=last)
-        q = question(row, column, y)
-        if q is None:
-            return None
-        taken = v * p[y] < p[y] - q.to(p)
-        if taken.any():
-            return torch.nn.functional.one_hot(y[taken.int().argmax()], len(p)).to(p)
+        perhaps, surely = to_host(torch.stack([v * p[y] < p[y] - q.to(p) for q in likely.bounds(y)]))
+        if True in perhaps and not surely[perhaps.index(True)]:
+            q = question(row, column, y)
+            if q is None:
+                return None
+            perhaps = to_host(v * p[y] < p[y] - q.to(p))
+        if True in perhaps:
+            return torch.nn.functional.one_hot(y[perhaps.index(True)], len(p)).to(p)
         attempt += size
     q = question(row, column, None)
     return None if q is None else residual(p[None], q.to(p)[None])[0]

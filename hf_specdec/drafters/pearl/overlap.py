@@ -8,9 +8,23 @@ its mode, and the target's tests decide what it carries into the next round.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
-Chain = list[tuple[int, float]]
-"""drafted tokens, one behind the other, each with its q; 1 where the draft does not sample"""
+from .likely import Likely
+
+
+class Drafted(NamedTuple):
+    """A drafted token."""
+
+    token: int
+    q: float = 1.0
+    """of the token; 1 where the draft does not sample"""
+    likely: Likely | None = None
+    """q of others at its place; None where the draft does not sample"""
+
+
+Chain = list[Drafted]
+"""drafted tokens, one behind the other"""
 
 
 @dataclass(frozen=True)

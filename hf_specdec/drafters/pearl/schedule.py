@@ -88,7 +88,9 @@ class Overlapped:
         return self._correct
 
     def _correct(self, p: Tensor, b: int, node: int) -> Tensor:
-        found = corrected(p, self.rows[b], self.starts[b] + node, self.randomness, self._question)
+        likely = self.turns[b].tested(self.fresh[b])[node].likely
+        assert likely is not None  # a draft that does not sample is corrected by nobody
+        found = corrected(p, self.rows[b], self.starts[b] + node, self.randomness, likely, self._question)
         if found is None:
             self.context.stats.uncorrected_tokens += 1
         return p if found is None else found

@@ -98,7 +98,7 @@ class PearlSession(DraftSession):
         pending = pending or [[] for _ in room]
         starts = [self.told[row] for row in sequences.rows]
         tokens = [
-            text[len(text) - (end - start) :] + [token for token, _ in chain]
+            text[len(text) - (end - start) :] + [place.token for place in chain]
             for text, end, start, chain in zip(sequences.tokens, sequences.lengths, starts, pending, strict=True)
         ]
         order = Order(
@@ -154,11 +154,11 @@ class PearlSession(DraftSession):
 
     def _chain(self, branch: int, first: int, last: int) -> Chain:
         """What the steps from `first` until before `last` have drafted in a branch."""
-        steps = self.worker.steps[first:last]
-        return [(s.tokens[branch], s.token_probs[branch] if s.token_probs else 1.0) for s in steps]
+        return [step.drafted(branch) for step in self.worker.steps[first:last]]
 
     def question(self, row: int, column: int, tokens: Tensor | None = None) -> Tensor:
         """q of some tokens, or of all [V], at a drafted column of a row of the call's batch."""
+        self.timeline.questions += 1
         wanted = [] if tokens is None else tokens.tolist()
         return self.worker.q(self.branches[row], column, wanted).to(self.context.device)
 
@@ -216,9 +216,9 @@ def _autocast() -> dict[str, torch.dtype]:
 
 def as_draft(chains: list[Chain], context: DraftContext) -> Draft:
     """A draft of uneven chains."""
-    draft = Draft.from_lists([[token for token, _ in chain] for chain in chains], context.device)
+    draft = Draft.from_lists([[place.token for place in chain] for chain in chains], context.device)
     if context.do_sample:
         width = draft.tokens.shape[1]
-        q = [[q for _, q in chain] + [1.0] * (width - len(chain)) for chain in chains]
+        q = [[place.q for place in chain] + [1.0] * (width - len(chain)) for chain in chains]
         draft.token_probs = to_device(q, context.device, torch.float32).view(len(chains), width)
     return draft

@@ -24,6 +24,8 @@ class Timeline:
     """per round, draft tokens tested and passed, summed over its rows"""
     corrections: list[tuple[int, int]] = field(default_factory=list)
     """per round, rows that failed a test, and those of them whose correction had been drafted for"""
+    questions: int = 0
+    """to the worker, for q of a rejected place: round trips for which the target waited"""
     messages: int = 0
     """on the line between target and worker, both ways"""
     bytes: int = 0
@@ -45,6 +47,14 @@ class Timeline:
             "waited": self.waited / seconds,
         }
 
+    def mean_accepted_run(self) -> float | None:
+        """Draft tokens accepted in a row, from one rejection to the next, however many rounds that takes (Table 4).
+
+        With one α for all tokens it is α / (1 − α) in the mean. None where none was rejected.
+        """
+        rejected = sum(rows for rows, _ in self.corrections)
+        return sum(passed for _, passed in self.tests) / rejected if rejected else None
+
     def text(self, width: int = 100) -> str:
         """Two lines of blocks for a terminal: what each model did, from left to right."""
         seconds, start = self.seconds() or 1.0, min((s for s, _ in self.target + self.draft), default=0.0)
@@ -57,11 +67,13 @@ class Timeline:
                     busy[i] += max(0.0, min(ended, right) - max(began, left)) * width / seconds
             return "".join(" ░▒▓█"[min(4, round(4 * share))] for share in busy)
 
-        use = self.utilisation()
+        use, run = self.utilisation(), self.mean_accepted_run()
+        in_a_row = "" if run is None else f"; {run:.1f} draft tokens accepted in a row"
         return (
             f"target {line(self.target)} {use['target']:.0%} busy\n"
             f"draft  {line(self.draft)} {use['draft']:.0%} busy\n"
             f"{1000 * seconds:.0f} ms, {len(self.tests)} rounds; the target waited for {use['waited']:.0%} of it"
+            f"{in_a_row}"
         )
 
     def plot(self, path: str | Path, first_seconds: float | None = None) -> None:

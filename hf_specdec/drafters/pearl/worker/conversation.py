@@ -127,6 +127,7 @@ class Conversation:
         fine = len(step.tokens) == branches and all(0 <= token < self.vocab for token in step.tokens)
         if self.do_sample:
             fine = fine and step.token_probs is not None and all(0 < q <= 1.0001 for q in step.token_probs)
+            fine = fine and step.likely is not None and step.likely.fits(branches, self.vocab)
         if not fine or index == self.order.width:
             raise garbage("token ids, probabilities or steps out of range")
         self.steps.append(step)

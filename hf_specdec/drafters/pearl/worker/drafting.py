@@ -17,6 +17,7 @@ from ....transfer import to_device, to_host
 from ...draft_model.model_draft import write_tokens
 from ...draft_model.over_cache import DraftCall
 from ...draft_model.translating import model_of, over_cache
+from ..likely import TOLD, Likely
 from .foresight import REMEMBERED, Place, likeliest
 from .wire import Fork, Kind, Link, Order, Setup, Step
 
@@ -107,10 +108,10 @@ class BackgroundDraft:
         for step in range(width):
             if self.is_useless(self.epoch):
                 raise CancelledError
-            tokens, probs = self._draw(self._logits(first=step == 0), order.corrections > 0)
+            drawn = self._draw(self._logits(first=step == 0), order.corrections > 0)
             if step == 0 and width > 1:
                 self._fork(order, rows)
-            self._tell(tokens, probs)
+            self._tell(*drawn)
 
     def _foreseen(
         self, order: Order, rows: list[Branch], unverified: list[int], first: int
@@ -169,8 +170,8 @@ class BackgroundDraft:
         last = self.ids.gather(1, to_device(ends, self.ids.device)[:, None] - 1)[:, 0]
         return self.model.feed(self.ids, ends, last)
 
-    def _draw(self, logits: Tensor, remember: bool) -> tuple[list[int], list[float] | None]:
-        """The next token of every branch, and its q where it was drawn at random.
+    def _draw(self, logits: Tensor, remember: bool) -> tuple[list[int], list[float] | None, Likely | None]:
+        """The next token of every branch; its q and the likeliest others where it was drawn at random.
 
         Args:
             remember: keep in mind what else was likely.
@@ -183,10 +184,8 @@ class BackgroundDraft:
         if remember and chances is None:
             chances = scores.float().softmax(-1)
         if chances is not None:
-            told.append(chances.gather(1, drawn[:, None]).double())
-        if remember and chances is not None:
-            likely = chances.topk(min(REMEMBERED + 1, chances.shape[1]))
-            told += [likely.indices.double(), likely.values.double()]
+            likely = chances.topk(min(TOLD if self.picker.do_sample else REMEMBERED + 1, chances.shape[1]))
+            told += [chances.gather(1, drawn[:, None]).double(), likely.indices.double(), likely.values.double()]
         said = to_host(torch.cat(told, dim=1))  # one transfer a step
         for b, (branch, column) in enumerate(zip(self.branches, ends, strict=True)):
             branch.text.append(int(said[b][0]))
@@ -194,22 +193,26 @@ class BackgroundDraft:
                 branch.places[column] = self._place(said[b])
             if q is not None:
                 branch.q[column] = q[b].clone()  # without the other branches'
-        return [int(one[0]) for one in said], None if q is None else [one[1] for one in said]
+        tokens = [int(one[0]) for one in said]
+        if q is None:
+            return tokens, None, None
+        others, theirs = torch.tensor([one[2:] for one in said], dtype=torch.float64).chunk(2, dim=1)
+        return tokens, [one[1] for one in said], Likely(others.long(), theirs.float())
 
     def _place(self, said: list[float]) -> Place:
         """What a step has said of one branch: its token and the token's chance, then likely tokens and theirs."""
         drafted, chance, *likely = said
-        half = len(likely) // 2
+        half, most = len(likely) // 2, REMEMBERED + 1
         others = [
             (int(token), other)
-            for token, other in zip(likely[:half], likely[half:], strict=True)
+            for token, other in zip(likely[:half][:most], likely[half:][:most], strict=True)
             if token != drafted and other > 0 and token not in self.eos_token_ids
         ]
         return Place(chance, others[:REMEMBERED])
 
-    def _tell(self, tokens: list[int], probs: list[float] | None) -> None:
+    def _tell(self, tokens: list[int], probs: list[float] | None, likely: Likely | None) -> None:
         ended = now()
-        step = Step(self.epoch, self.model.stats.draft_calls, self.began, ended, tokens, probs, self.forks)
+        step = Step(self.epoch, self.model.stats.draft_calls, self.began, ended, tokens, probs, self.forks, likely)
         self.link.send(Kind.STEP, step.encode())
         self.began, self.forks = ended, []
 

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from ....clock import Deadline
 from ....verify.picking import DraftPicker
+from ..likely import Likely
+from ..overlap import Drafted
 
 
 class Kind(IntEnum):
@@ -212,14 +214,25 @@ class Step:
     """q of each token; None for a draft that does not sample"""
     forks: list[Fork] = field(default_factory=list)
     """in an order's first step, all of the order: branches behind those of its rows"""
+    likely: Likely | None = None
+    """[L, K] where each branch's token was drawn from; None for a draft that does not sample"""
 
-    HEAD: ClassVar = struct.Struct("<qqddqq")
+    HEAD: ClassVar = struct.Struct("<qqddqqq")
+
+    def drafted(self, branch: int) -> Drafted:
+        """What a branch was given."""
+        if self.token_probs is None or self.likely is None:
+            return Drafted(self.tokens[branch])
+        return Drafted(self.tokens[branch], self.token_probs[branch], self.likely.of(branch))
 
     def encode(self) -> bytes:
-        sizes = len(self.tokens), len(self.forks)
+        sizes = len(self.tokens), len(self.forks), 0 if self.likely is None else self.likely.q.shape[1]
         head = self.HEAD.pack(self.epoch, self.draft_calls, self.began, self.ended, *sizes)
         numbers = encode_numbers(*self.tokens, *(number for fork in self.forks for number in fork))
-        return head + numbers + np.array(self.token_probs or [], "<f4").tobytes()
+        body = head + numbers + np.array(self.token_probs or [], "<f4").tobytes()
+        if self.likely is not None:
+            body += self.likely.tokens.numpy().astype("<i4").tobytes() + self.likely.q.numpy().astype("<f4").tobytes()
+        return body
 
     @classmethod
     def decode(cls, body: bytes, ahead: float = 0.0) -> "Step":
@@ -232,14 +245,21 @@ class Step:
         """
         if len(body) < cls.HEAD.size:
             raise garbage(f"a step of {len(body)} bytes")
-        epoch, calls, began, ended, count, forks = cls.HEAD.unpack_from(body)
+        epoch, calls, began, ended, count, forks, width = cls.HEAD.unpack_from(body)
         end = cls.HEAD.size + 8 * (count + len(Fork._fields) * forks)
-        if min(count, forks) < 0 or len(body) not in (end, end + 4 * count):
+        if min(count, forks, width) < 0 or len(body) not in (end, end + 4 * count * (1 + 2 * width)):
             raise garbage(f"a step of {len(body)} bytes for {count} tokens and {forks} forks")
         numbers = decode_numbers(body[cls.HEAD.size : end])
         found = [Fork(*numbers[i : i + 4]) for i in range(count, len(numbers), 4)]
-        probs = np.frombuffer(body, "<f4", offset=end).tolist() if len(body) > end else None
-        return cls(epoch, calls, began - ahead, ended - ahead, numbers[:count], probs, found)
+        step = cls(epoch, calls, began - ahead, ended - ahead, numbers[:count], forks=found)
+        if len(body) > end:
+            middle = end + 4 * count * (1 + width)
+            told = np.frombuffer(body[end:middle], "<f4"), np.frombuffer(body[end:middle], "<i4")
+            step.token_probs = told[0][:count].tolist()
+            tokens = torch.from_numpy(told[1][count:].astype("<i8")).view(count, width)
+            q = torch.from_numpy(np.frombuffer(body, "<f4", offset=middle).copy()).view(count, width)
+            step.likely = Likely(tokens, q)
+        return step
 
 
 def epoch_of(body: bytes) -> int:
