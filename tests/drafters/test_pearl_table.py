@@ -54,6 +54,7 @@ def test_the_overview_has_a_line_for_each_cell():
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_schedules_are_measured_once(temperature, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)

@@ -98,6 +98,7 @@ def test_pacing_takes_no_processor_time_and_changes_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("milliseconds", [5.0, 20.0])
 def test_pace_is_within_2_percent(milliseconds: float) -> None:
     model = llama(0)
