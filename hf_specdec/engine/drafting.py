@@ -165,15 +165,18 @@ class Drafting:
         self.cost.beside = beside
         return self.schedule.feed(round)
 
-    def drafts_on(self, last: Tensor, places: Sequence[int]) -> Meanwhile | None:
-        """Lets the session draft on while the host reads what was accepted; None where it does not.
+    @property
+    def drafts_early(self) -> bool:
+        """Whether the session drafts on while the host reads what was accepted."""
+        return self.early and self.serial and self.session.alive
+
+    def drafts_on(self, last: Tensor, places: Sequence[int]) -> Meanwhile:
+        """Lets the session draft on, where it `drafts_early`.
 
         Args:
             last: [B, 1] of all rows the last token, which the draft of this round hangs on.
             places: of the rows that are drafted for.
         """
-        if not (self.early and self.serial and self.session.alive):
-            return None
         own = last if len(places) == len(last) else last[to_device(list(places), last.device)]
 
         def drafts_on(n: Tensor, texts: Tensor) -> None:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import SpeculationError, shown
+from ..theory import SUM_TOLERANCE
 from .verification import accepts, draw, residual
 
 X = TypeVar("X")
 Y = TypeVar("Y", bound=Hashable)
-SUM_TOLERANCE = 1e-4
-"""by how much chances in single precision may miss 1"""
 
 
 def speculate(
