@@ -46,9 +46,10 @@ def test_a_target_made_costly_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 def timing(method: str, seconds: float, **more: Any) -> dict[str, Any]:
     row = {"kind": "timing", "size": "8B", "rows": 1, "temperature": 0.0, "method": method, "prompt": 0, "tokens": 100}
-    times = {"seconds": seconds, "plain_seconds": 2.0, "target_seconds": 0.7 * seconds, "draft_seconds": 0.0}
-    rest = {"beside_seconds": 0.05 * seconds, "rounds": 50, "peak_bytes": 1 << 30, "same_rows": 1, "warned": []}
-    return row | times | rest | more
+    times = {"seconds": seconds, "plain_seconds": 2.0, "plain_tokens": 100, "beside_seconds": 0.05 * seconds}
+    parts = {"target_seconds": 0.7 * seconds, "draft_seconds": 0.0, "rounds": 50}
+    rest = {"peak_bytes": 1 << 30, "same_rows": 1, "warned": []}
+    return row | times | parts | rest | more
 
 
 def test_the_report_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

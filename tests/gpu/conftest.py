@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(items):
 
 def pytest_runtest_logreport(report):
     """Each result as soon as it is there, for the report."""
-    if os.environ.get("OUT") and (report.when == "call" or report.outcome != "passed"):
+    here = os.environ.get("OUT") and "PYTEST_XDIST_WORKER" not in os.environ  # workers report to the process above
+    if here and (report.when == "call" or report.outcome != "passed"):
         from place import note
 
         why = "" if report.outcome == "passed" else _last_line(report)

@@ -57,8 +57,9 @@ def cells(timings: Iterable[Row]) -> dict[tuple[str, int, float], dict[str, list
 
 
 def summary(rows: list[Row]) -> Row:
-    """Of one method in one cell. Ratios are paired by prompt; an interval is the least and the most of them."""
-    gains = [row["plain_seconds"] / row["seconds"] for row in rows]
+    """Of one method in one cell. Ratios, of times per token, are paired by prompt; an interval is the least and the
+    most of them."""
+    gains = [row["plain_seconds"] / row["plain_tokens"] / (row["seconds"] / row["tokens"]) for row in rows]
     rounds = sum(row.get("rounds", 0) for row in rows)
 
     def per_round(name: str) -> float | None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from place import ROWS, note
@@ -27,12 +28,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 OUT = Path(os.environ.get("OUT") or "gpu-report").resolve()
 os.environ["OUT"] = str(OUT)
+DRAFT = ROOT / "hub_configs" / "draft_model" / "draft_model"
+"""of the GGUF file"""
 DEVICE = os.environ.get("DEVICE") or "cuda"
 BUDGET = float(os.environ.get("BUDGET") or (450 if DEVICE.startswith("cuda") else 900))
 """seconds for all of it"""
 TO_END = 25.0
 """seconds for a timing that has begun to come to its end, before the process is ended"""
-AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 4))
+AT_ONCE = max(1, min(6, (os.cpu_count() or 1) // 2 - 2))
 """processes of tests; timings run alone"""
 WRITING = threading.Lock()
 
@@ -50,8 +53,9 @@ class Step:
 
 
 def tests(name: str) -> Step:
-    file = str(HERE / f"test_gpu_{name}.py")
-    return Step(name, ["-m", "pytest", "-p", "no:cacheprovider", "--tb=short", file], 120.0)
+    several = name == "captured" and AT_ONCE > 1 and find_spec("xdist")  # it takes as long as all others
+    options = ["-p", "no:cacheprovider", "-o", "addopts=", "--tb=short", *["-n", "4"] * bool(several)]
+    return Step(name, ["-m", "pytest", *options, str(HERE / f"test_gpu_{name}.py")], 120.0)
 
 
 def timings(name: str, weight: float, *options: str) -> Step:
@@ -64,12 +68,17 @@ def steps(gguf: str | None) -> tuple[list[Step], list[Step]]:
     times = [
         timings("timings of 8 B", 4, "8B"),
         timings("timings of the small target", 2, "small"),
-        timings("8 B, compiled", 3, "8B", "--compiled"),
         timings("8 B, PEARL on one card", 3, "8B", "--pearl"),
-        timings("timings of 1 B", 2, "1B"),
     ]
-    real = [timings("timings of the GGUF file as 8 B", 2, "8B", "--gguf", gguf)] if gguf else []
-    return [tests(name) for name in names], times + real
+    model = ["8B", "--gguf", gguf, "--draft", str(DRAFT)] if gguf else ["8B"]
+    real = [timings("timings of a real model as 8 B", 6, *model)] if gguf else []
+    times += [*real, timings("8 B, compiled", 6, *model, "--compiled")]
+    return [step for step in [tests(name) for name in names] if chosen(step)], [step for step in times if chosen(step)]
+
+
+def chosen(step: Step) -> bool:
+    wanted = os.environ.get("STEPS")
+    return not wanted or any(part.strip() in step.name for part in wanted.split(","))
 
 
 def environment() -> dict[str, str]:

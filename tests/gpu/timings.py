@@ -2,6 +2,8 @@
 
     DEVICE=cuda OUT=gpu-report PYTHONPATH=. python tests/gpu/timings.py 8B --seconds 100
 
+With `--gguf` the target is a real model, made as costly, which answers prompts of the package's sets.
+
 Every result is a line of `OUT/rows.jsonl` as soon as it is known. All methods decode a prompt in turn, prompt after
 prompt, until the time is over: an interrupted run has fewer prompts, not fewer methods.
 """
@@ -16,7 +18,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from hf_specdec import warm_up
 from hf_specdec.errors import SpeculationWarning
+from hf_specdec.target.buffers import slots_for
 from hf_specdec.target.grouped import grouped_attention
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.tools.bench.methods import Method, build_method
@@ -37,7 +40,9 @@ from hf_specdec.tools.instruments.bare import decode_forwards
 from hf_specdec.tools.instruments.meter import Meter, metered
 from hf_specdec.tools.instruments.pretended import pad_mlps
 from hf_specdec.tools.instruments.provenance import peak_memory_bytes, reset_peak_memory
+from hf_specdec.tools.loading.chat import prompt_ids
 from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.prompts import load_prompts
 from hf_specdec.tools.loading.sampling import sampling_at
 
 PAIR = Path(__file__).parent.parent / "pair"
@@ -62,10 +67,31 @@ METHODS = (
     "hybrid, captured",
 )
 """after a comma how forwards run, where that is not as usual"""
+REAL = (
+    "plain",
+    "hf-assisted",
+    "hf-prompt-lookup",
+    "hybrid",
+    "plain, captured",
+    "prompt_lookup, captured",
+    "draft_model, captured",
+    "hybrid, captured",
+)
+"""of a real model: there is time for many prompts, and not for all methods"""
+SETS = ("chat", "code", "maths", "summaries")
 ON_ONE_CARD = ("plain", "draft_model", "pearl:worker=thread", "pearl:worker=process")
 """serial drafting, and drafting beside the target: on a stream of its own, and from a process of its own"""
-PROFILED = ("plain", "prompt_lookup", "draft_model", "hybrid")
+PROFILED = (
+    "plain",
+    "hybrid",
+    "plain, captured",
+    "prompt_lookup, captured",
+    "draft_model, captured",
+    "hybrid, captured",
+)
 ROWS_AND_TEMPERATURES = ((1, 0.0), (1, 1.0), (8, 0.0), (8, 1.0))
+TURNS = 12
+"""prompts, or batches of them, that are decoded if there is time"""
 
 
 @dataclass(frozen=True)
@@ -100,23 +126,46 @@ class Clock:
 # ------------------------------------------------------------------ the models
 
 
-def load(size: Size, gguf: str | None) -> tuple[Any, Any, Any]:
-    """Target, draft (None beside a GGUF file) and tokenizer. No text of theirs ends before its last token."""
-    if gguf:
-        source = ModelSource(gguf, "bfloat16", str(DEVICE))
-        target, draft, tokenizer = load_model(source), None, load_tokenizer(source)
-    else:
-        target, draft = (
-            AutoModelForCausalLM.from_pretrained(PAIR / name, dtype=torch.bfloat16).to(DEVICE).eval()
-            for name in ("target", "draft")
-        )
-        tokenizer = AutoTokenizer.from_pretrained(PAIR / "target", padding_side="left")
+@dataclass(frozen=True)
+class Subject:
+    """What decodes, and what it is asked."""
+
+    size: str
+    target: Any
+    draft: Any
+    tokenizer: Any
+    texts: Sequence[str]
+
+    def prompts(self, rows: int, first: int) -> dict[str, Tensor]:
+        texts = [self.texts[(first + row) % len(self.texts)] for row in range(rows)]
+        inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
+        return {name: inputs[name].to(DEVICE) for name in ("input_ids", "attention_mask")}
+
+
+def load_pair(size: str) -> Subject:
+    """The pair of the tests. No text of theirs ends before its last token."""
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(PAIR / name, dtype=torch.bfloat16).to(DEVICE).eval()
+        for name in ("target", "draft")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target", padding_side="left")
     for model in (target, draft):
-        if model is not None:
-            model.generation_config.eos_token_id = None
-            model.generation_config.pad_token_id = tokenizer.pad_token_id
-    make_costly(target, size)
-    return target, draft, tokenizer
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    make_costly(target, SIZES[size])
+    return Subject(size, target, draft, tokenizer, [sample.text for sample in SAMPLES])
+
+
+def load_real(gguf: str, draft: str | None, size: str) -> Subject:
+    """A real model, which answers prompts of four sets in turn, and ends its texts where it likes."""
+    source = ModelSource(gguf, "bfloat16", str(DEVICE))
+    target, tokenizer = load_model(source), load_tokenizer(source)
+    target.generation_config.pad_token_id = tokenizer.pad_token_id
+    make_costly(target, SIZES[size])
+    sets = [load_prompts(name, TURNS // len(SETS)) for name in SETS]
+    asked = [prompt_ids(tokenizer, prompt) for several in zip(*sets, strict=True) for prompt in several]
+    drafting = load_model(ModelSource(draft, "bfloat16", str(DEVICE))) if draft else None
+    return Subject(f"{Path(gguf).stem} as {size}", target, drafting, tokenizer, tokenizer.batch_decode(asked))
 
 
 def make_costly(model: Any, size: Size) -> None:
@@ -140,12 +189,6 @@ def deepen(target: Any, layers: int) -> None:
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
         stack.append(layer)
     target.config.num_hidden_layers = len(stack)
-
-
-def prompts(tokenizer: Any, rows: int, first: int) -> dict[str, Tensor]:
-    texts = [SAMPLES[(first + row) % len(SAMPLES)].text for row in range(rows)]
-    inputs = tokenizer(texts, return_tensors="pt", padding=True)
-    return {name: inputs[name].to(DEVICE) for name in ("input_ids", "attention_mask")}
 
 
 # ------------------------------------------------------------------ one generation
@@ -199,6 +242,7 @@ def figures(run: Run, method: Method, plain: Run) -> dict[str, Any]:
         "seconds": run.seconds,
         "event_seconds": run.event_seconds,
         "plain_seconds": plain.seconds,
+        "plain_tokens": sum(map(len, plain.text)),
         "peak_bytes": run.peak_bytes,
         "warned": run.warned,
     }
@@ -229,10 +273,7 @@ def figures(run: Run, method: Method, plain: Run) -> dict[str, Any]:
 
 
 def compare(
-    size: str,
-    target: Any,
-    draft: Any,
-    tokenizer: Any,
+    subject: Subject,
     clock: Clock,
     names: Sequence[str] = METHODS,
     settings: Sequence[tuple[int, float]] = ROWS_AND_TEMPERATURES,
@@ -242,16 +283,18 @@ def compare(
     Args:
         settings: rows and temperature of each cell.
     """
+    size, target, draft = subject.size, subject.target, subject.draft
     methods = [method_of(name, draft) for name in names if draft is not None or name in WITHOUT_DRAFT]
-    warm: set[tuple[str, int, float]] = set()
+    warm: set[tuple[str, int, float, int]] = set()
     last = 0.0
-    for turn in range(1 if DRY else len(SAMPLES)):
+    for turn in range(1 if DRY else TURNS):
         for rows, temperature in settings:
             if clock.left() < last:
                 note("skipped", what=f"{size}: {rows} rows at T={temperature:g} from prompt {turn} on")
                 return
             began = time.perf_counter()
-            inputs = prompts(tokenizer, rows, turn)
+            inputs = subject.prompts(rows, turn)
+            slots = slots_for(inputs["input_ids"].shape[1] + NEW)  # recordings are of so many
             options = {"max_new_tokens": NEW} | sampling_at(temperature)
             chosen = [method for method in methods if rows == 1 or not method.single_row]
             order = [chosen[(turn + i) % len(chosen)] for i in range(len(chosen))]
@@ -259,13 +302,15 @@ def compare(
             for method in order:
                 about = {"size": size, "rows": rows, "temperature": temperature, "method": method.name, "prompt": turn}
                 try:
-                    if (key := (method.name, rows, temperature)) not in warm:
+                    if (key := (method.name, rows, temperature, slots * ("captured" in method.name))) not in warm:
                         warm.add(key)
                         if method.drafter is not None and "captured" in method.name:
                             speculation = method.kwargs["speculation"]
                             said = warm_up(target, method.drafter, **inputs, **options, speculation=speculation)
                             note("recorded", **about, said=said)
-                        generate(target, inputs, method, **options | {"max_new_tokens": max(4, NEW // 4)})
+                        # What is captured depends on the length; for the rest a few tokens do.
+                        new = NEW if "captured" in method.name else max(4, NEW // 4)
+                        generate(target, inputs, method, **options | {"max_new_tokens": new})
                     torch.manual_seed(turn)
                     runs[method.name] = generate(target, inputs, method, **options)
                 except Exception as error:
@@ -318,13 +363,14 @@ def report_turn(
 
 
 @torch.inference_mode()
-def widths(size: str, target: Any, tokenizer: Any, clock: Clock) -> None:
+def widths(subject: Subject, clock: Clock) -> None:
     """A forward by its width, over a cache: how long until its result is there, and until it is launched.
 
     With transformers' attention, and with this package's, in which heads that share keys stand together.
     """
+    size, target = subject.size, subject.target
     for rows in (1, 8):
-        ids = prompts(tokenizer, rows, 0)["input_ids"]
+        ids = subject.prompts(rows, 0)["input_ids"]
         ids = ids.repeat(1, -(-CONTEXT // ids.shape[1]))[:, :CONTEXT]
         cache = DynamicCache(config=target.config)
         target(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE: cache})
@@ -363,9 +409,9 @@ def median_of(step: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(t for t, _ in times), statistics.median(t for _, t in times)
 
 
-def launches(size: str, target: Any, draft: Any, tokenizer: Any, clock: Clock) -> None:
+def launches(subject: Subject, clock: Clock) -> None:
     """What the profiler counts in a generation of one row, and how long the device was at work."""
-    inputs = prompts(tokenizer, 1, 3)
+    size, target, draft, inputs = subject.size, subject.target, subject.draft, subject.prompts(1, 3)
     options = {"max_new_tokens": min(NEW, 32), "do_sample": False}
     activities = [ProfilerActivity.CPU] + ([] if DRY else [ProfilerActivity.CUDA])
     for name in PROFILED:
@@ -374,8 +420,9 @@ def launches(size: str, target: Any, draft: Any, tokenizer: Any, clock: Clock) -
             return
         if draft is None and name not in WITHOUT_DRAFT:
             continue
-        method = build_method(name, draft)
-        generate(target, inputs, method, **options)
+        method = method_of(name, draft)
+        for _ in range(3):  # what is recorded is recorded then
+            generate(target, inputs, method, **options)
         with profile(activities=activities) as found:
             run = generate(target, inputs, method, **options)
         assert run.meter is not None
@@ -406,25 +453,33 @@ def event_kind(name: str) -> str:
     return "operations" if name.startswith("aten::") else "others"
 
 
-def compiled(size: str, target: Any, tokenizer: Any, rows: int, clock: Clock) -> None:
+def compiled(subject: Subject, rows: int, clock: Clock) -> None:
     """Plain decoding with a static cache, which transformers compiles on a GPU, beside plain decoding as it is."""
-    inputs, plain = prompts(tokenizer, rows, 0), build_method("plain", None)
+    target, plain, captured = subject.target, build_method("plain", None), method_of("plain, captured", None)
     options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-    about = {"size": size, "rows": rows, "temperature": 0.0, "prompt": 0}
+    about: dict[str, Any] = {"size": subject.size, "rows": rows, "temperature": 0.0, "prompt": 0}
     try:
-        began = time.perf_counter()
-        for _ in range(2):  # a first run of a compiled forward is a recording
-            generate(target, inputs, plain, meter=False, cache_implementation="static", **options)
-        warming = time.perf_counter() - began
-        for prompt in range(2):
+        for prompt in range(4):
+            inputs, began = subject.prompts(rows, prompt), time.perf_counter()
+            about["prompt"] = prompt
+            for _ in range(2):  # a first run of a compiled forward is a recording, and a longer cache another forward
+                generate(target, inputs, plain, meter=False, cache_implementation="static", **options)
+            warming = time.perf_counter() - began
+            generate(target, inputs, captured, meter=False, **options)
             eager = generate(target, inputs, plain, meter=False, **options)
             static = generate(target, inputs, plain, meter=False, cache_implementation="static", **options)
-            row = figures(static, plain, eager) | {
-                "same_rows": sum(a == b for a, b in zip(static.text, eager.text, strict=True)),
+            ours = generate(target, inputs, captured, meter=False, **options)
+            more = {
                 "compiled": getattr(target, "_compiled_call", None) is not None,
                 "warming_seconds": warming,
             }
-            note("timing", **about | {"prompt": prompt}, method="plain, static cache", **row)
+            for name, run, what in (
+                ("plain", eager, {}),
+                ("plain, static cache", static, more),
+                ("plain, captured", ours, {}),
+            ):
+                same = sum(a == b for a, b in zip(run.text, eager.text, strict=True))
+                note("timing", **about, method=name, **figures(run, plain, eager), same_rows=same, **what)
             if clock.left() < 0:
                 break
     except Exception as error:
@@ -444,14 +499,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="after which no further cell is begun")
     parser.add_argument("--compiled", action="store_true", help="the static cache alone, at 1 and 8 rows")
     parser.add_argument("--pearl", action="store_true", help="drafting beside the target on one card alone, at 1 row")
-    parser.add_argument("--gguf", help="another target: a GGUF file, without a draft model")
+    parser.add_argument("--gguf", help="another target: a GGUF file")
+    parser.add_argument("--draft", help="a folder with the draft model of a GGUF file")
     args = parser.parse_args()
     clock = Clock(args.seconds)
-    target, draft, tokenizer = load(SIZES[args.size], args.gguf)
-    size = f"{Path(args.gguf).stem} as {args.size}" if args.gguf else args.size
+    subject = load_real(args.gguf, args.draft, args.size) if args.gguf else load_pair(args.size)
     if args.pearl:
-        make_costly(draft, DRAFT)
-        size += f", draft {sum(p.numel() for p in draft.parameters()) / 1e9:.1g}B"
+        make_costly(subject.draft, DRAFT)
+        costs = sum(p.numel() for p in subject.draft.parameters())
+        subject = replace(subject, size=f"{subject.size}, draft {costs / 1e9:.1g}B")
+    target, size = subject.target, subject.size
     parameters = sum(p.numel() for p in target.parameters())
     layers = target.config.num_hidden_layers
     note("target", size=size, parameters=parameters, layers=layers, dtype=str(target.dtype), new_tokens=NEW)
@@ -459,18 +516,17 @@ def main() -> None:
     if args.compiled:
         for rows in (1, 8):
             if clock.left() > 0:
-                compiled(size, target, tokenizer, rows, clock)
+                compiled(subject, rows, clock)
         return
     if args.pearl:  # alone: its workers are processes, which take up memory and time
-        compare(size, target, draft, tokenizer, clock, ON_ONE_CARD, ((1, 0.0), (1, 1.0)))
+        compare(subject, clock, ON_ONE_CARD, ((1, 0.0), (1, 1.0)))
         return
-    for part in (
-        lambda: widths(size, target, tokenizer, clock),
-        lambda: launches(size, target, draft, tokenizer, clock),
-        lambda: compare(size, target, draft, tokenizer, clock),
-    ):
+    if args.gguf:
+        compare(subject, clock, REAL, ((1, 0.0), (1, 1.0), (8, 0.0)))
+        return
+    for part in (widths, launches, compare):
         try:
-            part()
+            part(subject, clock)
         except Exception as error:
             fail({"size": size}, error)
         gc.collect()
