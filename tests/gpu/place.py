@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_specdec import Drafter
+
 DEVICE = torch.device(os.environ.get("DEVICE") or "cuda")
 ROWS = "rows.jsonl"
 """in the folder `OUT`: one line per result, written as it is found"""
@@ -27,8 +29,10 @@ def note(kind: str, **row: Any) -> None:
 
 
 def placed(drafter: Any) -> Any:
-    """A drafter whose models have been moved to the device."""
+    """A drafter whose models have been moved to the device, those of a drafter within it, too."""
     for part in vars(drafter).values():
         if isinstance(part, nn.Module):
             part.to(DEVICE)
+        elif isinstance(part, Drafter):
+            placed(part)
     return drafter

@@ -119,11 +119,7 @@ def slow(rows: dict[str, list[Row]]) -> list[str]:
     if is_dry(rows):
         return []
     said, beside = dear(rows), defaultdict(list)
-    said += [
-        f"not compiled: plain decoding with a static cache, {where(r)}"
-        for r in rows["timing"]
-        if r.get("compiled") is False
-    ]
+    said += [f"not compiled: {where(r)}" for r in rows["compiled"] if not r["compiled"]]
     known = cells(rows["timing"])
     for (size, batch, temperature), methods in known.items():
         cell = f"{size}, {batch} rows, T={temperature:g}"
@@ -403,8 +399,7 @@ def memory(rows: dict[str, list[Row]]) -> str:
 
 
 def notes(rows: dict[str, list[Row]]) -> str:
-    warming = {where(r): r["warming_seconds"] for r in rows["timing"] if "warming_seconds" in r}
-    said = [f"- {place}: its first two calls took {seconds:.0f} s" for place, seconds in warming.items()]
+    said = [f"- {where(r)}: compiled in {r['warming_seconds']:.0f} s, its first two calls" for r in rows["compiled"]]
     said += [f"- {where(s)}: {note}" for s in summaries(rows["timing"]) for note in s["notes"]]
     return "## What the drafters said\n\n" + "\n".join(said) if said else ""
 

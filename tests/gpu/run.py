@@ -59,20 +59,18 @@ def tests(name: str) -> Step:
 
 
 def timings(name: str, weight: float, *options: str) -> Step:
-    return Step(name, [str(HERE / "timings.py"), *options], 150.0, weight)
+    return Step(name, [str(HERE / "timings.py"), *options], 300.0, weight)
 
 
 def steps(gguf: str | None) -> tuple[list[Step], list[Step]]:
     """Tests, and timings; of both what decides most comes first."""
     names = ("text", "captured", "drafters", "faults", "transfers", "calls", "sampling", "bfloat16", "memory")
+    model = ["--gguf", gguf, "--draft", str(DRAFT)] if gguf else []
     times = [
-        timings("timings of 8 B", 4, "8B"),
-        timings("timings of the small target", 2, "small"),
-        timings("8 B, PEARL on one card", 3, "8B", "--pearl"),
+        timings("timings of 8 B", 7, "8B", *model),
+        timings("timings of the small target", 2, "small", *model),
+        timings("PEARL on one card", 2, "8B", "--pearl", *model),
     ]
-    model = ["8B", "--gguf", gguf, "--draft", str(DRAFT)] if gguf else ["8B"]
-    real = [timings("timings of a real model as 8 B", 6, *model)] if gguf else []
-    times += [*real, timings("8 B, compiled", 6, *model, "--compiled")]
     return [step for step in [tests(name) for name in names] if chosen(step)], [step for step in times if chosen(step)]
 
 

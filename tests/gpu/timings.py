@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -67,29 +67,32 @@ METHODS = (
     "hybrid, captured",
 )
 """after a comma how forwards run, where that is not as usual"""
-REAL = (
+STATIC = "plain, static cache"
+"""which transformers compiles on a GPU"""
+CAPTURED = tuple(name for name in METHODS if name.endswith("captured"))
+ON_ONE_CARD = (
     "plain",
-    "hf-assisted",
-    "hf-prompt-lookup",
-    "hybrid",
-    "plain, captured",
-    "prompt_lookup, captured",
+    "draft_model",
+    "pearl:worker=thread",
+    "pearl:worker=process",
     "draft_model, captured",
-    "hybrid, captured",
+    "pearl:worker=process, captured",
 )
-"""of a real model: there is time for many prompts, and not for all methods"""
-SETS = ("chat", "code", "maths", "summaries")
-ON_ONE_CARD = ("plain", "draft_model", "pearl:worker=thread", "pearl:worker=process")
 """serial drafting, and drafting beside the target: on a stream of its own, and from a process of its own"""
-PROFILED = (
-    "plain",
-    "hybrid",
-    "plain, captured",
-    "prompt_lookup, captured",
-    "draft_model, captured",
-    "hybrid, captured",
-)
-ROWS_AND_TEMPERATURES = ((1, 0.0), (1, 1.0), (8, 0.0), (8, 1.0))
+
+Cells = Mapping[tuple[int, float], Sequence[str]]
+"""by rows and temperature: methods"""
+OF_THE_PAIR: Cells = {(rows, temperature): METHODS for rows in (1, 8) for temperature in (0.0, 1.0)}
+OF_REAL: Cells = {
+    (1, 0.0): ("plain", STATIC, "hf-assisted", "hf-prompt-lookup", "hybrid", *CAPTURED),
+    (1, 1.0): ("plain", *CAPTURED),
+    (8, 0.0): ("plain", STATIC, *CAPTURED),
+}
+"""there is time for several prompts, and not for all methods"""
+OF_PEARL: Cells = {(1, 0.0): ON_ONE_CARD, (1, 1.0): ON_ONE_CARD}
+PROFILED = ("plain", "hybrid", *CAPTURED)
+SETS = ("summaries", "chat", "code", "maths")
+"""of a real model's prompts; the longest first, as a longer static cache would be compiled anew"""
 TURNS = 12
 """prompts, or batches of them, that are decoded if there is time"""
 
@@ -188,7 +191,8 @@ def deepen(target: Any, layers: int) -> None:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
         stack.append(layer)
-    target.config.num_hidden_layers = len(stack)
+    for config in (target.config, target.model.config):  # a cut draft has two
+        config.num_hidden_layers = len(stack)
 
 
 # ------------------------------------------------------------------ one generation
@@ -272,23 +276,18 @@ def figures(run: Run, method: Method, plain: Run) -> dict[str, Any]:
 # ------------------------------------------------------------------ what is measured
 
 
-def compare(
-    subject: Subject,
-    clock: Clock,
-    names: Sequence[str] = METHODS,
-    settings: Sequence[tuple[int, float]] = ROWS_AND_TEMPERATURES,
-) -> None:
-    """All methods, in rotated order, prompt after prompt; a first pass covers every cell.
-
-    Args:
-        settings: rows and temperature of each cell.
-    """
+def compare(subject: Subject, clock: Clock, cells: Cells = OF_THE_PAIR) -> None:
+    """All methods, in rotated order, prompt after prompt; a first pass covers every cell."""
     size, target, draft = subject.size, subject.target, subject.draft
-    methods = [method_of(name, draft) for name in names if draft is not None or name in WITHOUT_DRAFT]
+    known = {
+        name: method_of(name, draft)
+        for name in dict.fromkeys(name for names in cells.values() for name in names)
+        if draft is not None or name in WITHOUT_DRAFT
+    }
     warm: set[tuple[str, int, float, int]] = set()
     last = 0.0
     for turn in range(1 if DRY else TURNS):
-        for rows, temperature in settings:
+        for (rows, temperature), names in cells.items():
             if clock.left() < last:
                 note("skipped", what=f"{size}: {rows} rows at T={temperature:g} from prompt {turn} on")
                 return
@@ -296,40 +295,62 @@ def compare(
             inputs = subject.prompts(rows, turn)
             slots = slots_for(inputs["input_ids"].shape[1] + NEW)  # recordings are of so many
             options = {"max_new_tokens": NEW} | sampling_at(temperature)
-            chosen = [method for method in methods if rows == 1 or not method.single_row]
+            chosen = [known[name] for name in names if name in known and (rows == 1 or not known[name].single_row)]
             order = [chosen[(turn + i) % len(chosen)] for i in range(len(chosen))]
             runs: dict[str, Run] = {}
             for method in order:
                 about = {"size": size, "rows": rows, "temperature": temperature, "method": method.name, "prompt": turn}
                 try:
-                    if (key := (method.name, rows, temperature, slots * ("captured" in method.name))) not in warm:
+                    key = method.name, rows, temperature, slots * ("captured" in method.name)
+                    if key not in warm or method.name == STATIC:
+                        ready(target, inputs, method, about, options, first=key not in warm)
                         warm.add(key)
-                        if method.drafter is not None and "captured" in method.name:
-                            speculation = method.kwargs["speculation"]
-                            said = warm_up(target, method.drafter, **inputs, **options, speculation=speculation)
-                            note("recorded", **about, said=said)
-                        # What is captured depends on the length; for the rest a few tokens do.
-                        new = NEW if "captured" in method.name else max(4, NEW // 4)
-                        generate(target, inputs, method, **options | {"max_new_tokens": new})
                     torch.manual_seed(turn)
-                    runs[method.name] = generate(target, inputs, method, **options)
+                    runs[method.name] = generate(target, inputs, method, method.name != STATIC, **options)
                 except Exception as error:
                     fail(about, error)
             report_turn(size, rows, temperature, turn, inputs, target, chosen, runs, clock)
             last = time.perf_counter() - began
 
 
+def ready(
+    target: Any, inputs: dict[str, Tensor], method: Method, about: dict[str, Any], options: dict[str, Any], first: bool
+) -> None:
+    """What is not timed: kernels are chosen, forwards recorded or compiled."""
+    if method.drafter is not None and "captured" in method.name:
+        said = warm_up(target, method.drafter, **inputs, **options, speculation=method.kwargs["speculation"])
+        note("recorded", **about, said=said)
+    # What is captured or compiled depends on the length; for the rest a few tokens do.
+    few = options if ", " in method.name else options | {"max_new_tokens": max(4, NEW // 4)}
+    began = time.perf_counter()
+    for _ in range(1 + (first and method.name == STATIC)):  # a first run of a compiled forward is a recording
+        generate(target, inputs, method, meter=False, **few)
+    if first and method.name == STATIC:
+        compiles = getattr(target, "_compiled_call", None) is not None
+        note("compiled", **about, compiled=compiles, warming_seconds=time.perf_counter() - began)
+
+
 def method_of(name: str, draft: Any) -> Method:
     """A method, and how its forwards run."""
     spec, _, forwards = name.partition(", ")
     method = build_method(spec, draft)
-    if forwards:
+    if name == STATIC:
+        method.name, method.kwargs = name, {"cache_implementation": "static"}
+    elif forwards:
         method.name = name
         method.kwargs["speculation"] = {"forwards": forwards}
     return method
 
 
-WITHOUT_DRAFT = ("plain, captured", "prompt_lookup, captured", "plain", "hf-prompt-lookup", "prompt_lookup", "suffix")
+WITHOUT_DRAFT = (
+    STATIC,
+    "plain, captured",
+    "prompt_lookup, captured",
+    "plain",
+    "hf-prompt-lookup",
+    "prompt_lookup",
+    "suffix",
+)
 
 
 def report_turn(
@@ -453,39 +474,6 @@ def event_kind(name: str) -> str:
     return "operations" if name.startswith("aten::") else "others"
 
 
-def compiled(subject: Subject, rows: int, clock: Clock) -> None:
-    """Plain decoding with a static cache, which transformers compiles on a GPU, beside plain decoding as it is."""
-    target, plain, captured = subject.target, build_method("plain", None), method_of("plain, captured", None)
-    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-    about: dict[str, Any] = {"size": subject.size, "rows": rows, "temperature": 0.0, "prompt": 0}
-    try:
-        for prompt in range(4):
-            inputs, began = subject.prompts(rows, prompt), time.perf_counter()
-            about["prompt"] = prompt
-            for _ in range(2):  # a first run of a compiled forward is a recording, and a longer cache another forward
-                generate(target, inputs, plain, meter=False, cache_implementation="static", **options)
-            warming = time.perf_counter() - began
-            generate(target, inputs, captured, meter=False, **options)
-            eager = generate(target, inputs, plain, meter=False, **options)
-            static = generate(target, inputs, plain, meter=False, cache_implementation="static", **options)
-            ours = generate(target, inputs, captured, meter=False, **options)
-            more = {
-                "compiled": getattr(target, "_compiled_call", None) is not None,
-                "warming_seconds": warming,
-            }
-            for name, run, what in (
-                ("plain", eager, {}),
-                ("plain, static cache", static, more),
-                ("plain, captured", ours, {}),
-            ):
-                same = sum(a == b for a, b in zip(run.text, eager.text, strict=True))
-                note("timing", **about, method=name, **figures(run, plain, eager), same_rows=same, **what)
-            if clock.left() < 0:
-                break
-    except Exception as error:
-        fail(about | {"method": "plain, static cache"}, error)
-
-
 def fail(about: dict[str, Any], error: Exception) -> None:
     """Said, kept, and the rest goes on; a poisoned device ends this process at the next call."""
     traceback.print_exception(error)
@@ -497,7 +485,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--seconds", type=float, default=120.0, help="after which no further cell is begun")
-    parser.add_argument("--compiled", action="store_true", help="the static cache alone, at 1 and 8 rows")
     parser.add_argument("--pearl", action="store_true", help="drafting beside the target on one card alone, at 1 row")
     parser.add_argument("--gguf", help="another target: a GGUF file")
     parser.add_argument("--draft", help="a folder with the draft model of a GGUF file")
@@ -513,16 +500,11 @@ def main() -> None:
     layers = target.config.num_hidden_layers
     note("target", size=size, parameters=parameters, layers=layers, dtype=str(target.dtype), new_tokens=NEW)
     print(f"{size}: {parameters / 1e9:.3f} B parameters in {layers} layers, {clock.left():.0f} s left", flush=True)
-    if args.compiled:
-        for rows in (1, 8):
-            if clock.left() > 0:
-                compiled(subject, rows, clock)
-        return
     if args.pearl:  # alone: its workers are processes, which take up memory and time
-        compare(subject, clock, ON_ONE_CARD, ((1, 0.0), (1, 1.0)))
+        compare(subject, clock, OF_PEARL)
         return
     if args.gguf:
-        compare(subject, clock, REAL, ((1, 0.0), (1, 1.0), (8, 0.0)))
+        compare(subject, clock, OF_REAL)
         return
     for part in (widths, launches, compare):
         try:

@@ -70,6 +70,7 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T or logits_to_keep, vocab_size] for the target's ids [B, T].
@@ -77,8 +78,9 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
         Args:
             labels: [B, T] the target's ids, for a loss over the known tokens; -100, as any token that is not known, is
                 left out of it.
+            position_ids: [B, T] named, as models that take them for rows of different lengths do.
         """
-        outputs = self.hidden(input_ids, **kwargs)
+        outputs = self.hidden(input_ids, position_ids=position_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         known = self.lm_head(outputs.last_hidden_state[:, keep])
         logits = known.new_full((*known.shape[:-1], self.vocab_size), torch.finfo(known.dtype).min)
