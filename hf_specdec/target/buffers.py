@@ -76,6 +76,8 @@ class Buffers:
         self.seen = zeros(rows, WIDEST, WIDEST, dtype=torch.bool)
         self.depth = zeros(rows, WIDEST)
         """of a tree: which tokens each one sees, and how deep it lies"""
+        self.paths = zeros(rows, WIDEST)
+        """of a tree: which of its slots are kept, one after the other"""
         self.row_index = torch.arange(rows, device=device)[:, None]
         self.chain = torch.arange(WIDEST, device=device)[None]
         """depths of a chain"""
@@ -269,8 +271,28 @@ class FixedCache(RaggedCache):
         self.groups, self.buffers = [slots], buffers
 
     def keep(self, paths: Sequence[Sequence[int]], group: Slots | None = None) -> None:
+        """All layers in one step, recorded as forwards are: each of them would launch some ten kernels."""
+        longest, buffers = max(map(len, paths), default=0), self.buffers
+        if all(list(path) == list(range(len(path))) for path in paths):
+            return
         self.tell()
-        super().keep([*paths, *[[]] * (self.buffers.rows - len(paths))], group)
+        paths = [*paths, *[[]] * (buffers.rows - len(paths))]
+        # A short path is filled up with slots that move onto themselves; there is not always room for so many.
+        width = power_of_two(longest)
+        width = longest if max(self.lengths) + width > buffers.slots else width
+        if width > WIDEST:
+            super().keep(paths, group)
+            return
+        moved = [[*path, *range(len(path), width)] for path in paths]
+        buffers.paths[:, :width] = to_device(moved, self.device)
+
+        def step() -> None:
+            to, of = (buffers.ends[:, None] + after[:, :width] for after in (buffers.chain, buffers.paths))
+            for layer in self.layers:
+                for states in (layer.keys, layer.values):
+                    states[buffers.row_index, :, to] = states[buffers.row_index, :, of]
+
+        buffers.captures.run(("keep", width), step)
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows, which move to the front. One may come twice; the buffers have room for all."""

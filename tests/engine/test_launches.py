@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_heads import PAIRS, drafting_goes_on
 from torch.utils._python_dispatch import TorchDispatchMode
+from toy_drafters import Future, bushy
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
 from hf_specdec.target.captures import Captures
@@ -24,10 +25,20 @@ VIEWS = {
 NEW = 120
 MOST = 40
 """launches a round; plain decoding of a model of 32 layers has some 600 in each forward"""
+
+
+def bush() -> tuple[Any, Any]:
+    """Nearly each round keeps a path that does not lie at the front of its tree: in every layer it is moved."""
+    model = models.llama(num_hidden_layers=16)
+    said = model.generate(**models.prompts([9]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    return model, bushy(Future(said), 3, models.VOCAB)
+
+
 SIDES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "lookup": lambda: (models.llama(), PromptLookupDrafter()),
     "fixed": lambda: (model := models.llama(), DraftModelDrafter(model, num_draft_tokens=4)),
     "hybrid": lambda: (model := models.llama(), HybridDrafter(model)),
+    "tree, 16 layers": bush,
     "MTP": PAIRS["GLM-4-MoE, 3"],
     "DFlash": PAIRS["DFlash, mixed"],
 }
