@@ -29,7 +29,7 @@ docs: $(VENV)/.installed-docs
 DEVICE ?= cuda
 OUT ?= gpu-report
 gpu:
-	DEVICE="$(DEVICE)" OUT="$(OUT)" BUDGET="$(BUDGET)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" $(PYTHON) tests/gpu/run.py
+	DEVICE="$(DEVICE)" OUT="$(OUT)" BUDGET="$(BUDGET)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" STEPS="$(STEPS)" $(PYTHON) tests/gpu/run.py
 
 # Each stamp stands for an installation; it is made anew when the requirements have changed.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)

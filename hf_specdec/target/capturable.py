@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BY_ITSELF: tuple[str, ...] = ()
-"""kinds of devices on which forwards are captured unless something else is asked for: none, until somebody has measured
-a GPU"""
+BY_ITSELF: tuple[str, ...] = ("cuda",)
+"""kinds of devices on which forwards are captured unless something else is asked for"""
 
 _refused: "weakref.WeakKeyDictionary[PreTrainedModel, dict[int, str]]" = weakref.WeakKeyDictionary()
 
