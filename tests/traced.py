@@ -31,7 +31,8 @@ class Traced:
         def replay() -> None:
             type(self).played += 1
             for before, now in zip(tree_leaves(result), tree_leaves(graph()), strict=True):
-                before.copy_(now)
+                if before is not None:  # a step may have an effect only
+                    before.copy_(now)
 
         return replay, result
 

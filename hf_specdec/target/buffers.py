@@ -117,7 +117,7 @@ class Buffers:
 
     def clear(self) -> None:
         """No text: values that are NaN would spoil sums even where they are masked."""
-        for states in (*self.keys, *self.values):
+        for states in (*self.keys, *self.values, self.ends):
             states.zero_()
 
 
@@ -144,7 +144,7 @@ class Shelf:
                 found = self._made(like, rows, slots, device)
             else:
                 if found.freed is not None and found.freed.event is not None:
-                    found.freed.event.wait()
+                    found.freed.event.wait(torch.cuda.current_stream(device))
                 found.clear()
                 self.kept.remove(found)
             found.busy = True
@@ -283,8 +283,7 @@ class FixedCache(RaggedCache):
         if width > WIDEST:
             super().keep(paths, group)
             return
-        moved = [[*path, *range(len(path), width)] for path in paths]
-        buffers.paths[:, :width] = to_device(moved, self.device)
+        key, stay = ("keep", width), list(range(width))
 
         def step() -> None:
             to, of = (buffers.ends[:, None] + after[:, :width] for after in (buffers.chain, buffers.paths))
@@ -292,7 +291,11 @@ class FixedCache(RaggedCache):
                 for states in (layer.keys, layer.values):
                     states[buffers.row_index, :, to] = states[buffers.row_index, :, of]
 
-        buffers.captures.run(("keep", width), step)
+        if buffers.captures.will_record(key):  # where nothing moves: done twice a move is another one
+            buffers.paths[:, :width] = buffers.chain[:, :width]
+            buffers.captures.run(key, step)
+        buffers.paths[:, :width] = to_device([[*path, *stay[len(path) :]] for path in paths], self.device)
+        buffers.captures.run(key, step)
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows, which move to the front. One may come twice; the buffers have room for all."""

@@ -69,6 +69,12 @@ class Captures:
         """the last ones used last"""
         self._failed: set[Hashable] = set()
 
+    def will_record(self, key: Hashable) -> bool:
+        """Whether the next run records this step. Then the step is run more than once."""
+        if self._record is None or key in self._recorded or key in self._failed:
+            return False
+        return recording.at_once or self._met[key] + 1 >= MET
+
     def run(self, key: Hashable, step: Callable[[], T]) -> T:
         """The step's result. It may be static, too: the next run of any step may overwrite it.
 
@@ -78,9 +84,9 @@ class Captures:
         if self._record is None:
             return step()
         if key not in self._recorded:
+            record = self.will_record(key)
             self._met[key] += 1
-            early = self._met[key] < MET and not recording.at_once
-            if early or key in self._failed or not self._add(key, step, self._record):
+            if not record or not self._add(key, step, self._record):
                 return step()
         self._recorded.move_to_end(key)
         replay, result = self._recorded[key]
@@ -111,23 +117,24 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.pool = device, torch.cuda.graph_pool_handle()
+        self.aside = torch.cuda.Stream(device)
+        """one for all: what one recording has freed the next one may use on the same stream only"""
 
     def __call__(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
         """What replays the step, and the tensors that hold its result then."""
-        here, aside = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
-        aside.wait_stream(here)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(aside):
-                step()  # kernels are chosen and workspaces made in a first run, which cannot be recorded
-            here.wait_stream(aside)
-            # Other threads (a PEARL worker) may go on using the device meanwhile. The stream is one of this device,
-            # whichever is the current one.
-            with torch.cuda.graph(graph, pool=self.pool, stream=aside, capture_error_mode="thread_local"):
-                result = step()
-        finally:  # where a recording fails torch leaves its stream in place
-            torch.cuda.set_stream(here)
-            here.wait_stream(aside)
+        with torch.cuda.device(self.device):  # whose current stream is set below, which would make it the current one
+            here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+            self.aside.wait_stream(here)
+            try:
+                with torch.cuda.stream(self.aside):
+                    step()  # kernels are chosen and workspaces made in a first run, which cannot be recorded
+                here.wait_stream(self.aside)
+                # Other threads (a PEARL worker) may go on using the device meanwhile.
+                with torch.cuda.graph(graph, pool=self.pool, stream=self.aside, capture_error_mode="thread_local"):
+                    result = step()
+            finally:  # where a recording fails torch leaves its stream in place
+                torch.cuda.set_stream(here)
+                here.wait_stream(self.aside)
         return graph.replay, result
 
 

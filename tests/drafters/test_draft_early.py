@@ -44,17 +44,20 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return rounds
 
 
-def decode(draft: Any, lengths: list[int], sample: bool, early: bool) -> tuple[torch.Tensor, list[int]]:
+def decode(
+    draft: Any, lengths: list[int], sample: bool, early: bool, target: Any = None, **options: Any
+) -> tuple[torch.Tensor, list[int]]:
     """The text, and how many tokens were accepted at each place."""
     drafter = DraftModelDrafter(draft, num_draft_tokens=GAMMA)
     torch.manual_seed(5)
     with pytest.MonkeyPatch.context() as patch:
         if not early:
             patch.setattr(ModelDraft, "drafts_early", False)
-        text = models.llama().generate(
+        text = (target or models.llama()).generate(
             **models.prompts(lengths), max_new_tokens=NEW, do_sample=sample, pad_token_id=0,
-            assistant_model=drafter, speculation={"forwards": "captured"},
+            assistant_model=drafter, speculation={"forwards": "captured"}, **options,
         )  # fmt: skip
+        text = getattr(text, "sequences", text)
     stats = drafter.last_stats
     return text, [stats.accepted_per_position[place] for place in range(GAMMA)]
 
@@ -74,6 +77,27 @@ def test_an_early_draft_is_what_would_have_been_drafted_later(
     assert torch.equal(early[0], late[0]) and early[1] == late[1]
     # Not in the first round, at the text's end, and where a row has left.
     assert sum(taken) >= len(taken) - 3 - GAMMA - len(lengths)
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_in_lockstep_a_draft_behind_more_than_all_rows_took_is_dropped(
+    kind: str, sample: bool, taken: list[bool]
+) -> None:
+    """One row's disagreement ends the round of all, which the device did not know."""
+    draft, scores = DRAFTS[kind](), {"output_scores": True, "return_dict_in_generate": True}
+    late = decode(draft, [9, 4, 7], sample, early=False, **scores)
+    taken.clear()
+    early = decode(draft, [9, 4, 7], sample, early=True, **scores)
+    assert torch.equal(early[0], late[0]) and early[1] == late[1]
+    assert any(taken) or kind == "other"
+
+
+def test_where_rows_are_held_back_a_draft_behind_more_is_dropped() -> None:
+    draft, target = DRAFTS["often right"](), models.build("GPT-Neo", "eager")
+    late = decode(draft, [9, 4, 7], False, early=False, target=target)
+    early = decode(draft, [9, 4, 7], False, early=True, target=target)
+    assert torch.equal(early[0], late[0]) and early[1] == late[1]
 
 
 def test_it_is_right_when_it_is_replayed() -> None:

@@ -14,7 +14,7 @@ from compare import sequences_of, uneven_eos
 from stream_models import streams_of, target_of
 from torch import Tensor
 from traced import Traced, traced
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
@@ -425,3 +425,19 @@ def test_buffers_are_kept_for_few_shapes() -> None:
 def test_a_model_that_counts_the_columns_of_its_cache_is_not_captured() -> None:
     """GPT-Neo's windows are a table over columns: over static buffers their number is always the same."""
     assert "over static buffers" in why_not_captured(models.build("GPT-Neo", "eager"))
+
+
+def test_buffers_that_are_borrowed_again_hold_no_row() -> None:
+    """Else a padded row would stand where a longer text's once stood, and be written behind the end of the slots."""
+    model = models.llama()
+    model.generate(
+        **models.prompts([9, 4, 7]), max_new_tokens=20, do_sample=False, pad_token_id=0,
+        assistant_model=PromptLookupDrafter(), speculation={"forwards": "captured"},
+    )  # fmt: skip
+    shelf = shelf_of(model)
+    used = shelf.kept[0]
+    like = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(**models.prompts([3]), **{CACHE: like})
+    again = shelf.borrow(like, used.rows, used.slots, used.device, shelf.state)
+    assert again is used and not used.ends.any()

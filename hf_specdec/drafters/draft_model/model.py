@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ...target.buffers import MOST_FIRST
 from ...target.capturable import is_captured
 from ...target.captured import Captured, CapturedRunner
 from ...target.captured_joining import joining_runner
@@ -75,12 +76,20 @@ class ModelOverCache(OverCache):
         return list(self.runner.lengths)
 
     def catch_up(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        if any(good >= length for good, length in zip(self.good, lengths, strict=True)):
-            # transformers' own loop asks for a draft right after the prompt: its last token is fed again.
-            self.roll_back([min(good, length - 1) for good, length in zip(self.good, lengths, strict=True)])
+        self._leave_one(lengths)
         logits = self.feed(ids, lengths)
         self.good = list(lengths)
         return logits
+
+    def missing(self, ids: Tensor, lengths: Sequence[int]) -> Tensor | None:
+        self._leave_one(lengths)
+        counts = {length - n for length, n in zip(lengths, self.held, strict=True)}
+        return self._columns(ids, self.held, max(counts)) if len(counts) == 1 and max(counts) <= MOST_FIRST else None
+
+    def _leave_one(self, lengths: Sequence[int]) -> None:
+        """transformers' own loop asks for a draft right after the prompt: its last token is fed again."""
+        if any(good >= length for good, length in zip(self.good, lengths, strict=True)):
+            self.roll_back([min(good, length - 1) for good, length in zip(self.good, lengths, strict=True)])
 
     def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
         self.stats.draft_calls += 1

@@ -12,6 +12,7 @@ from ...budget import DraftCost
 from ...clock import Moment, mark, now
 from ...protocol import DraftContext, Sequences, Verdict
 from ...target.buffers import WIDEST
+from ...target.capturable import wants_captures
 from ...target.captures import recording
 from ...target.devices import input_device
 from ...transfer import to_device, waits
@@ -99,6 +100,8 @@ class ModelDraft:
         self._early: Early | None = None
         self._was_early = False
         """whether this round has begun with such steps"""
+        self._at_once = False
+        """whether all steps of this round are one"""
         self._behind = True
         """whether the last round left it behind the text"""
 
@@ -129,7 +132,7 @@ class ModelDraft:
         self._rows, self.steps = list(sequences.rows), 0
         self._ids, self._lengths = with_room(sequences, steps), list(sequences.lengths)
         self._last: Tensor | None = None
-        self._planned, self._ahead = planned, deque[Step]()
+        self._planned, self._ahead, self._at_once = planned, deque[Step](), False
         early, self._early = self._early, None
         self._was_early = early is not None and (early.rows, early.lengths) == (self._rows, self._lengths)
         if early is not None and self._was_early:
@@ -143,9 +146,8 @@ class ModelDraft:
         if self._last is not None:
             self._first = mark(self._device) if self.steps == 1 else self._first
             before, self._lengths = self._lengths, [n + 1 for n in self._lengths]
-            if not self._ahead and self._planned - self.steps > 1 and self.chains:
-                count = min(self._planned - self.steps, WIDEST)
-                self._ahead.extend(self._chained(self._last[:, None], count, self._numbers(self._lengths, count)))
+        if not self._ahead and self._planned - self.steps > (self._last is not None) and self.chains:
+            self._chain_on()
         if self._ahead:
             step = self._ahead.popleft()
         elif self._last is None:
@@ -155,6 +157,19 @@ class ModelDraft:
             step = self._picked(self._over.feed(self._ids, self._lengths, self._last))
         self._last, self.steps, self._ended = step.tokens[:, 0].clone(), self.steps + 1, mark(self._device)
         return step
+
+    def _chain_on(self) -> None:
+        """All steps that are planned as one: behind the drafted token, or behind what the text has more than the cache,
+        if that is little."""
+        assert self._over is not None
+        first = self._over.missing(self._ids, self._lengths) if self._last is None else self._last[:, None]
+        if first is None:
+            return
+        count = min(self._planned - self.steps, WIDEST)
+        self._ahead.extend(self._chained(first, count, self._numbers(self._lengths, count)))
+        if self._last is None:
+            self._over.learns(self._lengths, count)
+            self._at_once = True
 
     @property
     def chains(self) -> bool:
@@ -193,7 +208,7 @@ class ModelDraft:
     @property
     def drafts_early(self) -> bool:
         """Whether `draft_early` may be called: one token is picked for each place, by recorded steps."""
-        pick, captured = self.context.pick, self.context.forwards in ("captured", "bitwise")
+        pick, captured = self.context.pick, wants_captures(self.context.forwards, model_of(self._model))
         return captured and self.candidates is None and isinstance(pick, DraftPicker) and pick.recordable is not None
 
     def draft_early(self, n: Tensor, last: Tensor) -> None:
@@ -228,14 +243,15 @@ class ModelDraft:
     def end(self) -> None:
         """No further step is made in this round."""
         if self.steps and not self._was_early:
-            first = self._first if self.steps > 1 else self._ended
+            first = None if self._at_once else self._first if self.steps > 1 else self._ended
             self._took = Took(self.steps, self._began, first, self._ended, recording.steps > self._recorded)
 
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
         """Of the first candidates that each row [B] went on from, so many are part of the text now. The device has
         done all that it was asked for."""
-        if not self.steps:
-            self._early = None
+        whole = zip(verdict.tokens, verdict.accepted, verdict.stopped, strict=True)
+        if not self.steps or any(len(text) != n + 1 for text, n, stopped in whole if not stopped):
+            self._early = None  # it is behind more than the engine took: others disagreed, or a row got too far ahead
         if self._early is not None:
             self._early.lengths = [n + len(text) for n, text in zip(self._early.lengths, verdict.tokens, strict=True)]
         if self._took is not None:
@@ -251,7 +267,7 @@ def is_blind(context: DraftContext, model: "PreTrainedModel | Translated") -> bo
     """Whether steps are made without a look at them: to look would be to wait for the device, or steps are recorded
     together."""
     device = input_device(model_of(model))
-    return waits(device) or context.forwards in ("captured", "bitwise")
+    return waits(device) or wants_captures(context.forwards, model_of(model))
 
 
 def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:

@@ -110,6 +110,10 @@ class OverCache(ABC):
         """
         raise NotImplementedError
 
+    def missing(self, ids: Tensor, lengths: Sequence[int]) -> Tensor | None:
+        """[B, F] what `catch_up` would feed, if that can begin a chain; else None."""
+        return None
+
     def learns(self, lengths: list[int], count: int) -> None:
         """Behind texts of so many tokens, all fed, so many steps were made; the host had not known behind which."""
         raise NotImplementedError
