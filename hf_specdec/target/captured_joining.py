@@ -26,17 +26,22 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
             return super()._begin(read)
         return FixedCache(read, self._borrow(read, 1, self._columns(read.get_seq_length())))
 
+    def slots_for(self, rows: list[int]) -> int:
+        return power_of_two(len(rows)) * slots_for(max(rows, default=0) + SPARE)
+
     def _columns(self, held: int) -> int:
         return max(*self.wanted, held) + SPARE
 
     def _fit(self) -> None:
-        """Buffers in which all rows find room, less than four times as large as they need be."""
+        """Buffers in which all rows find room, less than four times as large as they need be, and within the bound."""
         if self.is_plain:
             super()._fit()
             return
         rows, columns = power_of_two(len(self.wanted)), self._columns(max(self.cache.lengths))
         buffers, slots = self.cache.buffers, slots_for(columns)
-        if not (rows <= buffers.rows < SPACIOUS * rows and slots <= buffers.slots < SPACIOUS * slots):
+        fits = rows <= buffers.rows < SPACIOUS * rows and slots <= buffers.slots < SPACIOUS * slots
+        held = buffers.rows * buffers.slots
+        if not fits or (self.most_slots is not None and rows * slots < held > self.most_slots):
             self._move(rows, columns)
         buffers = self.cache.buffers
         self.reserved = buffers.rows * buffers.slots
