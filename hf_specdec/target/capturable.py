@@ -29,7 +29,10 @@ _refused: "weakref.WeakKeyDictionary[PreTrainedModel, dict[int, str]]" = weakref
 
 def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
     """Whether forwards are to be captured if they can be."""
-    return forwards in ("captured", "bitwise") or (forwards == "auto" and input_device(model).type in BY_ITSELF)
+    if forwards != "auto":
+        return forwards in ("captured", "bitwise")
+    # In float16 a rejected token can overflow, and what it leaves in static buffers is NaN even where it is masked.
+    return model.dtype != torch.float16 and input_device(model).type in BY_ITSELF
 
 
 def is_captured(model: "PreTrainedModel", forwards: str) -> bool:

@@ -18,9 +18,9 @@ from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
-from hf_specdec.target import buffers, captured
+from hf_specdec.target import buffers, capturable, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
-from hf_specdec.target.capturable import why_not_captured
+from hf_specdec.target.capturable import wants_captures, why_not_captured
 from hf_specdec.target.fingerprint import fingerprint
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
@@ -441,3 +441,11 @@ def test_buffers_that_are_borrowed_again_hold_no_row() -> None:
         model(**models.prompts([3]), **{CACHE: like})
     again = shelf.borrow(like, used.rows, used.slots, used.device, shelf.state)
     assert again is used and not used.ends.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_by_itself_all_but_float16_is_captured(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a rejected token may overflow, and spoil its row from behind a mask."""
+    monkeypatch.setattr(capturable, "BY_ITSELF", ("cpu",))
+    model = models.llama().to(dtype)
+    assert wants_captures("auto", model) == (dtype != torch.float16) and wants_captures("captured", model)
