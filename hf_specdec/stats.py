@@ -34,6 +34,8 @@ class SpeculationStats:
     """How often the i-th draft token (from 0) of a row step was sent to the target."""
     accepted_per_position: Counter[int] = field(default_factory=Counter)
     """How often it was accepted."""
+    rejections: int = 0
+    """Row steps that ended at a rejected token: one of the target's own stands in its place."""
     acceptance_sum: float = 0.0
     """Sum of min(1, p/q), which is β in the mean (Theorem 3.5), over the drafted tokens that Algorithm 1 tests, where q
     is known. Under block verification those are the ones that it would have tested."""
@@ -97,15 +99,6 @@ class SpeculationStats:
             return self.acceptance_sum / self.acceptance_count
         tested = self.accepted_tokens + self.rejections
         return self.accepted_tokens / tested if tested else None
-
-    @property
-    def rejections(self) -> int:
-        """Row steps that ended at a rejected token: per position, those that got there less those that passed."""
-        reached, previous = 0, self.drafted_per_position[0]
-        for i, drafted in sorted(self.drafted_per_position.items()):
-            reached += min(previous, drafted) - self.accepted_per_position[i]
-            previous = self.accepted_per_position[i]
-        return reached
 
     @property
     def other_seconds(self) -> float:

@@ -77,6 +77,8 @@ def count_row(stats: SpeculationStats, result: Result, source: str = "") -> None
     stats.row_steps += 1
     stats.drafted_per_position.update(range(result.drafted))
     if result.drafted:
-        stats.accepted_per_position.update(range(len(result.path)))
+        accepted = len(result.path)
+        stats.accepted_per_position.update(range(accepted))
+        stats.rejections += accepted < min(result.drafted, len(result.tokens))
     if source:
         stats.sources[source] += 1

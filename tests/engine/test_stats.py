@@ -214,3 +214,23 @@ def test_what_a_session_writes_into_its_statistics_does_no_harm() -> None:
     take_over(told, run)
     del told.notes
     take_over(told, run)
+
+
+def test_rejections_are_counted_row_by_row() -> None:
+    """One row's short draft is always right, the other's long one always wrong."""
+    model, prompts = models.llama(), models.prompts([9, 9])
+    call = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    future = Future(model.generate(**prompts, **call))
+
+    def propose(context: Any, sequences: Any, room: list[int]) -> Draft:
+        rows = zip(sequences.rows, future(sequences, room, 3), strict=True)
+        return Draft.from_lists(
+            [said[:1] if row == 0 else [(x + 1) % models.VOCAB for x in said] for row, said in rows]
+        )
+
+    drafter = Toy(propose)
+    model.generate(**prompts, **call, assistant_model=drafter)
+    stats = drafter.last_stats
+    longest = stats.drafted_per_position[1]  # row steps of the second row, but for one that had room for one token
+    assert longest <= stats.rejections <= longest + 1 and stats.accepted_tokens
+    assert stats.alpha == stats.accepted_tokens / (stats.accepted_tokens + stats.rejections)

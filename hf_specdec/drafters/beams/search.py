@@ -220,6 +220,7 @@ class Lookahead:
         if self.stats.target_calls > 1:
             self.stats.drafted_per_position.update(range(self.steps))
             self.stats.accepted_per_position.update(range(self.run))
+            self.stats.rejections += self.run < self.steps
         self.run = 0
 
 
