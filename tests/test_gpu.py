@@ -30,7 +30,7 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.real_time
 def test_a_target_made_costly_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """More layers and wider MLPs add exactly nothing."""
-    timings = module("timings", monkeypatch)
+    subjects = module("subjects", monkeypatch)
     target = AutoModelForCausalLM.from_pretrained(TESTS / "pair" / "target", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TESTS / "pair" / "target", padding_side="left")
     inputs = {name: ids.cpu() for name, ids in tokenizer("def add(a, b):", return_tensors="pt").items()}
@@ -38,7 +38,7 @@ def test_a_target_made_costly_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     options = {"max_new_tokens": 12, "do_sample": False}
     before = target.generate(**inputs, **options)
     parameters = target.num_parameters()
-    timings.deepen(target, 10)
+    subjects.deepen(target, 10)
     pad_mlps(target, 960)
     assert len(target.model.layers) == 10 and target.num_parameters() > 1.3 * parameters
     assert torch.equal(target.generate(**inputs, **options), before)

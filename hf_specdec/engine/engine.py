@@ -216,8 +216,9 @@ class Engine:
         correct = None if drafting is None else drafting.schedule.correct
         results: dict[int, Result] = {}
         groups = list(self._groups(share.places))
-        early = drafting is not None and drafting.drafts_early and len(groups) == 1
-        meanwhile = drafting.drafts_on(self.rows.last(), share.places) if drafting is not None and early else None
+        meanwhile = None
+        if drafting is not None and drafting.drafts_early and len(groups) == 1:
+            meanwhile = drafting.drafts_on(self.rows.last(), share.places)
         for group, places in groups:
             mine = [share.places.index(b) for b in places]
             draft = rows_of_draft(share.judged, mine)

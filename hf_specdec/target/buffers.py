@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..clock import Moment, mark
 from ..transfer import to_device
-from .cache import RaggedCache, RaggedLayer, Slots, nothing, window_of
+from .cache import RaggedCache, RaggedLayer, Slots, filled_up, nothing, stay, window_of
 from .captures import Captures
 
 if TYPE_CHECKING:
@@ -272,18 +272,16 @@ class FixedCache(RaggedCache):
 
     def keep(self, paths: Sequence[Sequence[int]], group: Slots | None = None) -> None:
         """All layers in one step, recorded as forwards are: each of them would launch some ten kernels."""
-        longest, buffers = max(map(len, paths), default=0), self.buffers
-        if all(list(path) == list(range(len(path))) for path in paths):
+        if stay(paths):
             return
         self.tell()
+        buffers, longest = self.buffers, max(map(len, paths))
         paths = [*paths, *[[]] * (buffers.rows - len(paths))]
-        # A short path is filled up with slots that move onto themselves; there is not always room for so many.
         width = power_of_two(longest)
-        width = longest if max(self.lengths) + width > buffers.slots else width
+        width = longest if max(self.lengths) + width > buffers.slots else width  # there is not always room
         if width > WIDEST:
             super().keep(paths, group)
             return
-        key, stay = ("keep", width), list(range(width))
 
         def step() -> None:
             to, of = (buffers.ends[:, None] + after[:, :width] for after in (buffers.chain, buffers.paths))
@@ -291,10 +289,11 @@ class FixedCache(RaggedCache):
                 for states in (layer.keys, layer.values):
                     states[buffers.row_index, :, to] = states[buffers.row_index, :, of]
 
+        key = "keep", width
         if buffers.captures.will_record(key):  # where nothing moves: done twice a move is another one
             buffers.paths[:, :width] = buffers.chain[:, :width]
             buffers.captures.run(key, step)
-        buffers.paths[:, :width] = to_device([[*path, *stay[len(path) :]] for path in paths], self.device)
+        buffers.paths[:, :width] = to_device(filled_up(paths, width), self.device)
         buffers.captures.run(key, step)
 
     def select(self, rows: list[int]) -> None:

@@ -27,6 +27,16 @@ def is_adoptable(cache: object) -> bool:
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
+def stay(paths: Sequence[Sequence[int]]) -> bool:
+    """Whether all kept tokens stand where they are to stand."""
+    return all(list(path) == list(range(len(path))) for path in paths)
+
+
+def filled_up(paths: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """Paths of one length: short ones with slots that move onto themselves."""
+    return [[*path, *range(len(path), width)] for path in paths]
+
+
 class Slots:
     """Where the rows of a group of layers stand, and where their next forward writes to."""
 
@@ -171,10 +181,9 @@ class RaggedCache(Cache):
         """Move the slots `length + i`, i in a row's path (increasing), to follow directly after the row's length, in
         the layers of a group or in all."""
         width = max(map(len, paths), default=0)
-        if all(list(path) == list(range(len(path))) for path in paths):
+        if stay(paths):
             return
-        # A short path is filled up with slots that move onto themselves.
-        offsets = to_device([[*path, *range(len(path), width)] for path in paths], self.device)
+        offsets = to_device(filled_up(paths, width), self.device)
         for layer in self.layers:
             if group in (None, layer.slots):
                 device = layer.keys.device

@@ -41,7 +41,8 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
         buffers, slots = self.cache.buffers, slots_for(columns)
         fits = rows <= buffers.rows < SPACIOUS * rows and slots <= buffers.slots < SPACIOUS * slots
         held = buffers.rows * buffers.slots
-        if not fits or (self.most_slots is not None and rows * slots < held > self.most_slots):
+        too_many = self.most_slots is not None and held > self.most_slots
+        if not fits or (too_many and rows * slots < held):
             self._move(rows, columns)
         buffers = self.cache.buffers
         self.reserved = buffers.rows * buffers.slots

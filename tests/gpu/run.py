@@ -28,8 +28,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 OUT = Path(os.environ.get("OUT") or "gpu-report").resolve()
 os.environ["OUT"] = str(OUT)
-DRAFT = ROOT / "hub_configs" / "draft_model" / "draft_model"
-"""of the GGUF file"""
 DEVICE = os.environ.get("DEVICE") or "cuda"
 BUDGET = float(os.environ.get("BUDGET") or (450 if DEVICE.startswith("cuda") else 900))
 """seconds for all of it"""
@@ -65,16 +63,17 @@ def timings(name: str, weight: float, *options: str) -> Step:
 def steps(gguf: str | None) -> tuple[list[Step], list[Step]]:
     """Tests, and timings; of both what decides most comes first."""
     names = ("text", "captured", "drafters", "faults", "transfers", "calls", "sampling", "bfloat16", "memory")
-    model = ["--gguf", gguf, "--draft", str(DRAFT)] if gguf else []
+    model = ["--gguf", gguf] if gguf else []
     times = [
         timings("timings of 8 B", 7, "8B", *model),
         timings("timings of the small target", 2, "small", *model),
         timings("PEARL on one card", 2, "8B", "--pearl", *model),
     ]
-    return [step for step in [tests(name) for name in names] if chosen(step)], [step for step in times if chosen(step)]
+    return list(filter(chosen, map(tests, names))), list(filter(chosen, times))
 
 
 def chosen(step: Step) -> bool:
+    """Whether `STEPS` is empty or names it, by a part of its name."""
     wanted = os.environ.get("STEPS")
     return not wanted or any(part.strip() in step.name for part in wanted.split(","))
 

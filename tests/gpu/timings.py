@@ -9,7 +9,6 @@ prompt, until the time is over: an interrupted run has fewer prompts, not fewer 
 """
 
 import argparse
-import copy
 import gc
 import statistics
 import time
@@ -19,15 +18,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from place import DEVICE, note, synchronize
-from samples import SAMPLES
+from subjects import DRAFT, DRY, SIZES, TURNS, Subject, load_pair, load_real, make_costly
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import DynamicCache
 
 from hf_specdec import warm_up
 from hf_specdec.errors import SpeculationWarning
@@ -38,15 +36,9 @@ from hf_specdec.tools.bench.methods import Method, build_method
 from hf_specdec.tools.instruments.audit import Audit
 from hf_specdec.tools.instruments.bare import decode_forwards
 from hf_specdec.tools.instruments.meter import Meter, metered
-from hf_specdec.tools.instruments.pretended import pad_mlps
 from hf_specdec.tools.instruments.provenance import peak_memory_bytes, reset_peak_memory
-from hf_specdec.tools.loading.chat import prompt_ids
-from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
-from hf_specdec.tools.loading.prompts import load_prompts
 from hf_specdec.tools.loading.sampling import sampling_at
 
-PAIR = Path(__file__).parent.parent / "pair"
-DRY = DEVICE.type != "cuda"
 NEW = 8 if DRY else 128
 """tokens of each generation"""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -91,29 +83,6 @@ OF_REAL: Cells = {
 """there is time for several prompts, and not for all methods"""
 OF_PEARL: Cells = {(1, 0.0): ON_ONE_CARD, (1, 1.0): ON_ONE_CARD}
 PROFILED = ("plain", "hybrid", *CAPTURED)
-SETS = ("summaries", "chat", "code", "maths")
-"""of a real model's prompts; the longest first, as a longer static cache would be compiled anew"""
-TURNS = 12
-"""prompts, or batches of them, that are decoded if there is time"""
-
-
-@dataclass(frozen=True)
-class Size:
-    """A target as costly as one of so many parameters and layers; None leaves what it is."""
-
-    parameters: float | None = None
-    layers: int | None = None
-
-
-SIZES = {
-    "small": Size(),
-    "1B": Size(2e7, 10) if DRY else Size(1e9, 16),
-    "8B": Size(4e7, 12) if DRY else Size(8e9, 32),
-}
-
-
-DRAFT = Size(2e6, 4) if DRY else Size(5e8, 8)
-"""of the draft model where drafting beside the target is timed: what takes hardly any time gains nothing there"""
 
 
 class Clock:
@@ -124,75 +93,6 @@ class Clock:
 
     def left(self) -> float:
         return self.end - time.perf_counter()
-
-
-# ------------------------------------------------------------------ the models
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What decodes, and what it is asked."""
-
-    size: str
-    target: Any
-    draft: Any
-    tokenizer: Any
-    texts: Sequence[str]
-
-    def prompts(self, rows: int, first: int) -> dict[str, Tensor]:
-        texts = [self.texts[(first + row) % len(self.texts)] for row in range(rows)]
-        inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
-        return {name: inputs[name].to(DEVICE) for name in ("input_ids", "attention_mask")}
-
-
-def load_pair(size: str) -> Subject:
-    """The pair of the tests. No text of theirs ends before its last token."""
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(PAIR / name, dtype=torch.bfloat16).to(DEVICE).eval()
-        for name in ("target", "draft")
-    )
-    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target", padding_side="left")
-    for model in (target, draft):
-        model.generation_config.eos_token_id = None
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-    make_costly(target, SIZES[size])
-    return Subject(size, target, draft, tokenizer, [sample.text for sample in SAMPLES])
-
-
-def load_real(gguf: str, draft: str | None, size: str) -> Subject:
-    """A real model, which answers prompts of four sets in turn, and ends its texts where it likes."""
-    source = ModelSource(gguf, "bfloat16", str(DEVICE))
-    target, tokenizer = load_model(source), load_tokenizer(source)
-    target.generation_config.pad_token_id = tokenizer.pad_token_id
-    make_costly(target, SIZES[size])
-    sets = [load_prompts(name, TURNS // len(SETS)) for name in SETS]
-    asked = [prompt_ids(tokenizer, prompt) for several in zip(*sets, strict=True) for prompt in several]
-    drafting = load_model(ModelSource(draft, "bfloat16", str(DEVICE))) if draft else None
-    return Subject(f"{Path(gguf).stem} as {size}", target, drafting, tokenizer, tokenizer.batch_decode(asked))
-
-
-def make_costly(model: Any, size: Size) -> None:
-    """As one of this size; its text stays what it is."""
-    if size.layers is not None:
-        deepen(model, size.layers)
-    if size.parameters is not None:
-        mlp, hidden = model.model.layers[0].mlp, model.config.hidden_size
-        per_unit, own = 3 * hidden * len(model.model.layers), sum(p.numel() for p in model.parameters())
-        units = mlp.down_proj.in_features + (size.parameters - own) / per_unit
-        pad_mlps(model, max(mlp.down_proj.in_features, 64 * round(units / 64)))
-
-
-def deepen(target: Any, layers: int) -> None:
-    """Append layers of a Llama that add exactly nothing: a large model's launches, and the small one's text."""
-    stack = target.model.layers
-    for index in range(len(stack), layers):
-        layer = copy.deepcopy(stack[0])
-        layer.self_attn.layer_idx = index
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-        stack.append(layer)
-    for config in (target.config, target.model.config):  # a cut draft has two
-        config.num_hidden_layers = len(stack)
 
 
 # ------------------------------------------------------------------ one generation
@@ -279,11 +179,7 @@ def figures(run: Run, method: Method, plain: Run) -> dict[str, Any]:
 def compare(subject: Subject, clock: Clock, cells: Cells = OF_THE_PAIR) -> None:
     """All methods, in rotated order, prompt after prompt; a first pass covers every cell."""
     size, target, draft = subject.size, subject.target, subject.draft
-    known = {
-        name: method_of(name, draft)
-        for name in dict.fromkeys(name for names in cells.values() for name in names)
-        if draft is not None or name in WITHOUT_DRAFT
-    }
+    known = {name: method_of(name, draft) for names in cells.values() for name in names}
     warm: set[tuple[str, int, float, int]] = set()
     last = 0.0
     for turn in range(1 if DRY else TURNS):
@@ -295,7 +191,7 @@ def compare(subject: Subject, clock: Clock, cells: Cells = OF_THE_PAIR) -> None:
             inputs = subject.prompts(rows, turn)
             slots = slots_for(inputs["input_ids"].shape[1] + NEW)  # recordings are of so many
             options = {"max_new_tokens": NEW} | sampling_at(temperature)
-            chosen = [known[name] for name in names if name in known and (rows == 1 or not known[name].single_row)]
+            chosen = [known[name] for name in names if rows == 1 or not known[name].single_row]
             order = [chosen[(turn + i) % len(chosen)] for i in range(len(chosen))]
             runs: dict[str, Run] = {}
             for method in order:
@@ -340,17 +236,6 @@ def method_of(name: str, draft: Any) -> Method:
         method.name = name
         method.kwargs["speculation"] = {"forwards": forwards}
     return method
-
-
-WITHOUT_DRAFT = (
-    STATIC,
-    "plain, captured",
-    "prompt_lookup, captured",
-    "plain",
-    "hf-prompt-lookup",
-    "prompt_lookup",
-    "suffix",
-)
 
 
 def report_turn(
@@ -439,8 +324,6 @@ def launches(subject: Subject, clock: Clock) -> None:
         if clock.left() < 0:
             note("skipped", what=f"{size}: launches from {name} on")
             return
-        if draft is None and name not in WITHOUT_DRAFT:
-            continue
         method = method_of(name, draft)
         for _ in range(3):  # what is recorded is recorded then
             generate(target, inputs, method, **options)
@@ -486,11 +369,10 @@ def main() -> None:
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--seconds", type=float, default=120.0, help="after which no further cell is begun")
     parser.add_argument("--pearl", action="store_true", help="drafting beside the target on one card alone, at 1 row")
-    parser.add_argument("--gguf", help="another target: a GGUF file")
-    parser.add_argument("--draft", help="a folder with the draft model of a GGUF file")
+    parser.add_argument("--gguf", help="another target: a GGUF file of SmolLM2, with the cut draft of hub_configs")
     args = parser.parse_args()
     clock = Clock(args.seconds)
-    subject = load_real(args.gguf, args.draft, args.size) if args.gguf else load_pair(args.size)
+    subject = load_real(args.gguf, args.size) if args.gguf else load_pair(args.size)
     if args.pearl:
         make_costly(subject.draft, DRAFT)
         costs = sum(p.numel() for p in subject.draft.parameters())

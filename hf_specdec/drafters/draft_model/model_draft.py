@@ -44,7 +44,7 @@ class Took(NamedTuple):
     steps: int
     began: Moment
     first: Moment | None
-    """when the first one was there; None where all are one"""
+    """when the first one was there; None where all are one, or there is one only"""
     ended: Moment
     recorded: bool
     """whether a step was recorded meanwhile, which takes long and happens once"""
@@ -93,15 +93,15 @@ class ModelDraft:
         self._columns = columns_for(context, model_of(model))
         self._rows = list(range(context.prompt_ids.shape[0]))
         self._device = input_device(model_of(model))
-        self._began = self._first = self._ended = Moment(0.0)
+        self._began = self._ended = Moment(0.0)
+        self._first: Moment | None = None
+        """when the round's first step was there, if it was made alone"""
         self._recorded = 0
         """steps that were recorded in this process before the round"""
         self._took: Took | None = None
         self._early: Early | None = None
         self._was_early = False
         """whether this round has begun with such steps"""
-        self._at_once = False
-        """whether all steps of this round are one"""
         self._behind = True
         """whether the last round left it behind the text"""
 
@@ -132,7 +132,7 @@ class ModelDraft:
         self._rows, self.steps = list(sequences.rows), 0
         self._ids, self._lengths = with_room(sequences, steps), list(sequences.lengths)
         self._last: Tensor | None = None
-        self._planned, self._ahead, self._at_once = planned, deque[Step](), False
+        self._planned, self._ahead, self._first = planned, deque[Step](), None
         early, self._early = self._early, None
         self._was_early = early is not None and (early.rows, early.lengths) == (self._rows, self._lengths)
         if early is not None and self._was_early:
@@ -144,7 +144,8 @@ class ModelDraft:
         """One more place."""
         assert self._over is not None, "step() follows begin()"
         if self._last is not None:
-            self._first = mark(self._device) if self.steps == 1 else self._first
+            if self.steps == 1 and not self._ahead:  # else it was made with the others
+                self._first = mark(self._device)
             before, self._lengths = self._lengths, [n + 1 for n in self._lengths]
         if not self._ahead and self._planned - self.steps > (self._last is not None) and self.chains:
             self._chain_on()
@@ -169,7 +170,6 @@ class ModelDraft:
         self._ahead.extend(self._chained(first, count, self._numbers(self._lengths, count)))
         if self._last is None:
             self._over.learns(self._lengths, count)
-            self._at_once = True
 
     @property
     def chains(self) -> bool:
@@ -243,8 +243,7 @@ class ModelDraft:
     def end(self) -> None:
         """No further step is made in this round."""
         if self.steps and not self._was_early:
-            first = None if self._at_once else self._first if self.steps > 1 else self._ended
-            self._took = Took(self.steps, self._began, first, self._ended, recording.steps > self._recorded)
+            self._took = Took(self.steps, self._began, self._first, self._ended, recording.steps > self._recorded)
 
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
         """Of the first candidates that each row [B] went on from, so many are part of the text now. The device has

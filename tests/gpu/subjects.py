@@ -1,0 +1,112 @@
+"""What is timed: a target and its draft model, as costly as a large pair, and the prompts that they answer."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from place import DEVICE
+from samples import SAMPLES
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_specdec.tools.instruments.pretended import pad_mlps
+from hf_specdec.tools.loading.chat import prompt_ids
+from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.prompts import load_prompts
+
+TESTS = Path(__file__).parent.parent
+PAIR = TESTS / "pair"
+CUT = TESTS.parent / "hub_configs" / "draft_model" / "draft_model"
+"""the draft model of a GGUF file"""
+DRY = DEVICE.type != "cuda"
+SETS = ("summaries", "chat", "code", "maths")
+"""of a real model's prompts; the longest first, as a longer static cache would be compiled anew"""
+TURNS = 12
+"""prompts, or batches of them, that are decoded if there is time"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A target as costly as one of so many parameters and layers; None leaves what it is."""
+
+    parameters: float | None = None
+    layers: int | None = None
+
+
+SIZES = {
+    "small": Size(),
+    "8B": Size(4e7, 12) if DRY else Size(8e9, 32),
+}
+
+
+DRAFT = Size(2e6, 4) if DRY else Size(5e8, 8)
+"""of the draft model where drafting beside the target is timed: what takes hardly any time gains nothing there"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What decodes, and what it is asked."""
+
+    size: str
+    target: Any
+    draft: Any
+    tokenizer: Any
+    texts: Sequence[str]
+
+    def prompts(self, rows: int, first: int) -> dict[str, Tensor]:
+        texts = [self.texts[(first + row) % len(self.texts)] for row in range(rows)]
+        inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
+        return {name: inputs[name].to(DEVICE) for name in ("input_ids", "attention_mask")}
+
+
+def load_pair(size: str) -> Subject:
+    """The pair of the tests. No text of theirs ends before its last token."""
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(PAIR / name, dtype=torch.bfloat16).to(DEVICE).eval()
+        for name in ("target", "draft")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target", padding_side="left")
+    for model in (target, draft):
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    make_costly(target, SIZES[size])
+    return Subject(size, target, draft, tokenizer, [sample.text for sample in SAMPLES])
+
+
+def load_real(gguf: str, size: str) -> Subject:
+    """A real model, which answers prompts of four sets in turn, and ends its texts where it likes."""
+    source = ModelSource(gguf, "bfloat16", str(DEVICE))
+    target, tokenizer = load_model(source), load_tokenizer(source)
+    target.generation_config.pad_token_id = tokenizer.pad_token_id
+    make_costly(target, SIZES[size])
+    sets = [load_prompts(name, TURNS // len(SETS)) for name in SETS]
+    asked = [prompt_ids(tokenizer, prompt) for several in zip(*sets, strict=True) for prompt in several]
+    draft = load_model(ModelSource(str(CUT), "bfloat16", str(DEVICE)))
+    return Subject(f"{Path(gguf).stem} as {size}", target, draft, tokenizer, tokenizer.batch_decode(asked))
+
+
+def make_costly(model: Any, size: Size) -> None:
+    """As one of this size; its text stays what it is."""
+    if size.layers is not None:
+        deepen(model, size.layers)
+    if size.parameters is not None:
+        mlp, hidden = model.model.layers[0].mlp, model.config.hidden_size
+        per_unit, own = 3 * hidden * len(model.model.layers), sum(p.numel() for p in model.parameters())
+        units = mlp.down_proj.in_features + (size.parameters - own) / per_unit
+        pad_mlps(model, max(mlp.down_proj.in_features, 64 * round(units / 64)))
+
+
+def deepen(target: Any, layers: int) -> None:
+    """Append layers of a Llama that add exactly nothing: a large model's launches, and the small one's text."""
+    stack = target.model.layers
+    for index in range(len(stack), layers):
+        layer = copy.deepcopy(stack[0])
+        layer.self_attn.layer_idx = index
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+        stack.append(layer)
+    for config in (target.config, target.model.config):  # a cut draft has two
+        config.num_hidden_layers = len(stack)
