@@ -60,6 +60,7 @@ def test_nobody_waits_by_a_clock_that_stands_still() -> None:
         assert Deadline(float("nan")).over
 
 
+@pytest.mark.eager  # the first call's trial takes time
 def test_what_a_call_decides_is_the_same_on_a_clock_of_set_times() -> None:
     """And whatever it decides on others, the text is."""
     model, draft = models.llama(), models.llama(num_hidden_layers=1)

@@ -50,7 +50,7 @@ class Captured(RaggedRunner):
             return buffers.shared(outputs.logits), [outputs.hidden_states[name] for name in self.features]
 
         key = fixed, parents is None, tuple(self.features)
-        logits, states = step() if fixed > WIDEST else self._run(key, step, rows, fixed)
+        logits, states = step() if fixed > WIDEST else self._run(key, step, rows, width)
         # The next replay writes over them.
         features = {n: state[:rows, :width].clone() for n, state in zip(self.features, states, strict=True)}
         return Forward(logits[:rows, :width].clone(), features=features)

@@ -33,6 +33,7 @@ def knowing(c: float) -> Experience:
 @pytest.mark.grid
 @pytest.mark.parametrize("c", [0.05, 0.3])
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.eager  # its clock is moved by the models' own forwards
 def test_replayed_rounds_are_the_engines_own(pair: Any, rows: int, c: float, monkeypatch: Any) -> None:
     """But for what is thought of behind wrong tokens, which is recorded of other places and not kept: by it the numbers
     of verified tokens differ a little, and rounds by one or two: texts are so long that those are few."""

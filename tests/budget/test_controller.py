@@ -289,6 +289,7 @@ def test_auto_gives_plains_text(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("lengths", [[3], PROMPTS])
 @pytest.mark.parametrize("kind", ["draft_model", "disco"])
+@pytest.mark.eager  # a recorded draft goes on to its end
 def test_a_draft_ends_at_an_eos(kind: str, lengths: list[int]) -> None:
     model, width = models.llama(), 16
     sides = Sides(model, lengths, eos_token_id=uneven_eos(model, lengths, at=(6,) * len(lengths)))

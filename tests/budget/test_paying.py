@@ -50,6 +50,7 @@ def both(kind: str, lengths: list[int], slope: float, monkeypatch: Any, calls: i
 @pytest.mark.grid
 @pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])
 @pytest.mark.parametrize("slope", [0.1, 0.25, 1.0])
+@pytest.mark.eager  # its clock is moved by the model's own forward
 def test_a_drafter_that_is_never_right_costs_little(lengths: list[int], slope: float, monkeypatch: Any) -> None:
     plain, (first, second, third), stats = both("adversary", lengths, slope, monkeypatch, calls=3)
     assert first < plain * (1.02 + 0.03 * slope) and max(second, third) < plain * (1.009 + 0.011 * slope)
@@ -59,6 +60,7 @@ def test_a_drafter_that_is_never_right_costs_little(lengths: list[int], slope: f
 
 @pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])
 @pytest.mark.parametrize("kind", ["oracle", "noisy"])
+@pytest.mark.eager  # its clock is moved by the model's own forward
 def test_a_drafter_that_gains_is_never_paused(kind: str, lengths: list[int], monkeypatch: Any) -> None:
     plain, taken, stats = both(kind, lengths, 0.15, monkeypatch, calls=2)
     assert max(taken) < 0.7 * plain and stats.notes == []
@@ -102,6 +104,7 @@ def test_what_gains_nothing_at_first_is_found_out_later(monkeypatch: Any) -> Non
     assert clock.now < 130 and drafter.last_stats is not None and drafter.last_stats.notes
 
 
+@pytest.mark.eager  # its clock is moved by the model's own forward
 def test_what_the_user_has_set_is_drafted_whatever_it_costs(monkeypatch: Any) -> None:
     model, draft = models.llama(max_position_embeddings=256), models.llama(seed=3, max_position_embeddings=256)
     sides, drafter = Sides(model, [7], max_new_tokens=60), DraftModelDrafter(draft, num_draft_tokens=4)
@@ -172,6 +175,7 @@ def test_a_drafter_that_cannot_be_told_from_others_is_served() -> None:
 
 
 @pytest.mark.parametrize("drawn_costs", [0.0, 5.0])
+@pytest.mark.eager  # its clock is moved by the model's own forward
 def test_draws_are_not_left_out_by_the_clock(drawn_costs: float, monkeypatch: Any) -> None:
     """With a seed they would give another text."""
     model, texts = models.llama(max_position_embeddings=256), []
@@ -294,6 +298,7 @@ def test_drafts_that_gain_nothing_lose_what_the_account_allows(takes: float, row
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 16])
+@pytest.mark.eager  # its clock is moved by the model's own forward
 def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) -> None:
     """Of a drafter that weighs its drafts by itself, too; but not where rows come and go, or a window was set."""
     prompt = torch.full((rows, 5), 3)

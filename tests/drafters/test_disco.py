@@ -151,6 +151,7 @@ def test_greedy_text_is_plain_text(target, draft, rule, tau, candidates, rows):
 
 @pytest.mark.parametrize("step", [0.05, 0.5])
 @pytest.mark.parametrize("right", [False, True])
+@pytest.mark.eager  # its clock is moved by the models' own forwards
 def test_the_budget_drafts_as_far_as_that_pays(target, right, step, monkeypatch):
     """Whatever its classifier says: chances are what came true. By a clock that only forwards move."""
     # Other tests use this target by real clocks.

@@ -157,6 +157,7 @@ def test_a_drafter_writes_into_its_own_copy_only() -> None:
     assert 0 < toy.last_stats.target_calls < 100
 
 
+@pytest.mark.eager  # captured forwards have costs of their own
 def test_a_session_has_one_view_of_the_costs_which_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can read them, and spoil none of the engine's."""
     costs = Learned(Cost)

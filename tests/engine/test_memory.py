@@ -137,6 +137,7 @@ def peak(call: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("kind", ["draft_model", "disco", "prompt_lookup", "hybrid"])
 @pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.eager  # static buffers are larger, and stay
 def test_the_peak_is_plains_and_the_drafts_own(kind: str, rows: int) -> None:
     narrow = HybridDrafter(DRAFT, num_draft_tokens=4, num_candidates=1, num_branches=1, num_recycled=0)
     drafter, lengths = narrow if kind == "hybrid" else MAKES[kind](), [400] * rows  # a wide tree needs room of its own
@@ -163,6 +164,7 @@ def test_the_benchmarks_peak_is_of_one_call() -> None:
     assert peaks == pytest.approx([64, 8, 32], rel=0.3)
 
 
+@pytest.mark.eager  # static buffers are larger, and stay
 def test_the_prompts_keys_and_values_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer by layer: what the ragged cache holds has left the stock one."""
     sizes = []
@@ -234,7 +236,9 @@ def test_an_interrupt_leaves_the_prompt_in_the_users_cache(kind: str, where: str
     options: dict[str, Any] = {"eos_token_id": compare.uneven_eos(TARGET, lengths)} if len(lengths) > 1 else {}
     options |= {"criterion": {"stopping_criteria": [stop]}, "streamer": {"streamer": stop}, "forward": {}}[where]
     drafter = MAKES[kind]()
-    generate(drafter, lengths)
+    # With a hook forwards are eager: so the first call's are, too, and nothing new is learned of them.
+    forwards: dict[str, Any] = {"speculation": {"forwards": "eager"}} if where == "forward" else {}
+    generate(drafter, lengths, **forwards)
     with torch.no_grad():
         TARGET(**batch, position_ids=positions, past_key_values=expected)
     if where == "forward":  # half of the layers have written their keys
@@ -243,7 +247,7 @@ def test_an_interrupt_leaves_the_prompt_in_the_users_cache(kind: str, where: str
         before = alive()
         try:
             with pytest.raises(KeyboardInterrupt):
-                generate(drafter, lengths, past_key_values=cache, **options)
+                generate(drafter, lengths, past_key_values=cache, **options, **forwards)
         finally:
             if where == "forward":
                 hook.remove()

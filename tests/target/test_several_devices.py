@@ -156,6 +156,7 @@ def test_what_is_drawn_is_the_same(kind: str, lengths: list[int]) -> None:
 
 @pytest.mark.set_times
 @ROWS
+@pytest.mark.eager  # it asks for hidden states, which is another note
 def test_what_a_call_may_ask_for_besides(lengths: list[int]) -> None:
     """Processors, end tokens, and all that is returned."""
     asked = ("scores", "logits", "hidden_states", "attentions")

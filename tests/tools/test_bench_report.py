@@ -356,7 +356,7 @@ def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
     assert all(0 <= share <= 1 for share in use.values())
     if not spec.startswith("pearl"):  # one after the other
         spans.sort()
-        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        assert not [(a, b) for a, b in pairwise(spans) if a[1] - b[0] > 1e-9]  # seconds
         assert use["target"] + use["draft"] <= 1
     save_timeline(found.timeline, tmp_path / "new" / "timeline.png")
     assert (tmp_path / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")

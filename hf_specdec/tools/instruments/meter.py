@@ -91,8 +91,8 @@ def metered(target: PreTrainedModel, draft: PreTrainedModel | None = None) -> It
             began = now()
             result = run()
             seconds = (now() - began) / len(records)
-            for record in records:
-                record.seconds = seconds
+            for i, record in enumerate(records):
+                record.start, record.seconds = began - meter.began + i * seconds, seconds
             return result
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
