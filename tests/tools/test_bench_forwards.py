@@ -249,7 +249,7 @@ def test_audit_judges_the_text_that_was_written() -> None:
 @pytest.mark.real_time
 @pytest.mark.parametrize("replays", [False, True])
 def test_forwards_that_are_replayed_are_metered(replays: bool) -> None:
-    """Each with the tokens that it was asked for, padding left out, and each step of a draft's window as one of a single token."""
+    """Each with the tokens that it was asked for, and each step of a draft's window as one of a single token."""
     model, draft = models.llama(), models.llama(seed=1)
     drafter = DraftModelDrafter(draft, num_draft_tokens=4)
     call = {"max_new_tokens": 30, "do_sample": False, "speculation": {"forwards": "captured"}}

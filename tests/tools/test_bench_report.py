@@ -357,7 +357,7 @@ def test_every_drafter_has_a_timeline(pair, tmp_path: Path, spec: str) -> None:
     if not spec.startswith("pearl"):  # one after the other
         spans.sort()
         assert not [(a, b) for a, b in pairwise(spans) if a[1] - b[0] > 1e-9]  # seconds
-        assert use["target"] + use["draft"] <= 1
+        assert use["target"] + use["draft"] <= 1 + 1e-9
     save_timeline(found.timeline, tmp_path / "new" / "timeline.png")
     assert (tmp_path / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "file").write_text("")
