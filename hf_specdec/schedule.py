@@ -81,6 +81,7 @@ class AnyDrafter(Protocol):
 
     proposes_trees: bool
     brings_runner: bool
+    recordable: bool
     last_stats: SpeculationStats | None
 
     def start(self, context: DraftContext) -> DraftSession: ...

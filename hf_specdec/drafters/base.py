@@ -30,6 +30,8 @@ class Drafter(Storable):
     """whether sessions may propose drafts with `parents`"""
     brings_runner: bool = False
     """whether sessions bring a runner of their own (`DraftSession.runner`)"""
+    recordable: bool = False
+    """whether that runner's forwards can be recorded: they go through `RaggedRunner.over`"""
 
     reads_prompt: bool = True
     """whether sessions need the prompt's token ids; others draft from what is generated where it is `inputs_embeds`"""

@@ -60,8 +60,8 @@ class Generation(Engine):
 
     def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode) -> None:
         self.call, self.drafter = call, drafter
-        captured = CapturedRunner if mode.runner is CapturedRunner else None
-        cost = _costs.of(call.target, type(drafter.drafter) if drafter.brings_runner else captured)
+        own = type(drafter.drafter) if drafter.brings_runner else None
+        cost = _costs.of(call.target, (own, mode.runner is CapturedRunner))
         stats = SpeculationStats(mode=mode.name)
         self.steps = StepOutputs(call.config)
         taking = Each(self._farthest if mode.staggered else None) if mode.ragged else Together(call, self.steps)

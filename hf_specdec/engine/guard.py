@@ -47,6 +47,7 @@ class GuardedDrafter(Guard):
         """why it was given up, in a sentence"""
         self.proposes_trees = bool(self.ask(lambda d: bool(d.proposes_trees)))
         self.brings_runner = bool(self.ask(lambda d: bool(d.brings_runner)))
+        self.recordable = bool(self.ask(lambda d: bool(d.recordable)))
 
     def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
         """What the drafter says; None where it was dropped."""

@@ -20,7 +20,7 @@ class _Nothing(DraftSession):
 class NoDrafts:
     """A drafter that drafts nothing."""
 
-    proposes_trees = brings_runner = False
+    proposes_trees = brings_runner = recordable = False
 
     def __init__(self) -> None:
         self.last_stats: SpeculationStats | None = None

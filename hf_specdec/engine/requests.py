@@ -95,7 +95,7 @@ class Requests(Engine):
 
     @property
     def _own_runner(self) -> bool:
-        return self.drafter is not None and self.drafter.brings_runner
+        return self.drafter is not None and self.drafter.brings_runner and not self.drafter.recordable
 
     def _start(self) -> None:
         """Nobody is there."""

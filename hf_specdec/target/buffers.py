@@ -248,16 +248,21 @@ class FixedCache(RaggedCache):
         return fixed
 
     def tell(self) -> None:
-        """Bring the device up to date."""
-        for slots in self.groups:
-            assert isinstance(slots, FixedSlots)
-            slots.tell()
+        """Bring the device up to date. All layers stand at the same places."""
+        assert isinstance(self.slots, FixedSlots)
+        self.slots.tell()
 
     def take(self, lengths: Tensor) -> None:
         """As `FixedSlots.take`."""
-        for slots in self.groups:
-            assert isinstance(slots, FixedSlots)
-            slots.take(lengths)
+        assert isinstance(self.slots, FixedSlots)
+        self.slots.take(lengths)
+
+    def group_of(self, lengths: list[int]) -> Slots:
+        return FixedSlots(lengths, self.buffers)
+
+    @property
+    def rows(self) -> int:
+        return self.buffers.rows
 
     def move(self, buffers: Buffers) -> None:
         """Go on in other buffers."""

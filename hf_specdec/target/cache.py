@@ -161,11 +161,23 @@ class RaggedCache(Cache):
 
     def split(self, first: int) -> Slots:
         """Let the layers from `first` on have lengths of their own; returns their group."""
-        group = Slots(list(self.layers[first].slots.lengths), self.device)
+        group = self.group_of(list(self.layers[first].slots.lengths))
         for layer in self.layers[first:]:
             layer.slots = group
         self.groups = list({id(layer.slots): layer.slots for layer in self.layers}.values())
         return group
+
+    def group_of(self, lengths: list[int]) -> Slots:
+        """Slots of so many columns per row, for some layers."""
+        return Slots(lengths, self.device)
+
+    @property
+    def rows(self) -> int:
+        """Of what layers are given."""
+        return len(self.lengths)
+
+    def tell(self) -> None:
+        """Let the device know where rows stand; here it does."""
 
     def reserve(self, width: int) -> None:
         """Say where the next forward, of `width` tokens per row, writes to."""

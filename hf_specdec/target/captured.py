@@ -15,7 +15,7 @@ from .cache import RaggedCache
 from .devices import input_device
 from .fingerprint import fingerprint
 from .inputs import as_when_decoding, position_limit
-from .ragged import RaggedRunner
+from .ragged import RaggedRunner, Step
 from .rounding import TEXT, TRIED, widths_alike
 
 T = TypeVar("T")
@@ -35,25 +35,47 @@ class Captured(RaggedRunner):
     """of forwards"""
 
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
-        if self.is_plain:
+        if not self.is_static:
             return super().answer(tokens, parents)
         rows, width = tokens.shape
+
+        def step(fed: Tensor, seen: Tensor | None, depth: Tensor) -> tuple[Tensor, list[Tensor]]:
+            outputs = self.read(fed, seen, depth)
+            return self.shared(outputs.logits), [outputs.hidden_states[name] for name in self.features]
+
+        logits, states = self.over(tokens, parents, step, tuple(self.features))
+        # The next replay writes over them.
+        features = {n: state[:rows, :width].clone() for n, state in zip(self.features, states, strict=True)}
+        return Forward(logits[:rows, :width].clone(), features=features)
+
+    @property
+    def is_static(self) -> bool:  # type: ignore[override]
+        """Whether the rows are in buffers. Else there was no memory for them, or they are wanted no more."""
+        return isinstance(self.cache, FixedCache)
+
+    def shared(self, logits: Tensor) -> Tensor:
+        return self.cache.buffers.shared(logits)
+
+    def over(
+        self,
+        tokens: Tensor,
+        parents: Sequence[Sequence[int]] | None,
+        step: Step[T],
+        key: Hashable = None,
+        slots_per_token: int = 1,
+    ) -> T:
+        if not self.is_static:
+            return super().over(tokens, parents, step, key, slots_per_token)
+        rows, width = tokens.shape
         fixed = next((w for w in self.widths if w >= width), width)
-        buffers = self._with_room(fixed)
+        buffers = self._with_room(fixed * slots_per_token)
         fed = buffers.tokens[:, :fixed] if fixed <= WIDEST else tokens.new_zeros(buffers.rows, fixed)
         fed[:rows, :width] = tokens
         seen, depth = self._tree(parents, buffers, fixed)
         self.cache.tell()
-
-        def step() -> tuple[Tensor, list[Tensor]]:
-            outputs = self.read(fed, seen, depth)
-            return buffers.shared(outputs.logits), [outputs.hidden_states[name] for name in self.features]
-
-        key = fixed, parents is None, tuple(self.features)
-        logits, states = step() if fixed > WIDEST else self._run(key, step, rows, width)
-        # The next replay writes over them.
-        features = {n: state[:rows, :width].clone() for n, state in zip(self.features, states, strict=True)}
-        return Forward(logits[:rows, :width].clone(), features=features)
+        if fixed > WIDEST:
+            return step(fed, seen, depth)
+        return self._run((fixed, parents is None, key), lambda: step(fed, seen, depth), rows, width)
 
     def chain(
         self,
@@ -88,13 +110,16 @@ class Captured(RaggedRunner):
             self.cache.take(lengths)
 
         def steps() -> list[Tensor]:
-            fed, chosen = buffers.first[:, :begun], []
-            for i in range(count):
-                logits = self.read(fed, None, buffers.chain[:, : fed.shape[1]]).logits[:, -1]
-                chosen.append(choose(logits, None if numbers is None else buffers.numbers[:, i]))
-                buffers.ends.add_(fed.shape[1])
-                fed = chosen[-1][0].reshape(buffers.rows, -1)[:, :1]
-            buffers.ends.sub_(begun + count - 1)  # as it was: a step can be run again
+            fed, chosen, done = buffers.first[:, :begun], [], 0
+            try:
+                for i in range(count):
+                    logits = self.read(fed, None, buffers.chain[:, : fed.shape[1]]).logits[:, -1]
+                    chosen.append(choose(logits, None if numbers is None else buffers.numbers[:, i]))
+                    buffers.ends.add_(fed.shape[1])
+                    done += fed.shape[1]
+                    fed = chosen[-1][0].reshape(buffers.rows, -1)[:, :1]
+            finally:
+                buffers.ends.sub_(done)  # as it was: a step can be run again
             return [torch.stack(several, 1) for several in zip(*chosen, strict=True)]
 
         chosen = self._run(("chain", begun, count, key), steps, rows, 1, count)
@@ -110,11 +135,6 @@ class Captured(RaggedRunner):
         if getattr(watched, "replayed", None) is None:  # it was put there in mid-call, and must not be missed
             return step()
         return watched.replayed(lambda: captures.run(key, step), rows, width, max(self.cache.lengths), times)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the rows are in no buffers: there was no memory for them, or they are wanted no more."""
-        return not isinstance(self.cache, FixedCache)
 
     def _tree(
         self, parents: Sequence[Sequence[int]] | None, buffers: Buffers, width: int
@@ -197,7 +217,7 @@ class CapturedRunner(Captured):
 
     def adopt(self) -> None:
         super().adopt()
-        if self.is_plain:
+        if not self.is_static:
             return
         self._show(self.cache.buffers, self.visible, self.offset)
         if self.bitwise:
@@ -236,7 +256,7 @@ class CapturedRunner(Captured):
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
-        if self.is_plain:
+        if not self.is_static:
             super().select(rows)
             return
         needed = power_of_two(max(len(rows), 1))

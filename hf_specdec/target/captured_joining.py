@@ -34,7 +34,7 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
 
     def _fit(self) -> None:
         """Buffers in which all rows find room, less than four times as large as they need be, and within the bound."""
-        if self.is_plain:
+        if not self.is_static:
             super()._fit()
             return
         rows, columns = power_of_two(len(self.wanted)), self._columns(max(self.cache.lengths))
@@ -50,11 +50,11 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
 
     def _rows_are(self, rows: int) -> None:
         super()._rows_are(rows)
-        if not self.is_plain:
+        if self.is_static:
             self._show(self.cache.buffers, self.visible, self.offset)
 
     def _let_go(self) -> None:
-        if not self.is_plain:
+        if self.is_static:
             self._lease()
         super()._let_go()
 

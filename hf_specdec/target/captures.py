@@ -4,6 +4,7 @@ host then launches one graph in place of hundreds of kernels.
 A step reads and writes static tensors only, and asks the device nothing. Where nothing can be recorded it simply runs.
 """
 
+import gc
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -112,6 +113,18 @@ class Captures:
         return True
 
 
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Within the block no garbage is collected: what is done for others then would be recorded."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class CudaGraphs:
     """Records steps as CUDA graphs in one pool of memory."""
 
@@ -130,7 +143,8 @@ class CudaGraphs:
                     step()  # kernels are chosen and workspaces made in a first run, which cannot be recorded
                 here.wait_stream(self.aside)
                 # Other threads (a PEARL worker) may go on using the device meanwhile.
-                with torch.cuda.graph(graph, pool=self.pool, stream=self.aside, capture_error_mode="thread_local"):
+                aside = torch.cuda.graph(graph, pool=self.pool, stream=self.aside, capture_error_mode="thread_local")
+                with aside, no_collector():
                     result = step()
             finally:  # where a recording fails torch leaves its stream in place
                 torch.cuda.set_stream(here)

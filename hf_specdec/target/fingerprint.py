@@ -38,14 +38,20 @@ def fingerprint(model: "PreTrainedModel") -> int:
     hooked into the model, and which attention and precision it uses. Another one, other captures."""
     parts: list[Any] = [_attention(model), model.dtype, torch.get_float32_matmul_precision()]
     parts.append(torch.backends.cuda.matmul.allow_tf32)
-    for module in model.modules():
+    return hash(str(parts + state_of(model)))
+
+
+def state_of(modules: torch.nn.Module) -> list[Any]:
+    """Of a module and all in it: where weights lie, numbers that are held, and hooks."""
+    parts: list[Any] = []
+    for module in modules.modules():
         own = vars(module)
         parts += [id(module), id(replaced(module)), len(hooks(module))]
         parts += [v for name, v in own.items() if isinstance(v, (bool, int, float, str)) and name != NOTED]
         parts += [own.get(name) for name in ADAPTERS]
         for held in (*module._parameters.values(), *module._buffers.values()):
             parts.append(None if held is None or held.device.type == "meta" else held.data_ptr())
-    return hash(str(parts))
+    return parts
 
 
 def _attention(model: "PreTrainedModel") -> tuple[Any, Any]:

@@ -3,8 +3,8 @@
 The slots of a row are the columns of plain decoding's `input_ids` (plus what a cache passed by the user held before).
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ from .masks import TreeShapes, allowed_slots, as_bias, attention_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+T = TypeVar("T")
+Step = Callable[[Tensor, Tensor | None, Tensor], T]
+"""what is done with tokens [B, T] that see what `RaggedRunner.shape` says"""
 
 
 class RetiredRow(NamedTuple):
@@ -99,14 +103,35 @@ class RaggedRunner:
 
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
         """The forward's answer; no row is advanced."""
-        return answered(self.run(tokens, parents), tokens.shape[1], self.features)
+        return answered(self.over(tokens, parents, self.read), tokens.shape[1], self.features)
 
-    def run(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None) -> Any:
-        """The model's outputs over tokens [B, T]; no row is advanced. For runners that change what is answered."""
-        return self.read(tokens, *self.shape(parents, tokens.shape[1]))
+    is_static = False
+    """whether forwards are over static buffers"""
+
+    def shared(self, logits: Tensor) -> Tensor:
+        """Where static buffers have room for a step's logits, these there."""
+        return logits
+
+    def over(
+        self,
+        tokens: Tensor,
+        parents: Sequence[Sequence[int]] | None,
+        step: Step[T],
+        key: Hashable = None,
+        slots_per_token: int = 1,
+    ) -> T:
+        """What a step gives for tokens [B, T], of which no row is advanced. For runners that change what is answered.
+
+        Args:
+            step: over static buffers it is called with padded tokens, which make more rows and columns of what it
+                gives. It may then be recorded: it gives tensors, asks the device nothing and the host once.
+            key: equal for steps that do the same.
+            slots_per_token: of the cache that the step writes to.
+        """
+        return step(tokens, *self.shape(parents, tokens.shape[1]))
 
     def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor) -> Any:
-        """The same, for tokens that see what `shape` says."""
+        """The model's outputs over tokens [B, T] that see what `shape` says; no row is advanced."""
         self.cache.reserve(tokens.shape[1])
         extra = {"output_hidden_states": True} if self.features else {}
         with grouped_attention([length + tokens.shape[1] for length in self.cache.lengths]):

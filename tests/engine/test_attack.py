@@ -174,7 +174,7 @@ def test_a_session_has_one_view_of_the_costs_which_is_up_to_date(monkeypatch: py
 
     assert torch.equal(sides.ours(drafters.Toy(spoil)), sides.plain)
     assert all(view is views[0] for view in views) and known[-1] and not known[0]
-    assert costs.of(sides.model, None).known
+    assert costs.of(sides.model, (None, False)).known
 
 
 def test_a_stop_list_beside_a_config_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import models
 import pytest
 import torch
+from stream_models import streams_of, target_of
 from test_heads import PAIRS, drafting_goes_on
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_drafters import Future, bushy
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.drafters.streaming import StreamingSession
 from hf_specdec.target.captures import Captures
 
 __all__ = ["drafting_goes_on"]
@@ -41,6 +43,7 @@ SIDES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "tree, 16 layers": bush,
     "MTP": PAIRS["GLM-4-MoE, 3"],
     "DFlash": PAIRS["DFlash, mixed"],
+    "streams": lambda: (model := target_of("Llama"), streams_of(model, num_nodes=3, copies=False)),
 }
 """a target, and a drafter for it"""
 
@@ -76,9 +79,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
 
 @pytest.mark.parametrize("kind", SIDES)
-def test_a_round_launches_little_beside_its_forwards(kind: str, launches: Launches) -> None:
+def test_a_round_launches_little_beside_its_forwards(
+    kind: str, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The prompt's forward, and what a call begins and ends with, are counted with the second of two lengths less the
     first."""
+    monkeypatch.setattr(StreamingSession, "weighs", True)  # random streams would be given up
     (model, drafter), met = SIDES[kind](), []
     call = {"do_sample": False, "pad_token_id": 0, "speculation": {"forwards": "captured"}, "assistant_model": drafter}
     for new in (8, 8, NEW):

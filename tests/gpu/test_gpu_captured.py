@@ -7,7 +7,8 @@ import models
 import pytest
 import torch
 from every_drafter import PAIRS, drafting_goes_on
-from place import DEVICE
+from place import DEVICE, placed
+from stream_models import streams_of, target_of
 from torch import Tensor
 
 import hf_specdec
@@ -59,6 +60,19 @@ def test_greedy_text_of_recorded_heads_is_plains(kind: str, lengths: list[int]) 
             ours = decode(target, drafter, lengths, speculation={"forwards": "captured"})
             assert torch.equal(ours, plain), drafter.last_stats
     assert shelf_of(heads).kept and (recording.steps > before or not RECORDED), drafter.last_stats
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=["one row", "four rows"])
+def test_greedy_text_of_recorded_streams_is_plains(lengths: list[int]) -> None:
+    target = target_of("Llama").to(DEVICE)
+    drafter = placed(streams_of(target, num_nodes=8))
+    plain, before = decode(target, None, lengths), recording.steps
+    with drafting_goes_on():
+        for _ in range(2):
+            ours = decode(target, drafter, lengths, speculation={"forwards": "captured"})
+            assert torch.equal(ours, plain), drafter.last_stats
+    assert not any("not captured" in note for note in drafter.last_stats.notes)
+    assert drafter.last_stats.drafted_tokens > 0 and (recording.steps > before or not RECORDED), drafter.last_stats
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.8}])

@@ -7,6 +7,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from stream_models import streams_of, target_of
 from test_captured import CAPTURED, DRAFTERS, decode
 from test_heads import PAIRS, drafting_goes_on
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hf_specdec.drafters.streaming import StreamingSession
 from hf_specdec.target import buffers, captures
 
 pytestmark = pytest.mark.real_time
@@ -60,10 +62,18 @@ def read(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[StorageWeakRef, str
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
-@pytest.mark.parametrize("kind", ["lookup, branches", "fixed", "candidates", "hybrid", *HEADS])
-def test_what_is_read_stays(kind: str, lengths: list[int], read: dict[int, tuple[StorageWeakRef, str]]) -> None:
+@pytest.mark.parametrize("kind", ["lookup, branches", "fixed", "candidates", "hybrid", "streams", *HEADS])
+def test_what_is_read_stays(
+    kind: str, lengths: list[int], read: dict[int, tuple[StorageWeakRef, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, draft = models.llama(), models.llama(seed=1)
-    model, drafter = PAIRS[kind]() if kind in HEADS else (model, DRAFTERS[kind](draft))
+    if kind in HEADS:
+        model, drafter = PAIRS[kind]()
+    elif kind == "streams":
+        drafter = streams_of(model := target_of("Llama"), num_nodes=3)
+        monkeypatch.setattr(StreamingSession, "weighs", True)
+    else:
+        drafter = DRAFTERS[kind](draft)
     decode(model, drafter, lengths, speculation=CAPTURED)
     assert len(read) > 20
     gc.collect()

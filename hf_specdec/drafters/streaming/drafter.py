@@ -92,6 +92,7 @@ class StreamingDrafter(Drafter):
         """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
         self._acceptance = Learned(Acceptance)
+        self.recordable = prune_below == 0  # which nodes are pruned is asked in mid-forward
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.streams.state_dict())

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...protocol import Forward, Runner
+from ...target.fingerprint import state_of
 from ...target.grouped import grouped_attention
 from ...transfer import moved, to_device, to_host
 from .streams import Streams
@@ -37,6 +39,8 @@ class StreamRunner:
         """[B] indexes of the n among the fed tokens; None where none was pruned"""
         self.slots: Any = None
         """the upper layers' part of the cache"""
+        self.key = "streams", hash(str(state_of(streams)))
+        """of forwards with these streams"""
         self.rides = True
         """whether streams join the next forward; where drafting is paused it is a plain one"""
 
@@ -48,44 +52,37 @@ class StreamRunner:
         last: list[Tensor] = []
         with self.upper.entering(lambda states: last.append(states[:, -1:].clone())):
             answer = self.engine.prefill()
-        self.slots = self.engine.cache.split(self.upper.first)
-        gamma, engine = self.streams.gamma, self.engine
-        depth = torch.arange(gamma, device=engine.cache.device)[None]  # a chain behind the prompt
+        gamma, engine, cache, rows = self.streams.gamma, self.engine, self.engine.cache, len(last[-1])
+        self.slots = cache.split(self.upper.first)
+        cache.tell()
+        begins = pad(last[-1], (0, 0, 0, 0, 0, cache.rows - rows))
+        depth = torch.arange(gamma, device=cache.device)[None]  # a chain behind the prompt
         self.slots.reserve(gamma)
         with self.streams.beside(self.upper, 0, gamma), grouped_attention():
             mask, positions = engine.masks(None, depth, self.slots), engine.positions(depth)
-            states = self.upper.run(self.streams.begin(last[-1]), mask, positions, engine.cache)
-        self.states, self.kept = states.unflatten(1, (1, gamma)), None
-        self.at = [[0]] * len(states)
+            states = self.upper.run(self.streams.begin(begins), mask, positions, cache)
+        self.states, self.kept, self.at = states[:rows].unflatten(1, (1, gamma)), None, [[0]] * rows
         return answer
 
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
     ) -> Forward:
-        engine, width = self.engine, tokens.shape[1]
+        engine, (rows, width) = self.engine, tokens.shape
         if not self.rides:
             self.states = self.kept = None
             return engine.forward(tokens, parents, counts)
-        if not any(group is self.slots for group in engine.cache.groups):  # rows came that were read elsewhere
-            self.slots = engine.cache.split(self.upper.first)
-        seen, depth = engine.shape(parents, width)
-        if seen is None:
-            seen = torch.ones(1, width, width, dtype=torch.bool, device=depth.device).tril()
-        wide = Wide(self, tokens, seen, depth, parents)
-        with ExitStack() as hooks:
-            for layer in self.upper.layers:
-                hook = here_only(wide.widened)
-                hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            hooks.callback(self.upper.decoder.register_forward_hook(here_only(wide.narrowed)).remove)
-            wide.hooks = hooks
-            outputs = engine.run(tokens, parents)
-        self.states, self.at, self.kept = wide.streams, wide.at, wide.kept
+        wide = Wide(self, parents)
+        found = engine.over(tokens, parents, wide.read, self.key, 1 + self.streams.gamma)
+        logits, self.states = (each[:rows, :width] for each in found)
+        if engine.is_static:  # the next replay writes over them
+            logits, self.states = logits.clone(), self.states.clone()
+        self.at, self.kept = wide.at or [list(range(width))] * rows, wide.kept
         self._advance(tokens.shape, wide, counts)
         nodes = None
         if wide.kept is not None:
             lists = [[node - 1 for node in row[1:]] + [-1] * (wide.places - len(row)) for row in wide.kept]
-            nodes = to_device(lists, outputs.logits.device).view(len(lists), -1)
-        return Forward(outputs.logits, nodes, outputs=outputs)
+            nodes = to_device(lists, logits.device).view(len(lists), -1)
+        return Forward(logits, nodes)
 
     def _advance(self, shape: Sequence[int], wide: "Wide", counts: Sequence[int] | None) -> None:
         cache, (rows, width) = self.engine.cache, shape
@@ -115,22 +112,27 @@ class Wide:
     """One forward with streams: tokens that enter the first upper layer are pruned and joined by the streams, each
     upper layer gets masks and positions for both, and the decoder's output is split again."""
 
-    def __init__(
-        self,
-        runner: StreamRunner,
-        tokens: Tensor,
-        seen: Tensor,
-        depth: Tensor,
-        parents: Sequence[Sequence[int]] | None,
-    ) -> None:
-        self.runner, self.tokens, self.seen, self.depth = runner, tokens, seen, depth
-        rows, self.places = tokens.shape
-        self.parents = [range(-1, self.places - 1)] * rows if parents is None else parents
+    def __init__(self, runner: StreamRunner, parents: Sequence[Sequence[int]] | None) -> None:
+        self.runner, self.parents = runner, parents
         self.at: list[list[int]] = []
+        """empty where streams join all tokens, none of which is pruned, as in every recorded forward"""
         self.kept: list[list[int]] | None = None
+
+    def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, n, V] and streams [B, c, γ, H], for tokens [B, T] that see what `RaggedRunner.shape` says."""
+        engine, upper = self.runner.engine, self.runner.upper
+        self.tokens, self.depth, self.places = tokens, depth, tokens.shape[1]
+        chain = torch.ones(1, self.places, self.places, dtype=torch.bool, device=depth.device).tril
+        self.seen = chain() if seen is None else seen
         self.told: dict[str, Any] | None = None
-        self.hooks = ExitStack()
-        self.streams: Tensor | None = None
+        if not any(group is self.runner.slots for group in engine.cache.groups):  # rows came that were read elsewhere
+            self.runner.slots = engine.cache.split(upper.first)
+        with ExitStack() as self.hooks:
+            for layer in upper.layers:
+                hook = here_only(self.widened)
+                self.hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            self.hooks.callback(upper.decoder.register_forward_hook(here_only(self.narrowed)).remove)
+            return engine.shared(engine.read(tokens, seen, depth).logits), self.streams
 
     def widened(self, layer: Any, args: Any, kwargs: Any) -> Any:
         """Called before each upper layer: its inputs with the streams."""
@@ -165,14 +167,15 @@ class Wide:
 
     def _with_streams(self) -> Tensor | None:
         """[B, c] the places that streams join, where they do not join all; sets which tokens those are."""
-        runner = self.runner
-        kept = self.kept or [list(range(self.places))] * len(self.tokens)
-        if runner.survival is None or self.places <= STREAMED:
-            self.at = kept
+        runner, (rows, width) = self.runner, self.tokens.shape
+        if runner.survival is None or runner.engine.is_static or self.places <= STREAMED:
+            self.at = self.kept or []
             return None
+        kept = self.kept or [list(range(width))] * rows
+        trees = self.parents or [range(-1, width - 1)] * rows
         self.at = [
             likeliest_last([1.0, *chances], parents, alive, STREAMED)
-            for chances, parents, alive in zip(runner.survival, self.parents, kept, strict=True)
+            for chances, parents, alive in zip(runner.survival, trees, kept, strict=True)
         ]
         lists = [[alive.index(i) for i in row] for row, alive in zip(self.at, kept, strict=True)]
         return to_device([row + [0] * (STREAMED - len(row)) for row in lists], self.seen.device)

@@ -76,9 +76,11 @@ class Upper:
 
     @contextmanager
     def entering(self, look: Callable[[Tensor], None]) -> Iterator[None]:
-        """Within the block, `look` is called with the states [B, T, H] that enter the first layer in this thread."""
+        """Within the block, `look` is called once, with the states [B, T, H] that first enter the first layer in this
+        thread."""
 
         def hook(_: Any, args: Any, kwargs: Any) -> None:
+            handle.remove()  # a model that has hooks is not the one of which forwards were recorded
             look(args[0] if args else kwargs["hidden_states"])
 
         handle = self.layers[0].register_forward_pre_hook(here_only(hook), with_kwargs=True)
