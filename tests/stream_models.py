@@ -3,6 +3,7 @@
 from typing import Any
 
 import models
+import pytest
 import torch
 
 from hf_specdec import StreamingDrafter
@@ -26,6 +27,11 @@ def target_of(name: str, layers: int = 3) -> Any:
     if getattr(config, "layer_types", None):
         config.layer_types = (config.layer_types * layers)[:layers]
     return models.from_config(config, "eager" if name == "Gemma2" else "sdpa")
+
+
+def join(patch: pytest.MonkeyPatch) -> None:
+    """Let streams join the target's forwards, as they do on an accelerator."""
+    patch.setattr("hf_specdec.drafters.streaming.drafter.waits", lambda _: True)
 
 
 def streams_of(target: Any, layers: int = 2, seed: int = 0, **options: Any) -> StreamingDrafter:

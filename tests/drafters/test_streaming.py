@@ -9,7 +9,7 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
-from stream_models import BATCHES, GAMMA, TARGETS, WAYS, streams_of, target_of
+from stream_models import BATCHES, GAMMA, TARGETS, WAYS, join, streams_of, target_of
 from test_distribution import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
@@ -25,6 +25,14 @@ def target() -> Any:
     return target_of("Llama")
 
 
+@pytest.fixture(params=[False, True], ids=["late", "joined"])
+def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Streams run behind the verdict, as on a CPU, or join the target's forwards."""
+    if request.param:
+        join(monkeypatch)
+    return bool(request.param)
+
+
 # ---------------------------------------------------------------------- the text is the target's
 
 
@@ -33,6 +41,7 @@ def target() -> Any:
     [(name, way) for name in TARGETS for way in WAYS if name == "Llama" or way in ("by value", "pruned")],
 )
 @pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.usefixtures("joined")
 def test_greedy_text_is_plains(name: str, way: str, batch: str) -> None:
     model = target_of(name)
     drafter = streams_of(model, **WAYS[way])
@@ -74,6 +83,7 @@ def test_rows_that_keep_different_nodes_under_a_processor_of_the_users(
 
 
 @pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.usefixtures("joined")
 def test_stop_in_mid_draft(target: Any, batch: str) -> None:
     eos = compare.uneven_eos(target, [9, 5, 1, 7])
     sides = compare.Sides(target, BATCHES[batch], eos_token_id=eos, pad_token_id=0)
@@ -81,9 +91,11 @@ def test_stop_in_mid_draft(target: Any, batch: str) -> None:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("way", ["by value", "pruned"])
+@pytest.mark.parametrize("way", ["by value", "joined", "pruned"])
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
-def test_sampled_text_has_the_targets_distribution(settings: str, way: str) -> None:
+def test_sampled_text_has_the_targets_distribution(settings: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "joined":
+        join(monkeypatch)
     size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "head_dim": 8}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     small = models.llama(VOCAB, **size, **heads, pad_token_id=None, bos_token_id=None)
@@ -204,8 +216,9 @@ def test_explain_shows_the_whole_tree(target: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma2"])
-def test_an_interrupt_behind_the_prompt_leaves_the_callers_cache(name: str) -> None:
+def test_an_interrupt_behind_the_prompt_leaves_the_callers_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cache was taken over, and the streams' own first run has not ended."""
+    join(monkeypatch)
     target = target_of(name)
     drafter = streams_of(target, num_nodes=8)
     batch, options = models.prompts([9]), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_specdec.drafters.streaming import Streams, Upper, product_tree, with_streams
+from hf_specdec.drafters.streaming.late import LateStreams, own_layers
 from hf_specdec.drafters.streaming.runner import StreamRunner, early_chances
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.ragged import RaggedRunner
@@ -59,20 +60,25 @@ def test_how_streams_begin(target: Any) -> None:
             torch.testing.assert_close(begun[:, t * GAMMA + j], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("some", [False, True])
+def engine_of(model: Any) -> RaggedRunner:
+    """Two rows of uneven lengths."""
+    inputs = models.prompts([9, 5])
+    kwargs: dict[str, Any] = {"attention_mask": inputs["attention_mask"], "use_cache": True}
+    kwargs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp_min(0)
+    kwargs[CACHE] = DynamicCache(config=model.config)
+    return RaggedRunner(model, kwargs, inputs["input_ids"])
+
+
 @pytest.mark.parametrize("name", ["Llama", "Phi", "OPT", "Qwen3"])
-def test_streams_of_a_tree_are_those_of_each_path_by_itself(name: str, some: bool) -> None:
+def test_streams_of_a_tree_are_those_of_each_path_by_itself(name: str) -> None:
     """Against a dense mask: the main stream's path as a plain text, the streams of its last token behind it."""
     model = target_of(name)
     drafter = streams_of(model)
     upper = Upper(model, 2)
     streams = drafter.fitted(model, upper)
     inputs = models.prompts([9, 5])
-    kwargs: dict[str, Any] = {"attention_mask": inputs["attention_mask"], "use_cache": True}
-    kwargs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp_min(0)
-    kwargs[CACHE] = DynamicCache(config=model.config)
     with torch.no_grad():
-        runner = StreamRunner(RaggedRunner(model, kwargs, inputs["input_ids"]), streams, upper)
+        runner = StreamRunner(engine_of(model), streams, upper)
         runner.prefill()
         assert runner.states is not None
         for b, n in enumerate([9, 5]):
@@ -80,10 +86,8 @@ def test_streams_of_a_tree_are_those_of_each_path_by_itself(name: str, some: boo
             expected = alone(model, upper, streams, text)
             torch.testing.assert_close(runner.states[b, 0], expected, rtol=1e-3, atol=1e-3)
         tokens, parents = torch.tensor([[3, 5, 8, 9, 2], [4, 4, 7, 1, 6]]), [[-1, 0, 0, 1, 2]] * 2
-        if some:  # in the first row the root is never the last
-            runner.survival = [[0.99, 0.4, 0.5, 0.3], [0.0, 0.0, 0.0, 0.0]]
         answer = runner.forward(tokens, parents)
-        assert runner.at == ([[1, 2, 3, 4], [0, 1, 2, 3]] if some else [list(range(5))] * 2)
+        assert runner.at == [list(range(5))] * 2
         for b, n in enumerate([9, 5]):
             for node in range(5):
                 path, at = [], node
@@ -91,11 +95,34 @@ def test_streams_of_a_tree_are_those_of_each_path_by_itself(name: str, some: boo
                     path, at = [int(tokens[b, at]), *path], parents[b][at]
                 text = inputs["input_ids"][b, 9 - n :].tolist() + path
                 expected = alone(model, upper, streams, text)
-                if node in runner.at[b]:
-                    states = runner.states[b, runner.at[b].index(node)]
-                    torch.testing.assert_close(states, expected, rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(runner.states[b, node], expected, rtol=1e-3, atol=1e-3)
                 said = model(torch.tensor([text])).logits[0, -1]
                 torch.testing.assert_close(answer.logits[b, node], said, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["adapters beside", "adapters added"])
+@pytest.mark.parametrize("name", ["Llama", "Phi", "OPT", "Qwen3"])
+def test_late_streams_are_those_behind_what_was_kept(name: str, own: bool) -> None:
+    model = target_of(name)
+    upper = Upper(model, 2)
+    streams = streams_of(model).fitted(model, upper)
+    prompts = models.prompts([9, 5])["input_ids"]
+    texts = [prompts[b, 9 - n :].tolist() for b, n in enumerate([9, 5])]
+    with torch.no_grad():
+        runner = LateStreams(engine_of(model), upper, own_layers(streams, upper) if own else (streams, upper))
+        runner.prefill()
+        assert runner.states is not None
+        found = [runner.streams_at(runner.states[:, 0])]
+        runner.forward(torch.tensor([[3, 5, 8, 9, 2], [4, 4, 7, 1, 6]]), [[-1, 0, 0, 1, 2]] * 2)
+        begins = runner.states[[0, 1], [3, 4]]
+        runner.keep([10, 10], [[0, 2], [1, 3]])
+        found.append(runner.streams_at(begins))
+        for states, more in zip(found, ([[], []], [[3, 5, 9], [4, 7, 6]]), strict=True):
+            assert states is not None
+            for b in range(2):
+                expected = alone(model, upper, streams, texts[b] + more[b])
+                torch.testing.assert_close(states[b], expected, rtol=1e-3, atol=1e-3)
+        assert runner.streams_at(begins[:1]) is None, "whose row of the cache is not known"
 
 
 def alone(model: Any, upper: Upper, streams: Streams, text: list[int]) -> Tensor:

@@ -8,13 +8,13 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
-from stream_models import BATCHES, GAMMA, streams_of, target_of
+from stream_models import BATCHES, GAMMA, join, streams_of, target_of
 from torch import Tensor
 
 from hf_specdec.budget import Cost
 from hf_specdec.drafters.streaming import StreamingSession
-from hf_specdec.drafters.streaming.runner import STREAMED, StreamRunner
-from hf_specdec.drafters.streaming.tree import likeliest_last
+from hf_specdec.drafters.streaming.late import own_layers
+from hf_specdec.drafters.streaming.runner import StreamRunner
 from hf_specdec.protocol import Sequences
 
 
@@ -29,9 +29,8 @@ def target() -> Any:
 def test_how_many_streams_a_forward_has(
     target: Any, batch: str, new: int, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """γ for each of at most four tokens, in a full product for each; none where the texts are full behind it. No clock
-    decides whether drafts are made."""
-    most = 1 << 20 if "tree" in way else STREAMED
+    """γ for each token; none where the texts are full behind it. No clock decides whether drafts are made."""
+    join(monkeypatch)
     monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
     seen: list[tuple[int, int]] = []
     widths: list[int] = []
@@ -42,7 +41,7 @@ def test_how_many_streams_a_forward_has(
         widths.clear()
         answer = honest(self, tokens, *how)
         n = tokens.shape[1]
-        assert widths[0] == n + (GAMMA * min(n, most) if left > 1 else 0)
+        assert widths[0] == n + (GAMMA * n if left > 1 else 0)
         seen.append((left, widths[0]))
         return answer
 
@@ -65,7 +64,7 @@ def session_of(target: Any, cost: Cost, **known: Any) -> StreamingSession:
     context = drafters.context(target=target, prompt_ids=prompt, prompt_mask=prompt, **known)
     context.cost = cost
     session = streams_of(target).start(context)
-    session._runner = SimpleNamespace(rides=False, states=None, kept=None)  # type: ignore[assignment]
+    session._runner = SimpleNamespace(rides=False, states=None, kept=None, streams_at=lambda ends: ends)  # type: ignore[assignment]
     return session
 
 
@@ -109,46 +108,57 @@ def test_copies_are_drafted_where_there_are_no_streams(target: Any, streams: boo
     assert session._runner is not None and session._runner.rides
 
 
-def test_the_likeliest_last_are_the_likeliest_last() -> None:
-    """Against every way in which a tree's tokens may be accepted, drawn from what each node's children are given."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(30):
-        parents, given = [-1], [1.0]
-        children = [0]
-        while len(parents) < 9:
-            parent = int(torch.randint(len(parents), (), generator=generator))
-            parents.append(parent)
-            children.append(0)
-            children[parent] += 1
-        for parent in parents[1:]:
-            given.append(float(torch.rand((), generator=generator)) / children[parent])
-        chances = list(given)
-        for i in range(1, 9):
-            chances[i] *= chances[parents[i]]
-        below = [sum(given[j] for j in range(1, 9) if parents[j] == i) for i in range(9)]
-        last = [chances[i] * (1 - below[i]) for i in range(9)]
-        assert sum(last) == pytest.approx(1)
-        best = sorted(sorted(range(9), key=lambda i: -last[i])[:3])
-        assert likeliest_last(chances, parents, range(9), 3) == best
-        assert likeliest_last(chances[:4], parents, range(9), 9) == list(range(9))
-
-
-def test_a_row_whose_last_token_has_no_streams_drafts_copies_alone(
-    target: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("batch", BATCHES)
+def test_late_streams_are_those_that_would_have_joined(
+    target: Any, batch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the others theirs: with one node that has streams, and one that they join nearly never."""
+    """Of the last accepted node of each row, whatever tree was verified; and no forward of the target is wider."""
     monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
-    monkeypatch.setattr("hf_specdec.drafters.streaming.runner.STREAMED", 1)
-    missed = []
-    honest = StreamingSession._look
+    seen: dict[tuple[int, int], Tensor] = {}  # by row, and how far it is from its end
+    honest = StreamingSession._ends_of
 
-    def look(self: StreamingSession, verdict: Any) -> None:
-        honest(self, verdict)
-        missed.append(set(verdict.rows) - set(self.rows if self.ends is not None else []))
+    def ends_of(self: StreamingSession, rows: list[int], room: list[int]) -> Any:
+        found = honest(self, rows, room)
+        if found[0] is not None:
+            seen.update(
+                {(row, n): states for row, n, states in zip(rows, found[1], found[0].clone(), strict=True) if n}
+            )
+        return found
 
-    monkeypatch.setattr(StreamingSession, "_look", look)
-    for batch in BATCHES.values():
-        sides = compare.Sides(target, batch)
-        for copies in (False, True):
-            assert torch.equal(sides.ours(streams_of(target, num_nodes=8, copies=copies)), sides.plain)
-    assert any(missed) and not all(missed)
+    monkeypatch.setattr(StreamingSession, "_ends_of", ends_of)
+    sides = compare.Sides(target, BATCHES[batch])
+    late = streams_of(target, num_nodes=8)
+    assert torch.equal(sides.ours(late), sides.plain)
+    alone = dict(seen)
+    seen.clear()
+    join(monkeypatch)
+    assert torch.equal(sides.ours(streams_of(target, num_nodes=8)), sides.plain)
+    both = alone.keys() & seen.keys()
+    assert len(both) > 5 * len(BATCHES[batch])
+    for place in both:
+        torch.testing.assert_close(alone[place], seen[place], atol=1e-4, rtol=1e-3)
+
+
+def test_late_streams_have_layers_of_their_own_which_follow_the_targets(target: Any) -> None:
+    """A copy with the adapters added, made once; another one once the target's weights have changed."""
+    model = target_of("Llama")
+    drafter = streams_of(model)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+
+    def own() -> Any:
+        return drafter.start(drafters.context(target=model)).own
+
+    first = own()
+    assert own() is first and first[1].layers[0] is not model.model.layers[1] and not len(first[0].adapters)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight.mul_(2)
+    again = own()
+    assert again is not first and own() is again
+
+
+def test_where_weights_cannot_be_added_to_adapters_stay_beside(target: Any) -> None:
+    model = target_of("Llama")
+    session = streams_of(model).start(drafters.context(target=model))
+    model.model.layers[1]._hf_hook = object()  # as accelerate leaves on what it moves
+    assert own_layers(session.streams, session.upper) == (session.streams, session.upper)

@@ -12,9 +12,12 @@ from ...budget import Acceptance, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
+from ...target.capturable import is_captured
 from ...target.devices import input_device
+from ...transfer import waits
 from ..base import Drafter
 from .config import StreamingConfig
+from .late import OwnLayers, own_layers, state_of_weights
 from .session import StreamingSession
 from .streams import Streams, write_lora
 from .upper import Upper
@@ -91,6 +94,7 @@ class StreamingDrafter(Drafter):
         self.trained = False
         """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
+        self._owned: Learned[list[tuple[object, OwnLayers]]] = Learned(list)
         self._acceptance = Learned(Acceptance)
         self.recordable = prune_below == 0  # which nodes are pruned is asked in mid-forward
 
@@ -210,8 +214,18 @@ class StreamingDrafter(Drafter):
         if target is None:
             raise SpeculationError("streams run inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
-        acceptance = self._acceptance.of(target, context.do_sample)
-        return StreamingSession(context, self.config, self.fitted(target, upper), upper, acceptance)
+        acceptance, streams = self._acceptance.of(target, context.do_sample), self.fitted(target, upper)
+        # Elsewhere width costs little, and a recorded forward cannot be looked into.
+        late = not waits(context.device) and self.config.prune_below == 0 and not is_captured(target, context.forwards)
+        own = self._own_layers(target, streams, upper) if late else None
+        return StreamingSession(context, self.config, streams, upper, acceptance, own)
+
+    def _own_layers(self, target: "PreTrainedModel", streams: Streams, upper: Upper) -> OwnLayers:
+        """Made once per target, until that has other weights."""
+        kept, state = self._owned.of(target), state_of_weights(streams, upper)
+        if not kept or kept[0][0] != state:
+            kept[:] = [(state, own_layers(streams, upper))]
+        return kept[0][1]
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
         """The streams in the target's dtype, each part beside what it belongs to; made once per target."""

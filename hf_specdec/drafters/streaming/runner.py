@@ -6,19 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...protocol import Forward, Runner
 from ...target.fingerprint import state_of
-from ...target.grouped import grouped_attention
 from ...transfer import moved, to_device, to_host
+from .late import streams_alone
 from .streams import Streams
-from .tree import likeliest_last
 from .upper import Upper, here_only, with_streams
-
-STREAMED = 4
-"""nodes of a row that have streams where width costs time. One of those four is the last accepted one in three of four
-rounds; with all of a tree of 8 nodes the upper layers are twice as wide"""
 
 
 class StreamRunner:
@@ -32,9 +26,6 @@ class StreamRunner:
         """[B, c, γ, H] the streams of the last forward, after the norm"""
         self.at: list[list[int]] = []
         """[B][c] of which of the fed tokens those are"""
-        self.survival: Sequence[Sequence[float]] | None = None
-        """`[B][nodes]` each drafted token's chance to be accepted: streams join the nodes likeliest to be the last that
-        is. None: they join all"""
         self.kept: list[list[int]] | None = None
         """[B] indexes of the n among the fed tokens; None where none was pruned"""
         self.slots: Any = None
@@ -52,17 +43,13 @@ class StreamRunner:
         last: list[Tensor] = []
         with self.upper.entering(lambda states: last.append(states[:, -1:].clone())):
             answer = self.engine.prefill()
-        gamma, engine, cache, rows = self.streams.gamma, self.engine, self.engine.cache, len(last[-1])
-        self.slots = cache.split(self.upper.first)
-        cache.tell()
-        begins = pad(last[-1], (0, 0, 0, 0, 0, cache.rows - rows))
-        depth = torch.arange(gamma, device=cache.device)[None]  # a chain behind the prompt
-        self.slots.reserve(gamma)
-        with self.streams.beside(self.upper, 0, gamma), grouped_attention():
-            mask, positions = engine.masks(None, depth, self.slots), engine.positions(depth)
-            states = self.upper.run(self.streams.begin(begins), mask, positions, cache)
-        self.states, self.kept, self.at = states[:rows].unflatten(1, (1, gamma)), None, [[0]] * rows
+        self.states = streams_alone(self.engine, self.streams, self.upper, last[-1])[:, None]
+        self.kept, self.at = None, [[0]] * len(self.states)
         return answer
+
+    def streams_at(self, ends: Tensor) -> Tensor:
+        """The streams [B, γ, H] that `states` hold are there already."""
+        return ends
 
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
@@ -71,12 +58,12 @@ class StreamRunner:
         if not self.rides:
             self.states = self.kept = None
             return engine.forward(tokens, parents, counts)
-        wide = Wide(self, parents)
+        wide = Wide(self)
         found = engine.over(tokens, parents, wide.read, self.key, 1 + self.streams.gamma)
         logits, self.states = (each[:rows, :width] for each in found)
         if engine.is_static:  # the next replay writes over them
             logits, self.states = logits.clone(), self.states.clone()
-        self.at, self.kept = wide.at or [list(range(width))] * rows, wide.kept
+        self.at, self.kept = wide.kept or [list(range(width))] * rows, wide.kept
         self._advance(tokens.shape, wide, counts)
         nodes = None
         if wide.kept is not None:
@@ -85,10 +72,11 @@ class StreamRunner:
         return Forward(logits, nodes)
 
     def _advance(self, shape: Sequence[int], wide: "Wide", counts: Sequence[int] | None) -> None:
-        cache, (rows, width) = self.engine.cache, shape
-        lower = [width] * rows if counts is None else list(counts)
-        upper = lower if wide.kept is None else [len(row) for row in wide.kept]
-        for group, more in ((cache.slots, lower), (self.slots, upper)):
+        rows, width = shape
+        fed = [width] * rows if counts is None else list(counts)
+        for group in self.engine.cache.groups:
+            pruned = wide.kept is not None and group is self.slots
+            more = [len(row) for row in wide.kept or []] if pruned else fed
             group.set_lengths([n + m for n, m in zip(group.lengths, more, strict=True)])
 
     def truncate(self, lengths: list[int]) -> None:
@@ -112,10 +100,8 @@ class Wide:
     """One forward with streams: tokens that enter the first upper layer are pruned and joined by the streams, each
     upper layer gets masks and positions for both, and the decoder's output is split again."""
 
-    def __init__(self, runner: StreamRunner, parents: Sequence[Sequence[int]] | None) -> None:
-        self.runner, self.parents = runner, parents
-        self.at: list[list[int]] = []
-        """empty where streams join all tokens, none of which is pruned, as in every recorded forward"""
+    def __init__(self, runner: StreamRunner) -> None:
+        self.runner = runner
         self.kept: list[list[int]] | None = None
 
     def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,12 +137,8 @@ class Wide:
         runner, upper, streams = self.runner, self.runner.upper, self.runner.streams
         if runner.prune_below > 0 and self.places > 1:
             states = self._pruned(states)
-        places, begins = self._with_streams(), states
-        if places is not None:
-            rows = torch.arange(len(states), device=states.device)[:, None]
-            begins = states[rows, moved(places, states.device)]
-        seen, depth = with_streams(self.seen, self.depth, streams.gamma, places)
-        begun = streams.begin(begins)
+        seen, depth = with_streams(self.seen, self.depth, streams.gamma)
+        begun = streams.begin(states)
         states = torch.cat([moved(states, begun.device), begun], 1)
         runner.slots.reserve(states.shape[1])
         self.told = {"attention_mask": runner.engine.masks(seen, depth, runner.slots)}
@@ -164,21 +146,6 @@ class Wide:
         self.told |= upper.positions(states, positions)
         self.hooks.enter_context(streams.beside(upper, self.places, states.shape[1]))
         return states
-
-    def _with_streams(self) -> Tensor | None:
-        """[B, c] the places that streams join, where they do not join all; sets which tokens those are."""
-        runner, (rows, width) = self.runner, self.tokens.shape
-        if runner.survival is None or runner.engine.is_static or self.places <= STREAMED:
-            self.at = self.kept or []
-            return None
-        kept = self.kept or [list(range(width))] * rows
-        trees = self.parents or [range(-1, width - 1)] * rows
-        self.at = [
-            likeliest_last([1.0, *chances], parents, alive, STREAMED)
-            for chances, parents, alive in zip(runner.survival, trees, kept, strict=True)
-        ]
-        lists = [[alive.index(i) for i in row] for row, alive in zip(self.at, kept, strict=True)]
-        return to_device([row + [0] * (STREAMED - len(row)) for row in lists], self.seen.device)
 
     def _pruned(self, states: Tensor) -> Tensor:
         """Leave out nodes to which their parent gives too small a chance, and all below them (§3.2.3, Appendix A.1)."""

@@ -13,6 +13,7 @@ from ...transfer import to_device, to_host, waits
 from ..prompt_lookup import Copies, PromptLookupConfig
 from ..trees import draft_of
 from .config import StreamingConfig
+from .late import LateStreams, OwnLayers
 from .runner import StreamRunner
 from .streams import Streams
 from .tree import Node, joined, level_by_level, likeliest_nodes, product_tree
@@ -59,20 +60,26 @@ class StreamingSession(DraftSession):
         streams: Streams,
         upper: Upper,
         acceptance: Acceptance,
+        own: OwnLayers | None = None,
     ) -> None:
+        """
+        Args:
+            own: what streams run through behind the verdict; None for streams that join the target's forwards.
+        """
         super().__init__(context)
-        self.config, self.streams, self.upper, self.acceptance = config, streams, upper, acceptance
+        self.config, self.streams, self.upper, self.acceptance, self.own = config, streams, upper, acceptance, own
         self.guesses = config.shares(context.do_sample)
         self.evidence = [
             [Evidence.of(f"stream {j}", rank) for rank in range(config.num_candidates)]
             for j in range(config.num_streams)
         ]
         """[γ][k] for a candidate, whatever chance its stream gives it"""
-        self.slots_per_token = 1 + streams.gamma
-        self._runner: StreamRunner | None = None
+        self.slots_per_token = 1 + streams.gamma if own is None else 1
+        self._runner: StreamRunner | LateStreams | None = None
         self.rows: list[int] = []
         self.ends: Tensor | None = None
-        """[rows, γ, H] the streams of the last token of each row that the target has read"""
+        """[rows, γ, H] the streams of the last token of each row that the target has read; [rows, H] what they begin
+        with where they have not run yet"""
         self.counts = Counts()
         self.rested = False
         """whether the last round's nodes, chosen before their tokens were seen, were none"""
@@ -82,7 +89,10 @@ class StreamingSession(DraftSession):
         self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), acceptance) if joins else None
 
     def runner(self, runner: Runner) -> Runner:
-        self._runner = StreamRunner(runner, self.streams, self.upper, self.config.prune_below)
+        if self.own is None:
+            self._runner = StreamRunner(runner, self.streams, self.upper, self.config.prune_below)
+        else:
+            self._runner = LateStreams(runner, self.upper, self.own)
         return self._runner
 
     def observe_prompt(self, verdict: Verdict) -> None:
@@ -144,7 +154,7 @@ class StreamingSession(DraftSession):
         looks = bool(copies) or (self.by_value and not waits(self.context.device))
         nodes = [] if looks else self._unseen(len(room))
         if self._runner is not None:
-            self._runner.rides, self._runner.survival = self._are_read(sequences, looks or bool(nodes)), None
+            self._runner.rides = self._are_read(sequences, looks or bool(nodes))
         ends, foretold = self._ends_of(sequences.rows, room)
         if not copies and (ends is None or not (looks or nodes)):
             self.counts.rested += 1
@@ -179,6 +189,8 @@ class StreamingSession(DraftSession):
             room = [most if row in self.rows else 0 for row, most in zip(rows, room, strict=True)]
             places = [self.rows.index(row) if row in self.rows else 0 for row in rows]
             self.ends, self.rows = self.ends[to_device(places, self.ends.device)], list(rows)
+        if self._runner is not None and any(room):
+            self.ends = self._runner.streams_at(self.ends)
         return self.ends, room
 
     def _unseen(self, rows: int) -> list[Node]:
@@ -236,8 +248,6 @@ class StreamingSession(DraftSession):
             trees,
             logits,
         )
-        if self._runner is not None and not waits(self.context.device):  # elsewhere width costs little
-            self._runner.survival = draft.survival
         return draft if fixed == "auto" else replace(draft, survival=None)
 
     def _foretold(

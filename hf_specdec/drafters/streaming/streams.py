@@ -72,14 +72,21 @@ class Streams(nn.Module):
         mapped = states if self.map is None else states + self.map(states)
         return (mapped[:, :, None] + self.embeddings).flatten(1, 2)
 
+    def adapted(self, upper: Upper) -> list[Any]:
+        """The weights of the linear layers that adapters stand beside, in their order."""
+        return [
+            layer.get_submodule(name.replace("/", ".")).weight
+            for layer, beside in zip(upper.layers, self.adapters, strict=False)
+            for name in beside  # type: ignore[union-attr, attr-defined]
+        ]
+
     def merge(self, upper: Upper) -> None:
         """Write the adapters into the linear layers that they stand beside, W + U D, for good."""
-        for layer, beside in zip(upper.layers, self.adapters, strict=True):
-            for name, adapter in beside.items():  # type: ignore[union-attr, operator]
-                weight: Any = layer.get_submodule(name.replace("/", ".")).weight
-                more = adapter.up.weight.float() @ adapter.down.weight.float()
-                with torch.no_grad():
-                    weight.copy_((weight.float() + more.to(weight.device)).to(weight.dtype))
+        adapters: list[Any] = [adapter for beside in self.adapters for adapter in beside.values()]  # type: ignore[union-attr, operator]
+        for weight, adapter in zip(self.adapted(upper), adapters, strict=True):
+            more = adapter.up.weight.float() @ adapter.down.weight.float()
+            with torch.no_grad():
+                weight.copy_((weight.float() + more.to(weight.device)).to(weight.dtype))
 
     @contextmanager
     def beside(self, upper: Upper, main: int, width: int, turns: bool = True) -> Iterator[None]:

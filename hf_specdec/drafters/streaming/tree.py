@@ -76,21 +76,3 @@ def level_by_level(nodes: Sequence[Node]) -> list[Node]:
     order = sorted(range(len(nodes)), key=depths.__getitem__)
     place = {-1: -1} | {old: new for new, old in enumerate(order)}
     return [nodes[i]._replace(parent=place[nodes[i].parent]) for i in order]
-
-
-def likeliest_last(chances: Sequence[float], parents: Sequence[int], alive: Sequence[int], most: int) -> list[int]:
-    """Of the `alive` tokens of a forward the `most` likeliest to be the last accepted one, in their order: it is
-    accepted, and none of its children is.
-
-    Args:
-        chances: [any] of each token to be accepted, 1 for the first; 0 for those beyond.
-        parents: [T] of each token, -1 for the first.
-        alive: tokens that were not pruned.
-    """
-    last = dict.fromkeys(alive, 0.0)
-    for i in alive:
-        chance = chances[i] if i < len(chances) else 0.0
-        last[i] += chance
-        if i:
-            last[parents[i]] -= chance
-    return sorted(heapq.nlargest(most, alive, key=last.__getitem__))

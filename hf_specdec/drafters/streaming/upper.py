@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +70,13 @@ class Upper:
             )
             states = out[0] if isinstance(out, tuple) else out
         return self.after(states)
+
+    def copied(self) -> "Upper":
+        """With layers of its own, and the rest shared."""
+        own = copy(self)
+        own.layers = deepcopy(self.layers)
+        own._kinds = {id(mine): self._kinds[id(layer)] for mine, layer in zip(own.layers, self.layers, strict=True)}
+        return own
 
     def mask_of(self, layer: nn.Module, mask: Any) -> Any:
         """This layer's mask, where each kind of layer has one of its own."""
