@@ -96,7 +96,7 @@ PROPOSALS: list[Propose] = [chains, chains, beyond, nothing, trees, trees, drawn
 # ---------------------------------------------------------------------- drafters
 
 METHODS = ["__init__", "start_draft", "propose", "poll", "take", "observe", "observe_prompt", "q", "close"]
-TRAITS = ["takes_ragged", "schedule", "start", "proposes_trees", "brings_runner", "last_stats"]
+TRAITS = ["takes_ragged", "schedule", "start", "proposes_trees", "brings_runner", "recordable", "last_stats"]
 FAULTS = ["raise", "mumble", "lie", "meddle", "patience", "features", "likeliest", "trait"]
 BAD_PATIENCE: list[Any] = [float("nan"), -1.0, "long", None, 1j, Undecided(), [], torch.tensor(float("nan")), True]
 
@@ -241,6 +241,6 @@ def trait(dice: Dice, plan: Plan) -> dict[str, Any]:
 
     if name == "last_stats":
         return {name: property(lambda self: None, refuse)}
-    if name in ("proposes_trees", "brings_runner"):
+    if name in ("proposes_trees", "brings_runner", "recordable"):
         return {name: bad if dice.random() < 0.2 else property(method)}
     return {name: method}

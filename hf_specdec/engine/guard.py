@@ -47,7 +47,8 @@ class GuardedDrafter(Guard):
         """why it was given up, in a sentence"""
         self.proposes_trees = bool(self.ask(lambda d: bool(d.proposes_trees)))
         self.brings_runner = bool(self.ask(lambda d: bool(d.brings_runner)))
-        self.recordable = bool(self.ask(lambda d: bool(d.recordable)))
+        self.recordable = not self.brings_runner or bool(self.ask(lambda d: bool(d.recordable)))
+        """whether a runner of its own, if it brings one, can be recorded"""
 
     def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
         """What the drafter says; None where it was dropped."""

@@ -98,8 +98,8 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     note = ""
     if wants_captures(call.rules.forwards, call.target):
         bitwise = call.rules.forwards == "bitwise"
-        fits = not own_runner or (drafter.recordable and not bitwise)  # what joins a forward changes its shape
-        why = why_eager(call, can, takes_ragged, bool(states), fits)
+        recordable = drafter.recordable and not (bitwise and own_runner)  # what joins a forward changes its shape
+        why = why_eager(call, can, takes_ragged, bool(states), recordable)
         if not why:  # a tree's tokens lie, and are summed, in another order than a text's
             return Mode(ragged, trees and not bitwise, CapturedRunner)
         note = f"forwards are not captured: {why}"
@@ -110,11 +110,11 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     return Mode(ragged, trees, StateRunner if can is Support.STATE else LockstepRunner, note)
 
 
-def why_eager(call: Call, can: Support, takes_ragged: bool, states: bool, fits: bool) -> str:
+def why_eager(call: Call, can: Support, takes_ragged: bool, states: bool, recordable: bool) -> str:
     """Why a call's forwards are not captured; empty if they are.
 
     Args:
-        fits: whether the drafter's own runner does, if it brings one.
+        recordable: whether a drafter's own runner is, if it brings one.
     """
     name = type(call.target).__name__
     if can is not Support.RAGGED:
@@ -123,7 +123,7 @@ def why_eager(call: Call, can: Support, takes_ragged: bool, states: bool, fits: 
         return f"{name} was given inputs, or a cache, that static buffers do not hold"
     if states:
         return "the call returns hidden states or attentions"
-    if not fits:
+    if not recordable:
         return "the drafter runs inside the target"
     why = why_not_captured(call.target)
     return f"{name} {why}" if why else ""

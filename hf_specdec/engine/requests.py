@@ -88,14 +88,15 @@ class Requests(Engine):
 
     def _why_eager(self) -> str:
         """Why forwards are not captured; empty if they are."""
-        if self._own_runner:
+        if not self._recordable:
             return "the drafter runs inside the target"
         why = why_not_captured(self.model)
         return f"{type(self.model).__name__} {why}" if why else ""
 
     @property
-    def _own_runner(self) -> bool:
-        return self.drafter is not None and self.drafter.brings_runner and not self.drafter.recordable
+    def _recordable(self) -> bool:
+        """Whether a drafter's own runner is, if it brings one."""
+        return self.drafter is None or not self.drafter.brings_runner or self.drafter.recordable
 
     def _start(self) -> None:
         """Nobody is there."""
@@ -103,7 +104,7 @@ class Requests(Engine):
         self.requests: dict[int, Request] = {}
         """of the rows that are there, by their numbers"""
         self.reading: tuple[Request, Reading] | None = None
-        self.target = joining_runner(self.model, self.most_rows, self.most_tokens, self.forwards, self._own_runner)
+        self.target = joining_runner(self.model, self.most_rows, self.most_tokens, self.forwards, self._recordable)
         self.runner = self.target
         """the drafter's own, where it brings one"""
         self.groups: dict[Hashable, Group] = {}

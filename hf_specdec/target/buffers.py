@@ -257,9 +257,6 @@ class FixedCache(RaggedCache):
         assert isinstance(self.slots, FixedSlots)
         self.slots.take(lengths)
 
-    def group_of(self, lengths: list[int]) -> Slots:
-        return FixedSlots(lengths, self.buffers)
-
     @property
     def rows(self) -> int:
         return self.buffers.rows

@@ -161,15 +161,11 @@ class RaggedCache(Cache):
 
     def split(self, first: int) -> Slots:
         """Let the layers from `first` on have lengths of their own; returns their group."""
-        group = self.group_of(list(self.layers[first].slots.lengths))
+        group = Slots(list(self.layers[first].slots.lengths), self.device)
         for layer in self.layers[first:]:
             layer.slots = group
         self.groups = list({id(layer.slots): layer.slots for layer in self.layers}.values())
         return group
-
-    def group_of(self, lengths: list[int]) -> Slots:
-        """Slots of so many columns per row, for some layers."""
-        return Slots(lengths, self.device)
 
     @property
     def rows(self) -> int:

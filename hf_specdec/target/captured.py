@@ -37,16 +37,13 @@ class Captured(RaggedRunner):
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
         if not self.is_static:
             return super().answer(tokens, parents)
-        rows, width = tokens.shape
 
-        def step(fed: Tensor, seen: Tensor | None, depth: Tensor) -> tuple[Tensor, list[Tensor]]:
+        def step(fed: Tensor, seen: Tensor | None, depth: Tensor) -> tuple[Tensor, ...]:
             outputs = self.read(fed, seen, depth)
-            return self.shared(outputs.logits), [outputs.hidden_states[name] for name in self.features]
+            return self.shared(outputs.logits), *(outputs.hidden_states[name] for name in self.features)
 
-        logits, states = self.over(tokens, parents, step, tuple(self.features))
-        # The next replay writes over them.
-        features = {n: state[:rows, :width].clone() for n, state in zip(self.features, states, strict=True)}
-        return Forward(logits[:rows, :width].clone(), features=features)
+        logits, *states = self.over(tokens, parents, step, tuple(self.features))
+        return Forward(logits, features=dict(zip(self.features, states, strict=True)))
 
     @property
     def is_static(self) -> bool:  # type: ignore[override]
@@ -60,10 +57,10 @@ class Captured(RaggedRunner):
         self,
         tokens: Tensor,
         parents: Sequence[Sequence[int]] | None,
-        step: Step[T],
+        step: Step[Any],
         key: Hashable = None,
         slots_per_token: int = 1,
-    ) -> T:
+    ) -> Any:
         if not self.is_static:
             return super().over(tokens, parents, step, key, slots_per_token)
         rows, width = tokens.shape
@@ -73,9 +70,11 @@ class Captured(RaggedRunner):
         fed[:rows, :width] = tokens
         seen, depth = self._tree(parents, buffers, fixed)
         self.cache.tell()
-        if fixed > WIDEST:
-            return step(fed, seen, depth)
-        return self._run((fixed, parents is None, key), lambda: step(fed, seen, depth), rows, width)
+        key = fixed, parents is None, key
+        found = (
+            step(fed, seen, depth) if fixed > WIDEST else self._run(key, lambda: step(fed, seen, depth), rows, width)
+        )
+        return tuple(each[:rows, :width].clone() for each in found)  # the next replay writes over them
 
     def chain(
         self,

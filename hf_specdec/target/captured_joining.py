@@ -60,14 +60,14 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
 
 
 def joining_runner(
-    model: "PreTrainedModel", most_rows: int, most_slots: int, forwards: str, own_runner: bool = False
+    model: "PreTrainedModel", most_rows: int, most_slots: int, forwards: str, recordable: bool = True
 ) -> JoiningRunner:
     """Captured where that is wanted and can be.
 
     Args:
         forwards: as `Rules.forwards`.
-        own_runner: whether a drafter puts one around it, which a recording would not know.
+        recordable: whether what a drafter puts around it, if anything, can be recorded.
     """
-    captured = not own_runner and is_captured(model, forwards)
+    captured = recordable and is_captured(model, forwards)
     kind = CapturedJoiningRunner if captured else JoiningRunner
     return kind(model, most_rows, most_slots)

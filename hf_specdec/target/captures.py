@@ -26,6 +26,9 @@ MET = 2
 MOST_RECORDED = 64
 """steps of one set of tensors: each setting of sampling has its own"""
 
+MOST_MET = 1024
+"""steps that are counted; then counting begins anew"""
+
 _one_at_a_time = threading.Lock()
 
 
@@ -86,6 +89,8 @@ class Captures:
             return step()
         if key not in self._recorded:
             record = self.will_record(key)
+            if len(self._met) > MOST_MET:
+                self._met.clear()
             self._met[key] += 1
             if not record or not self._add(key, step, self._record):
                 return step()
@@ -143,8 +148,10 @@ class CudaGraphs:
                     step()  # kernels are chosen and workspaces made in a first run, which cannot be recorded
                 here.wait_stream(self.aside)
                 # Other threads (a PEARL worker) may go on using the device meanwhile.
-                aside = torch.cuda.graph(graph, pool=self.pool, stream=self.aside, capture_error_mode="thread_local")
-                with aside, no_collector():
+                capturing = torch.cuda.graph(
+                    graph, pool=self.pool, stream=self.aside, capture_error_mode="thread_local"
+                )
+                with no_collector(), capturing:
                     result = step()
             finally:  # where a recording fails torch leaves its stream in place
                 torch.cuda.set_stream(here)

@@ -60,10 +60,10 @@ def _attention(model: "PreTrainedModel") -> tuple[Any, Any]:
 
 
 def hooks(module: Any) -> list[Any]:
-    """What is called before and after a module's forward, but for what only notes hidden states: a recording has
-    them."""
+    """What is called before and after a module's forward. Not what only notes hidden states, which a recording has, and
+    not what serves one forward of one thread."""
     found = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return [hook for hook in found if getattr(hook, "__module__", "") != NOTING]
+    return [h for h in found if getattr(h, "__module__", "") != NOTING and not hasattr(h, "of_one_forward")]
 
 
 def replaced(module: Any) -> Any:

@@ -123,9 +123,9 @@ class RaggedRunner:
         """What a step gives for tokens [B, T], of which no row is advanced. For runners that change what is answered.
 
         Args:
-            step: over static buffers it is called with padded tokens, which make more rows and columns of what it
-                gives. It may then be recorded: it gives tensors, asks the device nothing and the host once.
-            key: equal for steps that do the same.
+            step: over static buffers it gives tensors [B, T, ...], for rows and tokens that are padded, and may be
+                recorded: it asks the device nothing, and a replay runs nothing of it on the host.
+            key: all that the step depends on beside the tokens; equal for steps that do the same.
             slots_per_token: of the cache that the step writes to.
         """
         return step(tokens, *self.shape(parents, tokens.shape[1]))

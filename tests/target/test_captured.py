@@ -11,7 +11,7 @@ import models
 import pytest
 import torch
 from compare import sequences_of, uneven_eos
-from stream_models import BATCHES, TARGETS, WAYS, streams_of, target_of
+from stream_models import BATCHES, TARGETS, WAYS, join, streams_of, target_of
 from torch import Tensor
 from traced import Traced, traced
 from transformers import DynamicCache, StaticCache
@@ -77,6 +77,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
     monkeypatch.setattr(StreamingSession, "_look", looking)
     monkeypatch.setattr(StreamingSession, "weighs", True)
+    join(monkeypatch)
     return seen
 
 
@@ -119,6 +120,19 @@ def test_streams_join_what_is_replayed(name: str, way: str, lengths: list[int], 
     assert len(eager) == len(ends) > 5
     for a, b in zip(eager, ends, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_streams_go_on_in_later_calls(ends: list[Tensor]) -> None:
+    """In which nothing is recorded any more, and rows leave."""
+    target, lengths = target_of("Llama"), [9, 5, 1, 7]
+    options = {"eos_token_id": uneven_eos(target, lengths), "speculation": CAPTURED}
+    drafter = streams_of(target, num_nodes=3)
+    plain = decode(target, None, lengths, eos_token_id=options["eos_token_id"])
+    with traced():
+        for _ in range(3):
+            ends.clear()
+            assert torch.equal(decode(target, drafter, lengths, **options), plain)
+            assert len(ends) > 3 and not any("dropped" in note for note in drafter.last_stats.notes)
 
 
 def test_streams_of_two_drafters_share_no_recording(ends: list[Tensor]) -> None:
@@ -250,12 +264,13 @@ def test_rows_that_come_and_go(kind: str) -> None:
         model.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
         for ids, new in zip(prompts, news, strict=True)
     ]
-    with traced(), hf_specdec.BatchDecoder(model, drafter, max_rows=3, forwards="captured") as decoder:
-        answers = [
-            decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in zip(prompts, news, strict=True)
-        ]
-        assert [answer.result() for answer in answers] == plain
-        assert Traced.played
+    for _ in range(2):  # the second one replays what the first has recorded
+        with traced(), hf_specdec.BatchDecoder(model, drafter, max_rows=3, forwards="captured") as decoder:
+            answers = [
+                decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in zip(prompts, news, strict=True)
+            ]
+            assert [answer.result() for answer in answers] == plain
+            assert Traced.played and not any("dropped" in note for note in decoder.stats.notes)
     assert {kept.rows for kept in shelf_of(model).kept} >= {1, 2, 4}
     assert not any(kept.busy for kept in shelf_of(model).kept)
 

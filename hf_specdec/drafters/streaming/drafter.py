@@ -104,6 +104,7 @@ class StreamingDrafter(Drafter):
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         self.streams.load_state_dict(weights)
         self.trained = True
+        self._fitted, self._owned = Learned(list), Learned(list)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         if not self.trained:

@@ -29,8 +29,9 @@ class StreamRunner:
         self.kept: list[list[int]] | None = None
         """[B] indexes of the n among the fed tokens; None where none was pruned"""
         self.slots: Any = None
-        """the upper layers' part of the cache"""
-        self.key = "streams", hash(str(state_of(streams)))
+        """the upper layers' part of the cache, where nodes are pruned in mid-forward"""
+        names = [list(beside) for beside in streams.adapters]  # type: ignore[call-overload]
+        self.key = "streams", upper.first, hash(str([names, state_of(streams)]))
         """of forwards with these streams"""
         self.rides = True
         """whether streams join the next forward; where drafting is paused it is a plain one"""
@@ -59,10 +60,7 @@ class StreamRunner:
             self.states = self.kept = None
             return engine.forward(tokens, parents, counts)
         wide = Wide(self)
-        found = engine.over(tokens, parents, wide.read, self.key, 1 + self.streams.gamma)
-        logits, self.states = (each[:rows, :width] for each in found)
-        if engine.is_static:  # the next replay writes over them
-            logits, self.states = logits.clone(), self.states.clone()
+        logits, self.states = engine.over(tokens, parents, wide.read, self.key, 1 + self.streams.gamma)
         self.at, self.kept = wide.kept or [list(range(width))] * rows, wide.kept
         self._advance(tokens.shape, wide, counts)
         nodes = None
@@ -72,12 +70,22 @@ class StreamRunner:
         return Forward(logits, nodes)
 
     def _advance(self, shape: Sequence[int], wide: "Wide", counts: Sequence[int] | None) -> None:
-        rows, width = shape
-        fed = [width] * rows if counts is None else list(counts)
-        for group in self.engine.cache.groups:
-            pruned = wide.kept is not None and group is self.slots
-            more = [len(row) for row in wide.kept or []] if pruned else fed
+        cache, (rows, width) = self.engine.cache, shape
+        lower = [width] * rows if counts is None else list(counts)
+        if wide.kept is None:
+            cache.set_lengths([n + m for n, m in zip(cache.lengths, lower, strict=True)])
+            return
+        for group, more in ((cache.slots, lower), (self.slots, [len(row) for row in wide.kept])):
             group.set_lengths([n + m for n, m in zip(group.lengths, more, strict=True)])
+
+    def upper_slots(self) -> Any:
+        """The upper layers' part of the cache. When they are reached, the lower ones have written to theirs."""
+        cache = self.engine.cache
+        if self.prune_below == 0:
+            return cache.slots
+        if not any(group is self.slots for group in cache.groups):  # rows may have come that were read elsewhere
+            self.slots = cache.split(self.upper.first)
+        return self.slots
 
     def truncate(self, lengths: list[int]) -> None:
         """Roll every row back to its length."""
@@ -111,8 +119,7 @@ class Wide:
         chain = torch.ones(1, self.places, self.places, dtype=torch.bool, device=depth.device).tril
         self.seen = chain() if seen is None else seen
         self.told: dict[str, Any] | None = None
-        if not any(group is self.runner.slots for group in engine.cache.groups):  # rows came that were read elsewhere
-            self.runner.slots = engine.cache.split(upper.first)
+        self.slots = self.runner.upper_slots()
         with ExitStack() as self.hooks:
             for layer in upper.layers:
                 hook = here_only(self.widened)
@@ -140,8 +147,8 @@ class Wide:
         seen, depth = with_streams(self.seen, self.depth, streams.gamma)
         begun = streams.begin(states)
         states = torch.cat([moved(states, begun.device), begun], 1)
-        runner.slots.reserve(states.shape[1])
-        self.told = {"attention_mask": runner.engine.masks(seen, depth, runner.slots)}
+        self.slots.reserve(states.shape[1])
+        self.told = {"attention_mask": runner.engine.masks(seen, depth, self.slots)}
         positions = runner.engine.positions(depth).expand(len(states), -1)
         self.told |= upper.positions(states, positions)
         self.hooks.enter_context(streams.beside(upper, self.places, states.shape[1]))

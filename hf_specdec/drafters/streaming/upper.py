@@ -84,11 +84,9 @@ class Upper:
 
     @contextmanager
     def entering(self, look: Callable[[Tensor], None]) -> Iterator[None]:
-        """Within the block, `look` is called once, with the states [B, T, H] that first enter the first layer in this
-        thread."""
+        """Within the block, `look` is called with the states [B, T, H] that enter the first layer in this thread."""
 
         def hook(_: Any, args: Any, kwargs: Any) -> None:
-            handle.remove()  # a model that has hooks is not the one of which forwards were recorded
             look(args[0] if args else kwargs["hidden_states"])
 
         handle = self.layers[0].register_forward_pre_hook(here_only(hook), with_kwargs=True)
@@ -151,4 +149,5 @@ def here_only(hook: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
         return hook(*args) if threading.get_ident() == mine else None
 
+    guarded.of_one_forward = True  # type: ignore[attr-defined]
     return guarded
