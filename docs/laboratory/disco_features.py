@@ -45,7 +45,7 @@ class FeatureSettings(PairSettings):
     sampled: Annotated[bool, Option(help="Answers and drafts at temperature 1, in place of greedy ones.")] = False
     limit: Annotated[int, Option(help="Prompts of each.")] = 20
     max_new_tokens: Annotated[int, Option(help="Per prompt.")] = 64
-    saved: Annotated[str | None, Option(help="A DISCO drafter to judge beside them.")] = None
+    saved: Annotated[list[str], Option(help="DISCO drafters to judge beside them.")] = field(default_factory=list)
     records: Annotated[str, Option(help="Folder for what was seen.")] = "records"
 
 
@@ -79,7 +79,7 @@ def of_classifier(classifier: StopClassifier, columns: Sequence[int], sampled: b
 
 
 def nats(estimate: Estimate | None, records: Sequence[Record]) -> float:
-    """Mean −log of the chance that was given to what happened; each token is judged before it is learned from.
+    """Mean cross-entropy of the true chance and the one that was given; each token is judged before it is learned from.
 
     Args:
         estimate: None for the share that was right of late.
@@ -87,13 +87,19 @@ def nats(estimate: Estimate | None, records: Sequence[Record]) -> float:
     acceptance, lost, tokens = Acceptance(), 0.0, 0
     for record in records:
         said = [None] * len(record) if estimate is None else estimate(record.features).tolist()
-        for chance, right in zip(said, record.accepted.tolist(), strict=True):
+        for chance, true, right in zip(said, record.chance.tolist(), record.accepted.tolist(), strict=True):
             evidence = DRAFTED if chance is None else DRAFTED.at(chance)
             expected = acceptance.chance(evidence, 0.5) if chance is None else acceptance.calibrated(evidence)
-            lost -= math.log(expected if right else 1 - expected)
+            lost -= true * math.log(expected) + (1 - true) * math.log(1 - expected)
             acceptance.observe(evidence, right)
             tokens += 1
     return lost / tokens
+
+
+def least(records: Sequence[Record]) -> float:
+    """The least that any estimate can have: a draw of the draft's is accepted by chance."""
+    true = torch.cat([record.chance for record in records])
+    return float((torch.special.entr(true) + torch.special.entr(1 - true)).mean())
 
 
 def main(settings: FeatureSettings) -> None:
@@ -111,10 +117,10 @@ def main(settings: FeatureSettings) -> None:
     for name, columns in selections(k).items():
         parts = seen_by(columns, training), seen_by(columns, validation)
         estimates[name] = of_classifier(fit({sampled: parts[0]}, {sampled: parts[1]}), columns, sampled)
-    if settings.saved is not None:
-        drafter: Any = Drafter.from_pretrained(settings.saved)
+    for saved in settings.saved:
+        drafter: Any = Drafter.from_pretrained(saved)
         assert isinstance(drafter, DiscoDrafter)
-        estimates["saved"] = of_classifier(drafter.classifier, range(k + EXTRA), sampled)
+        estimates[saved] = of_classifier(drafter.classifier, range(k + EXTRA), sampled)
     regime = Regime(sampled, settings.max_new_tokens, k, 0)
     table = Table("nats per token", *map(set_name, settings.prompts))
     seen = []
@@ -124,6 +130,7 @@ def main(settings: FeatureSettings) -> None:
         seen.append(extract(pair.target, pair.draft, pair.tokenizer, some, regime, mine))
     for name, estimate in estimates.items():
         table.add_row(name, *(f"{nats(estimate, records):.3f}" for records in seen))
+    table.add_row("the true chance", *(f"{least(records):.3f}" for records in seen))
     Console().print(table)
 
 

@@ -58,7 +58,7 @@ def test_all_rules_are_compared_with_as_many_candidates(settings, candidates, mo
     monkeypatch.setattr(disco_table, "show", lambda header, rows: shown.append((header, [list(row) for row in rows])))
     monkeypatch.setattr(disco_table, "fastest", lambda windows: 3)
     main(TableSettings(**settings, candidates=candidates))
-    (_, methods), (header, (line,)) = shown
+    (header, (line,)), (_, methods) = shown
     names = ["plain", "γ = 1", "γ = 3", "the draft's own chances", "DISCO, budget"]
     if candidates == 1:  # the others draft chains
         names += ["hf-assisted:num_assistant_tokens_schedule=heuristic", "hf-confidence"]
@@ -67,8 +67,20 @@ def test_all_rules_are_compared_with_as_many_candidates(settings, candidates, mo
     by_name = {row[0]: row for row in methods}
     assert by_name["plain"][1:4] == ["1.00", "1.00", "0.0 ± 0.0"] and by_name["γ = 3"][4:6] == ["1.00", "1.00"]
     assert all(row[-1] == "2" for row in methods), "every text is plain decoding's"
-    assert header[2] == "γ = 3" and line[0] == "here" and 0 < float(line[2]) <= 1
+    assert line[0] == "here" and 0 < float(line[2]) <= 1 and header[2].startswith("γ = ")
     assert "γ = 3 was fastest on before" in capsys.readouterr().out
+
+
+def test_counted_tables_ask_no_clock(settings, monkeypatch):
+    shown: list[tuple[Any, list[Any]]] = []
+    monkeypatch.setattr(disco_table, "show", lambda header, rows: shown.append((header, [list(row) for row in rows])))
+    monkeypatch.setattr(Way, "speed", property(lambda way: pytest.fail("the clock was asked")))
+    main(TableSettings(**settings, counted=True))
+    (_, (line,)), (header, methods) = shown
+    assert line[0] == "here" and header == ("", "tokens/call", "window")
+    assert [row[0] for row in methods[:2]] == ["γ = 1", "γ = 3"] and methods[-1][0] == "DISCO, token"
+    assert not any("budget" in row[0] for row in methods), "the budget goes by measured times"
+    assert float(methods[-1][2].split()[0]) >= 1, "no round is paused"
 
 
 def test_what_cannot_be_compared_is_said(settings):
