@@ -67,8 +67,10 @@ class DrafterConfig:
                 f"unknown option {', '.join(map(repr, unknown))} for speculation_type={cls.drafter_type!r}; "
                 f"its options are: {', '.join(cls.options()) or '(none)'}"
             )
+        numbers = {f.name for f in dataclasses.fields(cls) if f.type is float}
+        whole = {name: value for name, value in options.items() if name in numbers and type(value) is int}
         try:
-            return cls(**options)
+            return cls(**options | {name: float(value) for name, value in whole.items() if abs(value) < 2**53})
         except StrictDataclassError as error:
             reason = " ".join(str(error.__cause__ or error).split())
         except RecursionError:  # from showing the value

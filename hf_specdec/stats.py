@@ -103,7 +103,8 @@ class SpeculationStats:
     @property
     def other_seconds(self) -> float:
         """Time outside prefill, drafting and the verification forwards."""
-        return self.total_seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
+        told = self.prefill_seconds + self.draft_seconds + self.verify_seconds
+        return max(0.0, self.total_seconds - told)  # a round that goes on has told its forward already
 
     @property
     def tokens_per_second(self) -> float:

@@ -7,7 +7,7 @@ from transformers.cache_utils import StaticLayer
 
 from ..errors import warn
 from ..target.cache import is_adoptable
-from ..target.capturable import wants_captures, why_not_captured
+from ..target.capturable import hindered, wants_captures, why_not_captured
 from ..target.captured import CapturedRunner
 from ..target.encoder_decoder import EncoderDecoderRunner
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
@@ -18,6 +18,8 @@ from ..target.state import StateRunner
 from .call import Call, PlainDecodingNeeded
 from .guard import GuardedDrafter
 from .outputs import StepOutputs
+
+UNRECORDABLE = "the drafter changes them in a way that cannot be recorded"
 
 
 class Mode(NamedTuple):
@@ -98,8 +100,9 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     note = ""
     if wants_captures(call.rules.forwards, call.target):
         bitwise = call.rules.forwards == "bitwise"
-        recordable = drafter.recordable and not (bitwise and own_runner)  # what joins a forward changes its shape
-        why = why_eager(call, can, takes_ragged, bool(states), recordable)
+        why = why_eager(call, can, takes_ragged, bool(states), drafter.recordable)
+        if bitwise and own_runner:
+            why = why or "what the drafter adds to them changes their shape"
         if not why:  # a tree's tokens lie, and are summed, in another order than a text's
             return Mode(ragged, trees and not bitwise, CapturedRunner)
         note = f"forwards are not captured: {why}"
@@ -120,11 +123,11 @@ def why_eager(call: Call, can: Support, takes_ragged: bool, states: bool, record
     if can is not Support.RAGGED:
         return f"{name} {ability(call.target).why}"
     if not takes_ragged:
-        return f"{name} was given inputs, or a cache, that static buffers do not hold"
+        return f"{name} {hindered(call.target) or 'was given inputs, or a cache, that static buffers do not hold'}"
     if states:
         return "the call returns hidden states or attentions"
     if not recordable:
-        return "the drafter runs inside the target"
+        return UNRECORDABLE
     why = why_not_captured(call.target)
     return f"{name} {why}" if why else ""
 

@@ -29,7 +29,7 @@ from .drafting import Bounds, Drafting, context_of
 from .engine import Engine
 from .group import Group
 from .guard import GuardedDrafter
-from .modes import Mode
+from .modes import UNRECORDABLE, Mode
 from .own_runner import behind_own
 from .request import Request
 from .results import Result
@@ -89,7 +89,7 @@ class Requests(Engine):
     def _why_eager(self) -> str:
         """Why forwards are not captured; empty if they are."""
         if not self._recordable:
-            return "the drafter runs inside the target"
+            return UNRECORDABLE
         why = why_not_captured(self.model)
         return f"{type(self.model).__name__} {why}" if why else ""
 

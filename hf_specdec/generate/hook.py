@@ -20,7 +20,7 @@ from ..drafters.base import Drafter
 from ..engine.call import Call, PlainDecodingNeeded
 from ..engine.generation import decode
 from ..engine.no_drafts import NoDrafts
-from ..errors import SpeculationError, warn
+from ..errors import SpeculationError, shown, warn
 from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
 from ..schedule import AnyDrafter
@@ -156,10 +156,10 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
         drafter = _nobody(kind, assistant, rules)
     elif isinstance(assistant, Drafter):
         if given or flag not in (None, assistant.config.drafter_type):
+            what = f"speculation={shown(given)}" if given else f"speculation_type={flag!r}"
             raise SpeculationError(
-                f"speculation_type={flag!r}, speculation={given} cannot be combined with "
-                f"assistant_model={assistant}: a drafter's type and options are set when it is created; a call "
-                f"may only set {', '.join(Rules.names())}"
+                f"{what} cannot be combined with assistant_model=<a {type(assistant).__name__}>: its type and options "
+                f"are set when it is created. A call may set {', '.join(Rules.names())}, in speculation={{...}}"
             )
         drafter = assistant
     else:

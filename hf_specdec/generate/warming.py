@@ -18,7 +18,7 @@ from ..target.captures import at_once, recording
 from ..target.devices import input_device
 from .settings import owner_of_draft
 
-NOTHING = "nothing was recorded: that is for GPUs, and for speculation={'forwards': 'captured'}"
+NOTHING = "nothing was recorded: only a GPU records forwards, in calls whose forwards are captured"
 EACH_WIDTH = 1 + 2 * len(WIDTHS)
 """tokens, of which the prompt's forward gives one, in which each width comes up as a chain and as a tree"""
 OWN_TOKENS = 32

@@ -103,7 +103,8 @@ def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
     if not isinstance(drafter_type, str) or drafter_type not in drafter_types():
         raise SpeculationError(
             f"{path}: unknown drafter_type {shown(drafter_type)}; known: {', '.join(drafter_types())}. A newer "
-            "hf_specdec may know it; an import path is not allowed here"
+            "hf_specdec may know it, and a class of your own is known once it was imported; an import path is not "
+            "allowed here"
         )
     if type(version) is not int or version < 1:
         raise SpeculationError(f'{path}: "format_version" is {shown(version)}; it must be {FORMAT_VERSION}')

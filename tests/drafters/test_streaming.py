@@ -179,6 +179,14 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         StreamingDrafter(**options)
 
 
+def test_whole_numbers_are_numbers(target: Any) -> None:
+    assert streams_of(target, prune_below=0).config == streams_of(target, prune_below=0.0).config
+    with pytest.raises(SpeculationError, match="prune_below"):
+        streams_of(target, prune_below=10**400)
+    with pytest.raises(SpeculationError, match="prune_below"):
+        streams_of(target, prune_below=True)
+
+
 def test_streams_that_were_never_trained_are_refused(target: Any) -> None:
     with pytest.raises(SpeculationError, match="needs trained streams; train them with `hf-specdec train streaming`"):
         target.generate(**models.prompts([5]), max_new_tokens=4, speculation_type="streaming")

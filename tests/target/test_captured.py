@@ -19,6 +19,7 @@ from transformers import DynamicCache, StaticCache
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
 from hf_specdec.drafters.streaming import StreamingSession
+from hf_specdec.engine.modes import UNRECORDABLE
 from hf_specdec.target import buffers, capturable, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
 from hf_specdec.target.capturable import wants_captures, why_not_captured
@@ -190,7 +191,7 @@ def test_after_a_warm_up_nothing_is_recorded(make: Callable[[Any], Any]) -> None
 
 def test_a_warm_up_says_why_nothing_was_recorded() -> None:
     model = models.llama()
-    assert "that is for GPUs" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
+    assert "only a GPU records" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
     model.model.norm = Asks(model.model.norm)
     assert "does not run without values" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
     with pytest.raises(hf_specdec.SpeculationError, match="an example of a call"):
@@ -462,12 +463,12 @@ def test_streams_that_prune_say_that_forwards_are_not_captured() -> None:
     drafter = streams_of(target, prune_below=0.02)
     ours = decode(target, drafter, [9], speculation=CAPTURED)
     assert torch.equal(ours, decode(target, None, [9]))
-    assert "forwards are not captured: the drafter runs inside the target" in drafter.last_stats.notes
+    assert f"forwards are not captured: {UNRECORDABLE}" in drafter.last_stats.notes
 
 
 def test_streams_change_the_shape_of_forwards() -> None:
     target = target_of("Llama")
-    with pytest.raises(hf_specdec.SpeculationError, match="the drafter runs inside the target"):
+    with pytest.raises(hf_specdec.SpeculationError, match="changes their shape"):
         decode(target, streams_of(target), [9], speculation={"forwards": "bitwise"})
 
 
