@@ -148,14 +148,18 @@ class Order(NamedTuple):
     """how many likely ones to remember for each drafted token"""
     forking: bool
     """whether to draft behind corrections of the unverified tokens, too"""
+    siding: bool
+    """whether to draft behind likely corrections of the new tokens, too"""
     branches: list[int]
-    """[B] numbers of branches of the last order: its rows come first, then its forks"""
+    """[B] numbers of branches of the last order: its rows come first, then its sides, then its forks"""
     starts: list[int]
     """[B] columns of the row's text that are as they were at the last order"""
     tokens: list[list[int]]
     """[B] the row's text behind `starts`, unverified tokens included"""
     unverified: list[int]
     """[B] how many of the row's last tokens the target has not seen"""
+    sides: list[int]
+    """numbers of more branches that are drafted behind: they end in the same columns as the row that they fork off"""
     wanted: list[int]
     """[B] tokens that are wanted; those of later steps are thrown away"""
     epoch: int = -1
@@ -190,12 +194,13 @@ def decode(body: bytes) -> Any:
 class Fork(NamedTuple):
     """A branch for a correction that the target may make: the row's text up to there, and the correction behind it."""
 
-    row: int
+    origin: int
+    """number of the branch that it forks off"""
     column: int
     """of the correction"""
     token: int
     first: int
-    """the draft step of the order that gives the first token behind it: 0 or 1"""
+    """the draft step of the order that gives the first token behind it"""
 
 
 @dataclass
@@ -213,7 +218,7 @@ class Step:
     token_probs: list[float] | None = None
     """q of each token; None for a draft that does not sample"""
     forks: list[Fork] = field(default_factory=list)
-    """in an order's first step, all of the order: branches behind those of its rows"""
+    """new branches, behind all that there are"""
     likely: Likely | None = None
     """[L, K] where each branch's token was drawn from; None for a draft that does not sample"""
 
