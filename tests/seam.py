@@ -103,7 +103,7 @@ class StreamRunner:
         with ExitStack() as hooks:
             for layer in layers:
                 hooks.callback(layer.register_forward_pre_hook(widened, with_kwargs=True).remove)
-            outputs = engine.run(tokens, parents)
+            outputs = engine.over(tokens, parents, engine.read)
         engine.cache.slots.advance(width)
         slots.advance(n)
         self.session.guesses, self.kept = outputs.logits[:, n:], kept.tolist()
