@@ -16,8 +16,8 @@ LARGEST = 24
 FREE = 1.02
 """times a forward's seconds that a wider one may take whose width is called free"""
 UNBROKEN, BROKEN = Evidence.of(DRAFTED), Evidence.of("drafted behind a rejected token")
-FORESEEN = Evidence.of("foreseen")
-"""of corrections, where likely ones are drafted for"""
+CORRECTIONS = (1, 4, 0)
+"""for each token that is being verified, how many are drafted for, where that is chosen"""
 
 
 class Plan(NamedTuple):
@@ -49,19 +49,19 @@ class Overlap:
         """
         Args:
             window: γ that the user has set; "auto" chooses from 1 to `LARGEST`.
-            corrections: how many to draft for; "auto" is one where that pays.
+            corrections: how many to draft for; "auto" is what pays of `CORRECTIONS`.
             overlapped: whether both work at the same time; None for whatever is faster.
         """
         self.window = window
         self.windows = range(1, LARGEST + 1) if window == "auto" else [window]
         self.first = UNMEASURED if window == "auto" else window
-        self.choices = [1, 0] if corrections == "auto" else [corrections]
+        self.choices = CORRECTIONS if corrections == "auto" else (corrections,)
         self.overlapped = overlapped
         self.acceptance, self.account = Acceptance(), Account()
         self.beside, self.alone = Cost(), Cost()
         """of the target while the draft model works, and by itself"""
-        self.steps: dict[tuple[bool, bool], Times] = {}
-        """of the draft model, by whether it works beside the target, and whether it drafts for corrections, too"""
+        self.steps: dict[tuple[bool, int], Times] = {}
+        """of the draft model, by whether it works beside the target, and how many corrections it drafts for, too"""
         self.tries = 0
         """rounds with another plan than the fastest; the others take turns"""
         self.resting = False
@@ -84,11 +84,11 @@ class Overlap:
         return others[self.tries % len(others)]
 
     def _beside(self, rows: int, corrections: int) -> Plan:
-        step = self._step(True, corrections > 0)
+        step = self._step(True, corrections)
         if not step or not self.beside.known:
             return Plan(self.first, True, corrections)
         alpha, broken, seconds = self.alpha(), self.alpha(broken=True), self.beside.round(rows)
-        foreseen = self.acceptance.chance(FORESEEN, GUESS) if corrections else 0.0
+        foreseen = self.acceptance.chance(_foreseen(corrections), GUESS) if corrections else 0.0
 
         def speed(gamma: int) -> float:
             return pearl_tokens_per_second(alpha, gamma, seconds(gamma), step, foreseen, first=broken)
@@ -121,16 +121,16 @@ class Overlap:
         Accepted tokens come in runs."""
         return self.acceptance.chance(BROKEN if broken else UNBROKEN, GUESS)
 
-    def _step(self, beside: bool, forking: bool = False) -> float | None:
+    def _step(self, beside: bool, corrections: int = 0) -> float | None:
         """Seconds of a draft step, or of the most similar kind that was seen."""
-        kinds = (beside, forking), (beside, not forking), (not beside, False), (not beside, True)
-        return next((self.steps[kind].seconds for kind in kinds if kind in self.steps), None)
+        kinds = sorted(self.steps, key=lambda kind: (kind[0] != beside, abs(kind[1] - corrections)))
+        return self.steps[kinds[0]].seconds if kinds else None
 
     # ------------------------------------------------------------------ observe
 
-    def observe_step(self, seconds: float, beside: bool = True, forking: bool = False) -> None:
-        """What a draft step took."""
-        kind = beside, forking
+    def observe_step(self, seconds: float, beside: bool = True, corrections: int = 0) -> None:
+        """What a draft step took, in which so many corrections were drafted for."""
+        kind = beside, corrections
         self.steps[kind] = self.steps.get(kind, Times()).add(seconds)
 
     def observe_forward(self, rows: int, width: int, seconds: float, beside: bool = True) -> None:
@@ -146,7 +146,12 @@ class Overlap:
         for place in range(min(tested, accepted + 1)):
             self.acceptance.observe(BROKEN if broken and not place else UNBROKEN, place < accepted)
 
-    def observe_corrections(self, made: int, foreseen: int) -> None:
-        """What became of drafting for corrections."""
+    def observe_corrections(self, made: int, foreseen: int, corrections: int = 1) -> None:
+        """What became of drafting for so many corrections: how many were made, and foreseen."""
         for place in range(made):
-            self.acceptance.observe(FORESEEN, place < foreseen)
+            self.acceptance.observe(_foreseen(corrections), place < foreseen)
+
+
+def _foreseen(corrections: int) -> Evidence:
+    """Of corrections, where so many are drafted for."""
+    return Evidence.of("foreseen", corrections)

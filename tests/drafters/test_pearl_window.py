@@ -97,14 +97,32 @@ def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, windo
     for _ in range(400):
         accepted = dice.choice([0, 1, 2, 3, 4, 4, 4, 4])
         overlap.observe_step(1.0)
-        overlap.observe_step(step, forking=True)
         overlap.observe_forward(1, 4, 4.0)
         overlap.observe_tests(4, accepted, broken)
         broken = accepted < 4
-        overlap.observe_corrections(int(broken), foreseen * broken)
+        for n in (1, 4):  # four are no better than one
+            overlap.observe_step(step, corrections=n)
+            overlap.observe_corrections(int(broken), foreseen * broken, n)
     plans = [overlap.plan(1).corrections for _ in range(1000)]
-    tried = plans.count(0 if pays else 1)  # the other one is tried now and then
+    tried = len(plans) - plans.count(1 if pays else 0)  # the others are tried now and then
     assert 5 <= tried <= 12
+
+
+@pytest.mark.parametrize("window", [4, "auto"])
+def test_four_corrections_are_drafted_for_where_they_are_foreseen_more_often(window) -> None:
+    overlap, broken = Overlap(window, "auto", overlapped=True), False
+    dice = random.Random(0)
+    for _ in range(600):
+        plan, accepted = overlap.plan(1), dice.choice([0, 1, 2, 3, 4, 4])
+        overlap.observe_step(1.02 if plan.corrections else 1.0, corrections=plan.corrections)
+        overlap.observe_forward(1, 4, 4.0)
+        overlap.observe_tests(4, accepted, broken)
+        broken = accepted < 4
+        if plan.corrections:
+            share = {1: 0.3, 4: 0.6}[plan.corrections]
+            overlap.observe_corrections(int(broken), int(broken and dice.random() < share), plan.corrections)
+    plans = [overlap.plan(1).corrections for _ in range(300)]
+    assert plans.count(4) > 280
 
 
 def texts(kind: str) -> list[tuple[bool, bool]]:
@@ -136,14 +154,14 @@ def play(overlap: Overlap, text: list[tuple[bool, bool]], ratio: float, slowed: 
         run = next((i for i in range(tests) if not text[at + i][0]), tests)
         foreseen = run < tests and plan.corrections > 0 and text[at + run][1]
         if plan.corrections:
-            overlap.observe_corrections(int(run < tests), int(foreseen))
+            overlap.observe_corrections(int(run < tests), int(foreseen), plan.corrections)
         goes_on = bool(fresh) and (run == tests or foreseen)
         at += run + (run < tests or not fresh)
         verifying = ratio * (slowed if fresh else 1.0)
         seconds += max(verifying, step * (fresh if goes_on else min(fresh, 1)))
         carried = fresh - 1 if goes_on else 0
         if plan.overlapped:
-            overlap.observe_step(step, forking=plan.corrections > 0)
+            overlap.observe_step(step, corrections=plan.corrections)
         overlap.observe_forward(1, tests + 1, verifying, beside=bool(fresh))
         overlap.observe_tests(tests, run, broken)
         broken = run < tests if tests else broken

@@ -58,6 +58,8 @@ class PearlSession(DraftSession):
         """steps of the present order that were recorded"""
         self.beside = False
         """whether the target verifies while the present order is carried out"""
+        self.corrections = 0
+        """for each unverified token, how many it drafts for"""
         self.broken: set[int] = set()
         """rows whose last test rejected a token"""
         self.taken = 0
@@ -114,6 +116,7 @@ class PearlSession(DraftSession):
             tokens=tokens,
         )
         self.rows, self.wanted, self.beside, self.recorded = list(sequences.rows), list(wanted), beside, 0
+        self.corrections = corrections
         self.told |= zip(self.rows, sequences.lengths, strict=True)
         self.branches = {row: branch for branch, row in enumerate(self.rows)}
         numbers = iter(range(len(self.rows), len(self.rows) + len(order.sides)))
@@ -148,7 +151,8 @@ class PearlSession(DraftSession):
         foreseen = {place[0]: ready[place] for place in corrected if place in ready}
         self.timeline.corrections.append((len(corrected), len(foreseen)))
         if order is not None and order.forking:
-            self.planner.observe_corrections(len(corrected) + self.taken, len(foreseen) + self.taken)
+            made, seen = len(corrected) + self.taken, len(foreseen) + self.taken
+            self.planner.observe_corrections(made, seen, order.corrections)
         if not passed and not foreseen:
             self.worker.cancel()
             return {}
@@ -200,8 +204,8 @@ class PearlSession(DraftSession):
         for step in self.worker.steps[self.recorded :]:
             self.context.stats.draft_calls = step.draft_calls
             self.timeline.draft.append((step.began, step.ended))
-            forking = len(step.tokens) > len(self.rows)
-            self.planner.observe_step(step.ended - step.began, self.beside, forking)
+            forked = len(step.tokens) > len(self.rows)
+            self.planner.observe_step(step.ended - step.began, self.beside, self.corrections if forked else 0)
         self.recorded = len(self.worker.steps)
 
     # ------------------------------------------------------------------ the rest of a session
