@@ -18,7 +18,7 @@ COMMANDS = {
     "demo": "See a real model answer plainly, with transformers' own speculation and with hf_specdec, and how fast.",
     "generate": "Answer a question, continue a text or chat, and print what speculation gained.",
     "serve": "Serve a model with speculation over HTTP: transformers' server, compatible with OpenAI's API.",
-    "translate": "Print a drafter's settings as options of vLLM or SGLang.",
+    "export": "Write a drafter as vLLM or SGLang load it, and print the command that starts them.",
     "push": "Upload a drafter's folder to the Hub.",
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
     "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",

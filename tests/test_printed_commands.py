@@ -42,7 +42,7 @@ SMALL = {
 """options of a small form, where a command has them"""
 TRAINED = {"limit": 8}
 """what a training needs more of"""
-ELSEWHERE = ("serve", "push", "translate", "demo")
+ELSEWHERE = ("serve", "push", "export", "demo")
 """what goes on until it is stopped, needs the network, or the real model; other tests run them"""
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,9 +12,6 @@ from .draft import PATTERNS, check_draft_entry, find_draft, is_embedded, load_dr
 from .files import HubSource, check_no_pickles, read_json, read_tensors, taken
 from .registry import Storable, drafter_class, drafter_types
 from .target import check_fields
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 DrafterT = TypeVar("DrafterT", bound=Storable)
 
@@ -60,7 +57,8 @@ def load_drafter(
             f"{folder / CONFIG}: {config.drafter_type!r} drafts without a model; leave draft_model out"
         )
     if found.needs_draft_model and draft_model is None:
-        draft_model = _draft_of(config, folder, source, loading)
+        trusted = bool(loading.get("trust_remote_code", False))
+        draft_model = load_draft(draft_folder(config, folder, source, trusted), **loading)
     arguments = [draft_model] if found.needs_draft_model else []
     try:
         drafter = _with_weights(found, arguments, config.chosen() | options, folder)
@@ -72,8 +70,15 @@ def load_drafter(
     return drafter
 
 
-def _draft_of(config: DrafterConfig, folder: Path, source: HubSource, loading: dict[str, Any]) -> "PreTrainedModel":
-    """The draft model that the config in `folder` names."""
+def draft_folder(config: DrafterConfig, folder: Path, source: HubSource, trust_remote_code: bool = False) -> Path:
+    """The local folder of the draft model that the config in `folder` names; downloaded where it is on the Hub.
+
+    Args:
+        source: where `folder` came from.
+
+    Raises:
+        SpeculationError: it is not there, or cannot be had.
+    """
     assert config.draft_model is not None, "read_config() saw to it"
     if "path" in config.draft_model and not source.is_local:
         raise SpeculationError(
@@ -83,8 +88,7 @@ def _draft_of(config: DrafterConfig, folder: Path, source: HubSource, loading: d
     if is_embedded(config.draft_model):  # fetch it from the same commit
         names = [f"{config.draft_model['subfolder']}/{pattern}" for pattern in PATTERNS]
         folder = source.at_commit_of(folder).folder(names)
-    trusted = bool(loading.get("trust_remote_code", False))
-    return load_draft(find_draft(config.draft_model, folder, source, trusted), **loading)
+    return find_draft(config.draft_model, folder, source, trust_remote_code)
 
 
 def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:

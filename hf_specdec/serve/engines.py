@@ -1,108 +1,131 @@
-"""A drafter's settings in the words of serving engines that have speculative decoding of their own.
+"""The command that starts a serving engine with what a drafter does, in the words of the engine's own options.
 
 Engines draft chains of a fixed length and know nothing of a budget: what a drafter decides round by round becomes a
-number here. Names as in vLLM 0.19 (`SpeculativeConfig`) and SGLang 0.5 (its `--speculative-...` flags).
+number here. Names as in vLLM 0.33.0 (`vllm/config/speculative.py`) and SGLang 0.5.23
+(`sglang/srt/arg_groups/fields/spec.py`).
 """
 
 import json
+import shlex
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from ..config import DrafterConfig
-from ..errors import SpeculationError
-from ..generate import OWN_MODELS
-from ..hub.files import read_json
+from ..errors import SpeculationError, meant
 
 AUTO = 4
 """γ for an engine, where the drafter chooses it by itself"""
+ANY_TARGET = "your/target"
+"""Stands for the target in the command of a drafter that fits any."""
+
+
+@dataclass(frozen=True)
+class EngineDraft:
+    """The draft model as an engine is told of it."""
+
+    model: str
+    """a folder, or a repo on the Hub"""
+    revision: str | None = None
+    """of a repo; None is its main branch"""
+
 
 Settings = dict[str, Any]
 
 
-def translated(config: DrafterConfig, engine: str, draft: str | None) -> str:
-    """What an engine is told to draft as a drafter of this config does.
+def start_command(config: DrafterConfig, engine: str, draft: EngineDraft | None) -> str:
+    """What starts an engine that drafts as a drafter of this config does.
 
     Args:
-        engine: one of `ENGINES`.
-        draft: repo or folder of the draft model, where it needs one.
-
-    Returns:
-        For vLLM the JSON of `--speculative-config`, for SGLang flags of its server.
-
-    Raises:
-        SpeculationError: there is no such engine, it has no such way of drafting, or cannot load the draft model.
+        config: one that passed `check_known`.
+        draft: for a drafter of type `draft_model`.
     """
+    target = (config.target or {}).get("name", ANY_TARGET)
+    settings = ENGINES[engine][config.drafter_type](config, draft)
+    if engine == "vllm":
+        return shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(settings)])
+    flags = [word for name, value in settings.items() for word in (f"--speculative-{name}", str(value))]
+    return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", target, *flags])
+
+
+def check_known(config: DrafterConfig, engine: str) -> None:
+    """
+    Raises:
+        SpeculationError: there is no such engine, or it has no such way of drafting.
+    """
+    if engine == "speculators":
+        raise SpeculationError(NO_SPECULATORS)
     if engine not in ENGINES:
-        raise SpeculationError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-    known = ENGINES[engine]
-    if config.drafter_type not in known:
+        known = [*ENGINES, "speculators"]
+        raise SpeculationError(f"--to must be one of {', '.join(known)}, got {engine!r}{meant(engine, known)}")
+    if config.drafter_type not in ENGINES[engine]:
+        instead = INSTEAD.get(config.drafter_type, "prompt_lookup or suffix, which need no model")
         raise SpeculationError(
-            f"{engine} has no equivalent of speculation_type={config.drafter_type!r}; these can be translated: "
-            f"{', '.join(known)}"
+            f"{engine} has nothing like a {config.drafter_type!r} drafter (it has {', '.join(ENGINES[engine])}); "
+            f"export {instead}"
         )
-    return known[config.drafter_type](config, draft)
 
 
-def _vllm_ngram(config: Any, _: str | None) -> str:
-    settings: Settings = {"method": "ngram", "num_speculative_tokens": config.max_draft_tokens}
-    return json.dumps(settings | {"prompt_lookup_min": config.min_match, "prompt_lookup_max": config.max_match})
+def _vllm_ngram(config: Any, _: EngineDraft | None) -> Settings:
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": config.max_draft_tokens,
+        "prompt_lookup_min": config.min_match,
+        "prompt_lookup_max": config.max_match,
+    }
 
 
-def _vllm_suffix(config: Any, _: str | None) -> str:
-    settings: Settings = {
+def _vllm_suffix(config: Any, _: EngineDraft | None) -> Settings:
+    return {
         "method": "suffix",
         "num_speculative_tokens": config.max_draft_tokens,
         "suffix_decoding_max_tree_depth": config.max_match + config.max_draft_tokens,
         "suffix_decoding_max_spec_factor": float(config.tokens_per_match),
         "suffix_decoding_min_token_prob": config.min_probability,
     }
-    return json.dumps(settings)
 
 
-def _vllm_draft(config: Any, draft: str | None) -> str:
-    return json.dumps({"method": "draft_model", "model": _named(draft), "num_speculative_tokens": _window(config)})
+def _vllm_draft(config: Any, draft: EngineDraft | None) -> Settings:
+    assert draft is not None
+    pinned = {} if draft.revision is None else {"revision": draft.revision}
+    model = {"method": "draft_model", "model": draft.model} | pinned
+    return model | {"num_speculative_tokens": _window(config)}
 
 
-def _sglang_ngram(config: Any, _: str | None) -> str:
-    return _flags(
-        {
-            "algorithm": "NGRAM",
-            "num-draft-tokens": config.max_draft_tokens + 1,  # the last accepted token is counted there
-            "ngram-max-bfs-breadth": config.num_branches,
-            "ngram-max-trie-depth": config.max_match + config.max_draft_tokens,
-        }
-    )
+def _sglang_ngram(config: Any, _: EngineDraft | None) -> Settings:
+    return {
+        "algorithm": "NGRAM",
+        "num-draft-tokens": config.max_draft_tokens + 1,  # the last accepted token is counted there
+        "ngram-max-bfs-breadth": config.num_branches,
+        "ngram-max-trie-depth": config.max_match + config.max_draft_tokens,
+    }
 
 
-def _sglang_draft(config: Any, draft: str | None) -> str:
+def _sglang_draft(config: Any, draft: EngineDraft | None) -> Settings:
+    assert draft is not None
     gamma = _window(config)
-    flags: Settings = {"algorithm": "STANDALONE", "draft-model-path": _named(draft), "num-steps": gamma}
-    return _flags(flags | {"eagle-topk": 1, "num-draft-tokens": gamma + 1})
+    pinned = {} if draft.revision is None else {"draft-model-revision": draft.revision}
+    model = {"algorithm": "STANDALONE", "draft-model-path": draft.model} | pinned
+    return model | {"num-steps": gamma, "eagle-topk": 1, "num-draft-tokens": gamma + 1}
 
 
-ENGINES: dict[str, dict[str, Callable[[Any, str | None], str]]] = {
+ENGINES: dict[str, dict[str, Callable[[Any, EngineDraft | None], Settings]]] = {
     "vllm": {"draft_model": _vllm_draft, "prompt_lookup": _vllm_ngram, "suffix": _vllm_suffix},
     "sglang": {"draft_model": _sglang_draft, "prompt_lookup": _sglang_ngram, "suffix": _sglang_ngram},
 }
+"""by engine and `drafter_type`"""
 
+ITS_DRAFT = "its draft model alone: draft_model with --draft FOLDER"
+ITS_HEADS = "nothing: name the head's own repo to the engine, which loads such heads itself"
+INSTEAD = {"hybrid": ITS_DRAFT, "disco": ITS_DRAFT, "pearl": ITS_DRAFT, "dflash": ITS_HEADS, "mtp": ITS_HEADS}
+"""what comes nearest to a drafter that no engine has"""
 
-def _flags(settings: Settings) -> str:
-    return " ".join(f"--speculative-{name} {value}" for name, value in settings.items())
+# speculators 0.1 to 0.3 had a type "independent" for draft models; 0.5 and later have heads only.
+NO_SPECULATORS = (
+    "--to speculators: that format describes heads (eagle3, dflash, mtp and others in speculators 0.9), and has no "
+    "type for a draft model, prompt lookup or suffix; use --to vllm, which takes these without it"
+)
 
 
 def _window(config: Any) -> int:
     return AUTO if config.num_draft_tokens == "auto" else int(config.num_draft_tokens)
-
-
-def _named(draft: str | None) -> str:
-    if draft is None:
-        raise SpeculationError("the engine loads the draft model itself; name its repo or folder with --draft")
-    if (Path(draft) / "config.json").is_file():
-        kind = read_json(Path(draft), "config.json").get("model_type")
-        if kind in OWN_MODELS:
-            raise SpeculationError(
-                f"{draft} is a {kind} model, which the engines cannot load; name a draft of the target's own "
-                "architecture"
-            )
-    return draft

@@ -98,6 +98,27 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
             **{CACHE: outputs.get(CACHE)},
         )
 
+    def plain(self) -> LlamaForCausalLM:
+        """The same draft as a Llama that any program loads: each token with rows of its own.
+
+        Logits of known tokens are the same. A token that is not known has, at every position, the mean of theirs: it is
+        never the largest, whatever the hidden state. (A Llama's head has no bias, so that a row alone cannot be low
+        everywhere.)
+        """
+        ours = ("known_tokens", "model_type", "architectures", "dtype")
+        options = {name: value for name, value in self.config.to_dict().items() if name not in ours}
+        config = LlamaConfig(**options | {"tie_word_embeddings": False, "use_cache": True})
+        known = self.lm_head.weight.detach()
+        plain = AutoModelForCausalLM.from_config(config, dtype=known.dtype)
+        head = known.float().mean(0).to(known.dtype).repeat(self.vocab_size, 1)
+        head[self.token_of] = known
+        weights = {name: value for name, value in self.state_dict().items() if name not in ("row_of", "token_of")}
+        weights["model.embed_tokens.weight"] = self.model.embed_tokens.weight.detach()[self.row_of]
+        weights["lm_head.weight"] = head
+        plain.to(known.device).load_state_dict(weights)
+        plain.generation_config = copy.deepcopy(self.generation_config)
+        return plain.eval()
+
 
 AutoConfig.register(CutLlamaConfig.model_type, CutLlamaConfig, exist_ok=True)
 AutoModelForCausalLM.register(CutLlamaConfig, CutLlamaForCausalLM, exist_ok=True)

@@ -72,8 +72,8 @@ def load_drafter(
     return drafter
 
 
-def config_of(spec: str) -> tuple[DrafterConfig, str | None]:
-    """The config that a SPEC describes, and the folder of its draft model if it is on this machine; no model is loaded.
+def config_of(spec: str) -> tuple[DrafterConfig, Path | None]:
+    """The config that a SPEC describes, and the folder with the drafter's `config.json`; no model is loaded.
 
     Raises:
         SpeculationError: the SPEC cannot be read, or names nothing known.
@@ -82,12 +82,7 @@ def config_of(spec: str) -> tuple[DrafterConfig, str | None]:
     if name is not None:
         return registry.drafter_class(name).config_class.from_options(options), None
     folder = HubSource(spec).folder(["config.json"])
-    config = read_config(folder)[1]
-    entry = config.draft_model or {}
-    beside = entry.get("path") or entry.get("subfolder")
-    if beside is None or "repo_id" in entry or not (folder / beside).is_dir() or not Path(spec).is_dir():
-        return config, None
-    return config, str((folder / beside).resolve())
+    return read_config(folder)[1], folder
 
 
 def _described(spec: str, draft: PreTrainedModel | None, others: Iterable[str], **loading: Any) -> Drafter:
