@@ -139,6 +139,7 @@ def test_late_streams_are_those_that_would_have_joined(
         torch.testing.assert_close(alone[place], seen[place], atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.eager  # streams join captured forwards
 def test_late_streams_have_layers_of_their_own_which_follow_the_targets(target: Any) -> None:
     """A copy with the adapters added, made once; another one once the target's weights have changed."""
     model = target_of("Llama")
