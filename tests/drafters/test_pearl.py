@@ -412,3 +412,15 @@ def test_the_schedule_is_the_drafters():
     drafter.schedule = lambda session, context: made.append(own(session, context)) or made[-1]
     generate(drafter)
     assert [type(schedule) for schedule in made] == [Overlapped] and TARGET.config.vocab_size == VOCAB
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_in_lockstep_a_row_that_has_ended_holds_nobody_up(window: int) -> None:
+    """Nor does it make the texts of a worker that wants equal ones uneven."""
+    plain = generate(None, (8, 3), max_new_tokens=21)
+    for end in plain[0, 8:20:3].tolist():
+        call = {"max_new_tokens": 21, "return_dict_in_generate": True, "output_scores": True, "eos_token_id": [end]}
+        drafter = pearl(DRAFTS["good"], window=window, corrections=0)
+        ours = generate(drafter, (8, 3), **call)
+        assert torch.equal(ours.sequences, generate(None, (8, 3), **call).sequences)
+        assert not any("dropped" in note for note in drafter.last_stats.notes)

@@ -156,10 +156,18 @@ def test_late_streams_have_layers_of_their_own_which_follow_the_targets(target: 
         model.model.layers[1].self_attn.q_proj.weight.mul_(2)
     again = own()
     assert again is not first and own() is again
+    with torch.no_grad():
+        model.model.layers[2].input_layernorm.weight.mul_(2)
+    assert own() is not again
 
 
 def test_where_weights_cannot_be_added_to_adapters_stay_beside(target: Any) -> None:
     model = target_of("Llama")
     session = streams_of(model).start(drafters.context(target=model))
     model.model.layers[1]._hf_hook = object()  # as accelerate leaves on what it moves
+    assert own_layers(session.streams, session.upper) == (session.streams, session.upper)
+    del model.model.layers[1]._hf_hook
+    linear = model.model.layers[1].mlp.up_proj
+    del linear._parameters["weight"]  # as in a layer that holds it in another form
+    linear.in_features, linear.out_features = 32, 48
     assert own_layers(session.streams, session.upper) == (session.streams, session.upper)

@@ -5,6 +5,7 @@ On a CPU nothing is recorded, and steps simply run; `traced` records them as a G
 
 import functools
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import models
@@ -236,7 +237,9 @@ def test_the_cache_that_is_returned_is_plain_decodings(lengths: list[int], recor
     plain = decode(model, None, lengths, **settings)
     ours = decode(model, PromptLookupDrafter(), lengths, **settings, speculation=CAPTURED)
     assert torch.equal(sequences_of(ours), sequences_of(plain))
-    torch.testing.assert_close(torch.stack(ours.scores), torch.stack(plain.scores), atol=1e-4, rtol=1e-4)
+    exact = torch.stack(decode(deepcopy(model).double(), None, lengths, **settings).scores)
+    errors = [(torch.stack(output.scores) - exact).abs().max() for output in (plain, ours)]
+    assert errors[1] < 4 * errors[0], "what plain decoding's own rounding comes to differs from CPU to CPU"
     for mine, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys, atol=1e-4, rtol=1e-4)
 

@@ -8,7 +8,6 @@ its mode, and the target's tests decide what it carries into the next round.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import accumulate
 from typing import NamedTuple
 
 from .likely import Likely
@@ -172,24 +171,28 @@ def turn(plan: Plan, carried: Chain, room: int, sides: Sequence[Side] = ()) -> T
 
     Args:
         room: tokens that may be drafted in all, the carried ones included.
-        sides: of the carried tokens; as many of the first ones are fed as there is room and spare width for.
+        sides: of the carried tokens; those are fed, one after the other, that there is room and spare width for.
     """
     overlaps = plan.post_verify or (plan.pre_verify and not carried)
     wanted = min(plan.window, max(0, room - len(carried))) if overlaps else 0
-    ends = accumulate(len(side.chain) for side in sides)
-    most = min(plan.spare, room - len(carried)) if wanted else 0
-    return Turn(carried, wanted, [side for side, end in zip(sides, ends, strict=True) if end <= most])
+    left, fed = min(plan.spare, room - len(carried)) if wanted else 0, []
+    for side in sides:
+        if len(side.chain) <= left:
+            fed.append(side)
+            left -= len(side.chain)
+    return Turn(carried, wanted, fed)
 
 
 def in_step(turns: Sequence[Turn], passive: Sequence[bool]) -> list[Turn]:
     """The turns of a batch in lockstep, whose rows carry and draft as much as each other.
 
     Args:
-        passive: [B] rows that are finished, which do not hold the others back.
+        passive: [B] rows that are finished, which do not hold the others back. They carry what another one does.
     """
     active = [turn for turn, out in zip(turns, passive, strict=True) if not out]
     width, wanted = min(len(turn.carried) for turn in active), min(turn.wanted for turn in active)
-    return [replace(turn, carried=turn.carried[:width], wanted=wanted) for turn in turns]
+    chains = [active[0].carried if out else turn.carried for turn, out in zip(turns, passive, strict=True)]
+    return [replace(turn, carried=chain[:width], wanted=wanted) for turn, chain in zip(turns, chains, strict=True)]
 
 
 def together(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -107,7 +107,7 @@ class PearlSession(DraftSession):
             width=max(wanted),
             corrections=corrections,
             forking=beside and corrections > 0,
-            siding=beside and corrections > 0 and plan.spare > 0,
+            siding=plan.spare if beside and corrections > 0 else 0,
             branches=[self.branches[row] for row in sequences.rows],
             starts=starts,
             sides=[side.branch for turn in turns for side in turn.sides],

@@ -17,7 +17,7 @@ from ...target.devices import input_device
 from ...transfer import waits
 from ..base import Drafter
 from .config import StreamingConfig
-from .late import OwnLayers, own_layers, state_of_weights
+from .late import OwnLayers, own_layers, state_of_layers
 from .session import StreamingSession
 from .streams import Streams, write_lora
 from .upper import Upper
@@ -223,7 +223,7 @@ class StreamingDrafter(Drafter):
 
     def _own_layers(self, target: "PreTrainedModel", streams: Streams, upper: Upper) -> OwnLayers:
         """Made once per target, until that has other weights."""
-        kept, state = self._owned.of(target), state_of_weights(streams, upper)
+        kept, state = self._owned.of(target), state_of_layers(upper)
         if not kept or kept[0][0] != state:
             kept[:] = [(state, own_layers(streams, upper))]
         return kept[0][1]

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ...protocol import Forward, Runner
+from ...target.fingerprint import state_of
 from ...target.grouped import grouped_attention
 from .streams import Streams
 from .upper import Upper
 
+ADDED_TO = (torch.float32, torch.float16, torch.bfloat16)
+"""dtypes of weights that an adapter can be added to"""
 OwnLayers = tuple[Streams, Upper]
 """streams, and the layers that they run through by themselves"""
 
@@ -82,7 +85,7 @@ def own_layers(streams: Streams, upper: Upper) -> OwnLayers:
     """The streams without adapters, and a copy of the layers that has them in its weights, W + U D: dozens of small
     products less per pass. Where weights cannot be added to, both as they are."""
     weights = streams.adapted(upper)
-    plain = all(type(w) is nn.Parameter and w.is_cpu and w.is_floating_point() for w in weights)
+    plain = all(type(w) is nn.Parameter and w.is_cpu and w.dtype in ADDED_TO for w in weights)
     if not weights or not plain or any(hasattr(module, "_hf_hook") for module in upper.layers.modules()):
         return streams, upper
     own, bare = upper.copied(), copy(streams)
@@ -91,6 +94,7 @@ def own_layers(streams: Streams, upper: Upper) -> OwnLayers:
     return bare, own
 
 
-def state_of_weights(streams: Streams, upper: Upper) -> list[tuple[int, int]]:
-    """Another one where weights that adapters stand beside are others, or have changed."""
-    return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in streams.adapted(upper)]
+def state_of_layers(upper: Upper) -> int:
+    """Another one where the layers are others, hold others, or have changed in place."""
+    versions = [0 if weight.is_inference() else weight._version for weight in upper.layers.parameters()]
+    return hash(str([versions, *map(state_of, upper.layers)]))

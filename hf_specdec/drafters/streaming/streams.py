@@ -73,9 +73,9 @@ class Streams(nn.Module):
         return (mapped[:, :, None] + self.embeddings).flatten(1, 2)
 
     def adapted(self, upper: Upper) -> list[Any]:
-        """The weights of the linear layers that adapters stand beside, in their order."""
+        """The weights of the linear layers that adapters stand beside, in their order; None of one that has none."""
         return [
-            layer.get_submodule(name.replace("/", ".")).weight
+            getattr(layer.get_submodule(name.replace("/", ".")), "weight", None)
             for layer, beside in zip(upper.layers, self.adapters, strict=False)
             for name in beside  # type: ignore[union-attr, attr-defined]
         ]

@@ -75,6 +75,10 @@ class Upper:
         """With layers of its own, and the rest shared."""
         own = copy(self)
         own.layers = deepcopy(self.layers)
+        for module in own.layers.modules():  # without what another thread's forward has hooked in
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [key for key, hook in hooks.items() if hasattr(hook, "of_one_forward")]:
+                    del hooks[key]
         own._kinds = {id(mine): self._kinds[id(layer)] for mine, layer in zip(own.layers, self.layers, strict=True)}
         return own
 

@@ -121,14 +121,17 @@ class BackgroundDraft:
             forks = self._foreseen(order, rows, order.unverified, 0, sides)
             origins += [(fork, *going[b][1:]) for b, fork in forks]
         self._go_on_with(origins, order.width)
+        left = order.siding * len(order.branches)
         for step in range(width):
             if self.is_useless(self.epoch):
                 raise CancelledError
             drawn = self._draw(self._logits(first=step == 0), order.corrections > 0)
             if step == 0 and width > 1:
                 self._fork(order, self._foreseen(order, rows, [1] * len(rows), first=1))
-            if order.siding:
-                self._fork(order, self._sides(order, step + 1))
+            if left:
+                sided = self._sides(order, step + 1, left)
+                left -= len(sided)
+                self._fork(order, sided)
             self._tell(*drawn)
 
     def _foreseen(
@@ -152,15 +155,15 @@ class BackgroundDraft:
                     branches.append((b, fork))
         return branches
 
-    def _sides(self, order: Order, first: int) -> list[tuple[int, Branch]]:
-        """Forks for the likely corrections of the token that each branch was given last, and may carry on."""
-        branches = []
+    def _sides(self, order: Order, first: int, most: int) -> list[tuple[int, Branch]]:
+        """So many forks at most, for likely corrections of the token last given to a branch, and perhaps carried on."""
+        branches: list[tuple[int, Branch]] = []
         for b, branch in enumerate(self.branches):
             last = len(branch.text) - 1
             places = [(column, branch.places[column]) for column in range(branch.carried, last + 1)]
             new = [one for one in corrections(places) if one.column == last][: order.corrections]
             for chance, column, token in new:
-                if (chance := branch.chance * chance) > WORTH_A_BRANCH:
+                if len(branches) < most and (chance := branch.chance * chance) > WORTH_A_BRANCH:
                     self.forks.append(Fork(b, column, token, first))
                     branches.append((b, Branch(branch.row, [*branch.text[:column], token], chance)))
         return branches

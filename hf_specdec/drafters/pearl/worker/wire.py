@@ -148,8 +148,8 @@ class Order(NamedTuple):
     """how many likely ones to remember for each drafted token"""
     forking: bool
     """whether to draft behind corrections of the unverified tokens, too"""
-    siding: bool
-    """whether to draft behind likely corrections of the new tokens, too"""
+    siding: int
+    """behind how many likely corrections of each row's new tokens to draft, too"""
     branches: list[int]
     """[B] numbers of branches of the last order: its rows come first, then its sides, then its forks"""
     starts: list[int]
