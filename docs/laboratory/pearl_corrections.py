@@ -22,24 +22,18 @@ from hf_specdec.tools.loading.models import PairSettings
 from hf_specdec.tools.loading.prompts import load_prompts
 from hf_specdec.tools.loading.rows import set_name
 from pearl_bounds import pearl_seconds
+from pearl_windows import SetTimes
 
 
 @dataclass
-class Settings:
+class Settings(SetTimes):
     """Options of the command."""
 
-    target: Annotated[str, typer.Option(help="Folder or repo of the target.")]
-    draft: Annotated[str, typer.Option(help="Folder or repo of the draft.")]
-    prompts: Annotated[list[str], typer.Option(help="File, set or data set of prompts; repeat for several.")]
-    ratio: Annotated[list[int], typer.Option(help="c, T_target / T_draft; repeat for several.")] = field(
-        default_factory=lambda: [3, 5]
-    )
     corrections: Annotated[list[int], typer.Option(help="For each token; repeat for several.")] = field(
         default_factory=lambda: [1, 4]
     )
     spare: Annotated[int, typer.Option(help="Tokens that the target may be fed in branches.")] = 64
     limit: Annotated[int, typer.Option(help="Prompts per source.")] = 8
-    max_new_tokens: int = 64
 
 
 class SetWidth(Overlap):

@@ -27,8 +27,8 @@ from pearl_bounds import WINDOWS, acceptances, pearl_seconds, serial_seconds
 
 
 @dataclass
-class Settings:
-    """Options of the command."""
+class SetTimes:
+    """What is decoded in set times, at which ratios."""
 
     target: Annotated[str, typer.Option(help="Folder or repo of the target.")]
     draft: Annotated[str, typer.Option(help="Folder or repo of the draft.")]
@@ -36,12 +36,18 @@ class Settings:
     ratio: Annotated[list[int], typer.Option(help="c, T_target / T_draft; repeat for several.")] = field(
         default_factory=lambda: [3, 5]
     )
+    limit: Annotated[int, typer.Option(help="Prompts per source.")] = 4
+    max_new_tokens: int = 64
+
+
+@dataclass
+class Settings(SetTimes):
+    """Options of the command."""
+
     window: Annotated[list[int], typer.Option(help="γ; repeat for several.")] = field(
         default_factory=lambda: [2, 3, 4, 5, 6, 7]
     )
     acceptance: Annotated[float, typer.Option(help="Share of tokens that the draft gets right.")] = 0.97
-    limit: Annotated[int, typer.Option(help="Prompts per source.")] = 4
-    max_new_tokens: int = 64
 
 
 @dataclass

@@ -44,8 +44,7 @@ class Overlapped:
         if not self.session.alive:
             self.turns = [NO_TURN] * rows
         self.fed_at = now()
-        self.trees = [turn.tree() for turn in self.turns]
-        return self._as_draft([turn.carried for turn in self.turns])
+        return self._as_draft([turn.carried for turn in self.turns], [turn.tree() for turn in self.turns])
 
     def _turns(self, plan: Plan) -> list[Turn]:
         """Each row's part in this round, after a wait for a draft where the plan asks for one."""
@@ -86,7 +85,7 @@ class Overlapped:
         if self.round.lockstep:
             width = min(len(chain) for chain, out in zip(tested, self.round.passive, strict=True) if not out)
             tested = [chain[:width] for chain in tested]
-        return self._as_draft(tested), [turn.fed for turn in self.turns]
+        return self._as_draft(tested, self.trees), [turn.fed for turn in self.turns]
 
     @property
     def correct(self) -> Correct | None:
@@ -120,10 +119,10 @@ class Overlapped:
         self.carried = self.session.ask(lambda d: d.settle(passed, corrections)) or {}
         self._waited(began)
 
-    def _as_draft(self, chains: list[Chain]) -> Draft:
+    def _as_draft(self, chains: list[Chain], trees: list[Tree]) -> Draft:
         """These chains, or the trees of which they are the first branches."""
         if any(turn.sides for turn in self.turns):  # no row samples, and none is passive
-            return Draft.from_trees([(tree.tokens, tree.parents) for tree in self.trees], self.context.device)
+            return Draft.from_trees([(tree.tokens, tree.parents) for tree in trees], self.context.device)
         draft = as_draft(chains, self.context)
         draft.lengths = [0 if out else n for n, out in zip(draft.lengths, self.round.passive, strict=True)]
         return draft

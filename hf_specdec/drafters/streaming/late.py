@@ -27,7 +27,7 @@ OwnLayers = tuple[Streams, Upper]
 class LateStreams:
     """Wraps the engine's runner, of which each forward is as without streams: it is only looked on."""
 
-    def __init__(self, engine: Runner, upper: Upper, own: "OwnLayers") -> None:
+    def __init__(self, engine: Runner, upper: Upper, own: OwnLayers) -> None:
         self.engine: Any = engine
         self.upper, self.own = upper, own
         self.states: Tensor | None = None
