@@ -26,6 +26,7 @@ from hf_specdec import (
     PearlDrafter,
     PromptLookupDrafter,
     SpeculationError,
+    SpeculationWarning,
     SuffixDrafter,
 )
 from hf_specdec.drafters.streaming import Upper
@@ -89,12 +90,12 @@ def flashing(model: Any, name: str = NAMES[0]) -> Any:
 
 @contextlib.contextmanager
 def said() -> Iterator[list[str]]:
-    """The warnings of the block."""
+    """Our warnings of the block: a file that is closed late elsewhere warns, too."""
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield lines
-        lines += [str(warning.message) for warning in caught]
+        lines += [str(warning.message) for warning in caught if issubclass(warning.category, SpeculationWarning)]
 
 
 def options(lengths: list[int], **more: Any) -> dict[str, Any]:
