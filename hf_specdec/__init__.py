@@ -23,6 +23,7 @@ from .drafters import (
     StreamingDrafter,
     SuffixDrafter,
     Translated,
+    early_exit,
 )
 from .errors import SpeculationError, SpeculationWarning
 from .generate import register, unregister
@@ -55,6 +56,7 @@ __all__ = [
     "SuffixDrafter",
     "Translated",
     "__version__",
+    "early_exit",
     "load",
     "pack_linear",
     "register",

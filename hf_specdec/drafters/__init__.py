@@ -4,7 +4,7 @@ from ..protocol import Draft, DraftContext, Sequences, Verdict
 from ..session import DraftSession
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
-from .draft_model import DraftModelDrafter, Translated
+from .draft_model import DraftModelDrafter, Translated, early_exit
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -32,4 +32,5 @@ __all__ = [
     "SuffixDrafter",
     "Translated",
     "Verdict",
+    "early_exit",
 ]
