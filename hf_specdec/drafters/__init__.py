@@ -5,6 +5,7 @@ from ..session import DraftSession
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter, Translated
+from .eagle import EagleDrafter
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -22,6 +23,7 @@ __all__ = [
     "DraftModelDrafter",
     "DraftSession",
     "Drafter",
+    "EagleDrafter",
     "HybridDrafter",
     "MtpDrafter",
     "NGramDrafter",

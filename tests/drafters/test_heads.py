@@ -1,9 +1,12 @@
-"""Heads that read the target's states: MTP layers and DFlash models, in batches of uneven rows, drawn losslessly."""
+"""Heads that read the target's states: MTP layers, DFlash models and EAGLE-3 heads, in batches of uneven rows, drawn
+losslessly."""
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
+import eagle_heads
 import models
 import pytest
 import torch
@@ -13,7 +16,8 @@ from torch import Tensor
 from transformers.cache_utils import DFlashCache, MtpCache
 from transformers.modeling_layers import MtpModel
 
-from hf_specdec import DFlashDrafter, Drafter, MtpDrafter, SpeculationError
+from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, MtpDrafter, SpeculationError
+from hf_specdec.drafters.eagle.session import EagleSession
 from hf_specdec.drafters.heads.dflash import DFlashSession
 from hf_specdec.drafters.heads.mtp import MtpSession
 from hf_specdec.protocol import Draft
@@ -89,6 +93,8 @@ def pairs() -> dict[str, Any]:
             found[f"{name}, {layers}"] = functools.partial(_mtp_pair, name, layers)
     for kind in ("full_attention", "sliding_attention", "mixed"):
         found[f"DFlash, {kind}"] = functools.partial(_dflash_pair, kind)
+    for kind in eagle_heads.CONFIGS:
+        found[f"EAGLE-3, {kind}"] = functools.partial(eagle_heads.eagle, kind)
     return found
 
 
@@ -103,13 +109,14 @@ def _dflash_pair(kind: str) -> tuple[Any, Drafter]:
 
 
 PAIRS = pairs()
+SESSIONS: dict[Any, Any] = {MtpDrafter: MtpSession, DFlashDrafter: DFlashSession, EagleDrafter: EagleSession}
 LENGTHS = [[9], [7, 7, 7], [3, 11, 6]]
 
 
 @pytest.fixture(autouse=True)
 def drafting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random heads are hardly ever right; where they do not pay nothing would be drafted."""
-    for session in (MtpSession, DFlashSession):
+    for session in SESSIONS.values():
         monkeypatch.setattr(session, "weighs", True)
 
 
@@ -139,12 +146,12 @@ def test_drafts_are_those_of_the_heads_over_each_text_alone(
 def drafts_are_those_of_texts_alone(
     pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, forwards: str
 ) -> None:
-    """Every draft of a batch against transformers' own model over that row's text, from nothing, without padding. What
-    is verified is right in places, as the heads themselves hardly ever are, so that rows grow by any number."""
+    """Every draft of a batch against transformers' own model, or a slow reference, over that row's text, from nothing,
+    without padding. What is verified is right in places, as the heads themselves hardly ever are, so that rows grow by any number."""
     target, drafter = PAIRS[pair]()
     call = models.prompts(lengths) | {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     texts = [row[max(lengths) - n :] for row, n in zip(target.generate(**call).tolist(), lengths, strict=True)]
-    session: Any = MtpSession if isinstance(drafter, MtpDrafter) else DFlashSession
+    session = SESSIONS[type(drafter)]
     drafts: list[tuple[list[int], list[int]]] = []
     propose = session.propose
 
@@ -161,7 +168,7 @@ def drafts_are_those_of_texts_alone(
     target.generate(**call, assistant_model=drafter, speculation={"forwards": forwards})
     stats = drafter.last_stats
     assert stats is not None and len(drafts) > 5 * len(lengths) and stats.accepted_tokens > 4
-    alone = _mtp_alone if isinstance(drafter, MtpDrafter) else _dflash_alone
+    alone = {MtpDrafter: _mtp_alone, DFlashDrafter: _dflash_alone, EagleDrafter: _eagle_alone}[type(drafter)]
     for text, drafted in drafts:
         expected = alone(target, drafter, torch.tensor([text]))[: len(drafted)]
         assert drafted == expected
@@ -192,6 +199,12 @@ def _dflash_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
         past_key_values=cache,
     ).last_hidden_state
     return target.get_output_embeddings()(filled[:, 1:]).argmax(-1)[0].tolist()
+
+
+def _eagle_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
+    reference = eagle_heads.Reference(Path(drafter.draft_model.config.name_or_path))
+    logits = reference.chain(target, text[0].tolist(), drafter.config.num_draft_tokens)
+    return [int(each.argmax()) for each in logits]
 
 
 @pytest.fixture(scope="module")
