@@ -1,4 +1,4 @@
-"""Small EAGLE-3 heads with random weights, written as others publish theirs, and a slow reference of what they draft."""
+"""Small EAGLE-3 heads with random weights, written as others publish theirs, and a slow reference of their drafts."""
 
 import functools
 import json
@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
+from transformers import LlamaConfig
 
 from hf_specdec import Drafter, EagleDrafter
+from hf_specdec.drafters.eagle.model import LlamaForCausalLMEagle3
 
 HIDDEN, HEADS, SHARED, SIZE, INNER, VOCAB, KNOWN = 32, 4, 2, 8, 48, models.VOCAB, 40
 EPS = 1e-5
@@ -128,9 +130,21 @@ def target() -> Any:
 @functools.cache
 def eagle(kind: str) -> tuple[Any, EagleDrafter]:
     """A target, and a drafter from the files of a head."""
-    drafter = Drafter.from_pretrained(folder_of(kind))
+    drafter = Drafter.from_pretrained(folder_of(kind), num_draft_tokens=3)
     assert isinstance(drafter, EagleDrafter)
     return target(), drafter
+
+
+def tiny(vocab: int, known: int, hidden: int = 8) -> LlamaForCausalLMEagle3:
+    """For targets of two layers."""
+    sizes = {"hidden_size": hidden, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "bos_token_id": None, "eos_token_id": None}
+    read = {"draft_vocab_size": known, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        head = LlamaForCausalLMEagle3(LlamaConfig(vocab_size=vocab, **sizes, **heads, **read))
+    head.know(torch.arange(vocab)[-known:])
+    return head.eval().requires_grad_(False)
 
 
 # ------------------------------------------------------------------ the reference
@@ -149,8 +163,9 @@ class Reference:
         self.states = ids or [2, LAYERS // 2, LAYERS - 3]
 
     @torch.no_grad()
-    def chain(self, target: Any, text: list[int], steps: int) -> list[Tensor]:
-        """Logits [V] of each step behind a text, of which the next ones go on from the likeliest token."""
+    def chain(self, target: Any, text: list[int], steps: int, said: list[int] | None = None) -> list[Tensor]:
+        """Logits [V] of each step behind a text, of which the next ones go on from the likeliest token, or from what
+        was said."""
         table = self.w.get("embed_tokens.weight", target.get_input_embeddings().weight)
         hidden = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         g, tokens, found = self._fused([hidden[i][0] for i in self.states]), text[1:], []
@@ -162,11 +177,11 @@ class Reference:
             logits[torch.arange(len(known)) + self.w.get("d2t", torch.zeros(1)).long()] = known
             found.append(logits)
             g = torch.cat([g, (normed if self.flags.get("norm_output") else a[-1])[None]])
-            tokens = [*tokens, int(logits.argmax())]
+            tokens = [*tokens, int(logits.argmax()) if said is None else said[len(found) - 1]]
         return found
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * self.w[f"{name}.weight"]
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.layer["rms_norm_eps"]) * self.w[f"{name}.weight"]
 
     def _fused(self, states: list[Tensor]) -> Tensor:
         if self.flags.get("fc_norm"):
@@ -208,6 +223,4 @@ class Reference:
         theta = self.layer.get("rope_theta", 10000.0) ** (-torch.arange(0, SIZE, 2) / SIZE)
         angle = (torch.arange(len(x))[:, None] * theta)[:, None]
         left, right = x.chunk(2, -1)
-        return torch.cat(
-            [left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], dim=-1
-        )
+        return torch.cat([left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], dim=-1)

@@ -37,6 +37,7 @@ OVER = {
     "disco": {"draft_model"},
     "pearl": {"draft_model"},
     "heads": {"draft_model"},
+    "eagle": {"heads"},
     "hybrid": {"draft_model", "prompt_lookup", "suffix"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},

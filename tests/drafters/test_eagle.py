@@ -1,5 +1,5 @@
-"""EAGLE-3 heads: published files, what the chain is made of, and what cannot be loaded. `test_heads.py` has their texts,
-batches and distributions."""
+"""EAGLE-3 heads: published files, what the chain is made of, and what cannot be loaded. Their texts, batches and
+distributions are in `test_heads.py`."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,19 @@ import eagle_heads
 import models
 import pytest
 import torch
-from eagle_heads import CONFIGS, HIDDEN, KNOWN, SAFEAILAB, SPECULATORS, VOCAB, Reference, eagle, folder_of, weights, write
+from eagle_heads import (
+    CONFIGS,
+    HIDDEN,
+    KNOWN,
+    SAFEAILAB,
+    SPECULATORS,
+    VOCAB,
+    Reference,
+    eagle,
+    folder_of,
+    weights,
+    write,
+)
 from safetensors.torch import load_file, save_file
 
 from hf_specdec import Drafter, EagleDrafter, SpeculationError
@@ -127,7 +139,7 @@ def test_a_target_that_it_was_not_trained_for(tmp_path: Path) -> None:
     ids = models.prompts([5])
     with pytest.raises(SpeculationError, match=r"reads the hidden states \[2, 1, -1\] of width 32"):
         models.llama().generate(**ids, assistant_model=drafter, max_new_tokens=3)
-    with pytest.raises(SpeculationError, match="of width 32, and .* of width 64"):
+    with pytest.raises(SpeculationError, match=r"of width 32, and .* of width 64"):
         models.llama(num_hidden_layers=7, hidden_size=64).generate(**ids, assistant_model=drafter, max_new_tokens=3)
     with pytest.raises(SpeculationError, match="drafts token"):
         models.llama(vocab=60, num_hidden_layers=7).generate(**models.prompts([5], vocab=60), assistant_model=drafter)

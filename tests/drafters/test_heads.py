@@ -147,7 +147,8 @@ def drafts_are_those_of_texts_alone(
     pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, forwards: str
 ) -> None:
     """Every draft of a batch against transformers' own model, or a slow reference, over that row's text, from nothing,
-    without padding. What is verified is right in places, as the heads themselves hardly ever are, so that rows grow by any number."""
+    without padding. What is verified is right in places, as the heads themselves hardly ever are, so that rows grow by
+    any number."""
     target, drafter = PAIRS[pair]()
     call = models.prompts(lengths) | {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     texts = [row[max(lengths) - n :] for row, n in zip(target.generate(**call).tolist(), lengths, strict=True)]
@@ -221,11 +222,13 @@ def small() -> Any:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
-@pytest.mark.parametrize("kind", ["MTP", "DFlash"])
+@pytest.mark.parametrize("kind", ["MTP", "DFlash", "EAGLE-3"])
 def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:
     """The power is that of test_distribution's tests."""
     told, processors = SETTINGS[settings]
-    drafter = MtpDrafter(_loud(MtpModel(small, 2), seed=4)) if kind == "MTP" else _small_dflash(small)
+    drafter: Any = _small_dflash(small) if kind == "DFlash" else MtpDrafter(_loud(MtpModel(small, 2), seed=4))
+    if kind == "EAGLE-3":  # which does not know one of the tokens
+        drafter = EagleDrafter(_loud(eagle_heads.tiny(VOCAB, known=VOCAB - 1), seed=4), num_draft_tokens=2)
     counts = sample(small, drafter, FEWER, **told)
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0 < drafter.last_stats.rejections
     assert p_value(counts, joint(small, processors)) > LEVEL

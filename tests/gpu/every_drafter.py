@@ -10,6 +10,7 @@ import test_heads
 import test_transfers
 from place import DEVICE, placed
 
+from hf_specdec.drafters.eagle.session import EagleSession
 from hf_specdec.drafters.heads.dflash import DFlashSession
 from hf_specdec.drafters.heads.mtp import MtpSession
 
@@ -32,6 +33,7 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
 } | {
     "mtp": lambda: _of_heads("DeepSeek-V3, 3"),
     "block_diffusion": lambda: _of_heads("DFlash, mixed"),
+    "eagle3": lambda: _of_heads("EAGLE-3, SafeAILab"),
 }
 """by name: makes (target, drafter)"""
 
@@ -42,6 +44,7 @@ def drafting_goes_on() -> Iterator[None]:
     with (
         mock.patch.object(MtpSession, "weighs", True),
         mock.patch.object(DFlashSession, "weighs", True),
+        mock.patch.object(EagleSession, "weighs", True),
         mock.patch("hf_specdec.budget.account.GIVEN", 1 << 30),
         mock.patch("hf_specdec.budget.Cost.round", lambda *_: lambda width: 1.0),
     ):

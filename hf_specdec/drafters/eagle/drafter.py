@@ -17,8 +17,6 @@ from ..heads.session import check_attention
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from .model import LlamaForCausalLMEagle3
-
 
 @strict
 @dataclass(kw_only=True)

@@ -134,3 +134,10 @@ def reading_two(layer: Any) -> Any:
     first = layer.input_layernorm
     layer.hidden_norm = type(first)(len(first.weight), eps=first.variance_epsilon)
     return layer
+
+
+def embedded(table: nn.Module, tokens: Tensor) -> Tensor:
+    """e of tokens by the rows of a table alone: heads are trained without what some targets do beside it, such as to
+    scale them."""
+    plain = type(table) is nn.Embedding
+    return table(tokens) if plain else nn.functional.embedding(tokens, table.weight)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """`EagleSession`: a chain a round, one step of the head after the other."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...protocol import DraftContext
 from ...target.cache import RaggedCache
@@ -12,7 +12,7 @@ from ...transfer import moved
 from ..heads.context import News
 from ..heads.drawn import Draw
 from ..heads.session import HeadSession
-from .model import LlamaForCausalLMEagle3
+from .model import LlamaForCausalLMEagle3, embedded
 
 
 class EagleSession(HeadSession):
@@ -55,13 +55,8 @@ class EagleSession(HeadSession):
         cache.slots.write_to(places)
         distance = places[:, :, None] - torch.arange(cache.slots.end, device=self.device)
         masks = as_bias(distance >= 0, distance, self.windows, g.dtype)
-        return self.model(g, self._embedded(tokens).to(g), first + places, masks, cache)
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        """By the table alone: what some targets do beside it, such as to scale, heads are trained without."""
-        tokens = moved(tokens, input_device(self.embed))
-        plain = type(self.embed) is nn.Embedding
-        return self.embed(tokens) if plain else nn.functional.embedding(tokens, self.embed.weight)
+        e = embedded(self.embed, moved(tokens, input_device(self.embed)))
+        return self.model(g, e.to(g), first + places, masks, cache)
 
     def _logits(self, normed: Tensor) -> Tensor:
         """[B, V] over the target's vocabulary; tokens that the draft does not know have the lowest there is."""
