@@ -141,7 +141,7 @@ INSTEAD = {"hybrid": ITS_DRAFT, "disco": ITS_DRAFT, "pearl": ITS_DRAFT, "dflash"
 # speculators 0.1 to 0.3 had a type "independent" for draft models; 0.5 and later have heads only.
 NO_SPECULATORS = (
     "--to speculators: that format describes heads (eagle3, dflash, mtp and others in speculators 0.9), and has no "
-    "type for a draft model, prompt lookup or suffix; use --to vllm, which takes these without it, and EAGLE-3 heads too"
+    "type for a draft model, prompt lookup or suffix; use --to vllm, which takes these, and EAGLE-3 heads, without it"
 )
 
 
