@@ -14,8 +14,9 @@ from transformers.cache_utils import DFlashCache, MtpCache
 from transformers.modeling_layers import MtpModel
 
 from hf_specdec import DFlashDrafter, Drafter, MtpDrafter, SpeculationError
-from hf_specdec.drafters.heads.dflash import DFlashSession
-from hf_specdec.drafters.heads.mtp import MtpSession
+from hf_specdec.budget import MOST_NODES, Controller
+from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession
+from hf_specdec.engine import guard
 from hf_specdec.protocol import Draft
 
 WINDOW = 6
@@ -106,11 +107,15 @@ PAIRS = pairs()
 LENGTHS = [[9], [7, 7, 7], [3, 11, 6]]
 
 
+def never_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random heads are hardly ever right; where they do not pay nothing would be drafted, or verified."""
+    monkeypatch.setattr(Controller, "plan", lambda self, drafted, most, enough=1: min(self.fixed or most, most))
+    monkeypatch.setattr(guard, "nodes_that_pay", lambda *_: MOST_NODES)
+
+
 @pytest.fixture(autouse=True)
 def drafting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random heads are hardly ever right; where they do not pay nothing would be drafted."""
-    for session in (MtpSession, DFlashSession):
-        monkeypatch.setattr(session, "weighs", True)
+    never_declined(monkeypatch)
 
 
 @pytest.mark.grid
@@ -144,14 +149,16 @@ def drafts_are_those_of_texts_alone(
     target, drafter = PAIRS[pair]()
     call = models.prompts(lengths) | {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     texts = [row[max(lengths) - n :] for row, n in zip(target.generate(**call).tolist(), lengths, strict=True)]
-    session: Any = MtpSession if isinstance(drafter, MtpDrafter) else DFlashSession
     drafts: list[tuple[list[int], list[int]]] = []
+    session: Any = GrowingSession if forwards == "eager" else DraftModelSession
     propose = session.propose
 
     def recording(self: Any, sequences: Any, room: list[int]) -> Any:
         draft, fed = propose(self, sequences, room), []
         for b, row in enumerate(sequences.rows):
             tokens, drafted = list(sequences.tokens[b]), draft.tokens[b].tolist()[: draft.lengths[b]]
+            if session is GrowingSession:
+                drafted = self.drafted[b]  # the tree's chain
             drafts.append((tokens, drafted))
             right = (len(tokens) + row) % (len(drafted) + 1)
             fed.append([*texts[row][len(tokens) :][:right], *drafted[right:]])

@@ -12,7 +12,7 @@ from ...protocol import DraftContext
 from ...session import DraftSession
 from .base import ModelDrafter
 from .growing import GrowingSession
-from .model_draft import is_blind
+from .model_draft import ModelDraft, is_blind
 from .rules import Own, Planned, Stepwise
 from .session import DraftModelSession, candidates_of
 from .translating import Translated
@@ -75,7 +75,8 @@ class DraftModelDrafter(ModelDrafter):
             context.stats.window = int(window)
         # To decide step by step is to read each token.
         if window != "auto" or is_blind(context, self.draft):
-            return DraftModelSession(context, self.draft, Planned(control), control.cost, k)
+            model = ModelDraft(context, self.draft, control.cost, k if k > 1 else None)
+            return DraftModelSession(context, model, Planned(control), k)
         if context.do_sample:
-            return DraftModelSession(context, self.draft, Stepwise(control, Own()), control.cost)
-        return GrowingSession(context, self.draft, control)
+            return DraftModelSession(context, ModelDraft(context, self.draft, control.cost), Stepwise(control, Own()))
+        return GrowingSession(context, ModelDraft(context, self.draft, control.cost, k), control)

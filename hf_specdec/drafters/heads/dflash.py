@@ -17,17 +17,16 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
-from ...session import DraftSession
 from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import as_bias, attention_windows
 from ...transfer import moved
-from ..base import Drafter
 from .context import News
+from .draft import HeadDraft, check_attention
+from .drafter import HeadDrafter
 from .drawn import Draw
-from .session import HeadSession, check_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +40,7 @@ class DFlashConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "block_diffusion"
 
 
-class DFlashSession(HeadSession):
+class DFlashHeads(HeadDraft):
     """A block of tokens a round, in one forward of the draft model."""
 
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
@@ -92,7 +91,7 @@ class DFlashSession(HeadSession):
 
 
 @register_drafter
-class DFlashDrafter(Drafter):
+class DFlashDrafter(HeadDrafter):
     """Drafts with a DFlash model that was trained for the target."""
 
     config_class = DFlashConfig
@@ -125,8 +124,8 @@ class DFlashDrafter(Drafter):
             )
         check_attention(mine)
 
-    def start(self, context: DraftContext) -> DraftSession:
-        return DFlashSession(context, self.draft_model)
+    def heads(self, context: DraftContext) -> DFlashHeads:
+        return DFlashHeads(context, self.draft_model)
 
 
 def _has(model: object, name: str) -> bool:

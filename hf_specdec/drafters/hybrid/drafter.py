@@ -6,7 +6,7 @@ from ...budget import Acceptance, Controller, Experience, Learned
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
-from ..draft_model import DraftModelDrafter, GrowingSession, Translated, candidates_of
+from ..draft_model import DraftModelDrafter, GrowingSession, ModelDraft, Translated, candidates_of
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
@@ -104,8 +104,10 @@ class HybridDrafter(Drafter):
         control = Controller(context, experience, None if window == "auto" else int(window), k, alone=False)
         sources = self._sources(context, control.acceptance)
         if context.do_sample:
-            return SampledHybridSession(context, self.model_drafter.draft, control, sources)
-        return GrowingSession(context, self.model_drafter.draft, control, sources)
+            model = ModelDraft(context, self.model_drafter.draft, control.cost)
+            return SampledHybridSession(context, model, control, sources)
+        model = ModelDraft(context, self.model_drafter.draft, control.cost, k)
+        return GrowingSession(context, model, control, sources)
 
     def _sources(self, context: DraftContext, acceptance: Acceptance) -> Sources:
         """What is proposed without a step of any model."""
