@@ -52,14 +52,14 @@ def load_drafter(
             f"{folder / CONFIG} holds a {config.drafter_type!r} drafter, which {cls.__name__}.from_pretrained() "
             f"does not load; call Drafter.from_pretrained(), or {found.__name__}.from_pretrained()"
         )
-    if not found.needs_draft_model and draft_model is not None:
+    if not found.takes_draft_model and draft_model is not None:
         raise SpeculationError(
             f"{folder / CONFIG}: {config.drafter_type!r} drafts without a model; leave draft_model out"
         )
-    if found.needs_draft_model and draft_model is None:
+    if config.draft_model is not None and draft_model is None:
         trusted = bool(loading.get("trust_remote_code", False))
         draft_model = load_draft(draft_folder(config, folder, source, trusted), **loading)
-    arguments = [draft_model] if found.needs_draft_model else []
+    arguments = [draft_model] if found.takes_draft_model else []
     try:
         drafter = _with_weights(found, arguments, config.chosen() | options, folder)
     except MemoryError as error:
@@ -126,10 +126,12 @@ def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
         check_fields(content["target"], path)
     if content.get("draft_model") is not None:
         check_draft_entry(content["draft_model"], path)
-    if cls.needs_draft_model != (content.get("draft_model") is not None):
-        fix = "name it with save_pretrained()" if cls.needs_draft_model else "remove the entry"
-        has = "needs a draft_model" if cls.needs_draft_model else "drafts without a model, but draft_model is set"
-        raise SpeculationError(f"{path}: {drafter_type!r} {has}; {fix}")
+    if cls.needs_draft_model and content.get("draft_model") is None:
+        raise SpeculationError(f"{path}: {drafter_type!r} needs a draft_model; name it with save_pretrained()")
+    if not cls.takes_draft_model and content.get("draft_model") is not None:
+        raise SpeculationError(
+            f"{path}: {drafter_type!r} drafts without a model, but draft_model is set; remove the entry"
+        )
     try:
         return cls, cls.config_class.from_options(content)
     except SpeculationError as error:

@@ -15,15 +15,21 @@ class Storable:
     """what its options are, and its `drafter_type`"""
     needs_draft_model: ClassVar[bool] = False
     """whether the constructor's first argument is a draft model, kept as `draft_model`"""
+    takes_draft_model: ClassVar[bool] = False
+    """whether it may be one, or None; what needs one takes one"""
     config: DrafterConfig
     """the options that it was made with"""
     trained_on: str | None = None
     """a sentence on its training, for the model card"""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_draft_model = cls.takes_draft_model or cls.needs_draft_model
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """
         Args:
-            arguments: a draft model, for those that need one.
+            arguments: a draft model, for those that take one.
             options: see `config_class`.
         """
 

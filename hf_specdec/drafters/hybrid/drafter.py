@@ -1,8 +1,10 @@
-"""Hybrid drafter: copies and a draft model's tokens in one tree, each token once, as far as they pay."""
+"""Hybrid drafter: copies and, where there is one, a draft model's tokens in one tree, each token once, as far as they
+pay."""
 
 from typing import TYPE_CHECKING, Literal
 
 from ...budget import Acceptance, Controller, Experience, Learned
+from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
@@ -14,7 +16,7 @@ from ..trees import TreeSession
 from .config import HybridConfig
 from .recycled import Recycled
 from .sampled import SampledHybridSession
-from .sources import Sources
+from .sources import JoinedSession, Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,12 +30,12 @@ class HybridDrafter(Drafter):
 
     config_class = HybridConfig
     config: HybridConfig
-    needs_draft_model = True
+    takes_draft_model = True
     reads_prompt = False
 
     def __init__(
         self,
-        draft_model: "PreTrainedModel | Translated",
+        draft_model: "PreTrainedModel | Translated | None" = None,
         *,
         num_draft_tokens: int | Literal["auto"] = "auto",
         num_candidates: int = 4,
@@ -48,7 +50,7 @@ class HybridDrafter(Drafter):
         """
         Args:
             draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
-                the target's.
+                the target's. None drafts with what needs no model: copies, past outputs and recycled candidates.
             num_draft_tokens: γ of the draft model, from 1 to 512; "auto" stops where the next step does not promise to
                 pay.
             num_candidates: of the draft model, tokens thought of at each position, from 1 to 16; those that pay are
@@ -65,7 +67,7 @@ class HybridDrafter(Drafter):
                 went on with joins the tree; the oldest make room.
 
         Raises:
-            SpeculationError: a bad option, or a model that cannot draft.
+            SpeculationError: a bad option, one of the draft model's without any, or a model that cannot draft.
         """
         super().__init__(
             num_draft_tokens=num_draft_tokens,
@@ -79,30 +81,37 @@ class HybridDrafter(Drafter):
             memory_mb=memory_mb,
         )
         self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
-        self.model_drafter = DraftModelDrafter(
-            draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
-        )
+        self.model_drafter: DraftModelDrafter | None = None
+        if draft_model is not None:
+            self.model_drafter = DraftModelDrafter(
+                draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
+            )
+        elif changed := _changed(self.config, "num_draft_tokens", "num_candidates"):
+            raise SpeculationError(f"{changed} is the draft model's, and there is none; pass one, or leave it out")
         self._experience = Learned(Experience)
         self.proposes_trees = True
 
     @property
-    def draft_model(self) -> "PreTrainedModel":
-        """The model itself."""
-        return self.model_drafter.draft_model
+    def draft_model(self) -> "PreTrainedModel | None":
+        """The model itself, if there is one."""
+        return None if self.model_drafter is None else self.model_drafter.draft_model
 
     def check_target(self, target: "PreTrainedModel") -> None:
-        self.model_drafter.check_target(target)
+        if self.model_drafter is not None:
+            self.model_drafter.check_target(target)
 
     def takes_ragged(self) -> bool:
-        return self.model_drafter.takes_ragged()
+        return self.model_drafter is None or self.model_drafter.takes_ragged()
 
     def start(self, context: DraftContext) -> TreeSession:
+        experience = self._experience.of(context.target, (context.rows, context.do_sample))
+        sources = self._sources(context, experience.acceptance)
+        if self.model_drafter is None:
+            return JoinedSession(context, experience.acceptance, sources)
         window, k = self.config.num_draft_tokens, candidates_of(context, self.config.num_candidates)
         if window != "auto":
             context.stats.window = int(window)
-        experience = self._experience.of(context.target, (context.rows, context.do_sample))
         control = Controller(context, experience, None if window == "auto" else int(window), k, alone=False)
-        sources = self._sources(context, control.acceptance)
         if context.do_sample:
             model = ModelDraft(context, self.model_drafter.draft, control.cost)
             return SampledHybridSession(context, model, control, sources)
@@ -115,3 +124,9 @@ class HybridDrafter(Drafter):
         memory = None if self.store is None else Memory(context, self.store, acceptance, branches)
         recycled = Recycled(context, acceptance, count) if count else None
         return Sources(Copies(context, self.config, acceptance), memory, recycled)
+
+
+def _changed(config: HybridConfig, *names: str) -> str:
+    """The first of these options that is not as it is by default, for a message; empty where all are."""
+    usual = HybridConfig()
+    return next((f"{n}={getattr(config, n)!r}" for n in names if getattr(config, n) != getattr(usual, n)), "")
