@@ -14,14 +14,17 @@ from transformers.cache_utils import DFlashCache, MtpCache
 from transformers.modeling_layers import MtpModel
 
 from hf_specdec import DFlashDrafter, Drafter, MtpDrafter, SpeculationError
-from hf_specdec.budget import MOST_NODES, Controller
+from hf_specdec.budget import Controller, nodes_that_pay
 from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession
+from hf_specdec.drafters.heads import HeadDrafter
 from hf_specdec.engine import guard
 from hf_specdec.protocol import Draft
 
 WINDOW = 6
 BLOCK = 4
 MASK = 95
+WIDE = 24
+"""nodes that are verified at least, where there are so many"""
 TARGETS: dict[str, Any] = {
     "GLM-4-MoE": lambda layers: tf.Glm4MoeConfig(
         **models.SIZES,
@@ -109,8 +112,14 @@ LENGTHS = [[9], [7, 7, 7], [3, 11, 6]]
 
 def never_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random heads are hardly ever right; where they do not pay nothing would be drafted, or verified."""
-    monkeypatch.setattr(Controller, "plan", lambda self, drafted, most, enough=1: min(self.fixed or most, most))
-    monkeypatch.setattr(guard, "nodes_that_pay", lambda *_: MOST_NODES)
+    plan = Controller.plan
+
+    def planned(self: Controller, drafted: Any, most: int, enough: int = 1) -> int:
+        as_ever = plan(self, drafted, most, enough)
+        return min(self.fixed or most, most) if self.who == HeadDrafter.who else as_ever
+
+    monkeypatch.setattr(Controller, "plan", planned)
+    monkeypatch.setattr(guard, "nodes_that_pay", lambda *known: max(WIDE, nodes_that_pay(*known)))
 
 
 @pytest.fixture(autouse=True)

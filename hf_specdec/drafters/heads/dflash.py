@@ -107,12 +107,17 @@ class DFlashDrafter(HeadDrafter):
             SpeculationError: a model that takes no hidden states of a target.
         """
         super().__init__()
-        if missing := [n for n in ("block_size", "mask_token_id", "target_layer_ids") if not _has(draft_model, n)]:
+        if missing := _missing(draft_model):
             raise SpeculationError(
                 f"draft_model {type(draft_model).__name__} is not a DFlash model: its config has no "
                 f"{missing[0]}; use DraftModelDrafter"
             )
         self.draft_model = draft_model
+
+    @staticmethod
+    def takes(model: object) -> bool:
+        """Whether it is a DFlash model."""
+        return not _missing(model)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         mine, theirs = self.draft_model.config, target.config.get_text_config()
@@ -128,5 +133,7 @@ class DFlashDrafter(HeadDrafter):
         return DFlashHeads(context, self.draft_model)
 
 
-def _has(model: object, name: str) -> bool:
-    return getattr(getattr(model, "config", None), name, None) is not None
+def _missing(model: object) -> list[str]:
+    """What the model's config does not say, and would if it were a DFlash model."""
+    names = ("block_size", "mask_token_id", "target_layer_ids")
+    return [name for name in names if getattr(getattr(model, "config", None), name, None) is None]

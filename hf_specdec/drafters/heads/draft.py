@@ -103,9 +103,12 @@ class HeadDraft(Steps):
         tokens, *more = self._drafted(sequences, count)
         ended = mark(self.device)
         self._took = Took(tokens.shape[1], began, ended if self.at_once else None, ended, recording.steps > recorded)
-        places = zip(tokens.unbind(1), *(several.unbind(1) for several in more), strict=True)
-        steps_of = (lambda t, *x: Step(t, None, *x)) if self.candidates else (lambda t, q=None: Step(t, q=q))
-        self._ahead = deque([steps_of(*place) for place in places][:count])
+        drawn = tokens[:, :count].unbind(1)
+        beside = more[0].unbind(1) if more else [None] * len(drawn)
+        if self.candidates is None:
+            self._ahead = deque(Step(mine, q=q) for mine, q in zip(drawn, beside, strict=False))
+        else:
+            self._ahead = deque(Step(mine, chances=chances) for mine, chances in zip(drawn, beside, strict=False))
 
     def _drafted(self, sequences: Sequences, most: int) -> tuple[Tensor, ...]:
         """At least so many places, as `Drawn.all` gives them."""
@@ -129,7 +132,8 @@ class HeadDraft(Steps):
         texts, new = dict(zip(sequences.rows, sequences.tokens, strict=True)), self.read.new
         for row in new if len(new) < len(texts) else ():
             cache, news = self.read.empty(1), self.read.news_of(row, texts[row])
-            self.draft(news, cache, 1, lambda _, drawn=news.tokens[:, 0]: drawn)
+            drawn = Drawn(lambda logits, i: (logits.argmax(-1),))  # which nobody asks for
+            self.draft(news, cache, 1, drawn.draw)
             self.read.join(row, cache)
 
     def step(self) -> Step:

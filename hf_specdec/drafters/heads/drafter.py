@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import Any
 
-from ...budget import Controller, Experience, Learned
+from ...budget import Controller, DraftCost, Experience, Learned
 from ...protocol import DraftContext
 from ...session import DraftSession
 from ...transfer import waits
@@ -19,6 +19,8 @@ class HeadDrafter(Drafter):
     """Drafts with heads that read the target's hidden states."""
 
     proposes_trees = True
+    who = "the head"
+    """drafts, in notes"""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -28,14 +30,23 @@ class HeadDrafter(Drafter):
     def heads(self, context: DraftContext) -> HeadDraft:
         """The heads, for one call."""
 
-    def start(self, context: DraftContext) -> DraftSession:
+    def steps(self, context: DraftContext, cost: DraftCost, candidates: int | None = None) -> HeadDraft:
+        """The heads, as a session asks them.
+
+        Args:
+            cost, candidates: as of `HeadDraft`.
+        """
         heads = self.heads(context)
+        heads.cost, heads.candidates = cost, candidates
+        return heads
+
+    def start(self, context: DraftContext) -> DraftSession:
         experience = self._experience.of(context.target, (context.rows, context.do_sample))
-        heads.cost = experience.cost
+        heads = self.steps(context, experience.cost)
         # To see what is drafted, an accelerator would be waited for, and a recorded draft is not looked at.
         if context.do_sample or waits(context.device) or heads.recorded is not None:
             fixed = heads.most if context.do_sample else None  # a seed gives one text
-            control = Controller(context, experience, fixed, who="the head")
+            control = Controller(context, experience, fixed, who=self.who)
             return DraftModelSession(context, heads, Planned(control))
         k = heads.candidates = candidates_of(context, CANDIDATES)
-        return GrowingSession(context, heads, Controller(context, experience, candidates=k, who="the head"))
+        return GrowingSession(context, heads, Controller(context, experience, candidates=k, who=self.who))

@@ -1,4 +1,4 @@
-"""`SampledHybridSession`: copies, and what the draft model draws."""
+"""`SampledHybridSession`: copies, and what a draft model or a head draws."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from ..draft_model import Steps
 from ..draft_model.growing import onward_from
 from ..draft_model.session import draft_chains
 from ..trees import TreeSession
-from .sources import DRAWN, Sources
+from .sources import Sources
 
 MOST_COPIES = 16
 """beside the draws of a row: each has a q, over the whole vocabulary"""
@@ -52,7 +52,7 @@ class SampledHybridSession(TreeSession):
         if steps < 1:
             return self.draft()
         draft = draft_chains(self.model, sequences, room, steps, None)
-        draft.sources = [DRAWN if length else "none" for length in draft.lengths]
+        draft.sources = [self.sources.drawn if length else "none" for length in draft.lengths]
         self._drawn = list(draft.lengths)
         free = self.context.trees and not waits(self.context.device)  # to look at what was drawn
         return self._joined(draft, sequences.rows, room) if free and draft.q is not None else draft
