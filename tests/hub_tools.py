@@ -78,7 +78,7 @@ def drafter_of(name: str) -> Drafter:
         options = {"worker": "thread"}  # a process takes long to start
     if cls is StreamingDrafter:
         options = {"hidden_size": tiny_model().config.hidden_size, "num_streams": 2}
-    drafter = cls(*[tiny_model(seed=1)] * cls.needs_draft_model, **options)
+    drafter = cls(*[tiny_model(seed=1)] * cls.takes_draft_model, **options)
     drafter.load_weights(drafter.weights())  # random weights will do: the text does not depend on the draft
     return drafter
 

@@ -38,7 +38,7 @@ OVER = {
     "pearl": {"draft_model"},
     "heads": {"draft_model"},
     "eagle": {"heads"},
-    "hybrid": {"draft_model", "prompt_lookup", "suffix"},
+    "hybrid": {"draft_model", "prompt_lookup", "suffix", "heads", "eagle"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},
 }

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..config import DrafterConfig
 from ..errors import SpeculationError, meant
 from .draft import load_draft
+from .files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,15 +21,21 @@ class Storable:
     """what its options are, and its `drafter_type`"""
     needs_draft_model: ClassVar[bool] = False
     """whether the constructor's first argument is a draft model, kept as `draft_model`"""
+    takes_draft_model: ClassVar[bool] = False
+    """whether it may be one, or None; what needs one takes one"""
     config: DrafterConfig
     """the options that it was made with"""
     trained_on: str | None = None
     """a sentence on its training, for the model card"""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_draft_model = cls.takes_draft_model or cls.needs_draft_model
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """
         Args:
-            arguments: a draft model, for those that need one.
+            arguments: a draft model, for those that take one.
             options: see `config_class`.
         """
 
@@ -39,8 +46,8 @@ class Storable:
 
     @classmethod
     def load_model(cls, folder: Path, **loading: Any) -> "PreTrainedModel":
-        """The draft model in a folder; options as of `load_draft`."""
-        return load_draft(folder, **loading)
+        """Such a model, from its folder; options as of `load_draft`."""
+        raise NotImplementedError
 
     def weights(self) -> dict[str, Tensor]:
         """Weights of its own to save (a draft model is not among them)."""
@@ -69,6 +76,12 @@ def drafter_types() -> list[str]:
 def reader_of(content: dict[str, Any]) -> type[Storable] | None:
     """The class for the draft model that a `config.json` of others describes; None where there is none."""
     return next((known for known in _drafters.values() if known.reads(content)), None)
+
+
+def load_model(folder: Path, **loading: Any) -> "PreTrainedModel":
+    """The draft model in a folder, of whatever kind; options as of `load_draft`."""
+    reader = reader_of(read_json(folder, "config.json"))
+    return load_draft(folder, **loading) if reader is None else reader.load_model(folder, **loading)
 
 
 def drafter_class(drafter_type: str) -> type[Storable]:

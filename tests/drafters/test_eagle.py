@@ -23,38 +23,39 @@ from eagle_heads import (
     write,
 )
 from safetensors.torch import load_file, save_file
+from test_heads import drafting_goes_on
 
 from hf_specdec import Drafter, EagleDrafter, SpeculationError
-from hf_specdec.drafters.eagle.session import EagleSession
+from hf_specdec.drafters.eagle.heads import EagleHeads
 
+__all__ = ["drafting_goes_on"]
 CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_those_of_a_whole_text_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step's, in the target's vocabulary."""
-    monkeypatch.setattr(EagleSession, "weighs", True)
     target, drafter = eagle(kind)
-    reference, seen, texts = Reference(folder_of(kind)), [], []
-    logits, propose = EagleSession._logits, EagleSession.propose
+    reference, seen, drafts = Reference(folder_of(kind)), [], []
+    logits, drafted = EagleHeads._logits, EagleHeads._drafted
 
     def noted(self: Any, normed: Any) -> Any:
         seen.append(logits(self, normed))
         return seen[-1].clone()
 
-    def proposing(self: Any, sequences: Any, room: list[int]) -> Any:
-        texts.append(list(sequences.tokens[0]))
-        return propose(self, sequences, room)
+    def drafting(self: Any, sequences: Any, most: int) -> Any:
+        drafts.append((list(sequences.tokens[0]), most))
+        return drafted(self, sequences, most)
 
-    monkeypatch.setattr(EagleSession, "_logits", noted)
-    monkeypatch.setattr(EagleSession, "propose", proposing)
+    monkeypatch.setattr(EagleHeads, "_logits", noted)
+    monkeypatch.setattr(EagleHeads, "_drafted", drafting)
     target.generate(**models.prompts([9]), **CALL, assistant_model=drafter)
-    steps, rounds = drafter.config.num_draft_tokens, len(texts)
-    assert rounds > 4
-    for i, text in enumerate(texts[: rounds - steps]):  # towards the end there is less room
+    assert len(drafts) > 4 and drafts[0][1] == drafter.config.num_draft_tokens
+    for text, steps in drafts:
         expected = torch.stack(reference.chain(target, text, steps))
-        found = torch.cat(seen[i * steps : (i + 1) * steps])
+        found, seen = torch.cat(seen[:steps]), seen[steps:]
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert not seen
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

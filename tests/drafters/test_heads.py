@@ -17,14 +17,17 @@ from transformers.cache_utils import DFlashCache, MtpCache
 from transformers.modeling_layers import MtpModel
 
 from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, MtpDrafter, SpeculationError
-from hf_specdec.drafters.eagle.session import EagleSession
-from hf_specdec.drafters.heads.dflash import DFlashSession
-from hf_specdec.drafters.heads.mtp import MtpSession
+from hf_specdec.budget import Controller, nodes_that_pay
+from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession
+from hf_specdec.drafters.heads import HeadDrafter
+from hf_specdec.engine import guard
 from hf_specdec.protocol import Draft
 
 WINDOW = 6
 BLOCK = 4
 MASK = 95
+WIDE = 24
+"""nodes that are verified at least, where there are so many"""
 TARGETS: dict[str, Any] = {
     "GLM-4-MoE": lambda layers: tf.Glm4MoeConfig(
         **models.SIZES,
@@ -109,15 +112,24 @@ def _dflash_pair(kind: str) -> tuple[Any, Drafter]:
 
 
 PAIRS = pairs()
-SESSIONS: dict[Any, Any] = {MtpDrafter: MtpSession, DFlashDrafter: DFlashSession, EagleDrafter: EagleSession}
 LENGTHS = [[9], [7, 7, 7], [3, 11, 6]]
+
+
+def never_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random heads are hardly ever right; where they do not pay nothing would be drafted, or verified."""
+    plan = Controller.plan
+
+    def planned(self: Controller, drafted: Any, most: int, enough: int = 1) -> int:
+        as_ever = plan(self, drafted, most, enough)
+        return min(self.fixed or most, most) if self.who == HeadDrafter.who else as_ever
+
+    monkeypatch.setattr(Controller, "plan", planned)
+    monkeypatch.setattr(guard, "nodes_that_pay", lambda *known: max(WIDE, nodes_that_pay(*known)))
 
 
 @pytest.fixture(autouse=True)
 def drafting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random heads are hardly ever right; where they do not pay nothing would be drafted."""
-    for session in SESSIONS.values():
-        monkeypatch.setattr(session, "weighs", True)
+    never_declined(monkeypatch)
 
 
 @pytest.mark.grid
@@ -152,14 +164,16 @@ def drafts_are_those_of_texts_alone(
     target, drafter = PAIRS[pair]()
     call = models.prompts(lengths) | {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     texts = [row[max(lengths) - n :] for row, n in zip(target.generate(**call).tolist(), lengths, strict=True)]
-    session = SESSIONS[type(drafter)]
     drafts: list[tuple[list[int], list[int]]] = []
+    session: Any = GrowingSession if forwards == "eager" else DraftModelSession
     propose = session.propose
 
     def recording(self: Any, sequences: Any, room: list[int]) -> Any:
         draft, fed = propose(self, sequences, room), []
         for b, row in enumerate(sequences.rows):
             tokens, drafted = list(sequences.tokens[b]), draft.tokens[b].tolist()[: draft.lengths[b]]
+            if session is GrowingSession:
+                drafted = self.drafted[b]  # the tree's chain
             drafts.append((tokens, drafted))
             right = (len(tokens) + row) % (len(drafted) + 1)
             fed.append([*texts[row][len(tokens) :][:right], *drafted[right:]])
@@ -169,9 +183,8 @@ def drafts_are_those_of_texts_alone(
     target.generate(**call, assistant_model=drafter, speculation={"forwards": forwards})
     stats = drafter.last_stats
     assert stats is not None and len(drafts) > 5 * len(lengths) and stats.accepted_tokens > 4
-    alone = {MtpDrafter: _mtp_alone, DFlashDrafter: _dflash_alone, EagleDrafter: _eagle_alone}[type(drafter)]
     for text, drafted in drafts:
-        expected = alone(target, drafter, torch.tensor([text]))[: len(drafted)]
+        expected = ALONE[type(drafter)](target, drafter, torch.tensor([text]))[: len(drafted)]
         assert drafted == expected
 
 
@@ -208,6 +221,10 @@ def _eagle_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
     return [int(each.argmax()) for each in logits]
 
 
+ALONE: dict[Any, Any] = {MtpDrafter: _mtp_alone, DFlashDrafter: _dflash_alone, EagleDrafter: _eagle_alone}
+"""what heads draft over a text, by another way"""
+
+
 @pytest.fixture(scope="module")
 def small() -> Any:
     size = {"vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "head_dim": 8}
@@ -226,12 +243,16 @@ def small() -> Any:
 def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:
     """The power is that of test_distribution's tests."""
     told, processors = SETTINGS[settings]
-    drafter: Any = _small_dflash(small) if kind == "DFlash" else MtpDrafter(_loud(MtpModel(small, 2), seed=4))
-    if kind == "EAGLE-3":  # which does not know one of the tokens
-        drafter = EagleDrafter(_loud(eagle_heads.tiny(VOCAB, known=VOCAB - 1), seed=4), num_draft_tokens=2)
+    drafter = small_head(small, kind)
     counts = sample(small, drafter, FEWER, **told)
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0 < drafter.last_stats.rejections
     assert p_value(counts, joint(small, processors)) > LEVEL
+
+
+def small_head(target: Any, kind: str) -> Any:
+    if kind == "EAGLE-3":  # which does not know one of the tokens
+        return EagleDrafter(_loud(eagle_heads.tiny(VOCAB, known=VOCAB - 1), seed=4), num_draft_tokens=2)
+    return _small_dflash(target) if kind == "DFlash" else MtpDrafter(_loud(MtpModel(target, 2), seed=4))
 
 
 def _small_dflash(target: Any) -> DFlashDrafter:

@@ -10,10 +10,6 @@ import test_heads
 import test_transfers
 from place import DEVICE, placed
 
-from hf_specdec.drafters.eagle.session import EagleSession
-from hf_specdec.drafters.heads.dflash import DFlashSession
-from hf_specdec.drafters.heads.mtp import MtpSession
-
 VOCAB = test_transfers.VOCAB
 
 
@@ -42,9 +38,6 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
 def drafting_goes_on() -> Iterator[None]:
     """Also where nothing is gained by it: random heads are hardly ever right, and here no clock decides."""
     with (
-        mock.patch.object(MtpSession, "weighs", True),
-        mock.patch.object(DFlashSession, "weighs", True),
-        mock.patch.object(EagleSession, "weighs", True),
         mock.patch("hf_specdec.budget.account.GIVEN", 1 << 30),
         mock.patch("hf_specdec.budget.Cost.round", lambda *_: lambda width: 1.0),
     ):

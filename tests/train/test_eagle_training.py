@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_draft_training import QUESTIONS
+from test_heads import never_declined
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, EagleDrafter, SpeculationError
-from hf_specdec.drafters.eagle.session import EagleSession
 from hf_specdec.tools.loading.models import Pair
 from hf_specdec.train.eagle import EagleSettings, closing, lessons, run, train_eagle
 from hf_specdec.train.eagle.learner import EagleTraining, Learner, acceptance
@@ -78,7 +78,7 @@ def test_a_run_makes_a_head_that_is_right_more_often(
     drafter = Drafter.from_pretrained(folder)
     assert isinstance(drafter, EagleDrafter) and drafter.config.num_draft_tokens == 3
     same = AutoModelForCausalLM.from_pretrained(settings.target)
-    monkeypatch.setattr(EagleSession, "weighs", True)  # the target is so fast that nothing would be drafted
+    never_declined(monkeypatch)  # the target is so fast that nothing would be drafted
     call: dict[str, Any] = {**models.prompts([6]), "max_new_tokens": 40, "do_sample": False}
     assert torch.equal(same.generate(**call), same.generate(**call, assistant_model=drafter))
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0
@@ -207,6 +207,7 @@ def test_states_are_read_once(target: Any, tmp_path: Path, monkeypatch: pytest.M
         ({"steps": 0}, "steps must be from 1 to 16"),
         ({"mlp_size": 0}, "mlp_size must be from 1 to"),
         ({"data": [], "own_prompts": 0}, "there are no prompts to answer"),
+        ({"data": [], "answers": "given"}, "answers='given' needs data"),
     ],
 )
 def test_bad_arguments(settings: EagleSettings, changes: dict[str, Any], message: str) -> None:

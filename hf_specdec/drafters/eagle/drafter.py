@@ -10,12 +10,13 @@ from ...config import DrafterConfig, ranged
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
-from ...session import DraftSession
-from ..base import Drafter
-from ..heads.session import check_attention
+from ..heads import HeadDrafter
+from ..heads.draft import HeadDraft, check_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from .model import LlamaForCausalLMEagle3
 
 
 @strict
@@ -29,7 +30,7 @@ class EagleConfig(DrafterConfig):
 
 
 @register_drafter
-class EagleDrafter(Drafter):
+class EagleDrafter(HeadDrafter):
     """Drafts with an EAGLE-3 head that was trained for the target (Li et al. 2025)."""
 
     config_class = EagleConfig
@@ -40,20 +41,24 @@ class EagleDrafter(Drafter):
         """
         Args:
             draft_model: the head. `Drafter.from_pretrained(name)` loads published ones.
-            num_draft_tokens: γ, steps of the head per round, from 1 to 16.
+            num_draft_tokens: γ, steps of the head per round, from 1 to 16. Greedy decoding makes fewer where these
+                promise more.
 
         Raises:
             SpeculationError: a bad option, or a model that is no such head.
         """
         super().__init__(num_draft_tokens=num_draft_tokens)
-        from .model import LlamaForCausalLMEagle3  # loads models' code, as does what follows
-
-        if not isinstance(draft_model, LlamaForCausalLMEagle3):
+        if not self.takes(draft_model):
             raise SpeculationError(
                 f"draft_model {type(draft_model).__name__} is not an EAGLE-3 head; load one with "
                 "Drafter.from_pretrained(), or use DraftModelDrafter"
             )
-        self.draft_model: LlamaForCausalLMEagle3 = draft_model
+        self.draft_model: LlamaForCausalLMEagle3 = draft_model  # type: ignore[assignment]
+
+    @staticmethod
+    def takes(model: object) -> bool:
+        """Whether it is an EAGLE-3 head."""
+        return hasattr(model, "states_read")
 
     @classmethod
     def reads(cls, content: dict[str, Any]) -> bool:
@@ -89,7 +94,7 @@ class EagleDrafter(Drafter):
             )
         check_attention(head.config)
 
-    def start(self, context: DraftContext) -> DraftSession:
-        from .session import EagleSession
+    def heads(self, context: DraftContext) -> HeadDraft:
+        from .heads import EagleHeads
 
-        return EagleSession(context, self.draft_model, self.config.num_draft_tokens)
+        return EagleHeads(context, self.draft_model, self.config.num_draft_tokens)

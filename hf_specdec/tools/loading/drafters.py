@@ -90,8 +90,8 @@ def _described(spec: str, draft: PreTrainedModel | None, others: Iterable[str], 
     if name is None:
         return Drafter.from_pretrained(spec, **loading)
     drafter_class: Any = registry.drafter_class(name)
-    models = [required_draft(spec, draft)] if drafter_class.needs_draft_model else []
-    return drafter_class(*models, **options)
+    draft = required_draft(spec, draft) if drafter_class.needs_draft_model else draft
+    return drafter_class(*[draft] * drafter_class.takes_draft_model, **options)
 
 
 def _read(spec: str, others: Iterable[str]) -> tuple[str | None, dict[str, Any]]:

@@ -18,7 +18,17 @@ from ...tools.showing import quiet
 from ..draft.teacher import contents
 from ..folder import TrainingFolder, interruptible
 from ..learning import learn
-from ..own_text import OwnTextSettings, halves, hold_to_target, own_texts, special_tokens, training_option, try_it
+from ..own_text import (
+    Answers,
+    OwnTextSettings,
+    given_texts,
+    halves,
+    hold_to_target,
+    own_texts,
+    special_tokens,
+    training_option,
+    try_it,
+)
 from ..writing import most_frequent
 from .learner import EagleTraining, Learner, acceptance, said
 from .lessons import collate, read_lessons
@@ -30,6 +40,7 @@ _head: Any = partial(Option, rich_help_panel="The head")
 class EagleSettings(OwnTextSettings):
     """Arguments of the command."""
 
+    answers: Answers = "own"
     known_tokens: Annotated[
         int, _head(help="Size of the head's vocabulary: the tokens that the target writes most often.")
     ] = 8192
@@ -52,6 +63,8 @@ class EagleSettings(OwnTextSettings):
         super().check()
         if self.mlp_size is not None and not 1 <= self.mlp_size <= 2**24:
             raise SpeculationError(f"mlp_size must be from 1 to {2**24}, got {self.mlp_size}")
+        if self.answers == "given" and not self.data:
+            raise SpeculationError("answers='given' needs data; name files with prompts and answers")
 
 
 def train_eagle(settings: EagleSettings) -> dict[str, Any]:
@@ -67,15 +80,15 @@ def train_eagle(settings: EagleSettings) -> dict[str, Any]:
             number any more.
     """
     settings.check()
-    folder = TrainingFolder.at(settings.output)
-    questions = settings.questions()
+    folder, own = TrainingFolder.at(settings.output), settings.answers == "own"
+    questions = settings.questions() if own else []
     with quiet(), interruptible("run the same command again to continue"):
         pair = settings.load()
         target, vocab = pair.target, pair.target.config.get_text_config(decoder=True).vocab_size
         config = head_config(target, settings)
         special = special_tokens(pair, vocab, settings.known_tokens)
         hold_to_target(folder, settings, pair)
-        texts = own_texts(settings, pair, questions, folder.work)
+        texts = own_texts(settings, pair, questions, folder.work) if own else given_texts(settings, pair)
         tokens, covered = most_frequent(texts, vocab, settings.known_tokens, special)
         config.draft_vocab_size = len(tokens)
         head = beginning(config, pair, tokens, settings.seed)

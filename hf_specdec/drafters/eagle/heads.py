@@ -1,4 +1,4 @@
-"""`EagleSession`: a chain a round, one step of the head after the other."""
+"""`EagleHeads`: a chain a round, one step of the head after the other."""
 
 import torch
 from torch import Tensor
@@ -10,16 +10,17 @@ from ...target.grouped import grouped_attention
 from ...target.masks import as_bias, attention_windows
 from ...transfer import moved
 from ..heads.context import News
+from ..heads.draft import HeadDraft
 from ..heads.drawn import Draw
-from ..heads.session import HeadSession
 from .model import LlamaForCausalLMEagle3, embedded
 
 
-class EagleSession(HeadSession):
+class EagleHeads(HeadDraft):
     """The first step reads the target's states and the tokens behind them, each other one its own last state and the
     token that was drawn from it."""
 
     model: LlamaForCausalLMEagle3
+    at_once = False
 
     def __init__(self, context: DraftContext, head: LlamaForCausalLMEagle3, most: int) -> None:
         """
