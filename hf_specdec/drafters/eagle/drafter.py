@@ -1,6 +1,7 @@
 """`EagleDrafter`: EAGLE-3 heads, of the formats in which people publish them."""
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,9 +72,7 @@ class EagleDrafter(HeadDrafter):
 
     @classmethod
     def load_model(cls, folder: Path, **loading: Any) -> "PreTrainedModel":
-        from .published import load_head
-
-        return load_head(folder, **loading)
+        return _code("published").load_head(folder, **loading)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         head, theirs = self.draft_model, target.config.get_text_config(decoder=True)
@@ -95,6 +94,9 @@ class EagleDrafter(HeadDrafter):
         check_attention(head.config)
 
     def heads(self, context: DraftContext) -> HeadDraft:
-        from .heads import EagleHeads
+        return _code("heads").EagleHeads(context, self.draft_model, self.config.num_draft_tokens)
 
-        return EagleHeads(context, self.draft_model, self.config.num_draft_tokens)
+
+def _code(module: str) -> Any:
+    """Of this folder, what needs models' code, which takes longer to import than all of this package."""
+    return import_module(f".{module}", __package__)

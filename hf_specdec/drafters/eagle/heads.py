@@ -30,7 +30,7 @@ class EagleHeads(HeadDraft):
         assert context.target is not None, "heads draft where the target is"
         layers = head.states_read(context.target.config.get_text_config(decoder=True).num_hidden_layers)
         super().__init__(context, head, input_device(head.fc), layers, most, beyond=most)
-        self.forwards, self.windows, self.tokens = most, attention_windows(head), moved(head.tokens, self.device)
+        self.forwards, self.windows = most, attention_windows(head)
         self.embed = head.embed_tokens or context.target.get_input_embeddings()
 
     def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
@@ -63,5 +63,5 @@ class EagleHeads(HeadDraft):
         """[B, V] over the target's vocabulary; tokens that the draft does not know have the lowest there is."""
         known = self.model.lm_head(normed)
         logits = known.new_full((len(known), self.context.vocab_size), torch.finfo(known.dtype).min)
-        logits[:, self.tokens] = known
+        logits[:, self.model.tokens] = known
         return logits

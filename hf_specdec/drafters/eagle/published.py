@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import SpeculationError, one_line, shortened, shown
 from ...hub.files import DTYPE_NAMES, LIGHT, read_json, read_tensors, tensor_infos
 from ...hub.loading import CONFIG, WEIGHTS
-from ...target.devices import device_name
+from ...target.devices import DTYPES, device_name, dtype_name
 from ...target.packing import pack_linear as pack
 from .model import FAMILIES, FUSED, LAYER_IDS, LlamaForCausalLMEagle3
 
@@ -65,7 +65,8 @@ def load_head(
     expected = {theirs.get(name, name): _as_stored(tensor, stored, theirs.get(name)) for name, tensor in wanted.items()}
     found = read_tensors(folder, WEIGHTS, expected)
     weights = {name: found[theirs[name]] for name in wanted}
-    kind = weights["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    kind = weights["fc.weight"].dtype if dtype == "auto" else dtype
+    kind = DTYPES[dtype_name(kind, "cpu")] if isinstance(kind, str) else kind
     weights = {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     head.load_state_dict(weights | _vocabulary(head, weights.get("d2t"), folder), assign=True)
     head.rotary_emb = type(head.rotary_emb)(config)  # computed, not stored
