@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import copy
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from huggingface_hub import hf_hub_download
 
 from ...errors import SpeculationError, one_line, warn
-from ...hub import check_made_for, drafter_from_flag, load_drafter
+from ...hub import check_made_for, drafter_from_flag
 from ...hub.draft import load_draft
 from ...hub.fetching import Allowance
 from ...hub.files import HubSource
-from ...hub.flag import LOADING_OPTIONS
 from ...hub.known import Known, known_for, ready_folder
 from ...hub.registry import drafter_class, drafter_types
 from ...hub.tokenizer import public_name
@@ -70,7 +72,7 @@ def _candidates(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Can
     yield from _brought(target, allowance)
     for known in known_for(target):
         why = f"known for {known.targets[0]}" + ", which this model is like" * (not known.names(target))
-        yield Candidate(known.name, why, lambda known=known: _of_known(known, target, allowance))
+        yield Candidate(known.name, why, partial(_of_known, known, target, allowance))
     name = public_name(target.config.name_or_path) or type(target).__name__
     yield Candidate("without a draft model", f"it needs nothing, and nothing else is at hand for {name}", _hybrid)
 
@@ -80,31 +82,27 @@ def _candidates(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Can
 
 def _brought(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Candidate]:
     if target.config.name_or_path and getattr(target.config.get_text_config(), "num_mtp_layers", None):
-        yield Candidate("its own layers", "the model was trained to foretell several tokens", _made("mtp"))
+        yield Candidate("its own layers", "the model was trained to foretell several tokens", partial(_made, "mtp"))
     config: Any = getattr(target, "generation_config", None)
     if (kind := getattr(config, "speculation_type", None)) not in NOT_OURS:
         options = Rules.split(getattr(config, "speculation", None))[1]
-        name = str(options.get("drafter", kind))
-        yield Candidate(
-            name, "the model's generation config asks for it", lambda: _flagged(target, str(kind), options, allowance)
-        )
+        make = partial(_flagged, str(kind), options, target, allowance)
+        yield Candidate(str(options.get("drafter", kind)), "the model's generation config asks for it", make)
     if (source := _beside(target, allowance)) is not None:
-        yield Candidate(
-            f"{source.repo_or_folder}/{BESIDE}",
-            "it lies beside the model",
-            lambda: _loaded(source, target, allowance),
-        )
+        make = partial(_loaded, source, target, allowance)
+        yield Candidate(f"{source.repo_or_folder}/{BESIDE}", "it lies beside the model", make)
 
 
-def _flagged(target: "PreTrainedModel", kind: str, options: dict[str, Any], allowance: Allowance) -> Drafter:
+def _flagged(kind: str, options: dict[str, Any], target: "PreTrainedModel", allowance: Allowance) -> Drafter:
     """The drafter that the target's own flag names, if it may be fetched."""
     if "drafter" in options:
-        where = {name: options[name] for name in LOADING_OPTIONS[:4] if name in options}
+        where = {field.name: options[field.name] for field in fields(HubSource) if field.name in options}
         source = allowance.drafter(HubSource(options["drafter"], **where))
         options = options | _like(target) | {"local_files_only": source.local_files_only}
         if source.revision is not None:
             options["revision"] = source.revision
-    return cast(Drafter, drafter_from_flag(target, kind, options))
+    named = cast(Drafter, drafter_from_flag(target, kind, options))
+    return copy(named)  # `because` is not for those who name it themselves
 
 
 def _beside(target: "PreTrainedModel", allowance: Allowance) -> HubSource | None:
@@ -142,24 +140,16 @@ def _of_known(known: Known, target: "PreTrainedModel", allowance: Allowance) -> 
 def _loaded(source: HubSource, target: "PreTrainedModel", allowance: Allowance) -> Drafter:
     source = allowance.drafter(source)
     where: dict[str, Any] = {} if source.is_local else {"revision": source.revision}
-    return cast(
-        Drafter,
-        load_drafter(
-            Drafter,
-            source.repo_or_folder,
-            subfolder=source.subfolder,
-            local_files_only=source.local_files_only,
-            **where | _like(target),
-        ),
-    )
+    where |= {"subfolder": source.subfolder, "local_files_only": source.local_files_only}
+    return Drafter.from_pretrained(source.repo_or_folder, **where | _like(target))
 
 
 def _hybrid(draft_model: Any = None) -> Drafter:
-    return cast(Drafter, drafter_class("hybrid")(draft_model, memory_mb=MEMORY_MB))
+    return _made("hybrid", draft_model, memory_mb=MEMORY_MB)
 
 
-def _made(kind: str) -> Callable[[], Drafter]:
-    return lambda: cast(Drafter, drafter_class(kind)())
+def _made(kind: str, *arguments: Any, **options: Any) -> Drafter:
+    return cast(Drafter, drafter_class(kind)(*arguments, **options))
 
 
 def _like(target: "PreTrainedModel") -> dict[str, Any]:

@@ -28,7 +28,7 @@ class AutoConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "auto"
 
-    max_download_gb: float = ranged(2.0, 0.0, 10_000.0)
+    max_download_gb: float = ranged(2.0, 0, 10_000)
 
 
 @register_drafter
