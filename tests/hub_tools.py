@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import eagle_heads
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_specdec import DFlashDrafter, Drafter, StreamingDrafter
+from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, StreamingDrafter
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.hub.registry import drafter_class, drafter_types
 
@@ -70,6 +71,8 @@ def drafter_of(name: str) -> Drafter:
         return tiny_ngram()
     if cls is DFlashDrafter:
         return tiny_dflash()
+    if cls is EagleDrafter:
+        return EagleDrafter(eagle_heads.tiny(40, known=30))
     options: dict[str, Any] = {}
     if "worker" in cls.config_class.options():
         options = {"worker": "thread"}  # a process takes long to start

@@ -38,7 +38,8 @@ OVER = {
     "disco": {"draft_model"},
     "pearl": {"draft_model"},
     "heads": {"draft_model"},
-    "hybrid": {"draft_model", "prompt_lookup", "suffix"},
+    "eagle": {"heads"},
+    "hybrid": {"draft_model", "prompt_lookup", "suffix", "heads", "eagle"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},
 }

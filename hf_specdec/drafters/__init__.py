@@ -6,6 +6,7 @@ from .auto import AutoDrafter
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter, Translated
+from .eagle import EagleDrafter
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -24,6 +25,7 @@ __all__ = [
     "DraftModelDrafter",
     "DraftSession",
     "Drafter",
+    "EagleDrafter",
     "HybridDrafter",
     "MtpDrafter",
     "NGramDrafter",

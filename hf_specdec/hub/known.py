@@ -20,11 +20,11 @@ SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 @dataclass(frozen=True)
 class Known:
-    """A drafter, and for which targets. It is in a `repo` of the Hub, where that of the kind "hybrid" is a draft model,
-    or in a `folder` below `READY`."""
+    """What drafts, and for which targets: a draft model or heads in a `repo` of the Hub, or a ready drafter in a
+    `folder` below `READY`."""
 
     kind: str
-    """its `drafter_type`"""
+    """the `drafter_type` that is made of it"""
     targets: tuple[str, ...]
     """Hub repos that it is for"""
     like: dict[str, Any] = field(hash=False)

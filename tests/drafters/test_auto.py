@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import eagle_heads
 import models
 import pytest
 import torch
@@ -15,13 +16,14 @@ import transformers as tf
 from continuations import same_greedy_text, sampling_p_value
 from hub_server import TOKEN, HubServer
 from hub_tools import PROMPT, ROOT, generate, hub_of_our_own, push_model, tiny_model
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 
 from hf_specdec import (
     AutoDrafter,
     BatchDecoder,
     Drafter,
     DraftModelDrafter,
+    EagleDrafter,
     HybridDrafter,
     MtpDrafter,
     PromptLookupDrafter,
@@ -38,7 +40,7 @@ from hf_specdec.hub.registry import drafter_types
 from hf_specdec.target.packing import pack_linear
 from hf_specdec.tools.loading.drafters import load_drafter
 
-TO_COME = {"eagle3", "dflash"}
+TO_COME = {"dflash"}
 """kinds of published heads that entries may name before this version drafts with them"""
 LIKE = {"model_type": "llama", "vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 2}
 """what a `tiny_model` is"""
@@ -167,7 +169,8 @@ def test_layers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     _save(target, layers, tmp_path / "whole")
     loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     drafter, note = speculated(loaded)
-    assert isinstance(drafter, MtpDrafter) and note.startswith("auto chose mtp (its own layers)")
+    assert isinstance(drafter, HybridDrafter) and isinstance(drafter.model_drafter, MtpDrafter)
+    assert note.startswith("auto chose hybrid (its own layers)")
     target.save_pretrained(tmp_path / "without")
     loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "without")
     with pytest.warns(SpeculationWarning, match="its own layers was left out: .*holds no layers"):
@@ -252,6 +255,18 @@ def test_a_known_draft_model(
     drafter, note = speculated(target)
     assert isinstance(drafter, HybridDrafter) and drafter.draft_model.dtype is torch.float32
     assert "(org/draft): known for org/tiny" in note and ("like" in note) is ("tuned" in name)
+
+
+@pytest.mark.parametrize("form", ["SafeAILab", "speculators"])
+def test_known_heads_as_they_are_published(form: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, target = HfApi(endpoint=constants.ENDPOINT, token=TOKEN), eagle_heads.target()
+    api.create_repo("org/head")
+    api.upload_folder(repo_id="org/head", folder_path=eagle_heads.folder_of(form))
+    like = {name: getattr(target.config, name) for name in known.SIZES}
+    knowing(monkeypatch, {"repo": "org/head", "kind": "eagle3", "like": like})
+    drafter, note = speculated(target)
+    assert isinstance(drafter, HybridDrafter) and isinstance(drafter.model_drafter, EagleDrafter)
+    assert note.startswith("auto chose hybrid (org/head): known for org/tiny")
 
 
 def test_what_is_known_by_name_comes_first(target: Any, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

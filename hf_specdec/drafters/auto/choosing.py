@@ -12,11 +12,10 @@ from huggingface_hub import hf_hub_download
 
 from ...errors import SpeculationError, one_line, warn
 from ...hub import check_made_for, drafter_from_flag
-from ...hub.draft import load_draft
 from ...hub.fetching import Allowance
 from ...hub.files import HubSource
 from ...hub.known import Known, known_for, ready_folder
-from ...hub.registry import drafter_class, drafter_types
+from ...hub.registry import drafter_class, drafter_types, load_model
 from ...hub.tokenizer import public_name
 from ...target.devices import DTYPES, input_device
 from ...target.packing import is_packed
@@ -82,7 +81,7 @@ def _candidates(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Can
 
 def _brought(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Candidate]:
     if target.config.name_or_path and getattr(target.config.get_text_config(), "num_mtp_layers", None):
-        yield Candidate("its own layers", "the model was trained to foretell several tokens", partial(_made, "mtp"))
+        yield Candidate("its own layers", "the model was trained to foretell several tokens", _with_own_layers)
     config: Any = getattr(target, "generation_config", None)
     if (kind := getattr(config, "speculation_type", None)) not in NOT_OURS:
         options = Rules.split(getattr(config, "speculation", None))[1]
@@ -132,9 +131,7 @@ def _of_known(known: Known, target: "PreTrainedModel", allowance: Allowance) -> 
         if (folder := ready_folder(known.folder)) is None:
             raise SpeculationError("it comes with a clone of the repository, and this is none")
         return _loaded(HubSource(folder), target, allowance)
-    if known.kind == "hybrid":
-        return _hybrid(load_draft(allowance.model(HubSource(known.repo)), **_like(target)))
-    return _loaded(HubSource(known.repo), target, allowance)
+    return _hybrid(load_model(allowance.model(HubSource(known.repo)), **_like(target)))
 
 
 def _loaded(source: HubSource, target: "PreTrainedModel", allowance: Allowance) -> Drafter:
@@ -144,12 +141,13 @@ def _loaded(source: HubSource, target: "PreTrainedModel", allowance: Allowance) 
     return Drafter.from_pretrained(source.repo_or_folder, **where | _like(target))
 
 
+def _with_own_layers() -> Drafter:
+    return _hybrid(drafter_class("mtp")())
+
+
 def _hybrid(draft_model: Any = None) -> Drafter:
-    return _made("hybrid", draft_model, memory_mb=MEMORY_MB)
-
-
-def _made(kind: str, *arguments: Any, **options: Any) -> Drafter:
-    return cast(Drafter, drafter_class(kind)(*arguments, **options))
+    """Whatever drafts, with copies and past outputs in one tree."""
+    return cast(Drafter, drafter_class("hybrid")(draft_model, memory_mb=MEMORY_MB))
 
 
 def _like(target: "PreTrainedModel") -> dict[str, Any]:
