@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .drafters import (
+    AutoDrafter,
     DFlashDrafter,
     DiscoDrafter,
     DiscoStoppingCriteria,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .tools.loading.models import load
 
 __all__ = [
+    "AutoDrafter",
     "BatchDecoder",
     "DFlashDrafter",
     "DiscoDrafter",

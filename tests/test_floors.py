@@ -34,6 +34,7 @@ FLOORS = [
 ]
 """from the ground up; parts of one floor do not know each other"""
 OVER = {
+    "auto": {"draft_model"},
     "disco": {"draft_model"},
     "pearl": {"draft_model"},
     "heads": {"draft_model"},

@@ -2,6 +2,7 @@
 
 from ..protocol import Draft, DraftContext, Sequences, Verdict
 from ..session import DraftSession
+from .auto import AutoDrafter
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter, Translated
@@ -15,6 +16,7 @@ from .streaming import StreamingDrafter
 from .suffix import SuffixDrafter
 
 __all__ = [
+    "AutoDrafter",
     "DFlashDrafter",
     "DiscoDrafter",
     "DiscoStoppingCriteria",

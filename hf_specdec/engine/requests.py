@@ -83,6 +83,8 @@ class Requests(Engine):
         self.reading_speed = 0.0
         """tokens per second"""
         self._start()
+        if drafter is not None and drafter.because:
+            self.stats.notes.append(drafter.because)
         if wants_captures(forwards, model) and (why := self._why_eager()):
             self.stats.notes.append(f"forwards are not captured: {why}")
 

@@ -22,6 +22,7 @@ SUMMARIES = {
     "prompt_lookup": "Copies what followed an earlier occurrence of the last tokens; no draft model, any target.",
     "ngram": "Draws from an n-gram model over token ids; no forward pass, for targets with this tokenizer.",
     "suffix": "Copies from an index over the prompt and past outputs; no draft model, any target.",
+    "auto": "Chooses what drafts for a target: what it brings, what is known for it, else copies and past outputs.",
     "hybrid": "Merges copies of earlier text and a small model's tokens into one tree.",
     "draft_model": "A small model drafts and the target verifies (speculative sampling, Leviathan et al. 2023).",
     "disco": "A small model drafts, and a classifier decides after every token whether to go on (DISCO, 2024).",
@@ -42,6 +43,7 @@ OPTIONS = {
         "num_branches": "continuations drafted at once, as a tree",
         "memory_mb": "memory for past outputs, in MiB",
     },
+    "auto": {"max_download_gb": "gigabytes that may be downloaded for a target"},
     "hybrid": {
         "num_draft_tokens": AUTO_WINDOW,
         "num_candidates": "draft-model tokens tried per position",
