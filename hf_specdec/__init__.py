@@ -10,11 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .drafters import (
+    AutoDrafter,
     DFlashDrafter,
     DiscoDrafter,
     DiscoStoppingCriteria,
     Drafter,
     DraftModelDrafter,
+    EagleDrafter,
     HybridDrafter,
     MtpDrafter,
     NGramDrafter,
@@ -38,12 +40,14 @@ if TYPE_CHECKING:
     from .tools.loading.models import load
 
 __all__ = [
+    "AutoDrafter",
     "BatchDecoder",
     "DFlashDrafter",
     "DiscoDrafter",
     "DiscoStoppingCriteria",
     "DraftModelDrafter",
     "Drafter",
+    "EagleDrafter",
     "HybridDrafter",
     "MtpDrafter",
     "NGramDrafter",

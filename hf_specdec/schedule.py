@@ -83,6 +83,7 @@ class AnyDrafter(Protocol):
     brings_runner: bool
     recordable: bool
     last_stats: SpeculationStats | None
+    because: str
 
     def start(self, context: DraftContext) -> DraftSession: ...
 

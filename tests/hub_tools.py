@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import eagle_heads
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_specdec import DFlashDrafter, Drafter, StreamingDrafter
+from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, StreamingDrafter
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.hub.registry import drafter_class, drafter_types
 
@@ -70,12 +71,14 @@ def drafter_of(name: str) -> Drafter:
         return tiny_ngram()
     if cls is DFlashDrafter:
         return tiny_dflash()
+    if cls is EagleDrafter:
+        return EagleDrafter(eagle_heads.tiny(40, known=30))
     options: dict[str, Any] = {}
     if "worker" in cls.config_class.options():
         options = {"worker": "thread"}  # a process takes long to start
     if cls is StreamingDrafter:
         options = {"hidden_size": tiny_model().config.hidden_size, "num_streams": 2}
-    drafter = cls(*[tiny_model(seed=1)] * cls.needs_draft_model, **options)
+    drafter = cls(*[tiny_model(seed=1)] * cls.takes_draft_model, **options)
     drafter.load_weights(drafter.weights())  # random weights will do: the text does not depend on the draft
     return drafter
 

@@ -28,7 +28,7 @@ class HeadSession(DraftSession):
     def observe_prompt(self, verdict: Verdict) -> None:
         """[B, P, H]: the last column decided the first token."""
         states = verdict.features[-1]
-        self.state = {row: states[b, -1] for b, row in enumerate(verdict.rows)}
+        self.state |= {row: states[b, -1] for b, row in enumerate(verdict.rows)}
 
     def observe(self, verdict: Verdict) -> None:
         for b, row in enumerate(verdict.rows):

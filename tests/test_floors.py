@@ -34,10 +34,12 @@ FLOORS = [
 ]
 """from the ground up; parts of one floor do not know each other"""
 OVER = {
+    "auto": {"draft_model"},
     "disco": {"draft_model"},
     "pearl": {"draft_model"},
     "heads": {"draft_model"},
-    "hybrid": {"draft_model", "prompt_lookup", "suffix"},
+    "eagle": {"heads"},
+    "hybrid": {"draft_model", "prompt_lookup", "suffix", "heads", "eagle"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},
 }

@@ -16,12 +16,10 @@ and meet the same luck, and each of them has its own distribution: sessions draw
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
-from unittest import mock
 
 import torch
 from rich.console import Console
@@ -33,7 +31,7 @@ from typer import Option
 from hf_specdec import SpeculationError
 from hf_specdec.budget import MOST_NODES, Controller, Cost, CostView, DraftCost, Experience, most_per_second
 from hf_specdec.commands.options import command
-from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession, Own, Planned, Step, Stepwise
+from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession, Own, Planned, Step, Steps, Stepwise
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 from hf_specdec.tools.instruments.ends import until_end
 from hf_specdec.tools.loading.chat import batch, prompt_ids
@@ -130,14 +128,13 @@ class SetSteps(DraftCost):
         """Whatever the clock says."""
 
 
-class Recorded:
+class Recorded(Steps):
     """In the place of a session's `ModelDraft`."""
 
-    blind, unread = False, 0
+    unread = 0
 
     def __init__(self, rows: Sequence[Recording], candidates: int) -> None:
         self.rows, self.candidates, self.steps = rows, candidates, 0
-        self.context: Any = None
 
     def room(self, sequences: Sequences) -> int:
         return 2**31
@@ -154,9 +151,6 @@ class Recorded:
         self.here, self.steps = [(row, place + 1) for row, place in self.here], self.steps + 1
         q = torch.zeros(len(tokens), 2).scatter_(1, tokens, chances) if self.context.do_sample else None
         return Step(tokens, torch.empty(0), chances, q)
-
-    def end(self) -> None:
-        """Its time is set."""
 
     def observe(self, *_: Any) -> None:
         """It has read all of the text."""
@@ -232,15 +226,11 @@ def play(
     recorded.context = context
     control = Controller(context, experience, None if window == "auto" else int(window), recorded.candidates)
     session: Any
-    with ExitStack() as replaced:
-        for module in ("growing", "session"):
-            name = f"hf_specdec.drafters.draft_model.{module}.ModelDraft"
-            replaced.enter_context(mock.patch(name, lambda *_: recorded))
-        if drawn:
-            rule: Any = Stepwise(control, Own()) if window == "auto" else Planned(control)
-            session = DraftModelSession(context, recorded, rule, control.cost)
-        else:
-            session = GrowingSession(context, recorded, control)
+    if drawn:
+        rule: Any = Stepwise(control, Own()) if window == "auto" else Planned(control)
+        session = DraftModelSession(context, recorded, rule)
+    else:
+        session = GrowingSession(context, recorded, control)
     done, taken, alive = [1] * len(rows), 0.0, list(range(len(rows)))
     while alive:
         text = [rows[row].text[: done[row]] for row in alive]

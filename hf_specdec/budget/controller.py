@@ -82,6 +82,7 @@ class Controller:
         candidates: int = 1,
         alone: bool = True,
         longest: int = LONGEST,
+        who: str = "the draft model",
     ) -> None:
         """
         Args:
@@ -89,10 +90,12 @@ class Controller:
             candidates: k, tokens that a step gives to verify.
             alone: whether nobody else drafts; then the user's γ is drafted in every round.
             longest: steps of a round at most, where γ is not set.
+            who: drafts, for notes.
         """
         self.context, self.acceptance = context, experience.acceptance
         self.cost, self.account = experience.cost, experience.account
         self.fixed, self.candidates, self.alone, self.longest = fixed, candidates, alone, fixed or longest
+        self.who = who
         self.rounds = self.declined = 0
         """all, and those in which nothing was drafted because nothing promised to pay"""
         self._declines = False
@@ -201,7 +204,7 @@ class Controller:
         if not self.declined or c is None:
             return []
         return [
-            f"the draft model was not used in {self.declined} of {self.rounds} rounds, because it would have cost more "
-            f"than it gained: a draft step costs {c:.2g} of a target step, and the expected acceptance rate is "
+            f"{self.who} was not used in {self.declined} of {self.rounds} rounds, because it would have cost more "
+            f"than it gained: a draft begins at {c:.2g} of a target step, and the expected acceptance rate is "
             f"{self.alpha():.0%}"
         ]

@@ -202,5 +202,5 @@ class DraftCost:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
 
     def c(self, cost: CostView, rows: int) -> float | None:
-        """A step over a step of the target; None where one of them is not known yet."""
-        return self.step / cost.round(rows)(1) if self.step is not None and cost.known else None
+        """A draft of one step over a step of the target; None where one of them is not known yet."""
+        return (self.opening + self.step) / cost.round(rows)(1) if self.step is not None and cost.known else None

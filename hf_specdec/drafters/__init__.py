@@ -2,9 +2,11 @@
 
 from ..protocol import Draft, DraftContext, Sequences, Verdict
 from ..session import DraftSession
+from .auto import AutoDrafter
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter, Translated, early_exit
+from .eagle import EagleDrafter
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -14,6 +16,7 @@ from .streaming import StreamingDrafter
 from .suffix import SuffixDrafter
 
 __all__ = [
+    "AutoDrafter",
     "DFlashDrafter",
     "DiscoDrafter",
     "DiscoStoppingCriteria",
@@ -22,6 +25,7 @@ __all__ = [
     "DraftModelDrafter",
     "DraftSession",
     "Drafter",
+    "EagleDrafter",
     "HybridDrafter",
     "MtpDrafter",
     "NGramDrafter",

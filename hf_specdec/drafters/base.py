@@ -33,6 +33,9 @@ class Drafter(Storable):
     recordable: bool = False
     """whether that runner's forwards can be recorded: they go through `RaggedRunner.over`"""
 
+    because: str = ""
+    """why it was chosen, for the statistics; empty where it was named"""
+
     reads_prompt: bool = True
     """whether sessions need the prompt's token ids; others draft from what is generated where it is `inputs_embeds`"""
 
@@ -62,6 +65,10 @@ class Drafter(Storable):
     @abstractmethod
     def start(self, context: DraftContext) -> DraftSession:
         """Open a session for one `generate` call, before the prompt's forward."""
+
+    def for_target(self, target: "PreTrainedModel") -> "Drafter":
+        """Who drafts for this target: itself. `AutoDrafter` chooses somebody."""
+        return self
 
     def check_target(self, target: "PreTrainedModel") -> None:
         """Raise `SpeculationError` if this drafter cannot serve the target. Called before any forward."""

@@ -110,6 +110,8 @@ class Drafting:
         )
         self.schedule: Schedule = Serial(self.session)
         self.paying: Paying | None = None
+        self.features: tuple[int, ...] = ()
+        """hidden states of the target that the session reads"""
         self.serial = True
         """whether drafting comes before verifying"""
         self._settling = 0.0

@@ -49,6 +49,7 @@ class GuardedDrafter(Guard):
         self.brings_runner = bool(self.ask(lambda d: bool(d.brings_runner)))
         self.recordable = not self.brings_runner or bool(self.ask(lambda d: bool(d.recordable)))
         """whether a runner of its own, if it brings one, can be recorded"""
+        self.because = self.ask(lambda d: str(d.because)) or ""
 
     def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
         """What the drafter says; None where it was dropped."""
@@ -62,6 +63,7 @@ class GuardedDrafter(Guard):
 
     def report(self, stats: SpeculationStats) -> None:
         """Leave the call's statistics with the drafter, also with one that was dropped."""
+        stats.notes[:0] = filter(None, [self.because])
         self.attempt(lambda: setattr(self.drafter, "last_stats", stats), lambda: None)
 
     def drop(self, reason: str) -> None:

@@ -21,6 +21,7 @@ class NoDrafts:
     """A drafter that drafts nothing."""
 
     proposes_trees = brings_runner = recordable = False
+    because = ""
 
     def __init__(self) -> None:
         self.last_stats: SpeculationStats | None = None

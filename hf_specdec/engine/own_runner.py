@@ -42,7 +42,7 @@ def target_runner(call: Call, drafting: Drafting, mode: Mode) -> Runner:
         engines.bitwise = call.rules.forwards == "bitwise"
         engines.expect(call.most_columns)
     runner: Runner = StaggeredRunner(engines) if isinstance(engines, LockstepRunner) and mode.staggered else engines
-    runner.features = session.ask(lambda s: _features(s.features, call.target)) or ()
+    runner.features = session.ask(lambda s: features_of(s.features, call.target)) or ()
     if (brings_runner or runner.features) and ranks_of(call.target) is not None:  # only the leading one has a session
         session.drop("it runs inside the target, which is spread over several processes")
     elif brings_runner and isinstance(runner, RaggedRunner):
@@ -67,7 +67,12 @@ def behind_own(runner: RaggedRunner, drafting: Drafting) -> Runner:
     return runner if own is None else GuardedRunner(own, engine, drafting.session)
 
 
-def _features(names: Sequence[int], model: "PreTrainedModel") -> tuple[int, ...]:
+def features_of(names: Sequence[int], model: "PreTrainedModel") -> tuple[int, ...]:
+    """The hidden states that a session asks for.
+
+    Raises:
+        Unfit: the model has no such ones.
+    """
     states = model.config.get_text_config(decoder=True).num_hidden_layers + 1
     fine = all(type(name) is int and -states <= name < states for name in names)
     expect(fine, "features", f"hidden states from {-states} to {states - 1}", names)

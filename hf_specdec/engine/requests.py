@@ -30,9 +30,9 @@ from .engine import Engine
 from .group import Group
 from .guard import GuardedDrafter
 from .modes import UNRECORDABLE, Mode
-from .own_runner import behind_own
+from .own_runner import behind_own, features_of
 from .request import Request
-from .results import Result
+from .results import Result, verdict_of
 from .rows import Row, Rows
 from .taking import EachAlone, Tested
 
@@ -83,6 +83,8 @@ class Requests(Engine):
         self.reading_speed = 0.0
         """tokens per second"""
         self._start()
+        if drafter is not None and drafter.because:
+            self.stats.notes.append(drafter.because)
         if wants_captures(forwards, model) and (why := self._why_eager()):
             self.stats.notes.append(f"forwards are not captured: {why}")
 
@@ -144,6 +146,7 @@ class Requests(Engine):
         if self.reading is not None and self.reading[0].answer.cancelled:
             self.reading[0].finish()
             self.reading = None
+            self._prune()
         self._leave([b for b, row in enumerate(self.rows.all) if self.requests[row.number].answer.cancelled])
 
     def turn(self) -> None:
@@ -185,19 +188,20 @@ class Requests(Engine):
         request, reading = self.reading
         left, began = reading.left, now()
         try:
+            group = self._group(request)  # whose session says which hidden states are to be kept
+            reading.features = reading.features if reading.done else self.target.features
             logits = moved(reading.read(self._piece(left)), self.rows.device)
             if reading.cache.get_seq_length() != reading.done:
                 raise SpeculationError(
                     f"{type(self.model).__name__} keeps its prompt outside the cache, which BatchDecoder cannot "
                     "use; use model.generate"
                 )
-            group = None if reading.left else self._group(request)
         except Exception as error:
             self.reading = None
             self._prune()
             request.finish(error)
             return
-        first = None if group is None else self._join(request, group, reading, logits)
+        first = None if reading.left else self._join(request, group, reading, logits)
         self._has_read(request, left - reading.left, began)
         if first is not None:
             row = self.rows.all[-1]
@@ -231,7 +235,13 @@ class Requests(Engine):
         tokens, end = list(request.prompt), min(request.end - 1, self.limit)
         self.rows.join([Row(request.number, request.call, tokens, len(tokens), group, end)], request.call.input_ids)
         tested = Tested(Draft.from_lists([[]], self.rows.device), Forward(logits))
-        return self.taking.take(group, self.rows, [len(self.rows) - 1], tested)[0]
+        first = self.taking.take(group, self.rows, [len(self.rows) - 1], tested)[0]
+        if group.drafting is not None and group.drafting.features:
+            stopped = [self.rows.all[-1].stopped]
+            verdict = verdict_of([request.number], stopped, tested.draft, tested.forward, [first])
+            verdict.features = reading.states()
+            group.drafting.session.tell(lambda session: session.observe_prompt(verdict))
+        return first
 
     def _group(self, request: Request) -> Group:
         """The group of its settings."""
@@ -251,11 +261,11 @@ class Requests(Engine):
         noise = call.noise(drawing, joined=True)
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, self.bounds)
         drafting = Drafting(guarded, context, drawing)
+        drafting.features = drafting.session.ask(lambda session: features_of(session.features, self.model)) or ()
+        self.target.features = sorted({*self.target.features, *drafting.features})
         if guarded.brings_runner:
             self.shared, self.runner = drafting, behind_own(self.target, drafting)
         drafting.arrange(takes_order=False)
-        if drafting.session.ask(lambda session: tuple(session.features)):
-            drafting.session.drop("it reads the target's hidden states, which BatchDecoder does not keep")
         if not drafting.weighs:  # one record for all, as the number of rows changes
             drafting.pause_where_it_loses(self.model, call.draws, joined=True, clock=self.clock)
         return drafting
@@ -287,13 +297,15 @@ class Requests(Engine):
     def _prune(self) -> None:
         """Groups and sessions without rows end."""
         here = [row.group for row in self.rows.all]
+        if self.reading is not None and (settings := self.reading[0].settings) in self.groups:
+            here.append(self.groups[settings])
         empty = [settings for settings, group in self.groups.items() if group not in here]
         gone = {id(group.drafting): group.drafting for group in map(self.groups.pop, empty)}
         for drafting in gone.values():
             if all(group.drafting is not drafting for group in here):
                 self._close(drafting)
         if not here:
-            self.shared, self.runner = None, self.target
+            self.shared, self.runner, self.target.features = None, self.target, ()
 
     def _close(self, drafting: Drafting | None) -> None:
         if drafting is not None:

@@ -28,16 +28,18 @@ def with_beams(
     if isinstance(getattr(owner_of_draft(drafter), "draft", None), Translated):
         reason = reason or "beam search needs a draft model with the target's tokenizer, and this one is translated"
     reason = reason or why_not(model, draft)
-    if reason:
+    if reason and not drafter.because:
         raise SpeculationError(f"num_beams={beams}: {reason}; leave the drafter out, or use num_beams=1")
     ends = setting(model, named, "eos_token_id")
     ends = ends.flatten().tolist() if isinstance(ends, torch.Tensor) else ends
     ends = {ends} - {None} if not isinstance(ends, (list, tuple)) else set(ends)
     if named.get("inputs_embeds") is not None:
-        why = "beam search with a drafter needs token ids, and the prompt is inputs_embeds"
-        ids = named.get("input_ids")
+        reason = "beam search with a drafter needs token ids, and the prompt is inputs_embeds"
+    if reason:
+        ids = named.get("input_ids") if named.get("input_ids") is not None else named.get("inputs")
         columns = 0 if ids is None else ids.shape[1]
-        return decoded_plainly(lambda: original(model, **named), drafter, why, columns, ends)
+        columns = 1 if model.config.is_encoder_decoder else columns  # a decoder begins with a token of its own
+        return decoded_plainly(lambda: original(model, **named), drafter, reason, columns, ends)
     window = getattr(getattr(drafter, "config", None), "num_draft_tokens", "auto")
     search = Search(beams, window, ends, setting(model, named, "pad_token_id"), _most(model, named))
     output, stats = search_beams(original, model, cast(Any, draft), search, named)

@@ -71,7 +71,7 @@ class BatchDecoder:
     def __init__(
         self,
         model: "PreTrainedModel",
-        drafter: "Drafter | PreTrainedModel | None" = None,
+        drafter: "Drafter | PreTrainedModel | str | None" = None,
         generation_config: GenerationConfig | None = None,
         *,
         max_rows: int = 16,
@@ -81,8 +81,9 @@ class BatchDecoder:
     ) -> None:
         """
         Args:
-            drafter: any that drafts one after the other with the target (not PEARL), or a draft model; None for what
-                the generation config's `speculation_type` or `assistant_early_exit` asks for, or for plain decoding.
+            drafter: any that drafts one after the other with the target (not PEARL), a draft model, or a type such as
+                "auto"; None for what the generation config's `speculation_type` or `assistant_early_exit` asks for, or
+                for plain decoding.
             generation_config: for all requests, each of which may say otherwise; None for the model's own.
             max_rows: decoded at once.
             max_tokens: bound of the cache, in tokens of all rows together; rows are as long in it as the longest.

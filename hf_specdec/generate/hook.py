@@ -23,6 +23,7 @@ from ..engine.no_drafts import NoDrafts
 from ..errors import SpeculationError, shown, warn
 from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
+from ..hub.registry import drafter_types
 from ..schedule import AnyDrafter
 from ..verify.rules import Rules
 from .beam_search import with_beams
@@ -166,8 +167,12 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
         if assistant is None:
             assistant, named = own_draft(model, named)
         drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, assistant))
-    with understood(drafter, named):
-        return _drafted(original, model, named, drafter, rules)
+    chosen = drafter.for_target(model) if isinstance(drafter, Drafter) else drafter
+    try:
+        with understood(chosen, named):
+            return _drafted(original, model, named, chosen, rules)
+    finally:
+        drafter.last_stats = chosen.last_stats
 
 
 def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], drafter: AnyDrafter, rules: Rules) -> Any:
@@ -272,22 +277,26 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
 
 
 def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | None) -> Drafter | None:
-    """A drafter, or that over a draft model, or the one that a flag asks for; None where nobody asks for any.
+    """A drafter, or that over a draft model, or the one of this type, or the one that a flag asks for; None where
+    nobody asks for any.
 
     Raises:
         SpeculationError: it is for another target.
     """
     kind, options, _ = speculation(model, {"generation_config": generation_config})
+    if isinstance(drafter, str) and drafter in drafter_types():
+        kind, options, drafter = drafter, options if kind == drafter else None, None
     if not isinstance(drafter, Drafter):
         if isinstance(drafter, (str, Path)):
             raise SpeculationError(
-                f"drafter must be a drafter or a draft model, got {str(drafter)!r}; load one with "
-                "Drafter.from_pretrained, or set speculation_type in generation_config"
+                f"drafter must be a drafter, a draft model or a type such as 'auto', got {str(drafter)!r}; load one "
+                "with Drafter.from_pretrained, or set speculation_type in generation_config"
             )
         kind = "draft_model" if drafter is not None and kind is None else kind
         if kind in (None, "none", *UPSTREAM_TYPES):
             return None
         drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, drafter))
+    drafter = drafter.for_target(model)
     check_made_for(drafter.config.target, model)
     drafter.check_target(model)
     return drafter

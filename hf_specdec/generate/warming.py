@@ -47,6 +47,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
         raise SpeculationError(
             "warm_up needs an example of a call: warm_up(model, drafter, **inputs, max_new_tokens=512)"
         )
+    drafter = None if drafter is None else drafter.for_target(model)
     criteria = call.pop("stopping_criteria", None) or []
     before, every = (recording.steps, recording.seconds), _EveryWidth()
 

@@ -22,10 +22,12 @@ SUMMARIES = {
     "prompt_lookup": "Copies what followed an earlier occurrence of the last tokens; no draft model, any target.",
     "ngram": "Draws from an n-gram model over token ids; no forward pass, for targets with this tokenizer.",
     "suffix": "Copies from an index over the prompt and past outputs; no draft model, any target.",
+    "auto": "Chooses what drafts for a target: what it brings, what is known for it, else copies and past outputs.",
     "hybrid": "Merges copies of earlier text and a small model's tokens into one tree.",
     "draft_model": "A small model drafts and the target verifies (speculative sampling, Leviathan et al. 2023).",
     "disco": "A small model drafts, and a classifier decides after every token whether to go on (DISCO, 2024).",
     "pearl": "A small model drafts while the target verifies (PEARL, 2024).",
+    "eagle3": "A layer over the target's low, middle and high states drafts a chain (EAGLE-3, Li et al. 2025).",
     "streaming": "The target drafts for itself, by trained streams in its upper layers (Bhendawade et al. 2024).",
 }
 
@@ -41,6 +43,7 @@ OPTIONS = {
         "num_branches": "continuations drafted at once, as a tree",
         "memory_mb": "memory for past outputs, in MiB",
     },
+    "auto": {"max_download_gb": "gigabytes that may be downloaded for a target"},
     "hybrid": {
         "num_draft_tokens": AUTO_WINDOW,
         "num_candidates": "draft-model tokens tried per position",
@@ -58,6 +61,7 @@ OPTIONS = {
         "window": AUTO_WINDOW,
         "worker": 'where the draft model runs: `"thread"`, `"process"`, or `"auto"`',
     },
+    "eagle3": {"num_draft_tokens": "tokens drafted per round"},
     "streaming": {
         "copies": "whether copies of earlier text join the draft",
         "num_nodes": AUTO_WINDOW,

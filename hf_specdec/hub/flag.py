@@ -89,7 +89,7 @@ def drafter_from_flag(
     """
     cls = drafter_class(speculation_type)
     options = _checked_options(cls.config_class, speculation)
-    if assistant_model is not None and not cls.needs_draft_model:
+    if assistant_model is not None and not cls.takes_draft_model:
         raise SpeculationError(
             f"speculation_type={speculation_type!r} drafts without a model, but assistant_model is a "
             f"{type(assistant_model).__name__}; leave assistant_model out, or use speculation_type='draft_model'"
@@ -138,7 +138,7 @@ def _make(cls: type[Storable], options: dict[str, Any], assistant: "PreTrainedMo
             "if the model's own config names one, import hf_specdec before loading the model"
         )
     try:
-        return cls(*[assistant] * cls.needs_draft_model, **options)
+        return cls(*[assistant] * cls.takes_draft_model, **options)
     except MemoryError as error:
         raise SpeculationError(
             f"there is not enough memory for speculation={options} ({error}); lower its options"

@@ -8,9 +8,9 @@ import torch
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError, shown
-from .draft import PATTERNS, check_draft_entry, find_draft, is_embedded, load_draft
+from .draft import PATTERNS, check_draft_entry, find_draft, is_embedded
 from .files import HubSource, check_no_pickles, read_json, read_tensors, taken
-from .registry import Storable, drafter_class, drafter_types
+from .registry import Storable, drafter_class, drafter_types, load_model, reader_of
 from .target import check_fields
 
 DrafterT = TypeVar("DrafterT", bound=Storable)
@@ -30,7 +30,7 @@ def load_drafter(
     draft_model: Any = None,
     **options: Any,
 ) -> DrafterT:
-    """Load a drafter; its class follows from `drafter_type` in its `config.json`.
+    """Load a drafter; its class follows from `drafter_type` in its `config.json`, or from what others write there.
 
     Args:
         cls: `Drafter`, or the class that is expected.
@@ -52,16 +52,18 @@ def load_drafter(
             f"{folder / CONFIG} holds a {config.drafter_type!r} drafter, which {cls.__name__}.from_pretrained() "
             f"does not load; call Drafter.from_pretrained(), or {found.__name__}.from_pretrained()"
         )
-    if not found.needs_draft_model and draft_model is not None:
+    if not found.takes_draft_model and draft_model is not None:
         raise SpeculationError(
             f"{folder / CONFIG}: {config.drafter_type!r} drafts without a model; leave draft_model out"
         )
-    if found.needs_draft_model and draft_model is None:
+    is_model = found.needs_draft_model and config.draft_model is None  # the folder is the draft model's
+    if draft_model is None and (is_model or config.draft_model is not None):
         trusted = bool(loading.get("trust_remote_code", False))
-        draft_model = load_draft(draft_folder(config, folder, source, trusted), **loading)
-    arguments = [draft_model] if found.needs_draft_model else []
+        draft_model = load_model(folder if is_model else draft_folder(config, folder, source, trusted), **loading)
+    arguments = [draft_model] if found.takes_draft_model else []
     try:
-        drafter = _with_weights(found, arguments, config.chosen() | options, folder)
+        make = _make if is_model else _with_weights
+        drafter = make(found, arguments, config.chosen() | options, folder)
     except MemoryError as error:
         raise SpeculationError(
             f"{folder / CONFIG}: there is not enough memory for its options ({error}); lower them"
@@ -92,8 +94,11 @@ def draft_folder(config: DrafterConfig, folder: Path, source: HubSource, trust_r
 
 
 def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
-    """The drafter class and the checked config that `config.json` in `folder` describes."""
+    """The drafter class and the checked config that `config.json` in `folder` describes. One of others, of a draft
+    model that a drafter is for, says nothing of options."""
     content, path = read_json(folder, CONFIG), folder / CONFIG
+    if "drafter_type" not in content and (reader := reader_of(content)) is not None:
+        return reader, reader.config_class()
     drafter_type, version = content.pop("drafter_type", None), content.pop("format_version", None)
     if drafter_type is None:
         hint = (
@@ -126,10 +131,12 @@ def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
         check_fields(content["target"], path)
     if content.get("draft_model") is not None:
         check_draft_entry(content["draft_model"], path)
-    if cls.needs_draft_model != (content.get("draft_model") is not None):
-        fix = "name it with save_pretrained()" if cls.needs_draft_model else "remove the entry"
-        has = "needs a draft_model" if cls.needs_draft_model else "drafts without a model, but draft_model is set"
-        raise SpeculationError(f"{path}: {drafter_type!r} {has}; {fix}")
+    if cls.needs_draft_model and content.get("draft_model") is None:
+        raise SpeculationError(f"{path}: {drafter_type!r} needs a draft_model; name it with save_pretrained()")
+    if not cls.takes_draft_model and content.get("draft_model") is not None:
+        raise SpeculationError(
+            f"{path}: {drafter_type!r} drafts without a model, but draft_model is set; remove the entry"
+        )
     try:
         return cls, cls.config_class.from_options(content)
     except SpeculationError as error:

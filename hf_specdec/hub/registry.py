@@ -1,11 +1,17 @@
 """`drafter_type` → drafter class. A name from a config or a repo only ever indexes this table."""
 
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from ..config import DrafterConfig
 from ..errors import SpeculationError, meant
+from .draft import load_draft
+from .files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Storable:
@@ -15,17 +21,33 @@ class Storable:
     """what its options are, and its `drafter_type`"""
     needs_draft_model: ClassVar[bool] = False
     """whether the constructor's first argument is a draft model, kept as `draft_model`"""
+    takes_draft_model: ClassVar[bool] = False
+    """whether it may be one, or None; what needs one takes one"""
     config: DrafterConfig
     """the options that it was made with"""
     trained_on: str | None = None
     """a sentence on its training, for the model card"""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_draft_model = cls.takes_draft_model or cls.needs_draft_model
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """
         Args:
-            arguments: a draft model, for those that need one.
+            arguments: a draft model, for those that take one.
             options: see `config_class`.
         """
+
+    @classmethod
+    def reads(cls, content: dict[str, Any]) -> bool:
+        """Whether a `config.json` of others describes a draft model that this drafter is for."""
+        return False
+
+    @classmethod
+    def load_model(cls, folder: Path, **loading: Any) -> "PreTrainedModel":
+        """Such a model, from its folder; options as of `load_draft`."""
+        raise NotImplementedError
 
     def weights(self) -> dict[str, Tensor]:
         """Weights of its own to save (a draft model is not among them)."""
@@ -49,6 +71,17 @@ def register_drafter(drafter_class: DrafterT) -> DrafterT:
 def drafter_types() -> list[str]:
     """The registered names, sorted."""
     return sorted(_drafters)
+
+
+def reader_of(content: dict[str, Any]) -> type[Storable] | None:
+    """The class for the draft model that a `config.json` of others describes; None where there is none."""
+    return next((known for known in _drafters.values() if known.reads(content)), None)
+
+
+def load_model(folder: Path, **loading: Any) -> "PreTrainedModel":
+    """The draft model in a folder, of whatever kind; options as of `load_draft`."""
+    reader = reader_of(read_json(folder, "config.json"))
+    return load_draft(folder, **loading) if reader is None else reader.load_model(folder, **loading)
 
 
 def drafter_class(drafter_type: str) -> type[Storable]:

@@ -83,9 +83,9 @@ def write_drafter(
 
 def _draft_entry(drafter: Storable, embed: bool | None, folder: Path) -> dict[str, str] | None:
     """Where the saved config says that the draft model lives."""
-    if not drafter.needs_draft_model:
+    model, known = getattr(drafter, "draft_model", None), drafter.config.draft_model or {}
+    if not drafter.takes_draft_model or model is None:
         return None
-    model, known = drafter.draft_model, drafter.config.draft_model or {}  # type: ignore[attr-defined]
     beside = None if embed or (embed is None and "path" not in known) else _beside(model, folder)
     if not embed and (beside is not None or "repo_id" in known):
         return beside or known

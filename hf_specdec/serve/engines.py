@@ -38,7 +38,7 @@ def start_command(config: DrafterConfig, engine: str, draft: EngineDraft | None)
 
     Args:
         config: one that passed `check_known`.
-        draft: for a drafter of type `draft_model`.
+        draft: for drafters of the types `draft_model` and `eagle3`.
     """
     target = (config.target or {}).get("name", ANY_TARGET)
     settings = ENGINES[engine][config.drafter_type](config, draft)
@@ -92,6 +92,10 @@ def _vllm_draft(config: Any, draft: EngineDraft | None) -> Settings:
     return model | {"num_speculative_tokens": _window(config)}
 
 
+def _vllm_eagle(config: Any, draft: EngineDraft | None) -> Settings:
+    return _vllm_draft(config, draft) | {"method": "eagle3"}
+
+
 def _sglang_ngram(config: Any, _: EngineDraft | None) -> Settings:
     return {
         "algorithm": "NGRAM",
@@ -109,9 +113,23 @@ def _sglang_draft(config: Any, draft: EngineDraft | None) -> Settings:
     return model | {"num-steps": gamma, "eagle-topk": 1, "num-draft-tokens": gamma + 1}
 
 
+def _sglang_eagle(config: Any, draft: EngineDraft | None) -> Settings:
+    return _sglang_draft(config, draft) | {"algorithm": "EAGLE3"}
+
+
 ENGINES: dict[str, dict[str, Callable[[Any, EngineDraft | None], Settings]]] = {
-    "vllm": {"draft_model": _vllm_draft, "prompt_lookup": _vllm_ngram, "suffix": _vllm_suffix},
-    "sglang": {"draft_model": _sglang_draft, "prompt_lookup": _sglang_ngram, "suffix": _sglang_ngram},
+    "vllm": {
+        "draft_model": _vllm_draft,
+        "eagle3": _vllm_eagle,
+        "prompt_lookup": _vllm_ngram,
+        "suffix": _vllm_suffix,
+    },
+    "sglang": {
+        "draft_model": _sglang_draft,
+        "eagle3": _sglang_eagle,
+        "prompt_lookup": _sglang_ngram,
+        "suffix": _sglang_ngram,
+    },
 }
 """by engine and `drafter_type`"""
 
@@ -123,7 +141,7 @@ INSTEAD = {"hybrid": ITS_DRAFT, "disco": ITS_DRAFT, "pearl": ITS_DRAFT, "dflash"
 # speculators 0.1 to 0.3 had a type "independent" for draft models; 0.5 and later have heads only.
 NO_SPECULATORS = (
     "--to speculators: that format describes heads (eagle3, dflash, mtp and others in speculators 0.9), and has no "
-    "type for a draft model, prompt lookup or suffix; use --to vllm, which takes these without it"
+    "type for a draft model, prompt lookup or suffix; use --to vllm, which takes these, and EAGLE-3 heads, without it"
 )
 
 

@@ -8,6 +8,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..config import DrafterConfig
 from ..drafters.draft_model.cut import CutLlamaConfig, CutLlamaForCausalLM
+from ..drafters.eagle.published import load_head
 from ..errors import SpeculationError
 from ..hub.draft import PATTERNS, load_draft
 from ..hub.files import HubSource, check_no_pickles, read_json, safe_file
@@ -46,6 +47,8 @@ def export_drafter(spec: str, engine: str, output: Path | None = None, draft: st
         notes: list[str] = []
         if config.drafter_type == "draft_model":
             model, notes = _draft(spec, config, folder, output, draft)
+        elif config.drafter_type == "eagle3":
+            model = _head(spec, config, folder, engine, output)
         command = start_command(config, engine, model)
         if output is not None:
             notes += _notes(config, engine)
@@ -79,6 +82,22 @@ def _draft(
     for path in [path for pattern in PATTERNS for path in source.glob(pattern)]:
         shutil.copyfile(safe_file(source, path.name), output / path.name)
     return EngineDraft(str(output)), []
+
+
+def _head(spec: str, config: DrafterConfig, folder: Path | None, engine: str, output: Path | None) -> EngineDraft:
+    """An EAGLE-3 head as the engine finds it; written into `output` in the format that both engines load."""
+    if folder is None:
+        raise SpeculationError(f"{spec!r} names no head; export the folder or Hub repo of one")
+    source = folder if config.draft_model is None else draft_folder(config, folder, HubSource(spec))
+    if output is not None:
+        load_head(source).save_pretrained(output)
+        return EngineDraft(str(output))
+    if engine == "sglang" and "speculators_model_type" in read_json(source, CONFIG):
+        raise SpeculationError(
+            f"{source} is in the format of speculators, which SGLang does not load; name a new folder for it in "
+            "SGLang's with --output"
+        )
+    return EngineDraft(str(source))
 
 
 def _repo(name: str) -> str:

@@ -96,6 +96,8 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
             say(f"{settings.target} is served without drafts: {speculating.plain_because}")
         else:
             say(f"{settings.target} is served with {speculating.drafter}")
+            if speculating.drafter.because:
+                say(speculating.drafter.because)
         if not getattr(pair.tokenizer, "chat_template", None):
             say(f"{settings.target} has no chat template: use /v1/completions, not /v1/chat/completions")
         try:

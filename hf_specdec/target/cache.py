@@ -57,6 +57,10 @@ class Slots:
         self.end = max(self.lengths) + width
         self.places = None if len(set(self.lengths)) == 1 else self.after(width)
 
+    def write_to(self, places: Tensor) -> None:
+        """The next forward writes to these slots [B, T] of those that are reserved."""
+        self.places = self.row_index, places
+
     def advance(self, width: int) -> None:
         """Every row has `width` more; the device need not be told by the host."""
         self.lengths = [length + width for length in self.lengths]

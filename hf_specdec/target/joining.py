@@ -1,5 +1,6 @@
 """`JoiningRunner`: a ragged runner whose rows come and go. A row's prompt is read by itself before it joins."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,6 +128,10 @@ class Reading:
         self.model, self.ids, self.done = model, ids, 0
         self.kwargs = {name: value for name, value in model_kwargs.items() if name != "position_ids"}
         self.cache: DynamicCache = model_kwargs[CACHE]
+        self.features: Sequence[int] = ()
+        """hidden states to keep of it, as of `Runner`"""
+        self._states: dict[int, list[Tensor]] = {}
+        """[1, any, H] of each piece"""
 
     @property
     def left(self) -> int:
@@ -138,7 +143,14 @@ class Reading:
         before, self.done = self.done, min(self.done + tokens, self.ids.shape[1])
         ids = self.ids[:, : self.done]
         seen = {"attention_mask": torch.ones_like(ids)}
-        return prefill(self.model, ids, self.kwargs | seen, self.done - before).logits
+        answer = prefill(self.model, ids, self.kwargs | seen, self.done - before, self.features)
+        for name, states in answer.features.items():
+            self._states.setdefault(name, []).append(states)
+        return answer.logits
+
+    def states(self) -> dict[int, Tensor]:
+        """[1, P, H] hidden states of what was read, by the names that were asked for."""
+        return {name: torch.cat(pieces, dim=1) for name, pieces in self._states.items()}
 
 
 def read_at_once(model: "PreTrainedModel", ids: Tensor) -> DynamicCache:

@@ -81,6 +81,11 @@ def unpack_linear(model: nn.Module) -> int:
     return _turn(model, PackedLinear, nn.Linear)
 
 
+def is_packed(model: nn.Module) -> bool:
+    """Whether layers of it hold packed weights."""
+    return any(type(module) is PackedLinear for module in model.modules())
+
+
 def _turn(model: nn.Module, old: type[nn.Linear], new: type[nn.Linear]) -> int:
     """The modules themselves stay, so whoever refers to one of them need not know."""
     layers = [module for module in model.modules() if type(module) is old]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
@@ -23,6 +23,9 @@ from .writing import Text, own_prompts, prompts_of, write_texts
 
 texts_option: Any = partial(Option, rich_help_panel="Texts that the target writes")
 training_option: Any = partial(Option, rich_help_panel="Training")
+Answers = Annotated[
+    Literal["own", "given"], Option(help="Train on the target's own answers, or on those given in --data.")
+]
 
 
 @dataclass(kw_only=True)

@@ -80,7 +80,7 @@ def peak_megabytes() -> float:
 def test_mutated_configs(name: str, tmp_path: Path) -> None:
     chance, content = random.Random(f"{name} 0"), good_folder(name, tmp_path)
     loaded = Drafter.from_pretrained(tmp_path)
-    model = {"draft_model": loaded.draft_model} if loaded.needs_draft_model else {}  # read once, not every time
+    model = {"draft_model": loaded.draft_model} if loaded.takes_draft_model else {}  # read once, not every time
     outcomes = {"loaded": 0, "refused": 0}
     for number in range(-(-MUTATIONS // len(drafter_types()))):
         field = list(content)[number % len(content)]

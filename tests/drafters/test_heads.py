@@ -1,9 +1,12 @@
-"""Heads that read the target's states: MTP layers and DFlash models, in batches of uneven rows, drawn losslessly."""
+"""Heads that read the target's states: MTP layers, DFlash models and EAGLE-3 heads, in batches of uneven rows, drawn
+losslessly."""
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
+import eagle_heads
 import models
 import pytest
 import torch
@@ -13,14 +16,19 @@ from torch import Tensor
 from transformers.cache_utils import DFlashCache, MtpCache
 from transformers.modeling_layers import MtpModel
 
-from hf_specdec import DFlashDrafter, Drafter, MtpDrafter, SpeculationError
-from hf_specdec.drafters.heads.dflash import DFlashSession
-from hf_specdec.drafters.heads.mtp import MtpSession
+from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, MtpDrafter, SpeculationError
+from hf_specdec.budget import Controller, nodes_that_pay
+from hf_specdec.drafters.draft_model import GrowingSession
+from hf_specdec.drafters.heads import HeadDrafter
+from hf_specdec.drafters.heads.unseen import UnseenSession
+from hf_specdec.engine import guard
 from hf_specdec.protocol import Draft
 
 WINDOW = 6
 BLOCK = 4
 MASK = 95
+WIDE = 24
+"""nodes that are verified at least, where there are so many"""
 TARGETS: dict[str, Any] = {
     "GLM-4-MoE": lambda layers: tf.Glm4MoeConfig(
         **models.SIZES,
@@ -89,6 +97,8 @@ def pairs() -> dict[str, Any]:
             found[f"{name}, {layers}"] = functools.partial(_mtp_pair, name, layers)
     for kind in ("full_attention", "sliding_attention", "mixed"):
         found[f"DFlash, {kind}"] = functools.partial(_dflash_pair, kind)
+    for kind in eagle_heads.CONFIGS:
+        found[f"EAGLE-3, {kind}"] = functools.partial(eagle_heads.eagle, kind)
     return found
 
 
@@ -106,11 +116,21 @@ PAIRS = pairs()
 LENGTHS = [[9], [7, 7, 7], [3, 11, 6]]
 
 
+def never_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random heads are hardly ever right; where they do not pay nothing would be drafted, or verified."""
+    plan = Controller.plan
+
+    def planned(self: Controller, drafted: Any, most: int, enough: int = 1) -> int:
+        as_ever = plan(self, drafted, most, enough)
+        return min(self.fixed or most, most) if self.who == HeadDrafter.who else as_ever
+
+    monkeypatch.setattr(Controller, "plan", planned)
+    monkeypatch.setattr(guard, "nodes_that_pay", lambda *known: max(WIDE, nodes_that_pay(*known)))
+
+
 @pytest.fixture(autouse=True)
 def drafting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random heads are hardly ever right; where they do not pay nothing would be drafted."""
-    for session in (MtpSession, DFlashSession):
-        monkeypatch.setattr(session, "weighs", True)
+    never_declined(monkeypatch)
 
 
 @pytest.mark.grid
@@ -139,19 +159,22 @@ def test_drafts_are_those_of_the_heads_over_each_text_alone(
 def drafts_are_those_of_texts_alone(
     pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, forwards: str
 ) -> None:
-    """Every draft of a batch against transformers' own model over that row's text, from nothing, without padding. What
-    is verified is right in places, as the heads themselves hardly ever are, so that rows grow by any number."""
+    """Every draft of a batch against transformers' own model, or a slow reference, over that row's text, from nothing,
+    without padding. What is verified is right in places, as the heads themselves hardly ever are, so that rows grow by
+    any number."""
     target, drafter = PAIRS[pair]()
     call = models.prompts(lengths) | {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     texts = [row[max(lengths) - n :] for row, n in zip(target.generate(**call).tolist(), lengths, strict=True)]
-    session: Any = MtpSession if isinstance(drafter, MtpDrafter) else DFlashSession
     drafts: list[tuple[list[int], list[int]]] = []
+    session: Any = GrowingSession if forwards == "eager" else UnseenSession
     propose = session.propose
 
     def recording(self: Any, sequences: Any, room: list[int]) -> Any:
         draft, fed = propose(self, sequences, room), []
         for b, row in enumerate(sequences.rows):
-            tokens, drafted = list(sequences.tokens[b]), draft.tokens[b].tolist()[: draft.lengths[b]]
+            tokens = list(sequences.tokens[b])
+            drafted = self.drafted[b] if session is GrowingSession else self.drafted[b, :, 0].tolist()
+            drafted = drafted if draft.lengths[b] else []
             drafts.append((tokens, drafted))
             right = (len(tokens) + row) % (len(drafted) + 1)
             fed.append([*texts[row][len(tokens) :][:right], *drafted[right:]])
@@ -161,9 +184,8 @@ def drafts_are_those_of_texts_alone(
     target.generate(**call, assistant_model=drafter, speculation={"forwards": forwards})
     stats = drafter.last_stats
     assert stats is not None and len(drafts) > 5 * len(lengths) and stats.accepted_tokens > 4
-    alone = _mtp_alone if isinstance(drafter, MtpDrafter) else _dflash_alone
     for text, drafted in drafts:
-        expected = alone(target, drafter, torch.tensor([text]))[: len(drafted)]
+        expected = ALONE[type(drafter)](target, drafter, torch.tensor([text]))[: len(drafted)]
         assert drafted == expected
 
 
@@ -194,6 +216,16 @@ def _dflash_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
     return target.get_output_embeddings()(filled[:, 1:]).argmax(-1)[0].tolist()
 
 
+def _eagle_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
+    reference = eagle_heads.Reference(Path(drafter.draft_model.config.name_or_path))
+    logits = reference.chain(target, text[0].tolist(), drafter.config.num_draft_tokens)
+    return [int(each.argmax()) for each in logits]
+
+
+ALONE: dict[Any, Any] = {MtpDrafter: _mtp_alone, DFlashDrafter: _dflash_alone, EagleDrafter: _eagle_alone}
+"""what heads draft over a text, by another way"""
+
+
 @pytest.fixture(scope="module")
 def small() -> Any:
     size = {"vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "head_dim": 8}
@@ -208,14 +240,20 @@ def small() -> Any:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
-@pytest.mark.parametrize("kind", ["MTP", "DFlash"])
+@pytest.mark.parametrize("kind", ["MTP", "DFlash", "EAGLE-3"])
 def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:
     """The power is that of test_distribution's tests."""
     told, processors = SETTINGS[settings]
-    drafter = MtpDrafter(_loud(MtpModel(small, 2), seed=4)) if kind == "MTP" else _small_dflash(small)
+    drafter = small_head(small, kind)
     counts = sample(small, drafter, FEWER, **told)
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0 < drafter.last_stats.rejections
     assert p_value(counts, joint(small, processors)) > LEVEL
+
+
+def small_head(target: Any, kind: str) -> Any:
+    if kind == "EAGLE-3":  # which does not know one of the tokens
+        return EagleDrafter(_loud(eagle_heads.tiny(VOCAB, known=VOCAB - 1), seed=4), num_draft_tokens=2)
+    return _small_dflash(target) if kind == "DFlash" else MtpDrafter(_loud(MtpModel(target, 2), seed=4))
 
 
 def _small_dflash(target: Any) -> DFlashDrafter:

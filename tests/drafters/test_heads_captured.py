@@ -23,7 +23,7 @@ from hf_specdec.target.buffers import shelf_of
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
 __all__ = ["drafting_goes_on"]
 CAPTURED = {"forwards": "captured"}
-FEW = ["GLM-4-MoE, 3", "DFlash, mixed"]
+FEW = ["GLM-4-MoE, 3", "DFlash, mixed", "EAGLE-3, SafeAILab"]
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import DRAFTED, Acceptance, Account, Controller, Cost, CostView, DraftCost, Evidence, Tree
 from hf_specdec.budget.account import SHARE
 from hf_specdec.drafters.hybrid import HybridDrafter
-from hf_specdec.drafters.hybrid.sources import Sources
+from hf_specdec.drafters.hybrid.sources import NAMES, Sources
 from hf_specdec.drafters.suffix import SuffixStore
 from hf_specdec.drafters.suffix.memory import Memory
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
@@ -315,6 +315,61 @@ def now_and_then(monkeypatch):
 def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, monkeypatch):
     now_and_then(monkeypatch)
     proposes_nothing_forbidden(HybridDrafter(llama(vocab=8, seed=1), **options), lengths, settings)
+
+
+# ---------------------------------------------------------------------- without a draft model
+
+
+@pytest.mark.parametrize("eos", [None, 4])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_without_a_model_greedy_text_is_plain_decodings(lengths, eos):
+    stats = same_greedy_text(HybridDrafter(memory_mb=1), lengths, eos)
+    assert stats.drafted_tokens and not stats.draft_calls
+    assert {part for name in stats.sources for part in name.split("+")} <= {"none", *NAMES.values()}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.usefixtures("width_costs_nothing")
+def test_without_a_model_sampled_text_has_the_targets_distribution(settings):
+    assert sampling_p_value(HybridDrafter(memory_mb=1), settings) > 1e-3
+
+
+@pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
+def test_without_a_model_nothing_forbidden_is_proposed(settings):
+    proposes_nothing_forbidden(HybridDrafter(memory_mb=1), [3, 14, 1, 9], settings)
+
+
+@pytest.mark.usefixtures("width_costs_nothing")
+def test_without_a_model_all_three_sources_draft():
+    target, drafter, found = llama(vocab=8), HybridDrafter(memory_mb=1), set()
+    for length in (9, 9, 14):
+        target.generate(**prompts([length], 8), max_new_tokens=64, do_sample=False, assistant_model=drafter)
+        found |= {part for name in drafter.last_stats.sources for part in name.split("+")}
+    assert found >= {"prompt_lookup", "recycled", "suffix"}
+
+
+def test_without_a_model_it_is_a_flag_and_a_folder(tmp_path):
+    target, inputs = llama(), prompts([9]) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    plain = target.generate(**inputs)
+    out = target.generate(
+        **inputs, speculation_type="hybrid", speculation={"memory_mb": 1}, return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, plain) and out.speculation.mode != "plain"
+    HybridDrafter(memory_mb=2).save_pretrained(tmp_path)
+    loaded = Drafter.from_pretrained(tmp_path)
+    assert isinstance(loaded, HybridDrafter) and loaded.draft_model is None and loaded.config.memory_mb == 2
+    assert torch.equal(target.generate(**inputs, assistant_model=loaded), plain)
+    draft = llama(seed=1)
+    assert Drafter.from_pretrained(tmp_path, draft_model=draft).draft_model is draft
+
+
+@pytest.mark.parametrize("options", [{"num_draft_tokens": 3}, {"num_candidates": 2}])
+def test_without_a_model_its_options_are_refused(options):
+    with pytest.raises(SpeculationError, match=f"{next(iter(options))}=. is the draft model's"):
+        HybridDrafter(**options)
+
+
+# ---------------------------------------------------------------------- sampled
 
 
 @pytest.mark.grid

@@ -6,11 +6,13 @@ import models
 import pytest
 import torch
 from batch_requests import DRAFT, ENDS, KINDS, REQUESTS, TARGET, made, plain, texts
+from seam import HeadDrafter, HeadSession
 from stream_models import streams_of, target_of
 from toy_drafters import Toy
 from transformers import DynamicCache, GenerationConfig
 
 from hf_specdec import BatchDecoder, Drafter, DraftModelDrafter, PromptLookupDrafter
+from hf_specdec.engine import requests
 from hf_specdec.protocol import Draft
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.joining import Reading
@@ -58,6 +60,22 @@ def test_streams_inside_the_target(ways: dict[str, Any]) -> None:
         ]
         for answer, ids, (_, new) in zip(answers, texts(), REQUESTS, strict=True):
             assert answer.result(60) == plain(model, ids, new)
+    assert decoder.stats.drafted_tokens and not [note for note in decoder.stats.notes if "dropped" in note]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_head_on_the_targets_states(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read in pieces; rows of two settings have sessions of their own."""
+    monkeypatch.setattr(requests, "LEAST_PIECE", 4)
+    monkeypatch.setattr(requests, "LONGEST_PIECE", 8)
+    monkeypatch.setattr(HeadSession, "weighs", True)
+    with BatchDecoder(TARGET, HeadDrafter(), max_rows=rows) as decoder:
+        answers = [
+            decoder.submit(ids, max_new_tokens=new, do_sample=i % 3 == 2, top_k=1)
+            for i, (ids, (_, new)) in enumerate(zip(texts(), REQUESTS, strict=True))
+        ]
+        for answer, ids, (_, new) in zip(answers, texts(), REQUESTS, strict=True):
+            assert answer.result(60) == plain(TARGET, ids, new)
     assert decoder.stats.drafted_tokens and not [note for note in decoder.stats.notes if "dropped" in note]
 
 

@@ -8,8 +8,9 @@ import pytest
 from continuations import SMALL, sampling_p_value
 from models import llama
 
+from hf_specdec.budget import DraftCost
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.drafters.draft_model import DraftModelSession, Step
+from hf_specdec.drafters.draft_model import DraftModelSession, ModelDraft, Step
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.prompt_lookup.copies import Copies
 from hf_specdec.protocol import DraftContext, Verdict
@@ -62,7 +63,7 @@ class Drawing(Drafter):
         self.rule, self.model = rule, llama(vocab=SMALL, seed=1)
 
     def start(self, context: DraftContext) -> DraftSession:
-        return DraftModelSession(context, self.model, self.rule())
+        return DraftModelSession(context, ModelDraft(context, self.model, DraftCost()), self.rule())
 
 
 @pytest.mark.parametrize("rule", [ByEarlierDraws, ByItsOwnDistribution])

@@ -10,9 +10,6 @@ import test_heads
 import test_transfers
 from place import DEVICE, placed
 
-from hf_specdec.drafters.heads.dflash import DFlashSession
-from hf_specdec.drafters.heads.mtp import MtpSession
-
 VOCAB = test_transfers.VOCAB
 
 
@@ -32,6 +29,7 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
 } | {
     "mtp": lambda: _of_heads("DeepSeek-V3, 3"),
     "block_diffusion": lambda: _of_heads("DFlash, mixed"),
+    "eagle3": lambda: _of_heads("EAGLE-3, SafeAILab"),
 }
 """by name: makes (target, drafter)"""
 
@@ -40,8 +38,6 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
 def drafting_goes_on() -> Iterator[None]:
     """Also where nothing is gained by it: random heads are hardly ever right, and here no clock decides."""
     with (
-        mock.patch.object(MtpSession, "weighs", True),
-        mock.patch.object(DFlashSession, "weighs", True),
         mock.patch("hf_specdec.budget.account.GIVEN", 1 << 30),
         mock.patch("hf_specdec.budget.Cost.round", lambda *_: lambda width: 1.0),
     ):

@@ -209,8 +209,7 @@ def test_no_streams_are_trained_in_it() -> None:
 @pytest.mark.parametrize("lengths", [[7], [7, 4]], ids=["one row", "uneven rows"])
 @pytest.mark.parametrize("pair", ["DFlash, mixed", "GLM-4-MoE, 3"])
 def test_heads_draft_with_their_own_attention(pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    for session in (test_heads.DFlashSession, test_heads.MtpSession):
-        monkeypatch.setattr(session, "weighs", True)
+    test_heads.never_declined(monkeypatch)
     test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
     try:
         target, drafter = test_heads.PAIRS[pair]()

@@ -157,11 +157,10 @@ def test_no_verification_copies_keys_and_values(lengths: list[int], candidates: 
 @pytest.mark.parametrize("how", ["requests", "beams", "streams", "DFlash, mixed", "GLM-4-MoE, 3"])
 def test_nor_do_others_that_are_fed_masks(how: str, copies: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that come and go, trees of beams, streams in the target, heads beside it."""
-    for session in (test_heads.DFlashSession, test_heads.MtpSession):
-        monkeypatch.setattr(session, "weighs", True)
     model, draft = models.llama(), models.llama(seed=3)
     drafter: Any = DraftModelDrafter(draft, num_draft_tokens=3)
     if how in test_heads.PAIRS:
+        test_heads.never_declined(monkeypatch)
         model, drafter = test_heads.PAIRS[how]()
     if how == "streams":
         model = stream_models.target_of("Llama")

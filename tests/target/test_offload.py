@@ -114,8 +114,7 @@ def test_streams_want_the_head_in_memory() -> None:
 def test_heads_of_such_a_target(
     pair: str, who: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for session in (test_heads.DFlashSession, test_heads.MtpSession):
-        monkeypatch.setattr(session, "weighs", True)
+    test_heads.never_declined(monkeypatch)
     test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
     try:
         target, drafter = test_heads.PAIRS[pair]()

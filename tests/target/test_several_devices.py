@@ -205,8 +205,7 @@ def test_streams_in_such_a_target(way: dict[str, Any], name: str) -> None:
 @ROWS
 @pytest.mark.parametrize("pair", ["DFlash, mixed", "GLM-4-MoE, 3"])
 def test_heads_beside_such_a_target(pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    for session in (test_heads.DFlashSession, test_heads.MtpSession):
-        monkeypatch.setattr(session, "weighs", True)
+    test_heads.never_declined(monkeypatch)
     test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
     try:
         target, drafter = test_heads.PAIRS[pair]()

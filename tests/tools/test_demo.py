@@ -108,7 +108,7 @@ def test_generate_answers_with_any_pair(capsys):
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8, compare=True))
     printed = capsys.readouterr().out
     assert printed.startswith("def add(a, b):") and " all\n" in printed
-    (speed_up,) = re.findall(r"^draft_model +[\d.]+ +([\d.]+) ", printed, re.M)
+    (speed_up,) = re.findall(r"^auto +[\d.]+ +([\d.]+) ", printed, re.M)
     assert f"\n{speed_up}x: " in printed and "estimated" not in printed  # one number for one thing
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
     assert "same" not in capsys.readouterr().out
@@ -286,8 +286,3 @@ def test_generate_samples_the_same_for_one_seed(capsys):
         )
         said.append(capsys.readouterr().out.splitlines()[:3])
     assert said[0] == said[2] != said[1]
-
-
-def test_a_clone_brings_the_drafter_that_is_shown() -> None:
-    """The folder's place is counted from the module's, which has moved before."""
-    assert run.READY.is_dir() and run.READY.samefile(Path(__file__).parents[2] / "hub_configs" / "hybrid")

@@ -9,16 +9,18 @@ from typing import Any
 import models
 import pytest
 import torch
+from eagle_heads import CONFIGS, eagle, folder_of
 from hub_server import TOKEN
 from hub_tools import drafter_of, hub_of_our_own, push_model, tiny_model
 from huggingface_hub import HfApi
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, SpeculationError
 from hf_specdec.cli import app
 from hf_specdec.drafters.draft_model.cut import CutLlamaForCausalLM
+from hf_specdec.drafters.eagle.published import load_head
 from hf_specdec.hub.registry import drafter_types
 from hf_specdec.serve.engines import ENGINES
 from hf_specdec.serve.export import export_drafter
@@ -157,6 +159,36 @@ def test_the_folder_says_what_was_printed(engine: str, spec: str, tmp_path: Path
     assert run.exit_code == 0
     assert f"```sh\n{run.stdout.strip()}\n```" in (tmp_path / "out" / "README.md").read_text()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["README.md"]
+
+
+# ------------------------------------------------------------------ EAGLE-3 heads
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_head_is_written_in_the_format_of_both_engines(kind: str, tmp_path: Path) -> None:
+    """From a published folder, and from a drafter's."""
+    target, drafter = eagle(kind)
+    drafter.save_pretrained(tmp_path / "drafter", target=target)
+    for number, spec in enumerate((str(folder_of(kind)), str(tmp_path / "drafter"))):
+        out = tmp_path / f"out{number}"
+        _, settings = vllm(spec, out)
+        gamma = 4 if number == 0 else 3
+        assert settings == {"method": "eagle3", "model": str(out), "num_speculative_tokens": gamma}
+        loaded = load_head(out)
+        assert all(torch.equal(loaded.state_dict()[n], t) for n, t in drafter.draft_model.state_dict().items())
+        names = set(load_file(out / "model.safetensors"))
+        assert {"midlayer.hidden_norm.weight", "fc.weight", "d2t", "t2d"} <= names
+    assert sglang(str(tmp_path / "drafter"))["--speculative-algorithm"] == "EAGLE3"
+    assert sglang(str(tmp_path / "drafter"))["--speculative-draft-model-path"] == str(tmp_path / "drafter/draft_model")
+
+
+def test_sglang_does_not_load_the_format_of_speculators() -> None:
+    spec = str(folder_of("speculators"))
+    assert vllm(spec)[1]["model"] == spec
+    with pytest.raises(SpeculationError, match="SGLang does not load; name a new folder"):
+        sglang(spec)
+    with pytest.raises(SpeculationError, match="names no head"):
+        sglang("eagle3")
 
 
 # ------------------------------------------------------------------ refusals

@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from ...budget import Controller, Experience, Learned
+from ...budget import Controller, DraftCost, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ...session import DraftSession
 from ...target.devices import input_device
 from ...transfer import waits
-from ..draft_model import DraftModelSession, GrowingSession, ModelDrafter, Stepwise, Translated, candidates_of
+from ..draft_model import (
+    DraftModelSession,
+    GrowingSession,
+    ModelDraft,
+    ModelDrafter,
+    Stepwise,
+    Translated,
+    candidates_of,
+)
 from ..draft_model.translating import model_of
 from .classifier import StopClassifier
 from .config import DiscoConfig
@@ -149,19 +157,22 @@ class DiscoDrafter(ModelDrafter):
         if self.config.rule == "entropy":
             lam = self._lambdas[context.do_sample].of(context.target)
             bounded = EntropyBound(self.config.entropy_factor)
-            return DraftModelSession(context, self.draft, Adapted(bounded, lam, self.config.max_draft_tokens))
+            adapted = Adapted(bounded, lam, self.config.max_draft_tokens)
+            return DraftModelSession(context, ModelDraft(context, self.draft, DraftCost()), adapted)
         classified = Classified(context, self.config, self.classifier)
         if self.config.rule == "token":
             rule = Threshold(classified, self.config.threshold(context.do_sample), self.config.max_draft_tokens)
-            return DraftModelSession(context, self.draft, rule)
+            return DraftModelSession(context, ModelDraft(context, self.draft, DraftCost()), rule)
         k = candidates_of(context, self.config.num_candidates)
         experience = self._experience.of(context.target, (context.rows, context.do_sample))
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
         chains = context.do_sample or waits(input_device(self.draft_model))
         control = Controller(context, experience, candidates=1 if chains else k, longest=self.config.max_draft_tokens)
         if chains:
-            return DraftModelSession(context, self.draft, Stepwise(control, classified), control.cost)
-        return GrowingSession(context, self.draft, control, estimate=classified)
+            model = ModelDraft(context, self.draft, control.cost)
+            return DraftModelSession(context, model, Stepwise(control, classified))
+        model = ModelDraft(context, self.draft, control.cost, k)
+        return GrowingSession(context, model, control, estimate=classified)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...protocol import Sequences, Verdict
 from ...transfer import to_host
-from ..draft_model import ModelDraft
+from ..draft_model import Steps
 from ..draft_model.rules import tested
 from .session import Threshold
 
@@ -88,7 +88,7 @@ class Adapted(Threshold):
         super().__init__(estimate, lam.value, longest)
         self.lam = lam
 
-    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: Steps) -> int:
         self.tau = self.lam.value
         return super().begin(sequences, room, most, model)
 

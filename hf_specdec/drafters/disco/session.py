@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences, Verdict
-from ..draft_model import Estimate, ModelDraft, Step
+from ..draft_model import Estimate, Step, Steps
 from .classifier import NONE, Branch, Recurrence, StopClassifier, read
 from .config import DiscoConfig
 
@@ -68,7 +68,7 @@ class Threshold:
         self.seen: list[list[float]] = []
         """[B] the estimates of the round's tokens"""
 
-    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: Steps) -> int:
         self.seen = [[] for _ in room]
         self.estimate.begin(sequences)
         return min(most, self.longest)

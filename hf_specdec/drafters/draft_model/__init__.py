@@ -4,9 +4,10 @@ from .base import ModelDrafter
 from .drafter import MOST_CANDIDATES, DraftModelConfig, DraftModelDrafter
 from .early_exit import early_exit
 from .growing import GrowingSession
-from .model_draft import ModelDraft, Step
+from .model_draft import ModelDraft
 from .rules import Estimate, Own, Planned, Stepwise, StopRule
 from .session import DraftModelSession, candidates_of
+from .steps import Step, Steps
 from .translating import Translated
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Own",
     "Planned",
     "Step",
+    "Steps",
     "Stepwise",
     "StopRule",
     "Translated",

@@ -22,6 +22,8 @@ class ModelDrafter(Drafter):
     """Drafts with a causal language model."""
 
     needs_draft_model = True
+    who = "the draft model"
+    """drafts, in notes"""
 
     def __init__(self, draft_model: "PreTrainedModel | Translated", **options: Any) -> None:
         """

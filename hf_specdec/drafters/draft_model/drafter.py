@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Controller, Experience, Learned
+from ...budget import Controller, DraftCost, Experience, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ...session import DraftSession
 from .base import ModelDrafter
 from .growing import GrowingSession
-from .model_draft import is_blind
+from .model_draft import ModelDraft, is_blind
 from .rules import Own, Planned, Stepwise
 from .session import DraftModelSession, candidates_of
 from .translating import Translated
@@ -66,6 +66,14 @@ class DraftModelDrafter(ModelDrafter):
         self.proposes_trees = num_candidates > 1
         self._experience = Learned(Experience)  # what a call has measured serves the next one
 
+    def steps(self, context: DraftContext, cost: DraftCost, candidates: int | None = None) -> ModelDraft:
+        """What drafts in a call.
+
+        Args:
+            cost, candidates: as of `ModelDraft`.
+        """
+        return ModelDraft(context, self.draft, cost, candidates)
+
     def start(self, context: DraftContext) -> DraftSession:
         self.check_prompt(context)
         window, k = self.config.num_draft_tokens, candidates_of(context, self.config.num_candidates)
@@ -75,7 +83,8 @@ class DraftModelDrafter(ModelDrafter):
             context.stats.window = int(window)
         # To decide step by step is to read each token.
         if window != "auto" or is_blind(context, self.draft):
-            return DraftModelSession(context, self.draft, Planned(control), control.cost, k)
+            model = self.steps(context, control.cost, k if k > 1 else None)
+            return DraftModelSession(context, model, Planned(control), k)
         if context.do_sample:
-            return DraftModelSession(context, self.draft, Stepwise(control, Own()), control.cost)
-        return GrowingSession(context, self.draft, control)
+            return DraftModelSession(context, self.steps(context, control.cost), Stepwise(control, Own()))
+        return GrowingSession(context, self.steps(context, control.cost, k), control)

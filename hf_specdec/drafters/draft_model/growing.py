@@ -1,7 +1,6 @@
-"""`GrowingSession`: a draft model's candidates, and what others propose, in one tree per row."""
+"""`GrowingSession`: a draft's candidates, and what others propose, in one tree per row."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,12 +9,8 @@ from ...budget import DRAFTED, MOST_NODES, Controller, Drafted, Evidence, Tree, 
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host
 from ..trees import Joining, TreeSession
-from .model_draft import ModelDraft
 from .rules import Estimate
-from .translating import Translated
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from .steps import Steps
 
 
 class GrowingSession(TreeSession):
@@ -27,20 +22,21 @@ class GrowingSession(TreeSession):
     def __init__(
         self,
         context: DraftContext,
-        model: "PreTrainedModel | Translated",
+        model: Steps,
         control: Controller,
         others: Joining | None = None,
         estimate: Estimate | None = None,
     ) -> None:
         """
         Args:
+            model: drafts, and tells times to the controller's cost.
             others: whose tokens stand in the same trees.
             estimate: of the draft model's first candidates; None for the chances that it gives them itself.
         """
         super().__init__(context, control.acceptance, others)
         self.control, self.estimate = control, estimate
         self.weighs |= control.fixed is not None  # what was asked for is drafted
-        self.model = ModelDraft(context, model, control.cost, control.candidates)
+        self.model, self.features = model, model.features
         self.drafted: list[list[int]] = []
         """[B] the draft model's chain"""
         self._own: list[set[int]] = []
@@ -49,6 +45,10 @@ class GrowingSession(TreeSession):
         self._active: list[int] = []
         """rows that may draft; others of a lockstep batch are finished"""
         self._left = 1
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        super().observe_prompt(verdict)
+        self.model.observe_prompt(verdict)
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.begin(len(room))
@@ -69,6 +69,8 @@ class GrowingSession(TreeSession):
         planned = self.control.plan(self._said(tips), most, enough=most if model.blind else 1)
         if planned == 0:
             return
+        if model.at_once and self.control.fixed is None:
+            planned = most
         if self.estimate is not None:
             self.estimate.begin(sequences)
         model.begin(sequences, most, planned if model.blind and self.estimate is None else 0)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,43 +19,11 @@ from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
 from .base import columns_for
 from .over_cache import Chain, DraftCall, OverCache
+from .steps import Step, Steps, Took
 from .translating import Translated, model_of, over_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class Step(NamedTuple):
-    """What a step gives."""
-
-    tokens: Tensor
-    """[B, k] candidates for the next place; the draft model goes on from the first"""
-    logits: Tensor | None
-    """[B, V] of the draft model; None of a step that was recorded with others"""
-    chances: Tensor | None = None
-    """[B, k] that it gives to the candidates, where several were asked for"""
-    q: Tensor | None = None
-    """[B, V] that the one candidate was drawn from; None where it is the likeliest one"""
-
-
-class Took(NamedTuple):
-    """When steps were asked for."""
-
-    steps: int
-    began: Moment
-    first: Moment | None
-    """when the first one was there; None where all are one, or there is one only"""
-    ended: Moment
-    recorded: bool
-    """whether a step was recorded meanwhile, which takes long and happens once"""
-
-    def tell(self, cost: DraftCost, usual: bool) -> None:
-        """What they took; the device has made them."""
-        if self.recorded:
-            return
-        seconds = self.ended.since(self.began)
-        first = seconds / self.steps if self.first is None else self.first.since(self.began)
-        cost.observe(self.steps, first, seconds, usual)
 
 
 @dataclass
@@ -69,7 +37,7 @@ class Early:
     took: Took
 
 
-class ModelDraft:
+class ModelDraft(Steps):
     """One forward of the draft model per step. Its cache is made, and the prompt read, when it is asked first."""
 
     def __init__(
@@ -86,8 +54,6 @@ class ModelDraft:
         """
         self.context, self.cost, self.candidates = context, cost, candidates
         self.blind = is_blind(context, model)
-        self.steps = 0
-        """of this round"""
         self._model = model
         self._over: OverCache | None = None
         self._columns = columns_for(context, model_of(model))
@@ -116,11 +82,6 @@ class ModelDraft:
         return 0 if self._over is not None else self.context.prompt_ids.numel()
 
     def begin(self, sequences: Sequences, steps: int, planned: int = 0) -> None:
-        """Behind the accepted tokens of these rows, at most `steps` steps.
-
-        Args:
-            planned: how many will be made, whatever they give, without a look at their logits.
-        """
         opened = self._over is None
         if self._over is None:
             began = now()
@@ -141,7 +102,6 @@ class ModelDraft:
             self._took = early.took
 
     def step(self) -> Step:
-        """One more place."""
         assert self._over is not None, "step() follows begin()"
         if self._last is not None:
             if self.steps == 1 and not self._ahead:  # else it was made with the others
@@ -241,13 +201,10 @@ class ModelDraft:
         return Step(tokens, logits, chances)
 
     def end(self) -> None:
-        """No further step is made in this round."""
         if self.steps and not self._was_early:
             self._took = Took(self.steps, self._began, self._first, self._ended, recording.steps > self._recorded)
 
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        """Of the first candidates that each row [B] went on from, so many are part of the text now. The device has
-        done all that it was asked for."""
         whole = zip(verdict.tokens, verdict.accepted, verdict.stopped, strict=True)
         if not self.steps or any(len(text) != n + 1 for text, n, stopped in whole if not stopped):
             self._early = None  # it is behind more than the engine took: others disagreed, or a row got too far ahead

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...budget import DRAFTED, Controller, Drafted, Evidence
 from ...protocol import Sequences, Verdict
 from ...transfer import to_host
-from .model_draft import ModelDraft, Step
+from .steps import Step, Steps
 
 
 class StopRule(Protocol):
@@ -22,7 +22,7 @@ class StopRule(Protocol):
     planned: bool
     """whether `begin` says how many steps are made, and `lengths` is not asked"""
 
-    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: Steps) -> int:
         """Steps of this round at most; 0 where nothing is drafted."""
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
@@ -66,7 +66,7 @@ class Planned:
     def __init__(self, control: Controller) -> None:
         self.control = control
 
-    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: Steps) -> int:
         rows = [b for b, limit in enumerate(room) if limit > 0]
         left = model.context.max_length - max(sequences.lengths)
         here = Drafted(sequences.rows, [[]] * len(rows), [1.0] * len(rows), 0, model.unread, left)
@@ -96,7 +96,7 @@ class Stepwise:
         self._active: list[int] = []
         """rows that may draft; others of a lockstep batch are finished"""
 
-    def begin(self, sequences: Sequences, room: list[int], most: int, model: ModelDraft) -> int:
+    def begin(self, sequences: Sequences, room: list[int], most: int, model: Steps) -> int:
         self.seen, self._rows = [[] for _ in room], sequences.rows
         self._active = [b for b, limit in enumerate(room) if limit > 0]
         left = model.context.max_length - max(sequences.lengths)

@@ -1,21 +1,15 @@
 """`DraftModelSession`: a chain of a draft model's tokens, as long as a rule says (Leviathan 2023, Algorithm 1)."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...budget import DraftCost
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_host
-from .model_draft import ModelDraft, Step
 from .rules import StopRule
-from .translating import Translated
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from .steps import Step, Steps
 
 
 class DraftModelSession(DraftSession):
@@ -23,24 +17,18 @@ class DraftModelSession(DraftSession):
 
     weighs = True
 
-    def __init__(
-        self,
-        context: DraftContext,
-        model: "PreTrainedModel | Translated",
-        rule: StopRule,
-        cost: DraftCost | None = None,
-        candidates: int = 1,
-    ) -> None:
+    def __init__(self, context: DraftContext, model: Steps, rule: StopRule, candidates: int = 1) -> None:
         """
         Args:
             rule: how far rows draft.
-            cost: told what steps take.
-            candidates: k, tokens tried at each position of a greedy draft.
+            candidates: k, what the model gives for each place.
         """
         super().__init__(context)
-        self.rule, self.candidates = rule, candidates_of(context, candidates)
-        self.weighs = rule.weighs
-        self.model = ModelDraft(context, model, cost or DraftCost(), self.candidates if self.candidates > 1 else None)
+        self.model, self.rule, self.candidates = model, rule, candidates
+        self.weighs, self.features = rule.weighs, model.features
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        self.model.observe_prompt(verdict)
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         most = min(max(room), self.model.room(sequences))
@@ -69,7 +57,7 @@ Lengths = Callable[[int, Step, list[int]], list[int]]
 stays: dropping a token after having seen it would change the output's distribution."""
 
 
-def draft_chains(model: ModelDraft, sequences: Sequences, room: list[int], steps: int, rule: Lengths | None) -> Draft:
+def draft_chains(model: Steps, sequences: Sequences, room: list[int], steps: int, rule: Lengths | None) -> Draft:
     """Chains of at most `steps` tokens. None is longer than its row's room, or goes on behind an EOS.
 
     Args:

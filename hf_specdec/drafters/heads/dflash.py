@@ -17,17 +17,16 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
-from ...session import DraftSession
 from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import as_bias, attention_windows
 from ...transfer import moved
-from ..base import Drafter
 from .context import News
+from .draft import HeadDraft, check_attention
+from .drafter import HeadDrafter
 from .drawn import Draw
-from .session import HeadSession, check_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +40,7 @@ class DFlashConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "block_diffusion"
 
 
-class DFlashSession(HeadSession):
+class DFlashHeads(HeadDraft):
     """A block of tokens a round, in one forward of the draft model."""
 
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
@@ -92,7 +91,7 @@ class DFlashSession(HeadSession):
 
 
 @register_drafter
-class DFlashDrafter(Drafter):
+class DFlashDrafter(HeadDrafter):
     """Drafts with a DFlash model that was trained for the target."""
 
     config_class = DFlashConfig
@@ -108,12 +107,17 @@ class DFlashDrafter(Drafter):
             SpeculationError: a model that takes no hidden states of a target.
         """
         super().__init__()
-        if missing := [n for n in ("block_size", "mask_token_id", "target_layer_ids") if not _has(draft_model, n)]:
+        if missing := _missing(draft_model):
             raise SpeculationError(
                 f"draft_model {type(draft_model).__name__} is not a DFlash model: its config has no "
                 f"{missing[0]}; use DraftModelDrafter"
             )
         self.draft_model = draft_model
+
+    @staticmethod
+    def takes(model: object) -> bool:
+        """Whether it is a DFlash model."""
+        return not _missing(model)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         mine, theirs = self.draft_model.config, target.config.get_text_config()
@@ -125,9 +129,11 @@ class DFlashDrafter(Drafter):
             )
         check_attention(mine)
 
-    def start(self, context: DraftContext) -> DraftSession:
-        return DFlashSession(context, self.draft_model)
+    def heads(self, context: DraftContext) -> DFlashHeads:
+        return DFlashHeads(context, self.draft_model)
 
 
-def _has(model: object, name: str) -> bool:
-    return getattr(getattr(model, "config", None), name, None) is not None
+def _missing(model: object) -> list[str]:
+    """What the model's config does not say, and would if it were a DFlash model."""
+    names = ("block_size", "mask_token_id", "target_layer_ids")
+    return [name for name in names if getattr(getattr(model, "config", None), name, None) is None]

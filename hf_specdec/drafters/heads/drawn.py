@@ -1,4 +1,4 @@
-"""`Drawn`: a draft that is drawn token by token."""
+"""`Drawn`: what heads draft, place by place."""
 
 from collections.abc import Callable
 
@@ -11,43 +11,47 @@ from ..draft_model.model_draft import with_room, write_tokens
 Draw = Callable[[Tensor], Tensor]
 """the next token [B] of each row, from logits [B, V]"""
 Pick = Callable[[Tensor, int], tuple[Tensor, ...]]
-"""tokens [B], and the q [B, V] that they were drawn from if they were, of logits [B, V] at the place i behind the
-accepted tokens"""
+"""from logits [B, V] at the place i behind the accepted tokens: tokens [B], and the q [B, V] that they were drawn from
+if they were; or the k likeliest tokens [B, k] and their chances [B, k]"""
 
 
 class Drawn:
-    """The tokens of a draft, each with its q, as they are drawn."""
+    """The tokens of a draft, each with its q or beside its next likeliest ones, as they are drawn."""
 
     def __init__(self, pick: Pick) -> None:
-        self.tokens: list[Tensor] = []
-        """[B] each"""
-        self._q: list[Tensor] = []
+        self.places: list[tuple[Tensor, ...]] = []
+        """what was picked at each"""
         self._pick = pick
 
     def draw(self, logits: Tensor) -> Tensor:
         """One more token [B], from logits [B, V]."""
-        tokens, *q = self._pick(logits, len(self.tokens))
-        self.tokens.append(tokens)
-        self._q += q
-        return tokens
+        tokens, *more = self._pick(logits, len(self.places))
+        tokens = tokens if tokens.ndim == 2 else tokens[:, None]
+        self.places.append((tokens, *more))
+        return tokens[:, 0]
 
     def all(self) -> tuple[Tensor, ...]:
-        """Tokens [B, K], and q [B, K, V] where they are drawn at random."""
-        return tuple(torch.stack(several, 1) for several in (self.tokens, self._q) if several)
+        """Tokens [B, K, k], and q [B, K, V] where they were drawn at random, or chances [B, K, k]."""
+        return tuple(torch.stack(several, 1) for several in zip(*self.places, strict=True))
 
 
-def by_text(context: DraftContext, sequences: Sequences, most: int) -> Pick:
+def by_text(context: DraftContext, sequences: Sequences, most: int, candidates: int | None) -> Pick:
     """Through the call's processors, which may look at the text and what was drawn of it.
 
     Args:
         most: tokens that will be drawn per row, at most.
+        candidates: k; None where one token is picked as the call's sampling does it.
     """
     ids = with_room(sequences, most)
 
     def pick(logits: Tensor, i: int) -> tuple[Tensor, ...]:
-        lengths = [n + i for n in sequences.lengths]
-        tokens, q = context.pick(ids, lengths, sequences.rows, logits.to(context.device))
-        write_tokens(ids, tokens, lengths)
-        return (tokens,) if q is None else (tokens, q)
+        lengths, logits = [n + i for n in sequences.lengths], logits.to(context.device)
+        if candidates is not None:
+            tokens, chances = context.pick.likeliest(ids, lengths, sequences.rows, logits, candidates)
+            write_tokens(ids, tokens[:, 0], lengths)
+            return tokens, chances
+        drawn, q = context.pick(ids, lengths, sequences.rows, logits)
+        write_tokens(ids, drawn, lengths)
+        return (drawn,) if q is None else (drawn, q)
 
     return pick

@@ -18,17 +18,16 @@ from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
-from ...session import DraftSession
 from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import allowed_slots, as_bias, attention_windows
 from ...transfer import moved
-from ..base import Drafter
 from .context import News
+from .draft import HeadDraft, check_attention
+from .drafter import HeadDrafter
 from .drawn import Draw
-from .session import HeadSession, check_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +42,7 @@ class MtpConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "mtp"
 
 
-class MtpSession(HeadSession):
+class MtpHeads(HeadDraft):
     """As many tokens a round as there are layers."""
 
     def __init__(self, context: DraftContext, model: "MtpModel") -> None:
@@ -62,7 +61,7 @@ class MtpSession(HeadSession):
         masks = as_bias(allowed, distance, self.windows, states.dtype)
         for k in range(self.forwards):
             mask = masks[self.kinds[k]] if isinstance(masks, dict) else masks
-            states = self._layer(k, states, tokens, positions + k + 1, mask)
+            states = self._layer(k, states, tokens, positions + k + 1, mask, cache)
             if k < most:
                 drawn = draw(self.model._project_to_logits(states[rows, last]))
             # Every token makes room for the one behind it, the last one for what was drawn.
@@ -70,7 +69,9 @@ class MtpSession(HeadSession):
             tokens[rows, last] = moved(drawn, self.device)
 
     @grouped_attention()
-    def _layer(self, k: int, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def _layer(
+        self, k: int, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, cache: RaggedCache
+    ) -> Tensor:
         """States [B, T, H] → what layer k makes of them and of the tokens [B, T] at `positions`."""
         model, rotary, embedded = self.model, None, self.model.embed_tokens(tokens).to(states.device)
         if model.rotary_emb is not None:
@@ -82,13 +83,13 @@ class MtpSession(HeadSession):
             position_embeddings=rotary,
             position_ids=positions,
             attention_mask=mask,
-            **{CACHE: self.read.cache},
+            **{CACHE: cache},
         )
         return model.shared_post_norm(states) if model.use_shared_post_norm else states
 
 
 @register_drafter
-class MtpDrafter(Drafter):
+class MtpDrafter(HeadDrafter):
     """Drafts with the target's own layers for multi-token prediction (`num_mtp_layers` in its config)."""
 
     config_class = MtpConfig
@@ -121,9 +122,9 @@ class MtpDrafter(Drafter):
             )
         check_attention(config)
 
-    def start(self, context: DraftContext) -> DraftSession:
+    def heads(self, context: DraftContext) -> MtpHeads:
         assert context.target is not None, "heads draft where the target is"
-        return MtpSession(context, self._layers(context.target))
+        return MtpHeads(context, self._layers(context.target))
 
     def _layers(self, target: "PreTrainedModel") -> "MtpModel":
         """The target's layers, which are loaded once."""

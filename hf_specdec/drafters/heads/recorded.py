@@ -30,6 +30,8 @@ def can_be_recorded(context: DraftContext, heads: "PreTrainedModel", device: tor
     pick = context.pick
     if context.target is None or not isinstance(pick, DraftPicker) or pick.recordable is None:
         return False
+    if context.most_rows:  # rows of buffers do not join others
+        return False
     return device == context.device and is_captured(context.target, context.forwards) and not hindered(heads)
 
 
@@ -60,26 +62,29 @@ class Recorded:
         columns = max(columns, *cache.lengths)
         return FixedCache.of(cache, self._borrow(cache, power_of_two(len(cache.lengths)), columns))
 
-    def drafted(self, draft: DraftOnce, cache: FixedCache, sequences: Sequences) -> tuple[Tensor, ...]:
-        """Tokens [B, K] behind the sequences, and q [B, K, V] where they are drawn at random."""
+    def drafted(
+        self, draft: DraftOnce, cache: FixedCache, sequences: Sequences, candidates: int | None
+    ) -> tuple[Tensor, ...]:
+        """What is drawn behind the sequences at all K places, as `Drawn.all` gives it."""
         pick, most, rows = self.context.pick, self.most, len(sequences.rows)
         assert isinstance(pick, DraftPicker), "which was asked whether it can be recorded"
         least = max(self.read.unread, self.usual)
         width = next((w for w in WIDTHS if w >= least), least)
         self._make_room(cache, width + self.beyond)
         cache.tell()
-        news, numbers = self._fed(cache.buffers, self.read.news(width)), None
+        news, numbers = self._fed(cache.buffers, self.read.news(sequences.tokens, width)), None
         if self.context.do_sample:
             numbers = cache.buffers.static("numbers", most, dtype=torch.float64)
             for i in range(most):
                 numbers[:rows, i] = pick.numbers([n + i for n in sequences.lengths], sequences.rows, numbers.device)
 
         def step() -> tuple[Tensor, ...]:
-            drawn = Drawn(lambda logits, i: pick.from_logits(logits, None if numbers is None else numbers[:, i], None))
+            u = [None] * most if numbers is None else numbers.unbind(1)
+            drawn = Drawn(lambda logits, i: pick.from_logits(logits, u[i], candidates))
             draft(news, cache, most, drawn.draw)
             return drawn.all()
 
-        key = "heads", width, pick.recordable
+        key = "heads", width, pick.recordable, candidates
         found = step() if width > WIDEST else cache.buffers.captures.run(key, step)
         return tuple(several[:rows].clone() for several in found)
 

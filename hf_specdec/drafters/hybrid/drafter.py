@@ -1,12 +1,17 @@
-"""Hybrid drafter: copies and a draft model's tokens in one tree, each token once, as far as they pay."""
+"""Hybrid drafter: copies and, where there is one, a draft model's tokens in one tree, each token once, as far as they
+pay."""
 
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...budget import Acceptance, Controller, Experience, Learned
+from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter, GrowingSession, Translated, candidates_of
+from ..eagle import EagleDrafter
+from ..heads import DFlashDrafter, HeadDrafter
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
@@ -14,7 +19,7 @@ from ..trees import TreeSession
 from .config import HybridConfig
 from .recycled import Recycled
 from .sampled import SampledHybridSession
-from .sources import Sources
+from .sources import JoinedSession, Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,12 +33,12 @@ class HybridDrafter(Drafter):
 
     config_class = HybridConfig
     config: HybridConfig
-    needs_draft_model = True
+    takes_draft_model = True
     reads_prompt = False
 
     def __init__(
         self,
-        draft_model: "PreTrainedModel | Translated",
+        draft_model: "PreTrainedModel | Translated | HeadDrafter | None" = None,
         *,
         num_draft_tokens: int | Literal["auto"] = "auto",
         num_candidates: int = 4,
@@ -48,7 +53,8 @@ class HybridDrafter(Drafter):
         """
         Args:
             draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
-                the target's.
+                the target's; or a drafter with heads, such as `DFlashDrafter(model)`. None drafts with what needs no
+                model: copies, past outputs and recycled candidates.
             num_draft_tokens: γ of the draft model, from 1 to 512; "auto" stops where the next step does not promise to
                 pay.
             num_candidates: of the draft model, tokens thought of at each position, from 1 to 16; those that pay are
@@ -65,7 +71,7 @@ class HybridDrafter(Drafter):
                 went on with joins the tree; the oldest make room.
 
         Raises:
-            SpeculationError: a bad option, or a model that cannot draft.
+            SpeculationError: a bad option, one of the draft model's without any, or a model that cannot draft.
         """
         super().__init__(
             num_draft_tokens=num_draft_tokens,
@@ -79,37 +85,65 @@ class HybridDrafter(Drafter):
             memory_mb=memory_mb,
         )
         self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
-        self.model_drafter = DraftModelDrafter(
-            draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
-        )
+        self.model_drafter: DraftModelDrafter | HeadDrafter | None = None
+        if isinstance(draft_model, HeadDrafter):
+            self.model_drafter = draft_model
+        elif kinds := [kind for kind in (DFlashDrafter, EagleDrafter) if kind.takes(draft_model)]:
+            self.model_drafter = kinds[0](draft_model)  # type: ignore[arg-type]
+        elif draft_model is not None:
+            self.model_drafter = DraftModelDrafter(
+                draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
+            )
+        elif changed := _changed(self.config, "num_draft_tokens", "num_candidates"):
+            raise SpeculationError(f"{changed} is the draft model's, and there is none; pass one, or leave it out")
         self._experience = Learned(Experience)
         self.proposes_trees = True
 
     @property
-    def draft_model(self) -> "PreTrainedModel":
-        """The model itself."""
-        return self.model_drafter.draft_model
+    def draft_model(self) -> "PreTrainedModel | None":
+        """The model itself, if there is one beside the target."""
+        return getattr(self.model_drafter, "draft_model", None)
+
+    def save_pretrained(self, folder: str | Path, **options: Any) -> None:
+        if self.model_drafter is not None and self.draft_model is None:
+            name = type(self.model_drafter).__name__
+            raise SpeculationError(
+                f"HybridDrafter({name}()) cannot be saved: its layers are in the target's checkpoint; write the same "
+                "where it is to be used"
+            )
+        super().save_pretrained(folder, **options)
 
     def check_target(self, target: "PreTrainedModel") -> None:
-        self.model_drafter.check_target(target)
+        if self.model_drafter is not None:
+            self.model_drafter.check_target(target)
 
     def takes_ragged(self) -> bool:
-        return self.model_drafter.takes_ragged()
+        return self.model_drafter is None or self.model_drafter.takes_ragged()
 
     def start(self, context: DraftContext) -> TreeSession:
+        experience = self._experience.of(context.target, (context.rows, context.do_sample))
+        sources = self._sources(context, experience.acceptance)
+        if self.model_drafter is None:
+            return JoinedSession(context, experience.acceptance, sources)
         window, k = self.config.num_draft_tokens, candidates_of(context, self.config.num_candidates)
         if window != "auto":
             context.stats.window = int(window)
-        experience = self._experience.of(context.target, (context.rows, context.do_sample))
-        control = Controller(context, experience, None if window == "auto" else int(window), k, alone=False)
-        sources = self._sources(context, control.acceptance)
-        if context.do_sample:
-            return SampledHybridSession(context, self.model_drafter.draft, control, sources)
-        return GrowingSession(context, self.model_drafter.draft, control, sources)
+        fixed, who = None if window == "auto" else int(window), self.model_drafter.who
+        control = Controller(context, experience, fixed, k, alone=False, who=who)
+        steps = self.model_drafter.steps(context, control.cost, None if context.do_sample else k)
+        kind = SampledHybridSession if context.do_sample else GrowingSession
+        return kind(context, steps, control, sources)
 
     def _sources(self, context: DraftContext, acceptance: Acceptance) -> Sources:
         """What is proposed without a step of any model."""
         branches, count = self.config.num_branches, self.config.num_recycled
         memory = None if self.store is None else Memory(context, self.store, acceptance, branches)
         recycled = Recycled(context, acceptance, count) if count else None
-        return Sources(Copies(context, self.config, acceptance), memory, recycled)
+        drawn = "none" if self.model_drafter is None else self.model_drafter.config.drafter_type
+        return Sources(Copies(context, self.config, acceptance), memory, recycled, drawn)
+
+
+def _changed(config: HybridConfig, *names: str) -> str:
+    """The first of these options that is not as it is by default, for a message; empty where all are."""
+    usual = HybridConfig()
+    return next((f"{n}={getattr(config, n)!r}" for n in names if getattr(config, n) != getattr(usual, n)), "")

@@ -1,21 +1,16 @@
-"""`SampledHybridSession`: copies, and what the draft model draws."""
+"""`SampledHybridSession`: copies, and what a draft model or a head draws."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ...budget import Controller, Drafted, Tree, most_per_second
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host, waits
-from ..draft_model import ModelDraft, Translated
+from ..draft_model import Steps
 from ..draft_model.growing import onward_from
 from ..draft_model.session import draft_chains
 from ..trees import TreeSession
-from .sources import DRAWN, Sources
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+from .sources import Sources
 
 MOST_COPIES = 16
 """beside the draws of a row: each has a q, over the whole vocabulary"""
@@ -26,9 +21,7 @@ class SampledHybridSession(TreeSession):
     the likeliest ones would be. A round draws a chain where that promises more per second than copies do, and copies
     that pay join it: a token that nobody drew is one from a q with all its mass on it."""
 
-    def __init__(
-        self, context: DraftContext, model: "PreTrainedModel | Translated", control: Controller, sources: Sources
-    ) -> None:
+    def __init__(self, context: DraftContext, model: Steps, control: Controller, sources: Sources) -> None:
         """
         Args:
             sources: of what is copied.
@@ -36,11 +29,15 @@ class SampledHybridSession(TreeSession):
         super().__init__(context, control.acceptance, sources)
         self.weighs = True  # what is drawn must not depend on a clock
         self.control, self.sources = control, sources
-        self.model = ModelDraft(context, model, control.cost)
+        self.model, self.features = model, model.features
         self._copies: list[Tree] = []
         """[B] what could be copied in this round without draws"""
         self._drawn: list[int] = []
         """[B] draws of each row, which are the first of its nodes; empty where none were drawn"""
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        super().observe_prompt(verdict)
+        self.model.observe_prompt(verdict)
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self._copies, self._drawn = self.begin(len(room)), []
@@ -55,7 +52,7 @@ class SampledHybridSession(TreeSession):
         if steps < 1:
             return self.draft()
         draft = draft_chains(self.model, sequences, room, steps, None)
-        draft.sources = [DRAWN if length else "none" for length in draft.lengths]
+        draft.sources = [self.sources.drawn if length else "none" for length in draft.lengths]
         self._drawn = list(draft.lengths)
         free = self.context.trees and not waits(self.context.device)  # to look at what was drawn
         return self._joined(draft, sequences.rows, room) if free and draft.q is not None else draft

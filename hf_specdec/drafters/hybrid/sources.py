@@ -1,13 +1,14 @@
-"""`Sources`: what joins a draft model's tokens in one tree without a step of it."""
+"""`Sources`: what joins a draft model's tokens in one tree without a step of it; `JoinedSession` drafts with nothing
+else."""
 
 from collections.abc import Sequence
 
-from ...budget import Tree
-from ...protocol import Sequences, Verdict
-from ..draft_model.drafter import DraftModelConfig
+from ...budget import MOST_NODES, Acceptance, Tree
+from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ..prompt_lookup import Copies, PromptLookupConfig
 from ..suffix import SuffixConfig
 from ..suffix.memory import PAST, Memory
+from ..trees import TreeSession
 from .recycled import RECYCLED, Recycled
 
 NAMES = {
@@ -16,14 +17,17 @@ NAMES = {
     RECYCLED: RECYCLED,
 }
 """in the statistics"""
-DRAWN = DraftModelConfig.drafter_type
 
 
 class Sources:
     """Copies from the text itself and, where they are wanted, past outputs and what earlier forwards found likely."""
 
-    def __init__(self, copies: Copies, memory: Memory | None, recycled: Recycled | None) -> None:
-        self.copies, self.memory, self.recycled = copies, memory, recycled
+    def __init__(self, copies: Copies, memory: Memory | None, recycled: Recycled | None, drawn: str) -> None:
+        """
+        Args:
+            drawn: in the statistics, the source of all other tokens.
+        """
+        self.copies, self.memory, self.recycled, self.drawn = copies, memory, recycled, drawn
         self.likeliest = 0 if recycled is None else recycled.likeliest
 
     def observe_prompt(self, verdict: Verdict) -> None:
@@ -50,7 +54,7 @@ class Sources:
         names = []
         for tree, mine in zip(trees, nodes, strict=True):
             speakers = (name for node in mine for evidence in tree.evidence[node] for name in evidence.speakers)
-            mentioned = {NAMES.get(name, DRAWN) for name in speakers}
+            mentioned = {NAMES.get(name, self.drawn) for name in speakers}
             names.append("+".join(sorted(mentioned)) or "none")
         return names
 
@@ -64,3 +68,17 @@ class Sources:
         """The call is over."""
         if self.memory is not None:
             self.memory.close()
+
+
+class JoinedSession(TreeSession):
+    """Without a model: what the sources propose, greedy or sampled, of which the engine verifies what pays."""
+
+    most = MOST_NODES
+
+    def __init__(self, context: DraftContext, acceptance: Acceptance, sources: Sources) -> None:
+        super().__init__(context, acceptance, sources)
+        self.sources = sources
+
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        self.sources.join(self.begin(len(room)), sequences, room)
+        return self.draft()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -19,7 +18,7 @@ from ..bench.plan import Unit, settings_of
 from ..bench.results import Results
 from ..instruments.recording import RecordingDrafter
 from ..loading.checks import check_decoding
-from ..loading.drafters import SPEC, load_drafter, own_model
+from ..loading.drafters import DEFAULT, SPEC, load_drafter, own_model
 from ..loading.models import Pair, PairSettings
 from ..loading.outputs import writable_file
 from ..loading.prompts import Prompt
@@ -27,16 +26,14 @@ from ..showing import quiet
 from .live import LiveText, Pictured, aside, legend
 from .prompts import BATCH, SAMPLES
 
-READY = Path(__file__).parents[3] / "hub_configs" / "hybrid"
-"""the drafter in a clone of the repository"""
 REPEATS = 3
 ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
-NEXT = """Your own model, with prompt lookup, which needs no draft model:
+NEXT = """Your own model:
 
     import hf_specdec
     model, tokenizer = hf_specdec.load("your/model")
     inputs = tokenizer("Your prompt", return_tensors="pt").to(model.device)
-    model.generate(**inputs, max_new_tokens=64, speculation_type="prompt_lookup")
+    model.generate(**inputs, max_new_tokens=64, speculation_type="auto")
 """
 
 
@@ -47,7 +44,7 @@ class DemoSettings(PairSettings):
     target: Annotated[str, Option(help="Model to speed up: a folder, a Hub repo, a GGUF file, or smollm2.")] = "smollm2"
     drafter: Annotated[
         str | None,
-        Option(help=f"Drafter: {SPEC}. Default: hub_configs/hybrid in a clone of the repository, else prompt_lookup."),
+        Option(help=f"Drafter: {SPEC}. Default: {DEFAULT}."),
     ] = None
     beside: Annotated[list[str], Option(help="Another drafter to compare with; may be given several times.")] = field(
         default_factory=list
@@ -64,8 +61,7 @@ class DemoSettings(PairSettings):
 
     def load_ours(self, pair: Pair) -> Drafter:
         """The drafter that is shown."""
-        spec = self.drafter or (str(READY) if READY.is_dir() else "prompt_lookup")
-        return load_drafter(spec, pair.draft, target=pair.target, **self.of_drafts())
+        return load_drafter(self.drafter or DEFAULT, pair.draft, target=pair.target, **self.of_drafts())
 
 
 def run_demo(settings: DemoSettings) -> None:

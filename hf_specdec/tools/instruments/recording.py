@@ -60,7 +60,7 @@ class Listening(Drafter):
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.config, self.last_stats = inner, inner.config, None
         self.proposes_trees, self.brings_runner = inner.proposes_trees, inner.brings_runner
-        self.recordable = inner.recordable
+        self.recordable, self.because = inner.recordable, inner.because
 
     def check_target(self, target: PreTrainedModel) -> None:
         self.inner.check_target(target)

@@ -16,13 +16,10 @@ from ...hub.files import HubSource
 from ...hub.loading import read_config
 from .models import Pair, PairSettings
 
-SPEC = "a folder, a Hub repo, or TYPE:KEY=VALUE,... such as draft_model:num_draft_tokens=5"
+SPEC = "auto, a folder, a Hub repo, or TYPE:KEY=VALUE,... such as draft_model:num_draft_tokens=5"
 """what `load_drafter` takes, for `--help`"""
-
-
-def default_drafter(draft: str | None) -> str:
-    """The SPEC where none is given: a draft model drafts if there is one, else the prompt is looked up."""
-    return "prompt_lookup" if draft is None else "draft_model"
+DEFAULT = "auto"
+"""the SPEC where none is given"""
 
 
 @dataclass(kw_only=True)
@@ -31,13 +28,13 @@ class DrafterSettings(PairSettings):
 
     drafter: Annotated[
         str | None,
-        Option(help=f"Drafter: {SPEC}. Default: draft_model if there is a --draft, else prompt_lookup."),
+        Option(help=f"Drafter: {SPEC}. Default: {DEFAULT}."),
     ] = None
 
     @property
     def spec(self) -> str:
         """The drafter's SPEC, also where none was named."""
-        return self.drafter or default_drafter(self.draft)
+        return self.drafter or DEFAULT
 
     def load_drafter(self, pair: Pair) -> Drafter:
         """The drafter for a loaded pair.
@@ -69,7 +66,7 @@ def load_drafter(
     drafter = _described(spec, draft, others, **loading)
     if target is not None and isinstance(drafter, StreamingDrafter) and drafter.config.mode == "tuned":
         drafter.tune(target)
-    return drafter
+    return drafter if target is None else drafter.for_target(target)
 
 
 def config_of(spec: str) -> tuple[DrafterConfig, Path | None]:
@@ -90,8 +87,8 @@ def _described(spec: str, draft: PreTrainedModel | None, others: Iterable[str], 
     if name is None:
         return Drafter.from_pretrained(spec, **loading)
     drafter_class: Any = registry.drafter_class(name)
-    models = [required_draft(spec, draft)] if drafter_class.needs_draft_model else []
-    return drafter_class(*models, **options)
+    draft = required_draft(spec, draft) if drafter_class.needs_draft_model else draft
+    return drafter_class(*[draft] * drafter_class.takes_draft_model, **options)
 
 
 def _read(spec: str, others: Iterable[str]) -> tuple[str | None, dict[str, Any]]:

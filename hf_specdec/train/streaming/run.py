@@ -21,6 +21,7 @@ from ...tools.showing import quiet
 from ..folder import TrainingFolder, interruptible
 from ..learning import learn
 from ..own_text import (
+    Answers,
     OwnTextSettings,
     given_texts,
     halves,
@@ -45,9 +46,7 @@ class StreamingSettings(OwnTextSettings):
         Literal["untouched", "tuned"],
         Option(help="untouched leaves the target's text as it is; tuned also trains its upper layers on the texts."),
     ] = "untouched"
-    answers: Annotated[
-        Literal["own", "given"], Option(help="Train on the target's own answers, or on those given in --data.")
-    ] = "own"
+    answers: Answers = "own"
     streams: Annotated[int, _streams(help="γ: number of streams, tokens drafted behind the target's next one.")] = 4
     num_layers: Annotated[int, _streams(help="N_s: number of upper layers that the streams run through.")] = 8
     adapter_rank: Annotated[int, _streams(help="Rank of the adapters at those layers' linear maps; 0 for none.")] = 16

@@ -1,8 +1,6 @@
-"""What enters the layers with streams, for every token of every text: read once, kept on disk, where the main stream
-stays the same for the whole training."""
+"""What enters the layers with streams, for every token of every text: the main stream stays the same for the whole
+training."""
 
-import json
-import os
 import random
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,14 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ...drafters.streaming import Upper
-from ...errors import SpeculationError
 from ...target.devices import input_device
-from ..folder import digest, write_whole
-from ..writing import Text, batched, right_padded
+from ..mapped import mapped_states
+from ..writing import Text, right_padded
 
 
 class States(Dataset[dict[str, Tensor]]):
@@ -28,13 +24,13 @@ class States(Dataset[dict[str, Tensor]]):
     the last, `at` [c], places that are followed by a token that the target wrote, and `temperature`.
     """
 
-    def __init__(self, texts: Sequence[Text], states: Tensor, places: int | None = None) -> None:
+    def __init__(self, texts: Sequence[Text], states: Tensor, ends: Sequence[int], places: int | None = None) -> None:
         """
         Args:
+            ends: where each text's states begin and end.
             places: how many of them an item has at most, others in each epoch; None for all.
         """
-        self.texts, self.states, self.places, self.epoch = texts, states, places, 0
-        self.ends = [0, *torch.tensor([len(text.ids) - 1 for text in texts]).cumsum(0).tolist()]
+        self.texts, self.states, self.ends, self.places, self.epoch = texts, states, ends, places, 0
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -64,47 +60,11 @@ def read_states(
     Raises:
         SpeculationError: there is no room for them.
     """
-    made_of = {"made_of": digest([[text.ids for text in texts], upper.first, str(target.dtype)])}
-    note, size = file.with_suffix(".json"), target.config.get_text_config(decoder=True).hidden_size
-    shape = (sum(len(text.ids) - 1 for text in texts), size)
-    if not (note.exists() and file.exists() and json.loads(note.read_text()) == made_of):
-        note.unlink(missing_ok=True)
-        partial = file.with_suffix(".partial")
-        try:
-            _write(target, upper, texts, partial, shape)
-            os.replace(partial, file)
-        except OSError as error:
-            room = shape[0] * shape[1] * target.dtype.itemsize / 1e9
-            raise SpeculationError(
-                f"cannot write the states of the texts, {room:.1f} GB, to {file}: {error.strerror}; make room, "
-                "or train on fewer texts"
-            ) from error
-        finally:
-            partial.unlink(missing_ok=True)
-        write_whole(note, json.dumps(made_of))
-    return States(texts, _mapped(file, shape, target.dtype), places)
-
-
-def _mapped(file: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    return torch.from_file(str(file), shared=True, size=shape[0] * shape[1], dtype=dtype).view(shape)
-
-
-def _write(target: PreTrainedModel, upper: Upper, texts: Sequence[Text], file: Path, shape: tuple[int, int]) -> None:
-    with file.open("wb") as out:  # all of the room it takes, so that a full disk is known now
-        size = shape[0] * shape[1] * target.dtype.itemsize
-        out.truncate(size)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(out.fileno(), 0, size)
-    states = _mapped(file, shape, target.dtype)
-    ends = torch.tensor([len(text.ids) - 1 for text in texts]).cumsum(0).tolist()
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
-    with tqdm(total=shape[0], desc="states of the texts", unit="token", unit_scale=True) as bar:
-        while order:
-            some, order = batched(order, texts)
-            for i, found in zip(some, entering(target, upper, [texts[i].ids[:-1] for i in some]), strict=True):
-                n = len(texts[i].ids) - 1
-                states[ends[i] - n : ends[i]] = found[:n]
-                bar.update(n)
+    size = target.config.get_text_config(decoder=True).hidden_size
+    states, ends = mapped_states(
+        texts, file, size, target.dtype, upper.first, lambda rows: entering(target, upper, rows)
+    )
+    return States(texts, states, ends, places)
 
 
 @torch.no_grad()

@@ -1,0 +1,53 @@
+"""`HeadDrafter`: what drafters with heads have in common."""
+
+from abc import abstractmethod
+from typing import Any
+
+from ...budget import Controller, DraftCost, Experience, Learned
+from ...protocol import DraftContext
+from ...session import DraftSession
+from ...transfer import waits
+from ..base import Drafter
+from ..draft_model import DraftModelSession, GrowingSession, Planned, candidates_of
+from .draft import HeadDraft
+from .unseen import UnseenSession
+
+CANDIDATES = 4
+"""tokens thought of at each place of a greedy draft, of which those are verified that pay"""
+
+
+class HeadDrafter(Drafter):
+    """Drafts with heads that read the target's hidden states."""
+
+    proposes_trees = True
+    who = "the head"
+    """drafts, in notes"""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._experience = Learned(Experience)  # what a call has measured serves the next one
+
+    @abstractmethod
+    def heads(self, context: DraftContext) -> HeadDraft:
+        """The heads, for one call."""
+
+    def steps(self, context: DraftContext, cost: DraftCost, candidates: int | None = None) -> HeadDraft:
+        """The heads, as a session asks them.
+
+        Args:
+            cost, candidates: as of `HeadDraft`.
+        """
+        heads = self.heads(context)
+        heads.cost, heads.candidates = cost, candidates
+        return heads
+
+    def start(self, context: DraftContext) -> DraftSession:
+        experience = self._experience.of(context.target, (context.rows, context.do_sample))
+        heads = self.steps(context, experience.cost)
+        if context.do_sample:  # a chain in every round: a seed gives one text
+            control = Controller(context, experience, heads.most, who=self.who)
+            return DraftModelSession(context, heads, Planned(control))
+        k = heads.candidates = candidates_of(context, CANDIDATES)
+        control = Controller(context, experience, candidates=k, who=self.who)
+        unseen = waits(context.device) or heads.recorded is not None
+        return UnseenSession(context, heads, control) if unseen else GrowingSession(context, heads, control)

@@ -1,0 +1,148 @@
+"""A head learns as it will draft: several steps over its own states (training-time test, Li et al. 2025, Section 3.2).
+
+Place i of a text is the root of a chain: step 0 reads the target's states there and token i + 1, step j what step j - 1
+has passed on and token i + 1 + j, and each foretells the token behind. It sees step 0 of all places up to i, and of the
+later steps those of its own chain.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...drafters.eagle.model import LlamaForCausalLMEagle3, embedded
+from ..learning import Examined, batches, examining
+from .lessons import collate
+
+DECAY = 0.8
+"""weight of a step's loss, by that of the step before, as in SafeAILab's training"""
+
+
+class Step(NamedTuple):
+    """What a step of all chains says."""
+
+    logits: Tensor
+    """[N, K] over the tokens that the draft knows"""
+    places: Tensor
+    """[B, T] the N places whose chains are so long: roots that the target has written, with a text behind them"""
+
+
+class Steps:
+    """Keys and values of the steps so far, as a cache is asked."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Those of a layer before, and these."""
+        if layer in self.states:
+            keys, values = (torch.cat(both, 2) for both in zip(self.states[layer], (keys, values), strict=True))
+        self.states[layer] = keys, values
+        return keys, values
+
+
+class Learner(nn.Module):
+    """A head with its target's embeddings and head, which are not trained."""
+
+    def __init__(self, head: LlamaForCausalLMEagle3, target: PreTrainedModel, steps: int) -> None:
+        """
+        Args:
+            steps: γ, of each chain.
+        """
+        super().__init__()
+        self.head, self.steps = head, steps
+        whole = target.get_output_embeddings()
+        # In a tuple, where torch does not look for modules.
+        self._target = target.get_input_embeddings(), whole, whole.weight.detach()[head.tokens]
+
+    def forward(self, batch: dict[str, Tensor]) -> list[Step]:
+        """One step after the other."""
+        ids, cache, found = batch["input_ids"], Steps(), []
+        g = self.head.fused(batch["states"].to(self.head.fc.weight.dtype))
+        at = torch.arange(g.shape[1], device=ids.device)
+        seen = at[:, None] >= at
+        for j in range(self.steps):
+            tokens = nn.functional.pad(ids[:, 1 + j :], (0, j))  # what is padded is behind the text's end
+            e = embedded(self._target[0], tokens).to(g.dtype)
+            g, normed = self.head(g, e, at[None] + j, seen[None, None], cache)
+            places = (at >= batch["starts"][:, None] - 1) & (at < batch["lengths"][:, None] - 2 - j)
+            found.append(Step(self.head.lm_head(normed[places]).float(), places))
+            seen = torch.cat([seen, at[:, None] == at], dim=-1)
+        return found
+
+    @torch.no_grad()
+    def wanted(self, batch: dict[str, Tensor], j: int, places: Tensor) -> Tensor:
+        """[N, K] what the target says of what step j foretells, of the tokens that the draft knows only."""
+        return nn.functional.linear(_later(batch["last"], 1 + j, places), self._target[2]).float().softmax(-1)
+
+    @torch.no_grad()
+    def chances(self, batch: dict[str, Tensor], places: Tensor) -> Tensor:
+        """[N, K] the same of the first step, where the target may say any token."""
+        whole = self._target[1](_later(batch["last"], 1, places)).float()
+        return whole.softmax(-1)[:, self.head.tokens]
+
+
+def _later(values: Tensor, further: int, places: Tensor) -> Tensor:
+    """[N, ...] of values [B, T or more, ...] those so much further on than these places [B, T]."""
+    return torch.roll(values, -further, dims=1)[:, : places.shape[1]][places]
+
+
+def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
+    """How often a head is right on texts.
+
+    Returns:
+        `step_1` … `step_γ`: of the places in greedy texts where all steps before are right, the share where this step's
+        first choice is; `promised`: tokens per call that the chain promises there; `acceptance`: mean of Σ min(p, q) of
+        the first step at temperature 1, over the sampled texts (α, Leviathan 2023, Corollary 3.6). Each where there are
+        such texts.
+    """
+    right: list[Tensor] = []
+    overlaps: list[Tensor] = []
+    device, dtype = next(model.parameters()).device, model._target[1].weight.dtype
+    with examining(model), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        for batch in batches(lessons, rows, collate, device):
+            hits, whole = [], None
+            for j, (logits, places) in enumerate(model(batch)):
+                hit = torch.zeros_like(places)
+                hit[places] = model.head.tokens[logits.argmax(-1)] == _later(batch["input_ids"], 2 + j, places)
+                hits.append(hit)
+                whole = places & ~batch["sampled"][:, None]  # of the last step: where a chain is whole
+                if j == 0:
+                    drawn = batch["sampled"][:, None] & places
+                    q = logits[batch["sampled"][:, None].expand_as(places)[places]].softmax(-1)
+                    overlaps.append(torch.minimum(model.chances(batch, drawn), q).sum(-1).cpu())
+            right.append(torch.stack(hits, -1)[whole].cpu())
+    chains = torch.cat(right).long().cumprod(1).float().mean(0) if sum(map(len, right)) else torch.zeros(0)
+    before = torch.cat([torch.ones(1), chains[:-1]])[: len(chains)].clamp_min(1e-9)
+    found = {f"step_{j}": float(share) for j, share in enumerate(chains / before, 1)}
+    found["promised"] = 1 + float(chains.sum())
+    overlap = torch.cat(overlaps)
+    return found | ({"acceptance": float(overlap.mean())} if len(overlap) else {})
+
+
+def said(found: dict[str, Any]) -> str:
+    """The figures of `acceptance` in words."""
+    steps = ", ".join(f"{value:.0%}" for name, value in found.items() if name.startswith("step_"))
+    sampled = f"; acceptance at temperature 1: {found['acceptance']:.1%}" if "acceptance" in found else ""
+    return (
+        f"each step right, given those before: {steps or 'no greedy texts'}; the chain would give "
+        f"{found['promised']:.2f} tokens per call{sampled}"
+    )
+
+
+class EagleTraining(Examined):
+    """Cross entropy between what the target says, of the tokens that the draft knows, and each step."""
+
+    acceptance, said = staticmethod(acceptance), staticmethod(said)
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        """Σ 0.8^j times the mean over places of -Σ p log q of step j."""
+        with self.accelerator.autocast():
+            steps = model(inputs)
+            loss = steps[0].logits.sum() * 0.0
+            for j, (logits, places) in enumerate(steps):
+                if len(logits):
+                    p = model.wanted(inputs, j, places)
+                    loss = loss - DECAY**j * (p * logits.log_softmax(-1)).sum(-1).mean()
+        return (loss, {"loss": loss}) if return_outputs else loss

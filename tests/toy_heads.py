@@ -1,0 +1,67 @@
+"""Heads that are always right, or always wrong, and that check what they are told: states and tokens of each row."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_specdec.drafters import DraftContext
+from hf_specdec.drafters.heads import HeadDraft, HeadDrafter
+from hf_specdec.protocol import Sequences
+
+
+class ToyHeads(HeadDraft):
+    """Its cache holds, in the place of keys, the tokens that were chosen behind each state."""
+
+    def __init__(self, context: DraftContext, drafter: "ToyHeadDrafter") -> None:
+        assert context.target is not None
+        # What is read again is read as if drafted tokens had filled its slots.
+        super().__init__(context, context.target, context.device, (-1,), drafter.gamma, again=drafter.again)
+        self.drafter, self.recorded = drafter, None
+        self.texts: list[list[int]] = []
+
+    def _drafted(self, sequences: Sequences, most: int) -> tuple[Tensor, ...]:
+        self.texts = sequences.tokens
+        return super()._drafted(sequences, most)
+
+    def draft(self, news: Any, cache: Any, most: int, draw: Any) -> None:
+        width = news.tokens.shape[1]
+        cache.reserve(width)
+        for layer in cache.layers:
+            held, _ = layer.update(news.tokens[:, None, :, None].float(), news.tokens[:, None, :, None].float())
+        texts = []
+        for b, n in enumerate(news.counts.tolist()):
+            start = int(cache.lengths[b])
+            texts.append(held[b, 0, : start + n, 0].long().tolist())
+            (whole,) = {tuple(text) for text in self.texts if text[1:] == texts[b]}  # the cache holds a row's text
+            states = self.context.target(torch.tensor([whole[:-1]]), output_hidden_states=True).hidden_states[-1]
+            torch.testing.assert_close(news.states[b, :n], states[0, start:], rtol=1e-3, atol=1e-3)
+        assert len(texts) == 1 or texts == [text[1:] for text in self.texts], "of each row its own"
+        self.drafter.rows.append(len(texts))
+        for i in range(most):
+            tokens = torch.tensor([self.drafter.says(text, i, self.context.vocab_size) for text in texts])
+            draw(torch.nn.functional.one_hot(tokens, self.context.vocab_size) * 9.0)
+
+
+class ToyHeadDrafter(HeadDrafter):
+    """See `ToyHeads`."""
+
+    def __init__(self, texts: list[list[int]], right: bool = True, gamma: int = 3, again: int = 0) -> None:
+        """
+        Args:
+            texts: prompts, and what plain decoding says behind them.
+        """
+        super().__init__()
+        self.known, self.right, self.gamma, self.again = texts, right, gamma, again
+        self.rows: list[int] = []
+        """of each call of the heads"""
+
+    def says(self, behind: list[int], i: int, vocab: int) -> int:
+        """The token i places behind what has been read, which is a text without its first token."""
+        text = next(text for text in self.known if text[1 : len(behind) + 1] == behind)
+        place = len(behind) + 1 + i
+        token = text[place] if place < len(text) else 0
+        return token if self.right else (token + 1) % vocab
+
+    def heads(self, context: DraftContext) -> HeadDraft:
+        return ToyHeads(context, self)
