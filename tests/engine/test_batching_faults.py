@@ -170,7 +170,7 @@ def test_a_criterion_that_raises_ends_its_own_row(monkeypatch: pytest.MonkeyPatc
 
 def test_what_no_batch_is_made_of() -> None:
     with pytest.raises(SpeculationError, match="from_pretrained"):
-        BatchDecoder(TARGET, "prompt_lookup")  # type: ignore[arg-type]
+        BatchDecoder(TARGET, "no_such_type")  # type: ignore[arg-type]
     with pytest.raises(SpeculationError, match="drafts while the target verifies"):
         BatchDecoder(TARGET, PearlDrafter(DRAFT))
     with pytest.raises(SpeculationError, match=r"model\.generate"):

@@ -21,6 +21,7 @@ import torch
 from chats import TEMPLATE, VOCAB, save_pair, talking_tokenizer
 from models import llama, slow
 from processes import children, free_port, until
+from seam import HeadDrafter, HeadSession
 
 from hf_specdec import BatchDecoder, PearlDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.serve.server import (
@@ -308,6 +309,16 @@ def test_settings_of_joined_requests_are_each_ones_own(joined: Served) -> None:
         expected = joined.plain(QUESTION, 30 if i % 2 else 10 + i, **stops)
         assert answer.choices[0].message.content == joined.text(expected)
         assert answer.usage.completion_tokens == len(expected)
+
+
+def test_a_head_on_the_targets_states_drafts_for_joined_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadSession, "weighs", True)  # one that was never trained
+    with serving(HeadDrafter(), joined=True, max_rows=3) as served, ThreadPoolExecutor(5) as pool:
+        plain = served.text(served.plain(QUESTION, 30))
+        asked = {"model": "tiny", "messages": QUESTION, "max_tokens": 30, "temperature": 0}
+        for answer in pool.map(lambda _: served.client.chat.completions.create(**asked), range(5)):
+            assert answer.choices[0].message.content == plain
+        assert served.decoder.stats.drafted_tokens and not served.decoder.stats.notes
 
 
 def test_a_full_queue_is_said_over_http() -> None:
