@@ -12,11 +12,12 @@ from typer.core import TyperCommand
 
 COMMANDS = {
     "bench": "Measure how fast drafters are, beside plain decoding and transformers' own speculation.",
+    "tune": "Find the fastest drafter and settings for your prompts, and write them as a folder.",
     "report": "Turn result files of bench into Markdown tables, plots and one HTML page.",
     "audit": "Check that drafters change nothing: texts, samples and stops are compared with plain decoding's.",
     "explain": "Show round by round what was drafted, what was accepted, and where the time went.",
     "demo": "See a real model answer plainly, with transformers' own speculation and with hf_specdec, and how fast.",
-    "generate": "Answer a question, continue a text or chat, and print what speculation gained.",
+    "generate": "Answer a question, a chat or a file of prompts, and print what speculation gained.",
     "serve": "Serve a model with speculation over HTTP: transformers' server, compatible with OpenAI's API.",
     "export": "Write a drafter as vLLM or SGLang load it, and print the command that starts them.",
     "push": "Upload a drafter's folder to the Hub.",

@@ -25,6 +25,7 @@ from .drafters import (
     StreamingDrafter,
     SuffixDrafter,
     Translated,
+    early_exit,
 )
 from .errors import SpeculationError, SpeculationWarning
 from .generate import register, unregister
@@ -32,6 +33,7 @@ from .generate.decoder import BatchDecoder
 from .generate.warming import warm_up
 from .stats import SpeculationStats
 from .target.packing import pack_linear, unpack_linear
+from .tools.answers import AnswerFile
 from .verify.speculate import speculate
 from .version import __version__
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from .tools.loading.models import load
 
 __all__ = [
+    "AnswerFile",
     "AutoDrafter",
     "BatchDecoder",
     "DFlashDrafter",
@@ -59,6 +62,7 @@ __all__ = [
     "SuffixDrafter",
     "Translated",
     "__version__",
+    "early_exit",
     "load",
     "pack_linear",
     "register",

@@ -6,6 +6,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+ELSEWHERE = {
+    "optimum.onnxruntime": ("ONNX Runtime", "optimum-onnx", "transformers<4.58"),
+    "optimum.intel": ("OpenVINO", "optimum-intel", "transformers<5.6"),
+}
+"""models of other runtimes by their module: the runtime, its package, and the pin of its latest version (optimum-onnx
+0.1.0, optimum-intel 2.2.0)"""
 LONGEST_VALUE = 500
 """characters of what a message repeats of a bad value"""
 
@@ -44,7 +50,14 @@ def meant(name: Any, known: Iterable[str]) -> str:
 
 
 def expect_model(name: str, value: Any) -> None:
-    """Refuse what is no transformers model."""
+    """Refuse what is no transformers model, or one of another runtime than torch."""
+    for module, (runtime, package, pin) in ELSEWHERE.items():
+        if any(kind.__module__.startswith(module) for kind in type(value).__mro__):
+            raise SpeculationError(
+                f"{name} must be a torch model, got {type(value).__name__}, which runs in {runtime}: {package} needs "
+                f"{pin}, and hf_specdec transformers>=5.17. Load the model itself by AutoModelForCausalLM, or smaller "
+                "by Drafter.from_pretrained(..., quantization='int8')"
+            )
     if not hasattr(value, "forward") or not hasattr(value, "config"):
         fix = "; pass its draft_model" if hasattr(value, "draft_model") else ""
         if isinstance(value, (str, os.PathLike)):

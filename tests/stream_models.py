@@ -10,7 +10,7 @@ from hf_specdec import StreamingDrafter
 from hf_specdec.drafters.streaming import Upper
 
 GAMMA = 3
-TARGETS = ["Llama", "Qwen2", "Qwen3", "Phi", "OPT", "Mistral", "Qwen2 sliding", "Gemma2"]
+TARGETS = ["Llama", "Qwen2", "Qwen3", "Phi", "OPT", "Mistral", "Qwen2 sliding", "Gemma2", "Gemma3"]
 BATCHES = {"one row": [9], "four uneven rows": [9, 5, 1, 7]}
 WAYS: dict[str, dict[str, Any]] = {
     "by value": {"copies": False},
@@ -26,7 +26,7 @@ def target_of(name: str, layers: int = 3) -> Any:
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = (config.layer_types * layers)[:layers]
-    return models.from_config(config, "eager" if name == "Gemma2" else "sdpa")
+    return models.from_config(config, "eager" if name in ("Gemma2", "Gemma3") else "sdpa")
 
 
 def join(patch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
 """`hf-specdec generate`."""
 
+from typer import Exit
+
 from ..tools.demo import GenerateSettings, run_generate
 
 
 def generate(settings: GenerateSettings) -> None:
-    """Continue a text.
+    """Continue a text, or answer a file of prompts.
 
     Example:
 
     hf-specdec generate --target smollm2 --drafter hub_configs/hybrid --chat
     """
-    run_generate(settings)
+    raise Exit(run_generate(settings))

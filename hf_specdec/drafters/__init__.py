@@ -5,7 +5,7 @@ from ..session import DraftSession
 from .auto import AutoDrafter
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
-from .draft_model import DraftModelDrafter, Translated
+from .draft_model import DraftModelDrafter, Translated, early_exit
 from .eagle import EagleDrafter
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
@@ -36,4 +36,5 @@ __all__ = [
     "SuffixDrafter",
     "Translated",
     "Verdict",
+    "early_exit",
 ]

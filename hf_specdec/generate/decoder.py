@@ -25,6 +25,7 @@ from ..target.inputs import CACHE, position_limit, takes_ragged_inputs
 from ..verify.randomness import Randomness
 from ..verify.rules import Rules
 from . import drafter_for, prepared
+from .settings import own_draft
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,7 +82,8 @@ class BatchDecoder:
         """
         Args:
             drafter: any that drafts one after the other with the target (not PEARL), a draft model, or a type such as
-                "auto"; None for what the generation config's `speculation_type` asks for, or for plain decoding.
+                "auto"; None for what the generation config's `speculation_type` or `assistant_early_exit` asks for, or
+                for plain decoding.
             generation_config: for all requests, each of which may say otherwise; None for the model's own.
             max_rows: decoded at once.
             max_tokens: bound of the cache, in tokens of all rows together; rows are as long in it as the longest.
@@ -100,6 +102,9 @@ class BatchDecoder:
                 "forwards='bitwise' is not supported by BatchDecoder, whose batches change from round to round; use "
                 "model.generate"
             )
+        if drafter is None:
+            drafter, named = own_draft(model, {"generation_config": generation_config})
+            generation_config = named["generation_config"]
         self.forwards = forwards
         self.model, self.generation_config, self.max_waiting = model, generation_config, max_waiting
         self.drafter = drafter_for(model, drafter, generation_config)

@@ -29,7 +29,7 @@ from ..verify.rules import Rules
 from .beam_search import with_beams
 from .calls import calls
 from .plain import decoded_plainly
-from .settings import UPSTREAM_TYPES, Asked, by_name, refuse, setting, speculation, understood
+from .settings import UPSTREAM_TYPES, Asked, by_name, own_draft, refuse, setting, speculation, understood
 
 _originals: dict[str, Callable[..., Any]] = {}
 """what `register` has replaced, by name (see `_WRAPPED`)"""
@@ -164,6 +164,8 @@ def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], a
             )
         drafter = assistant
     else:
+        if assistant is None:
+            assistant, named = own_draft(model, named)
         drafter = cast(Drafter, drafter_from_flag(model, str(kind), options, assistant))
     chosen = drafter.for_target(model) if isinstance(drafter, Drafter) else drafter
     try:

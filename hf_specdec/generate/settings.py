@@ -1,22 +1,26 @@
 """What a `generate` call was asked for, and which of it speculation does not serve."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from ..drafters import HybridDrafter
-from ..drafters.draft_model import ModelDrafter, Translated
+from ..drafters.draft_model import ModelDrafter, Translated, early_exit
 from ..errors import SpeculationError
 from ..hub.registry import drafter_types
 from ..schedule import AnyDrafter
 from ..target.inputs import CACHE
 from ..verify.rules import Rules
 from .fields import OTHER_MODES, OTHER_SPECULATION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
@@ -70,6 +74,23 @@ def setting(model: Any, named: dict[str, Any], name: str) -> Any:
     if config is not None and getattr(config, name, None) is not None:
         return getattr(config, name)
     return getattr(getattr(model, "generation_config", None), name, None)
+
+
+def own_draft(model: Any, named: dict[str, Any]) -> tuple["PreTrainedModel | None", dict[str, Any]]:
+    """The draft that `assistant_early_exit` asks for, if it does, the target's own first layers; and the call's
+    settings without it.
+
+    Raises:
+        SpeculationError: as `early_exit`.
+    """
+    layers = setting(None, named, "assistant_early_exit")
+    if layers is None:
+        return None, named
+    named = {name: value for name, value in named.items() if name != "assistant_early_exit"}
+    if getattr(named.get("generation_config"), "assistant_early_exit", None) is not None:
+        named["generation_config"] = config = copy.deepcopy(named["generation_config"])
+        config.assistant_early_exit = None
+    return early_exit(model, layers), named
 
 
 def refuse(model: Any, named: dict[str, Any]) -> None:

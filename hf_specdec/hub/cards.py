@@ -134,7 +134,12 @@ def make_card(
 
 def with_results(card: str, results: str | Path, config: DrafterConfig, names: Collection[str] = ()) -> str:
     """The card with the figures of a result file of `hf-specdec bench` in its last section; see `measured_section`."""
-    return f"{card.split(MEASURED)[0].rstrip()}\n\n{MEASURED}\n\n{measured_section(results, config, names)}\n"
+    return with_measured(card, measured_section(results, config, names))
+
+
+def with_measured(card: str, text: str) -> str:
+    """The card with this text in its last section."""
+    return f"{card.split(MEASURED)[0].rstrip()}\n\n{MEASURED}\n\n{text}\n"
 
 
 def with_license(card: str, license: str) -> str:

@@ -38,7 +38,7 @@ def measured_section(path: str | Path, config: DrafterConfig, names: Collection[
         mine = [run for run in runs if _is_of(run["name"], config, names, provenance.get("drafters") or {})]
         plain = {_cell(run): run["tokens_per_second"] for run in runs if run["name"] == PLAIN}
         rows = [_row(run, plain.get(_cell(run))) for run in mine]
-        parts = [_markdown(COLUMNS, rows), compared_texts(mine), _measured_where(provenance)]
+        parts = [markdown(COLUMNS, rows), compared_texts(mine), _measured_where(provenance)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpeculationError(
             f"results={str(path)!r} is not a result file of `hf-specdec bench`: {error!r}"
@@ -179,7 +179,8 @@ def _place(run: dict[str, Any], found: dict[str, Any]) -> str:
     return f"{run['dataset']} {found['prompt']}{turn} (token {found['position']})"
 
 
-def _markdown(header: Collection[str], rows: list[list[str]]) -> str:
+def markdown(header: Collection[str], rows: list[list[str]]) -> str:
+    """A table with figures to the right."""
     align = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, align, *rows])
 

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from ..clock import Moment, mark
 from ..transfer import to_device
 from .cache import RaggedCache, RaggedLayer, Slots, filled_up, nothing, stay, window_of
-from .captures import Captures
+from .captures import Captures, recording
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -274,6 +274,9 @@ class FixedCache(RaggedCache):
 
     def keep(self, paths: Sequence[Sequence[int]], group: Slots | None = None) -> None:
         """All layers in one step, recorded as forwards are: each of them would launch some ten kernels."""
+        for width in WIDTHS if recording.at_once else ():
+            if max(self.lengths) + width <= self.buffers.slots:
+                self._record_move(width)
         if stay(paths):
             return
         self.tell()
@@ -285,18 +288,25 @@ class FixedCache(RaggedCache):
             super().keep(paths, group)
             return
 
-        def step() -> None:
-            to, of = (buffers.ends[:, None] + after[:, :width] for after in (buffers.chain, buffers.paths))
-            for layer in self.layers:
-                for states in (layer.keys, layer.values):
-                    states[buffers.row_index, :, to] = states[buffers.row_index, :, of]
-
-        key = "keep", width
-        if buffers.captures.will_record(key):  # where nothing moves: done twice a move is another one
-            buffers.paths[:, :width] = buffers.chain[:, :width]
-            buffers.captures.run(key, step)
+        self._record_move(width)
         buffers.paths[:, :width] = to_device(filled_up(paths, width), self.device)
-        buffers.captures.run(key, step)
+        buffers.captures.run(("keep", width), lambda: self._move(width))
+
+    def _move(self, width: int) -> None:
+        """In all layers, so many slots of each row to where they are kept."""
+        buffers = self.buffers
+        to, of = (buffers.ends[:, None] + after[:, :width] for after in (buffers.chain, buffers.paths))
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):
+                states[buffers.row_index, :, to] = states[buffers.row_index, :, of]
+
+    def _record_move(self, width: int) -> None:
+        """If its time has come: where nothing moves, as done twice a move is another one."""
+        key, buffers = ("keep", width), self.buffers
+        if buffers.captures.will_record(key):
+            self.tell()
+            buffers.paths[:, :width] = buffers.chain[:, :width]
+            buffers.captures.run(key, lambda: self._move(width))
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows, which move to the front. One may come twice; the buffers have room for all."""

@@ -26,6 +26,7 @@ from .inputs import CACHE, takes_ragged_inputs
 from .lockstep import LockstepRunner, prefill
 from .ragged import RaggedRunner
 from .state import StateRunner, keeps_state
+from .twin import is_wrapped, twin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,23 +109,12 @@ def _narrow(model: "PreTrainedModel") -> "PreTrainedModel":
     window = getattr(config, "sliding_window", None)
     if not isinstance(window, int) or window <= WINDOW or config._attn_implementation not in ("eager", "sdpa"):
         return model
-    parts = [part for part in model.modules() if part._modules]
-    if any("forward" in vars(part) or part._compiled_call_impl is not None for part in parts):
+    if is_wrapped(model):
         return model
     whole = copy.deepcopy(model.config)
     text = whole.get_text_config(decoder=True)
     text.sliding_window = WINDOW
-    return _twin(model, {id(model.config): whole, id(config): text})
-
-
-def _twin(module: Any, configs: dict[int, Any]) -> Any:
-    """The same parameters under other configs."""
-    twin = copy.copy(module)
-    children = {name: child if child is None else _twin(child, configs) for name, child in module._modules.items()}
-    twin.__dict__["_modules"] = children
-    if id(vars(module).get("config")) in configs:
-        twin.__dict__["config"] = configs[id(module.config)]
-    return twin
+    return twin(model, {id(model.config): whole, id(config): text})
 
 
 def _counts_columns(model: "PreTrainedModel") -> bool:
@@ -242,9 +232,9 @@ def _plain(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> tuple[Tensor,
 
 def _shaken(model: "PreTrainedModel", seed: int) -> "PreTrainedModel":
     """A twin whose embeddings are off by half a unit in the last place, up or down."""
-    twin = _twin(model, {})
+    shaken = twin(model, {})
     if replaced(model) is None:  # what only looks on would run the model itself
-        vars(twin).pop("forward", None)
+        vars(shaken).pop("forward", None)
     signs = torch.Generator().manual_seed(seed)
 
     def shake(module: Any, args: Any, output: Tensor) -> Tensor:
@@ -252,10 +242,10 @@ def _shaken(model: "PreTrainedModel", seed: int) -> "PreTrainedModel":
         half = torch.finfo(output.dtype).eps / 2
         return (output.float() * torch.where(up, 1 + half, 1 - half)).to(output.dtype)
 
-    embeddings = twin.get_input_embeddings()
+    embeddings = shaken.get_input_embeddings()
     vars(embeddings)["_forward_hooks"] = OrderedDict(embeddings._forward_hooks)  # not the model's own
     embeddings.register_forward_hook(shake)
-    return twin
+    return shaken
 
 
 def _lockstep(way: type[LockstepRunner], model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from transformers.modeling_layers import MtpModel
 
 from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, MtpDrafter, SpeculationError
 from hf_specdec.budget import Controller, nodes_that_pay
-from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession
+from hf_specdec.drafters.draft_model import GrowingSession
 from hf_specdec.drafters.heads import HeadDrafter
+from hf_specdec.drafters.heads.unseen import UnseenSession
 from hf_specdec.engine import guard
 from hf_specdec.protocol import Draft
 
@@ -165,15 +166,15 @@ def drafts_are_those_of_texts_alone(
     call = models.prompts(lengths) | {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     texts = [row[max(lengths) - n :] for row, n in zip(target.generate(**call).tolist(), lengths, strict=True)]
     drafts: list[tuple[list[int], list[int]]] = []
-    session: Any = GrowingSession if forwards == "eager" else DraftModelSession
+    session: Any = GrowingSession if forwards == "eager" else UnseenSession
     propose = session.propose
 
     def recording(self: Any, sequences: Any, room: list[int]) -> Any:
         draft, fed = propose(self, sequences, room), []
         for b, row in enumerate(sequences.rows):
-            tokens, drafted = list(sequences.tokens[b]), draft.tokens[b].tolist()[: draft.lengths[b]]
-            if session is GrowingSession:
-                drafted = self.drafted[b]  # the tree's chain
+            tokens = list(sequences.tokens[b])
+            drafted = self.drafted[b] if session is GrowingSession else self.drafted[b, :, 0].tolist()
+            drafted = drafted if draft.lengths[b] else []
             drafts.append((tokens, drafted))
             right = (len(tokens) + row) % (len(drafted) + 1)
             fed.append([*texts[row][len(tokens) :][:right], *drafted[right:]])

@@ -200,6 +200,7 @@ def test_another_base_is_refused(target: Any) -> None:
         (models.llama(intermediate_size=64, num_hidden_layers=3), "adapt a linear layer mlp"),
         (models.llama(num_hidden_layers=2), "num_layers must be below"),
         (models.build("GPT-2"), "GPT2LMHeadModel is built differently"),
+        (models.build("GPT-NeoX"), "GPTNeoXForCausalLM is built differently"),
     ):
         with pytest.raises(SpeculationError, match=message):
             other.generate(**call, assistant_model=drafter)

@@ -11,7 +11,7 @@ import toy_drafters as drafters
 from stream_models import BATCHES, GAMMA, join, streams_of, target_of
 from torch import Tensor
 
-from hf_specdec.budget import Cost
+from hf_specdec.budget import DRAFTED, Cost, Evidence
 from hf_specdec.drafters.streaming import StreamingSession
 from hf_specdec.drafters.streaming.late import own_layers
 from hf_specdec.drafters.streaming.runner import StreamRunner
@@ -106,6 +106,27 @@ def test_copies_are_drafted_where_there_are_no_streams(target: Any, streams: boo
     assert draft.lengths[0] and text[0] in draft.tokens[0].tolist()
     assert any(node is not None for node in session.last.nodes[0]) == streams
     assert session._runner is not None and session._runner.rides
+
+
+@pytest.mark.parametrize(
+    ("repeats", "alpha", "asked"),
+    [(False, 0.5, True), (False, 0.05, False), (True, 0.5, False)],
+    ids=["no copies", "no copies, seldom right", "copies"],
+)
+def test_their_own_pass_is_made_where_it_promises_to_pay(target: Any, repeats: bool, alpha: float, asked: bool) -> None:
+    """It takes half a forward: too much for streams that are seldom right, and where a copy stands ready."""
+    session = session_of(target, wide_forwards(0.0101), trees=True)
+    passes: list[Tensor] = []
+    session._runner.streams_at = lambda ends: passes.append(ends) or ends  # type: ignore
+    for _ in range(2):
+        session.control.cost.observe(GAMMA, 0.005, 0.005)
+    session.control.account.left = 0.0  # for tries
+    for i in range(400):
+        session.acceptance.observe(Evidence.of(DRAFTED), (i * alpha) % 1 + alpha >= 1)
+    session.ends, session.rows = torch.zeros(1, GAMMA, 32), [0]
+    text = list(range(3, 15))
+    draft = session.propose(text_of(text * 2 if repeats else text), [9])
+    assert bool(passes) == asked and bool(draft.lengths[0]) == (asked or repeats)
 
 
 @pytest.mark.parametrize("batch", BATCHES)

@@ -9,7 +9,7 @@ import toy_drafters as drafters
 import transformers
 from transformers import GenerationConfig
 
-from hf_specdec import DraftModelDrafter, SpeculationError
+from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, SpeculationError, Translated
 
 
 @pytest.fixture
@@ -50,6 +50,27 @@ def test_unknown_options_and_types(model: Any, draft: Any) -> None:
         ask(model, assistant_model=draft, speculation_type="no_such_thing")
     with pytest.raises(SpeculationError, match="speculation"):
         ask(model, assistant_model=draft, speculation_type="draft_model", speculation=5)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "pin"),
+    [
+        ("optimum.onnxruntime.modeling_decoder", "ORTModelForCausalLM", r"optimum-onnx needs transformers<4\.58"),
+        ("optimum.intel.openvino.modeling_decoder", "OVModelForCausalLM", r"optimum-intel needs transformers<5\.6"),
+    ],
+)
+def test_models_of_other_runtimes(model: Any, draft: Any, module: str, name: str, pin: str) -> None:
+    """Their classes have the form of transformers' models; their packages cannot be installed beside this one."""
+    theirs = type(name, (), {"__module__": module, "config": draft.config, "forward": None, "generation_config": None})
+    tokenizer = models.tokenizer()
+    said = rf"draft_model .*{name}.*{pin}.*AutoModelForCausalLM.*quantization"
+    for kind in (theirs, type("Mine", (theirs,), {})):
+        for make in (DraftModelDrafter, HybridDrafter, PearlDrafter, lambda it: Translated(it, tokenizer, tokenizer)):
+            with pytest.raises(SpeculationError, match=said if kind is theirs else pin):
+                make(kind())
+        for speculation_type in ("draft_model", "hybrid"):
+            with pytest.raises(SpeculationError, match=pin):
+                ask(model, assistant_model=kind(), speculation_type=speculation_type)
 
 
 def test_no_draft_model(model: Any) -> None:

@@ -251,6 +251,8 @@ def test_a_full_disk_leaves_the_last_whole_file(tmp_path: Path, monkeypatch: pyt
     ("more", "message"),
     [
         (["--temperature", "-1"], "temperature"),
+        (["--top-k", "-1", "--temperature", "1"], "top_k must be 0"),
+        (["--top-k", "10"], "add --temperature 1"),
         (["--batch-size", "0"], "batch_size"),
         (["--dtype", "int7"], "dtype"),
         (["--synthetic-acceptance", "0.5", "--temperature", "1"], "synthetic_acceptance"),
@@ -263,6 +265,18 @@ def test_bad_arguments_end_with_a_message(tmp_path: Path, more: list[str], messa
     result = CliRunner().invoke(app, bench_arguments(tmp_path, *more))
     assert result.exit_code == 2 and message in result.output
     assert "Traceback" not in result.output
+
+
+def test_drawn_from_one_token_the_text_is_greedy(tmp_path: Path) -> None:
+    counts = []
+    for more in (["--temperature", "0"], ["--temperature", "1", "--top-k", "1"]):
+        folder = tmp_path / more[1]
+        folder.mkdir()
+        result = CliRunner().invoke(app, bench_arguments(folder, "--drafter", "draft_model:num_draft_tokens=4", *more))
+        assert result.exit_code == 0, result.output
+        measured = Results.load(folder / "out.json").measurements
+        counts.append([(m.tokens, m.target_calls, m.acceptance.accepted_per_position) for m in measured])
+    assert counts[0] == counts[1] and any(sum(accepted) for _, _, accepted in counts[0])
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema": 2}', '{"schema": 1}'])

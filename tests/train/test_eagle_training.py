@@ -15,8 +15,8 @@ from test_heads import never_declined
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, EagleDrafter, SpeculationError
-from hf_specdec.tools.loading.models import Pair
 from hf_specdec.train.eagle import EagleSettings, closing, lessons, run, train_eagle
+from hf_specdec.train.eagle.beginning import beginning
 from hf_specdec.train.eagle.learner import EagleTraining, Learner, acceptance
 from hf_specdec.train.eagle.lessons import collate, read_lessons
 from hf_specdec.train.writing import Text
@@ -123,8 +123,22 @@ def texts_of(target: Any, lengths: list[int]) -> list[Text]:
 def a_learner(settings: EagleSettings, target: Any, known: int) -> Learner:
     config = run.head_config(target, settings)
     config.draft_vocab_size = known
-    head = run.beginning(config, Pair(models.tokenizer(), target, None), torch.arange(known) + 5, seed=0)
-    return Learner(head, target, settings.steps)
+    return Learner(beginning(config, target, torch.arange(known) + 5, seed=0), target, settings.steps)
+
+
+def test_a_head_begins_with_its_targets_last_layer(settings: EagleSettings, target: Any) -> None:
+    head, last = a_learner(settings, target, known=70).head, target.model.layers[-1]
+    g = torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(head.fused(g), g[:, 64:])
+    assert torch.equal(head.midlayer.self_attn.q_proj.weight[:, 32:], last.self_attn.q_proj.weight)
+    assert torch.equal(head.midlayer.hidden_norm.weight, last.input_layernorm.weight)
+    assert torch.equal(head.lm_head.weight, target.lm_head.weight[5:75])
+    whole = EagleSettings(**vars(settings) | {"mlp_size": None})
+    assert torch.equal(a_learner(whole, target, known=70).head.midlayer.mlp.up_proj.weight, last.mlp.up_proj.weight)
+    other = models.build("GPT-2")  # which has layers of other names
+    config = run.head_config(target, settings)
+    config.vocab_size = models.VOCAB
+    assert beginning(config, other, torch.arange(97), seed=0).lm_head.weight.isfinite().all()
 
 
 def test_training_sees_what_drafting_sees(settings: EagleSettings, target: Any, tmp_path: Path) -> None:

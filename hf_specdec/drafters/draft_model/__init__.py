@@ -2,6 +2,7 @@
 
 from .base import ModelDrafter
 from .drafter import MOST_CANDIDATES, DraftModelConfig, DraftModelDrafter
+from .early_exit import early_exit
 from .growing import GrowingSession
 from .model_draft import ModelDraft
 from .rules import Estimate, Own, Planned, Stepwise, StopRule
@@ -26,4 +27,5 @@ __all__ = [
     "StopRule",
     "Translated",
     "candidates_of",
+    "early_exit",
 ]

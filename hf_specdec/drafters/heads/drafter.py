@@ -10,6 +10,7 @@ from ...transfer import waits
 from ..base import Drafter
 from ..draft_model import DraftModelSession, GrowingSession, Planned, candidates_of
 from .draft import HeadDraft
+from .unseen import UnseenSession
 
 CANDIDATES = 4
 """tokens thought of at each place of a greedy draft, of which those are verified that pay"""
@@ -43,10 +44,10 @@ class HeadDrafter(Drafter):
     def start(self, context: DraftContext) -> DraftSession:
         experience = self._experience.of(context.target, (context.rows, context.do_sample))
         heads = self.steps(context, experience.cost)
-        # To see what is drafted, an accelerator would be waited for, and a recorded draft is not looked at.
-        if context.do_sample or waits(context.device) or heads.recorded is not None:
-            fixed = heads.most if context.do_sample else None  # a seed gives one text
-            control = Controller(context, experience, fixed, who=self.who)
+        if context.do_sample:  # a chain in every round: a seed gives one text
+            control = Controller(context, experience, heads.most, who=self.who)
             return DraftModelSession(context, heads, Planned(control))
         k = heads.candidates = candidates_of(context, CANDIDATES)
-        return GrowingSession(context, heads, Controller(context, experience, candidates=k, who=self.who))
+        control = Controller(context, experience, candidates=k, who=self.who)
+        unseen = waits(context.device) or heads.recorded is not None
+        return UnseenSession(context, heads, control) if unseen else GrowingSession(context, heads, control)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...budget import Acceptance, Learned
+from ...budget import Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
@@ -95,7 +95,7 @@ class StreamingDrafter(Drafter):
         """whether its weights have been loaded or learned"""
         self._fitted: Learned[list[Streams]] = Learned(list)
         self._owned: Learned[list[tuple[object, OwnLayers]]] = Learned(list)
-        self._acceptance = Learned(Acceptance)
+        self._experience = Learned(Experience)
         self.recordable = prune_below == 0  # which nodes are pruned is asked in mid-forward
 
     def weights(self) -> dict[str, Tensor]:
@@ -215,11 +215,12 @@ class StreamingDrafter(Drafter):
         if target is None:
             raise SpeculationError("streams run inside the target, which is in another process; use another drafter")
         upper = Upper(target, self.config.num_layers)
-        acceptance, streams = self._acceptance.of(target, context.do_sample), self.fitted(target, upper)
+        experience = self._experience.of(target, (context.rows, context.do_sample))
+        streams = self.fitted(target, upper)
         # Elsewhere width costs little, and a recorded forward cannot be looked into.
         late = not waits(context.device) and self.config.prune_below == 0 and not is_captured(target, context.forwards)
         own = self._own_layers(target, streams, upper) if late else None
-        return StreamingSession(context, self.config, streams, upper, acceptance, own)
+        return StreamingSession(context, self.config, streams, upper, experience, own)
 
     def _own_layers(self, target: "PreTrainedModel", streams: Streams, upper: Upper) -> OwnLayers:
         """Made once per target, until that has other weights."""

@@ -133,8 +133,8 @@ class Wide:
         if self.told is None:
             states = self._begun(states)
         assert self.told is not None
-        more = {name: value for name, value in self.told.items() if name in kwargs}
-        more["attention_mask"] = self.runner.upper.mask_of(layer, more["attention_mask"])
+        told = self.runner.upper.told(layer, self.told)
+        more = {name: value for name, value in told.items() if name in kwargs}
         if args:
             return (states, *args[1:]), kwargs | more
         return args, kwargs | more | {"hidden_states": states}

@@ -6,7 +6,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Acceptance, Evidence, Tree, are_chains, nodes_that_pay
+from ...budget import (
+    DRAFTED,
+    MOST_NODES,
+    Controller,
+    Drafted,
+    Evidence,
+    Experience,
+    Tree,
+    are_chains,
+    nodes_that_pay,
+)
+from ...clock import now
 from ...protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_device, to_host, waits
@@ -47,6 +58,8 @@ class LastDraft:
     """[rows] with copies; empty where the nodes were chosen before their tokens were seen"""
     logits: Tensor | None = None
     """[rows, γ, K] of the streams"""
+    copied: Sequence[Tree] = ()
+    """[rows] of `trees`, what is copied right behind the text"""
 
 
 class StreamingSession(DraftSession):
@@ -59,7 +72,7 @@ class StreamingSession(DraftSession):
         config: StreamingConfig,
         streams: Streams,
         upper: Upper,
-        acceptance: Acceptance,
+        experience: Experience,
         own: OwnLayers | None = None,
     ) -> None:
         """
@@ -67,7 +80,11 @@ class StreamingSession(DraftSession):
             own: what streams run through behind the verdict; None for streams that join the target's forwards.
         """
         super().__init__(context)
-        self.config, self.streams, self.upper, self.acceptance, self.own = config, streams, upper, acceptance, own
+        self.config, self.streams, self.upper, self.own = config, streams, upper, own
+        self.acceptance = experience.acceptance
+        self.control = Controller(context, experience, candidates=config.num_candidates, longest=config.num_streams)
+        """asked whether the streams' own pass pays: a draft of γ steps that are made at once"""
+        self.weighs = own is not None and config.tree == "value" and config.num_nodes == "auto" and context.trees
         self.guesses = config.shares(context.do_sample)
         self.evidence = [
             [Evidence.of(f"stream {j}", rank) for rank in range(config.num_candidates)]
@@ -86,7 +103,7 @@ class StreamingSession(DraftSession):
         self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
-        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), acceptance) if joins else None
+        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), self.acceptance) if joins else None
 
     def runner(self, runner: Runner) -> Runner:
         if self.own is None:
@@ -108,6 +125,8 @@ class StreamingSession(DraftSession):
         if last.trees:
             self.acceptance.observe_trees(last.trees, verdict.tokens)
             counts.rested += not any(verdict.drafted)
+            told = zip(last.copied, verdict.tokens, verdict.accepted, strict=True)
+            self.control.observe([n - len(copied.along(text[:n])) for copied, text, n in told], verdict)
         else:
             self._observe_unseen(verdict, last.nodes, tested)
         self._look(verdict)
@@ -155,11 +174,16 @@ class StreamingSession(DraftSession):
         nodes = [] if looks else self._unseen(len(room))
         if self._runner is not None:
             self._runner.rides = self._are_read(sequences, looks or bool(nodes))
+        if self.own is not None and looks and not self._pays(copies, sequences.rows, room):
+            self.ends = None
+        began = now()
         ends, foretold = self._ends_of(sequences.rows, room)
         if not copies and (ends is None or not (looks or nodes)):
             self.counts.rested += 1
             return Draft.from_lists([[]] * len(room), self.context.device)
         logits = None if ends is None else self.streams.head(self.upper, ends)
+        if self.own is not None and logits is not None:
+            self.control.cost.observe(self.streams.gamma, now() - began, now() - began)
         if looks or logits is None:
             return self._looked_at(logits, copies or [Tree() for _ in room], sequences.rows, foretold)
         k = max(node.rank for node in nodes) + 1
@@ -169,6 +193,16 @@ class StreamingSession(DraftSession):
         self.last = LastDraft([nodes] * len(room), logits=logits)
         lengths = [len(nodes) if most else 0 for most in foretold]
         return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(room))
+
+    def _pays(self, copies: Sequence[Tree], rows: Sequence[int], room: list[int]) -> bool:
+        """Whether the streams' own pass promises more than what is copied does alone."""
+        if self.config.num_nodes != "auto" or self.ends is None:
+            return self.ends is not None
+        trees = [tree for tree, most in zip(copies or [Tree() for _ in room], room, strict=True) if most > 0]
+        chances = [[chance for _, chance in tree.ranked()] for tree in trees]
+        onward = [max(0.0, 1 - sum(tree.chances[node] for node in tree.children(-1))) for tree in trees]
+        gamma = min(self.streams.gamma, max(room))
+        return self.control.plan(Drafted(rows, chances, onward), gamma, gamma) > 0
 
     def _are_read(self, sequences: Sequences, drafts: bool) -> bool:
         """Whether a next draft may read the streams of this round's forward.
@@ -247,6 +281,7 @@ class StreamingSession(DraftSession):
             ],
             trees,
             logits,
+            copies,
         )
         return draft if fixed == "auto" else replace(draft, survival=None)
 
@@ -257,7 +292,10 @@ class StreamingSession(DraftSession):
         seen = [[Evidence.of(f"stream {j}").at(estimate) for estimate in row] for j, row in enumerate(estimates)]
         chances = [[self.acceptance.calibrated(each) for each in row] for row in seen]
         likeliest = likeliest_nodes(chances, MOST_NODES)
-        evidence = [list(zip(*both, strict=True)) for both in zip(seen, self.evidence, strict=True)]
+        drafted = [Evidence.of(DRAFTED, rank) for rank in range(self.config.num_candidates)]
+        evidence = [
+            list(zip(*both, strict=True)) for both in zip(seen, self.evidence, [drafted] * len(seen), strict=True)
+        ]
         return joined(likeliest, tokens, evidence), [node for _, node in likeliest]
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,7 @@ class Upper:
         norms = [name for name in NORMS if getattr(decoder, name, None) is not None]
         head = model.get_output_embeddings()
         fine = isinstance(layers, nn.ModuleList) and len(norms) == 1 and isinstance(head, nn.Linear)
+        fine = fine and all(hasattr(layer, "self_attn") for layer in layers)  # others name their caches otherwise
         rotary = getattr(decoder, "rotary_emb", None)
         if not fine or (rotary is None and not hasattr(decoder, "embed_positions")):
             raise SpeculationError(
@@ -47,6 +49,7 @@ class Upper:
             )
         self.decoder, self.layers, self.head = decoder, layers[len(layers) - count :], head
         self.first, self.rotary, self.norm = len(layers) - count, rotary, getattr(decoder, norms[0])
+        self.by_kind = rotary is not None and "layer_type" in signature(rotary.forward).parameters
         config = model.config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None) or [""] * len(layers)
         self._kinds = dict(zip(map(id, layers), kinds, strict=True))
@@ -60,14 +63,9 @@ class Upper:
             positions: [B, T].
             cache: what the layers write to; None for none.
         """
-        more = self.positions(states, positions)
+        told = {"attention_mask": mask, **self.positions(states, positions)}
         for layer in self.layers:
-            out = layer(
-                states,
-                attention_mask=self.mask_of(layer, mask),
-                use_cache=cache is not None,
-                **more | {CACHE: cache},
-            )
+            out = layer(states, use_cache=cache is not None, **self.told(layer, told) | {CACHE: cache})
             states = out[0] if isinstance(out, tuple) else out
         return self.after(states)
 
@@ -82,9 +80,10 @@ class Upper:
         own._kinds = {id(mine): self._kinds[id(layer)] for mine, layer in zip(own.layers, self.layers, strict=True)}
         return own
 
-    def mask_of(self, layer: nn.Module, mask: Any) -> Any:
-        """This layer's mask, where each kind of layer has one of its own."""
-        return mask[self._kinds[id(layer)]] if isinstance(mask, dict) else mask
+    def told(self, layer: nn.Module, told: dict[str, Any]) -> dict[str, Any]:
+        """A layer's masks and positions, where each kind of layer has its own."""
+        kind = self._kinds[id(layer)]
+        return {name: each[kind] if isinstance(each, dict) else each for name, each in told.items()}
 
     @contextmanager
     def entering(self, look: Callable[[Tensor], None]) -> Iterator[None]:
@@ -100,9 +99,12 @@ class Upper:
             handle.remove()
 
     def positions(self, states: Tensor, positions: Tensor) -> dict[str, Any]:
-        """The arguments by which layers take positions [B, T]."""
+        """The arguments by which layers take positions [B, T]; some rotate by kind of layer."""
         told: dict[str, Any] = {"position_ids": positions}
-        if self.rotary is not None:
+        if self.rotary is not None and self.by_kind:
+            kinds = {self._kinds[id(layer)] for layer in self.layers}
+            told["position_embeddings"] = {kind: self.rotary(states, positions, kind) for kind in sorted(kinds)}
+        elif self.rotary is not None:
             told["position_embeddings"] = self.rotary(states, positions)
         return told
 

@@ -163,7 +163,8 @@ class Bench:
         return inputs["input_ids"][0].tolist() + plain.rows[0]
 
     def options(self, unit: Unit) -> dict[str, Any]:
-        options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens} | sampling_at(unit.temperature)
+        options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens}
+        options |= sampling_at(unit.temperature, self.settings.top_k)
         if self.tokenizer.pad_token_id is not None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         return options

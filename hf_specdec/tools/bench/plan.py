@@ -30,6 +30,9 @@ class Settings(MethodSettings):
     temperatures: Annotated[
         list[float], _decoding("--temperature", help="Sampling temperature, 0 is greedy; may be given several times.")
     ] = field(default_factory=lambda: [0.0])
+    top_k: Annotated[
+        int, _decoding(help="Above temperature 0 sample from so many of the likeliest tokens; 0 for all.")
+    ] = 0
     repeats: Annotated[
         int, _decoding(help="How often each method decodes each prompt; the median of the times counts.")
     ] = 3
@@ -47,6 +50,11 @@ class Settings(MethodSettings):
         """Raise `SpeculationError` for values that cannot be measured."""
         for temperature in self.temperatures:
             check_decoding(self.max_new_tokens, temperature, self.seed)
+        if self.top_k < 0 or (self.top_k and not max(self.temperatures)):
+            raise SpeculationError(
+                f"top_k must be 0 (all tokens) or more, and needs a temperature above 0, got top_k={self.top_k} and "
+                f"temperatures {self.temperatures}; add --temperature 1"
+            )
         if self.repeats < 1:
             raise SpeculationError(f"repeats must be 1 or more, got {self.repeats}")
         if min(self.batch_sizes) < 1:

@@ -1,7 +1,11 @@
-"""`hf-specdec generate`: answer a question or continue a text with any models and drafter, as it is written."""
+"""`hf-specdec generate`: answer a question or continue a text with any models and drafter, as it is written.
+
+`many` answers a file of prompts.
+"""
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +15,7 @@ from typer import Option
 from ...drafters import Drafter
 from ...errors import SpeculationError
 from ...target.devices import input_device
+from ..answers import AnswerFile
 from ..bench.decoding import decode
 from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Method
@@ -22,15 +27,23 @@ from ..loading.chat import ask, batch
 from ..loading.checks import check_decoding, check_tokens
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
-from ..loading.prompts import Prompt
+from ..loading.prompts import Prompt, all_prompts
+from ..loading.rows import PROMPT_SOURCES
 from ..showing import quiet
 from .live import LiveText, legend
+from .many import Answering, answer_all
 from .talk import talk
 
 REPEATS = 3
 """how often each method decodes the prompt for `--compare`"""
+SETTLED = (
+    *("target", "revision", "gguf_file", "quantization", "dtype"),
+    *("raw", "system", "max_new_tokens", "temperature", "seed"),
+)
+"""what the answers to `--prompts` depend on beside them; drafters change no text"""
 
 _decoding: Any = partial(Option, rich_help_panel="Decoding")
+_many: Any = partial(Option, rich_help_panel="Many prompts")
 
 
 @dataclass(kw_only=True)
@@ -46,6 +59,12 @@ class GenerateSettings(DrafterSettings):
     compare: Annotated[
         bool, Option("--compare", help="Also decode plainly: print the measured speed-up and where texts differ.")
     ] = False
+    prompts: Annotated[str | None, _many(help=f"Answer each prompt of {PROMPT_SOURCES}.")] = None
+    output: Annotated[
+        Path | None, _many("--output", help="File for the answers, a line of JSON each; a rerun goes on with it.")
+    ] = None
+    limit: Annotated[int | None, _many(help="Prompts to answer, at most.")] = None
+    max_rows: Annotated[int, _many(help="Prompts to decode together, at most.")] = 16
     max_new_tokens: Annotated[int, _decoding(help="New tokens per answer, at most.")] = 256
     temperature: Annotated[float, _decoding(help="Sampling temperature; 0 is greedy.")] = 0.0
     seed: Annotated[int, _decoding(help="Seed of sampling.")] = 0
@@ -56,9 +75,17 @@ class GenerateSettings(DrafterSettings):
             SpeculationError: a value out of range, or options that exclude each other.
         """
         check_decoding(self.max_new_tokens, self.temperature, self.seed)
-        if not self.chat and not (self.prompt or "").strip():
+        if (self.prompts is None) != (self.output is None):
+            raise SpeculationError("prompts (a file) and output (a file for the answers) go together; give both")
+        for name in ("prompt", "chat", "compare"):
+            if self.prompts is not None and getattr(self, name):
+                raise SpeculationError(f"{name} does not go with prompts, a file of them; leave one of them out")
+        if self.max_rows < 1:
+            raise SpeculationError(f"max_rows must be 1 or more, got {self.max_rows}")
+        if self.prompts is None and not self.chat and not (self.prompt or "").strip():
             raise SpeculationError(
-                f"prompt must hold some text, got {self.prompt!r}; give one, or talk to the model with --chat"
+                f"prompt must hold some text, got {self.prompt!r}; give one, a file of them with --prompts, or talk to "
+                "the model with --chat"
             )
         for name in ("raw", "compare"):
             if self.chat and getattr(self, name):
@@ -72,14 +99,16 @@ class GenerateSettings(DrafterSettings):
         return {"max_new_tokens": self.max_new_tokens} | sampling
 
 
-def run_generate(settings: GenerateSettings) -> None:
-    """Write a text, or talk, and say what speculation gained.
+def run_generate(settings: GenerateSettings) -> int:
+    """Write a text, or talk, or answer a file of prompts, and say what speculation gained; returns the exit status.
 
     Raises:
         SpeculationError: a setting, a model, a drafter or a combination of them that does not work.
     """
     settings.check()
     console = Console(highlight=False)
+    if settings.prompts is not None:
+        return _answer_all(console, settings)
     with quiet():
         pair = settings.load()
         drafter = settings.load_drafter(pair)
@@ -89,6 +118,23 @@ def run_generate(settings: GenerateSettings) -> None:
             talk(console, pair, drafter, settings.system, settings.prompt, options)
         else:
             _answer(console, pair, drafter, settings, options)
+    return 0
+
+
+def _answer_all(console: Console, settings: GenerateSettings) -> int:
+    """The answers to all prompts, in a file. Models, which take long to load, come after what may be wrong with it."""
+    prompts = all_prompts(str(settings.prompts), settings.limit)
+    told = {name: getattr(settings, name) for name in SETTLED}
+    file = AnswerFile(str(settings.output), [prompt.said for prompt in prompts], told)
+    if not file.missing:
+        file.finish()
+        console.print(f"{settings.output} holds the answers to all {len(prompts)} prompts already", markup=False)
+        return 0
+    with quiet():
+        pair = settings.load()
+        options = settings.options() | {"pad_token_id": pair.tokenizer.pad_token_id}
+        answering = Answering(pair, settings.load_drafter(pair), options, settings.raw, settings.system)
+        return answer_all(console, file, prompts, answering, settings.max_rows)
 
 
 def _answer(

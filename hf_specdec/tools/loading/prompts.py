@@ -21,6 +21,14 @@ class Prompt:
     chat: bool = False
     """whether it goes into the tokenizer's chat template, where there is one; a text is continued as it is"""
 
+    @property
+    def said(self) -> "str | list[dict[str, str]]":
+        """As JSON: a text, or the messages of a conversation, of which all turns are the user's."""
+        if not self.chat:
+            return self.turns[0]
+        messages = (*self.history, *(("user", turn) for turn in self.turns))
+        return [{"role": role, "content": content} for role, content in messages]
+
     def after(self, answer: str) -> "Prompt":
         """What is left of the conversation once its first turn has been answered."""
         said = (("user", self.turns[0]), ("assistant", answer))
@@ -116,16 +124,27 @@ def load_prompts(source: str | Path, limit: int | None = None, split: str = "tes
     Raises:
         SpeculationError: no such source, a row that lacks the fields or is too long, or no prompt at all.
     """
+    return _first(source, limit, split, distinct=True)
+
+
+def all_prompts(source: str | Path, limit: int | None = None, split: str = "test") -> list[Prompt]:
+    """As `load_prompts`, but a prompt for each row, those that are there twice included."""
+    return _first(source, limit, split, distinct=False)
+
+
+def _first(source: str | Path, limit: int | None, split: str, distinct: bool) -> list[Prompt]:
+    """At most `limit`."""
     if limit is not None and limit < 1:
         raise SpeculationError(f"limit must be 1 or more, got {limit}")
-    prompts: dict[Prompt, None] = {}  # a set that keeps its order
-    for where, row in read_rows(source, split):
-        prompts[_made(where, row)] = None
+    prompts: dict[Any, Prompt] = {}  # which keeps its order
+    for number, (where, row) in enumerate(read_rows(source, split)):
+        prompt = _made(where, row)
+        prompts[prompt if distinct else number] = prompt
         if len(prompts) == limit:
             break
     if not prompts:
         raise SpeculationError(f"{source} holds no prompt; give JSON lines or plain text with a prompt per line")
-    return list(prompts)
+    return list(prompts.values())
 
 
 def sample_prompts(source: str | Path, limit: int | None, seed: int, split: str = "train") -> list[Prompt]:

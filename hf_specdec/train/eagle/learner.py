@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ...drafters.eagle.model import LlamaForCausalLMEagle3, embedded
 from ..learning import Examined, batches, examining
+from .beginning import output_rows
 from .lessons import collate
 
 DECAY = 0.8
@@ -52,9 +53,9 @@ class Learner(nn.Module):
         """
         super().__init__()
         self.head, self.steps = head, steps
-        whole = target.get_output_embeddings()
         # In a tuple, where torch does not look for modules.
-        self._target = target.get_input_embeddings(), whole, whole.weight.detach()[head.tokens]
+        rows = output_rows(target, head.tokens)
+        self._target: Any = target.get_input_embeddings(), target.get_output_embeddings(), rows
 
     def forward(self, batch: dict[str, Tensor]) -> list[Step]:
         """One step after the other."""

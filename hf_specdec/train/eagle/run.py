@@ -6,14 +6,12 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 from typer import Option
 
 from ...drafters import EagleDrafter
 from ...drafters.eagle.model import LlamaForCausalLMEagle3
 from ...errors import SpeculationError
-from ...tools.loading.models import Pair
 from ...tools.showing import quiet
 from ..draft.teacher import contents
 from ..folder import TrainingFolder, interruptible
@@ -30,6 +28,7 @@ from ..own_text import (
     try_it,
 )
 from ..writing import most_frequent
+from .beginning import beginning
 from .learner import EagleTraining, Learner, acceptance, said
 from .lessons import collate, read_lessons
 
@@ -49,6 +48,8 @@ class EagleSettings(OwnTextSettings):
         int, training_option(help="Steps of the head over its own states, as when it drafts; γ of the drafter.")
     ] = 4
     epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 4.0
+    batch_size: Annotated[int, training_option(help="Texts per training step.")] = 8
+    learning_rate: Annotated[float, training_option(help="Peak learning rate.")] = 3e-3
 
     ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {
         "known_tokens": (16, 2**24),
@@ -91,7 +92,7 @@ def train_eagle(settings: EagleSettings) -> dict[str, Any]:
         texts = own_texts(settings, pair, questions, folder.work) if own else given_texts(settings, pair)
         tokens, covered = most_frequent(texts, vocab, settings.known_tokens, special)
         config.draft_vocab_size = len(tokens)
-        head = beginning(config, pair, tokens, settings.seed)
+        head = beginning(config, target, tokens, settings.seed)
         learned, held_out = halves(texts, settings.held_out, settings.seed)
         read = head.states_read(target.config.get_text_config(decoder=True).num_hidden_layers)
         lessons = read_lessons(target, read, learned, folder.work / "states.bin")
@@ -136,20 +137,6 @@ def head_config(target: PreTrainedModel, settings: EagleSettings) -> LlamaConfig
     )
     config.rope_theta = theta  # where older transformers, and so engines, look for it
     return config
-
-
-def beginning(config: LlamaConfig, pair: Pair, tokens: torch.Tensor, seed: int) -> LlamaForCausalLMEagle3:
-    """A head before its training: random but for the rows of the target's own head, and for its last norm."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = LlamaForCausalLMEagle3(config)
-    head.know(tokens)
-    with torch.no_grad():
-        head.lm_head.weight.copy_(pair.target.get_output_embeddings().weight[tokens])
-        norm = getattr(pair.target.base_model, "norm", None)
-        if isinstance(getattr(norm, "weight", None), nn.Parameter) and norm.weight.shape == head.norm.weight.shape:
-            head.norm.weight.copy_(norm.weight)
-    return head.to(pair.target.device)
 
 
 def closing(settings: EagleSettings, found: dict[str, Any]) -> Iterator[str]:

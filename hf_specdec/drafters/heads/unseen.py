@@ -1,0 +1,88 @@
+"""`UnseenSession`: a head's tree whose nodes are chosen before anybody has seen what they say."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...budget import DRAFTED, MOST_NODES, Controller, Drafted, Evidence
+from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...session import DraftSession
+from ...transfer import to_device
+from .draft import HeadDraft
+
+
+class Node(NamedTuple):
+    """The candidate `rank` (from 0) of the place `place` (from 0), behind `parent` (-1 the root)."""
+
+    parent: int
+    place: int
+    rank: int
+
+
+class UnseenSession(DraftSession):
+    """Greedy, where to see what is drafted would be to wait for an accelerator: each candidate's chance is how often
+    those of its rank were right."""
+
+    weighs = True
+
+    def __init__(self, context: DraftContext, heads: HeadDraft, control: Controller) -> None:
+        super().__init__(context)
+        self.heads, self.control, self.features = heads, control, heads.features
+        self.nodes: list[Node] = []
+        """of this round, the likeliest first"""
+        self.drafted = torch.empty(0)
+        """[B, K, k] all candidates of this round"""
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        self.heads.observe_prompt(verdict)
+
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        self.nodes, heads = [], self.heads
+        active = [limit for limit in room if limit > 0]
+        most = min(*active, heads.room(sequences))
+        left = self.context.max_length - max(sequences.lengths)
+        here = Drafted(sequences.rows, [[]] * len(active), [1.0] * len(active), 0, heads.unread, left)
+        steps = self.control.plan(here, most, enough=most)
+        if steps < 1:
+            return Draft.from_lists([[]] * len(room), self.context.device)
+        steps = most if heads.at_once else steps
+        heads.begin(sequences, steps, steps)
+        self.drafted = torch.stack([heads.step().tokens for _ in range(steps)], 1)
+        heads.end()
+        self.nodes, survival = self._likeliest(steps)
+        k = self.control.candidates
+        index = to_device([node.place * k + node.rank for node in self.nodes], self.drafted.device)
+        draft = Draft(self.drafted.flatten(1)[:, index], [len(self.nodes) if limit else 0 for limit in room])
+        draft.parents = None if k == 1 else [[node.parent for node in self.nodes]] * len(room)
+        draft.survival = [survival] * len(room)
+        return draft
+
+    def _likeliest(self, steps: int) -> tuple[list[Node], list[float]]:
+        """The chain and what stands beside it, the likeliest first, each with its chance to be kept."""
+        alphas = [self.control.alpha(rank) for rank in range(self.control.candidates)]
+        chances = {(i, rank): alphas[0] ** i * each for i in range(steps) for rank, each in enumerate(alphas)}
+        # Equals in order of depth: no chance is above its parent's.
+        order = sorted(chances, key=lambda at: (-chances[at], at))[:MOST_NODES]
+        place = {(i, rank): node for node, (i, rank) in enumerate(order)} | {(-1, 0): -1}
+        return [Node(place[i - 1, 0], i, rank) for i, rank in order], [chances[at] for at in order]
+
+    def observe(self, verdict: Verdict) -> None:
+        for b, path in enumerate(verdict.paths if self.nodes else ()):
+            if verdict.draft is None or verdict.stopped[b] or not verdict.draft.lengths[b]:
+                continue
+            kept = self.nodes[: verdict.draft.lengths[b]]
+            for parent, right in zip([-1, *path], [*path, None], strict=True):
+                self._count(kept, parent, right)
+        self.heads.observe(verdict, verdict.accepted)
+        self.control.observe(verdict.accepted, verdict)
+        self.nodes = []
+
+    def _count(self, kept: Sequence[Node], parent: int, right: int | None) -> None:
+        """Which of the nodes behind one that was accepted was right."""
+        for i, node in enumerate(kept):
+            if node.parent == parent:
+                self.control.acceptance.observe(Evidence.of(DRAFTED, node.rank), i == right)
+
+    def close(self) -> None:
+        self.context.stats.notes += self.control.notes()

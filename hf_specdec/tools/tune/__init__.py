@@ -1,0 +1,1 @@
+"""`hf-specdec tune`: the drafter and the settings that decode given prompts fastest."""
