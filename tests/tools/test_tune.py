@@ -156,7 +156,7 @@ def test_without_a_draft_model_copies_are_tried(settings) -> None:
     [
         ({"drafters": ["pearl"]}, "drafter must be one of prompt_lookup"),
         ({"drafters": ["hub_configs/hybrid"]}, "drafter must be one of"),
-        ({"drafters": ["hybrid"], "draft": None}, "'hybrid' needs a draft model; name one with --draft"),
+        ({"drafters": ["draft_model"], "draft": None}, "'draft_model' needs a draft model; name one with --draft"),
         ({"drafters": ["suffix:branches=2"]}, "unknown option 'branches'"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"limit": 0}, "limit"),

@@ -84,7 +84,8 @@ class StreamingSession(DraftSession):
         self.acceptance = experience.acceptance
         self.control = Controller(context, experience, candidates=config.num_candidates, longest=config.num_streams)
         """asked whether the streams' own pass pays: a draft of γ steps that are made at once"""
-        self.weighs = own is not None and config.tree == "value" and config.num_nodes == "auto" and context.trees
+        if own is not None and config.tree == "value" and config.num_nodes == "auto" and context.trees:
+            self.weighs = True
         self.guesses = config.shares(context.do_sample)
         self.evidence = [
             [Evidence.of(f"stream {j}", rank) for rank in range(config.num_candidates)]
