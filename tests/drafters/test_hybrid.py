@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from clocks import Clock
 from continuations import (
     BATCHES,
     FORBIDDING,
@@ -15,6 +16,7 @@ from continuations import (
     sampling_p_value,
 )
 from models import llama, prompts
+from toy_heads import ToyHeadDrafter
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
@@ -433,6 +435,22 @@ def test_what_was_written_before_is_remembered(lengths, sampled):
         accepted[memory] = drafter.last_stats.accepted_tokens
         assert sampled or (memory > 0) is any("suffix" in name for name in drafter.last_stats.sources)
     assert accepted[1] > accepted[0] + 20
+
+
+@pytest.mark.eager  # a model whose forward is replaced is not captured
+@pytest.mark.parametrize("kind", ["alone", "with copies"])
+def test_a_head_that_is_never_right_is_seldom_asked(kind, monkeypatch):
+    """Its call takes as long as a round: at 1% of the rounds it may be tried once or twice in a call."""
+    target, inputs = llama(), prompts([9]) | {"max_new_tokens": 128, "do_sample": False, "pad_token_id": 0}
+    plain = target.generate(**inputs)
+    head = ToyHeadDrafter(plain.tolist(), right=False)
+    drafter, clock = head if kind == "alone" else HybridDrafter(head), Clock(monkeypatch)
+    with clock.moved_by(target, lambda width: 1.0):
+        for _ in range(2):
+            before = len(head.rows)
+            assert torch.equal(target.generate(**inputs, assistant_model=drafter), plain)
+    assert len(head.rows) - before <= 4
+    assert any(note.startswith("the head was not used in ") for note in drafter.last_stats.notes)
 
 
 def test_texts_that_were_cut_short_are_remembered_and_memory_is_bounded():
