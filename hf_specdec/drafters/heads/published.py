@@ -35,9 +35,18 @@ SIZES = (
     "max_position_embeddings",
     "hidden_act",
 )
-SEEN = ("rope_parameters", "rope_theta", "rope_scaling", "layer_types", "sliding_window", "use_sliding_window")
-SEEN += ("max_window_layers",)
+SEEN = (
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+)
 """which places a layer sees, and how it tells them apart"""
+SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
+"""fields beside the layers', and their defaults"""
 NOT_HERE = ("attention_bias", "quantization_config", "use_swa", "attention_sink_bias", "sample_from_anchor")
 """fields that say that the model is another one"""
 
@@ -114,9 +123,6 @@ def dflash_config(content: dict[str, Any], path: Path) -> MuseGlimmerAssistantCo
         )
     except Exception as error:  # a config refuses values in its own ways
         raise SpeculationError(f"{path} does not describe a DFlash model: {shortened(one_line(error))}") from error
-
-
-SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
 
 
 def _number(said: dict[str, Any], name: str, default: float | None) -> float | None:
