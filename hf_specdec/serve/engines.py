@@ -135,7 +135,7 @@ ENGINES: dict[str, dict[str, Callable[[Any, EngineDraft | None], Settings]]] = {
 
 ITS_DRAFT = "its draft model alone: draft_model with --draft FOLDER"
 ITS_HEADS = "nothing: name the head's own repo to the engine, which loads such heads itself"
-INSTEAD = {"hybrid": ITS_DRAFT, "disco": ITS_DRAFT, "pearl": ITS_DRAFT, "dflash": ITS_HEADS, "mtp": ITS_HEADS}
+INSTEAD = dict.fromkeys(("hybrid", "disco", "pearl"), ITS_DRAFT) | dict.fromkeys(("block_diffusion", "mtp"), ITS_HEADS)
 """what comes nearest to a drafter that no engine has"""
 
 # speculators 0.1 to 0.3 had a type "independent" for draft models; 0.5 and later have heads only.

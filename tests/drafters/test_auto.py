@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dflash_models
 import eagle_heads
 import models
 import pytest
@@ -21,6 +22,7 @@ from huggingface_hub import HfApi, constants, snapshot_download
 from hf_specdec import (
     AutoDrafter,
     BatchDecoder,
+    DFlashDrafter,
     Drafter,
     DraftModelDrafter,
     EagleDrafter,
@@ -40,8 +42,6 @@ from hf_specdec.hub.registry import drafter_types
 from hf_specdec.target.packing import pack_linear
 from hf_specdec.tools.loading.drafters import load_drafter
 
-TO_COME = {"dflash"}
-"""kinds of published heads that entries may name before this version drafts with them"""
 LIKE = {"model_type": "llama", "vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 2}
 """what a `tiny_model` is"""
 
@@ -257,15 +257,23 @@ def test_a_known_draft_model(
     assert "(org/draft): known for org/tiny" in note and ("like" in note) is ("tuned" in name)
 
 
-@pytest.mark.parametrize("form", ["SafeAILab", "speculators"])
+PUBLISHED = {
+    "SafeAILab": (eagle_heads, "SafeAILab", EagleDrafter),
+    "speculators": (eagle_heads, "speculators", EagleDrafter),
+    "z-lab": (dflash_models, "full", DFlashDrafter),
+}
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
 def test_known_heads_as_they_are_published(form: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    api, target = HfApi(endpoint=constants.ENDPOINT, token=TOKEN), eagle_heads.target()
+    made, which, cls = PUBLISHED[form]
+    api, target = HfApi(endpoint=constants.ENDPOINT, token=TOKEN), made.target()
     api.create_repo("org/head")
-    api.upload_folder(repo_id="org/head", folder_path=eagle_heads.folder_of(form))
+    api.upload_folder(repo_id="org/head", folder_path=made.folder_of(which))
     like = {name: getattr(target.config, name) for name in known.SIZES}
-    knowing(monkeypatch, {"repo": "org/head", "kind": "eagle3", "like": like})
+    knowing(monkeypatch, {"repo": "org/head", "kind": cls.config_class.drafter_type, "like": like})
     drafter, note = speculated(target)
-    assert isinstance(drafter, HybridDrafter) and isinstance(drafter.model_drafter, EagleDrafter)
+    assert isinstance(drafter, HybridDrafter) and isinstance(drafter.model_drafter, cls)
     assert note.startswith("auto chose hybrid (org/head): known for org/tiny")
 
 
@@ -360,7 +368,7 @@ def test_the_index_is_whole() -> None:
     optional = {"repo", "folder"}
     for entry in content["drafters"]:
         assert {f.name for f in dataclasses.fields(known.Known)} - optional <= set(entry)
-        assert len(optional & set(entry)) == 1 and entry["kind"] in {*drafter_types()} | TO_COME
+        assert len(optional & set(entry)) == 1 and entry["kind"] in drafter_types()
         assert set(known.SIZES) <= set(entry["like"]) <= {*known.SIZES, "tokenizer_hash"}
         assert all(name.count("/") == 1 for name in [*entry["targets"], entry.get("repo", "a/b")])
         assert entry["source"].startswith("https://") or (ROOT / entry["source"]).is_file()

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import dflash_models
 import eagle_heads
 import models
 import pytest
@@ -97,6 +98,8 @@ def pairs() -> dict[str, Any]:
             found[f"{name}, {layers}"] = functools.partial(_mtp_pair, name, layers)
     for kind in ("full_attention", "sliding_attention", "mixed"):
         found[f"DFlash, {kind}"] = functools.partial(_dflash_pair, kind)
+    for kind in dflash_models.CONFIGS:
+        found[f"z-lab's DFlash, {kind}"] = functools.partial(dflash_models.published, kind)
     for kind in eagle_heads.CONFIGS:
         found[f"EAGLE-3, {kind}"] = functools.partial(eagle_heads.eagle, kind)
     return found
@@ -204,6 +207,8 @@ def _mtp_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
 
 @torch.no_grad()
 def _dflash_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
+    if name := drafter.draft_model.config.name_or_path:
+        return dflash_models.Reference(Path(name)).block(target, text[0].tolist()).argmax(-1).tolist()
     model, hidden = drafter.draft_model, target(text[:, :-1], output_hidden_states=True).hidden_states
     cache, length = DFlashCache(config=model.config), text.shape[1]
     cache.set_previous_accepted_tokens(length - 1)

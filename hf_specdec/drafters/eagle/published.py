@@ -5,6 +5,7 @@ Two formats. SafeAILab's, which SGLang, SpecForge and vLLM read: a Llama's confi
 `_states_read`.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SpeculationError, one_line, shortened, shown
-from ...hub.files import DTYPE_NAMES, LIGHT, read_json, read_tensors, tensor_infos
-from ...hub.loading import CONFIG, WEIGHTS
-from ...target.devices import DTYPES, device_name, dtype_name
-from ...target.packing import pack_linear as pack
+from ...hub.files import read_json
+from ...hub.published import CONFIG, WEIGHTS, read_weights, stored_names, with_weights, without_memory
 from .model import FAMILIES, FUSED, LAYER_IDS, LlamaForCausalLMEagle3
 
 NESTED = "transformer_layer_config"
@@ -42,52 +41,19 @@ def load_head(
         SpeculationError: no such head, weights that are not those of its config, pickles, or an option that heads do
             not take. Nothing is allocated before that is known.
     """
-    if quantization is not None:
-        raise SpeculationError(f"quantization={quantization!r} is for draft models; an EAGLE-3 head is small: leave it")
-    if not (folder / WEIGHTS).exists():
-        raise SpeculationError(
-            f"{folder} has no {WEIGHTS}, and heads are read from that alone: pickles (pytorch_model.bin) run code. "
-            "Convert it once, where you trust it: safetensors.torch.save_file(torch.load('pytorch_model.bin', "
-            f"weights_only=True), '{WEIGHTS}')"
-        )
-    config, stored = head_config(read_json(folder, CONFIG), folder / CONFIG), tensor_infos(folder, WEIGHTS)
-    theirs = {_our_name(name): name for name in stored}
-    if config.num_hidden_layers > len(stored):
-        raise SpeculationError(f"{folder / CONFIG} declares {config.num_hidden_layers} layers; the file has fewer")
-    try:
-        with torch.device("meta"):
-            head = LlamaForCausalLMEagle3(config, embeds=EMBEDDINGS in theirs)
-    except Exception as error:  # sizes that do not fit each other fail in many ways
-        raise SpeculationError(
-            f"{folder / CONFIG} declares sizes that cannot be built: {shortened(one_line(error))}; correct them"
-        ) from error
-    wanted = {name: tensor for name, tensor in head.state_dict().items() if name in theirs or name not in OPTIONAL}
-    expected = {theirs.get(name, name): _as_stored(tensor, stored, theirs.get(name)) for name, tensor in wanted.items()}
-    found = read_tensors(folder, WEIGHTS, expected)
-    weights = {name: found[theirs[name]] for name in wanted}
-    kind = weights["fc.weight"].dtype if dtype == "auto" else dtype
-    kind = DTYPES[dtype_name(kind, "cpu")] if isinstance(kind, str) else kind
-    weights = {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    head.load_state_dict(weights | _vocabulary(head, weights.get("d2t"), folder), assign=True)
-    head.rotary_emb = type(head.rotary_emb)(config)  # computed, not stored
-    config.name_or_path = str(folder)
-    head = head.to(_device(device_map)).eval().requires_grad_(False)
-    if pack_linear:
-        pack(head)
-    return head
+    what = "an EAGLE-3 head"
+    stored = stored_names(folder, what, quantization)
+    config, theirs = head_config(read_json(folder, CONFIG), folder / CONFIG), {_our_name(name): name for name in stored}
+    make = partial(LlamaForCausalLMEagle3, config, embeds=EMBEDDINGS in theirs)
+    head = without_memory(folder, make, config.num_hidden_layers, stored)
+    weights = read_weights(folder, head, theirs, dtype, OPTIONAL)
+    weights |= _vocabulary(head, weights.get("d2t"), folder)
+    return with_weights(folder, head, weights, device_map, pack_linear, what)
 
 
 def _our_name(name: str) -> str:
     name = name.removeprefix("model.")
     return name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name
-
-
-def _as_stored(tensor: Tensor, stored: dict[str, tuple[str, tuple[int, ...]]], name: str | None) -> Tensor:
-    """What the file is to hold, in the number format that it has there."""
-    kinds = {written: dtype for dtype, written in DTYPE_NAMES.items()} | {LIGHT: torch.bfloat16}
-    kind = kinds.get(stored[name][0]) if name is not None else None
-    alike = kind is not None and kind.is_floating_point == tensor.is_floating_point()
-    return tensor.to(kind) if alike else tensor
 
 
 def _vocabulary(head: LlamaForCausalLMEagle3, d2t: Tensor | None, folder: Path) -> dict[str, Tensor]:
@@ -102,13 +68,6 @@ def _vocabulary(head: LlamaForCausalLMEagle3, d2t: Tensor | None, folder: Path) 
     t2d = torch.zeros(vocab, dtype=torch.bool)
     t2d[tokens] = True
     return {"d2t": d2t, "t2d": t2d}
-
-
-def _device(device_map: Any) -> torch.device:
-    place = device_map.get("") if isinstance(device_map, dict) and len(device_map) == 1 else device_map
-    if isinstance(place, dict):
-        raise SpeculationError(f"device_map is {shown(device_map)}; an EAGLE-3 head lies on one device: name that")
-    return torch.device("cpu" if place is None else device_name("auto") if place == "auto" else place)
 
 
 def head_config(content: dict[str, Any], path: Path) -> Any:

@@ -7,7 +7,9 @@ from.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -53,10 +55,20 @@ class DFlashHeads(HeadDraft):
         # Windows of what sees both ways reach one token further.
         windows = attention_windows(model).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
+        # Of published models only, see `published.py`.
+        self.causal = getattr(config, "causal_layers", ())
+        self.scale = getattr(config, "input_embedding_scale", None)
+        self.factor, self.cap = (
+            getattr(config, name, None) for name in ("output_multiplier", "final_logit_softcapping")
+        )
 
     def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
         filled = self._filled(news, cache)
         logits = self.head(moved(filled[:, 1 : most + 1], input_device(self.head)).to(news.states.dtype))
+        if self.factor is not None:
+            logits = logits * self.factor
+        if self.cap:
+            logits = torch.tanh(logits / self.cap) * self.cap
         for i in range(most):
             draw(logits[:, i])
 
@@ -71,23 +83,34 @@ class DFlashHeads(HeadDraft):
         inside = (slots >= start) & (slots < start + self.block)
         allowed = ((slots < known) | inside)[:, None].expand(-1, self.block, -1)
         places = torch.where(inside, known + slots - start, slots)  # without those of longer rows
-        distance = ((known + block)[:, :, None] - places[:, None]).abs()
+        distance = (known + block)[:, :, None] - places[:, None]
         last = news.tokens.gather(1, news.counts[:, None] - 1)
         noise = torch.cat([last, last.new_full((len(last), self.block - 1), self.mask_token)], dim=1)
-        bias = as_bias(allowed, distance, self.windows, self.model.dtype)
+        masks = {
+            kind: as_bias(
+                allowed & (distance >= 0) if kind in self.causal else allowed,
+                distance.abs(),
+                {kind: window},
+                self.model.dtype,
+            )
+            for kind, window in self.windows.items()
+        }
         behind = news.first + known + block
         return self.model(
             noise_embeds=self._embedded(moved(noise, self.context.device)).to(self.device, self.model.dtype),
             context_hidden_states=news.states.to(self.model.dtype),
             position_ids=torch.cat([news.positions(cache), behind], dim=1),
-            attention_mask=bias if isinstance(bias, dict) else dict.fromkeys(self.windows, bias),
+            attention_mask=masks,
             **{CACHE: cache},
         ).last_hidden_state
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """As the target embeds them, without the norm that some put behind it."""
-        norm = getattr(self.embed, "embed_norm", None)
-        return self.embed(ids) if norm is None else torch.nn.functional.embedding(ids, self.embed.weight)
+        """As the target embeds them, without the norm that some put behind it; for published models the rows of its
+        table, times their own scale."""
+        bare = getattr(self.embed, "embed_norm", None) is not None or self.scale is not None
+        plain = type(self.embed) is torch.nn.Embedding
+        rows = torch.nn.functional.embedding(ids, self.embed.weight) if bare and not plain else self.embed(ids)
+        return rows if self.scale is None else rows * self.scale
 
 
 @register_drafter
@@ -102,6 +125,7 @@ class DFlashDrafter(HeadDrafter):
         """
         Args:
             draft_model: transformers' assistant for the target, such as `AutoModel.from_pretrained(name)` gives.
+                `DFlashDrafter.from_pretrained(name)` loads published ones of z-lab, too.
 
         Raises:
             SpeculationError: a model that takes no hidden states of a target.
@@ -119,6 +143,15 @@ class DFlashDrafter(HeadDrafter):
         """Whether it is a DFlash model."""
         return not _missing(model)
 
+    @classmethod
+    def reads(cls, content: dict[str, Any]) -> bool:
+        return content.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in content
+
+    @classmethod
+    def load_model(cls, folder: Path, **loading: Any) -> "PreTrainedModel":
+        """Such a model, from its folder; options as of `load_draft`."""
+        return import_module(".published", __package__).load_dflash(folder, **loading)  # type: ignore[no-any-return]
+
     def check_target(self, target: "PreTrainedModel") -> None:
         mine, theirs = self.draft_model.config, target.config.get_text_config()
         if mine.hidden_size != theirs.hidden_size or max(mine.target_layer_ids) >= theirs.num_hidden_layers:
@@ -126,6 +159,11 @@ class DFlashDrafter(HeadDrafter):
                 f"this DFlash model reads layers {list(mine.target_layer_ids)} of width {mine.hidden_size}, and "
                 f"{type(target).__name__} has {theirs.num_hidden_layers} layers of width {theirs.hidden_size}; "
                 "use the target that it was trained for"
+            )
+        if mine.mask_token_id >= theirs.vocab_size:
+            raise SpeculationError(
+                f"this DFlash model's mask is token {mine.mask_token_id}, and {type(target).__name__} has "
+                f"{theirs.vocab_size} tokens; use the target that it was trained for"
             )
         check_attention(mine)
 

@@ -1,0 +1,184 @@
+"""Small DFlash models with random weights, written as z-lab publishes them, and a slow reference of their drafts."""
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import models
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from hf_specdec import DFlashDrafter, Drafter
+
+HIDDEN, HEADS, SHARED, SIZE, INNER, BLOCK, MASK = 32, 4, 2, 8, 48, 5, 95
+LAYERS = 4
+"""of the target"""
+FULL: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "block_size": BLOCK,
+    "bos_token_id": 1,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1, 3]},
+    "dtype": "float32",
+    "eos_token_id": 2,
+    "head_dim": SIZE,
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "layer_types": ["full_attention"] * 2,
+    "max_position_embeddings": 512,
+    "max_window_layers": 2,
+    "model_type": "qwen3",
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": SHARED,
+    "num_target_layers": LAYERS,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": models.VOCAB,
+}
+SLIDING = FULL | {"use_sliding_window": True, "sliding_window": 5}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "full": FULL,
+    "windows, causal": SLIDING | {"layer_types": ["sliding_attention", "full_attention"]},
+    "windows both ways, scales": SLIDING
+    | {
+        "layer_types": ["sliding_attention"] * 2,
+        "is_causal": False,
+        "block_size": 9,
+        "dflash_config": {
+            "block_size": BLOCK,
+            "mask_token_id": MASK,
+            "target_layer_ids": [2],
+            "input_embedding_scale": 3.0,
+            "output_multiplier": 0.5,
+            "final_logit_softcapping": 2.0,
+        },
+    },
+}
+
+
+def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
+    """Named as in z-lab's files."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Tensor] = {}
+
+    def linear(name: str, out: int, into: int) -> None:
+        found[f"{name}.weight"] = torch.randn(out, into, generator=generator) * 1.5 / into**0.5
+
+    def norm(name: str, size: int = HIDDEN) -> None:
+        found[f"{name}.weight"] = 1 + 0.3 * torch.randn(size, generator=generator)
+
+    linear("fc", HIDDEN, len(config["dflash_config"]["target_layer_ids"]) * HIDDEN)
+    norm("hidden_norm")
+    norm("norm")
+    for i in range(config["num_hidden_layers"]):
+        at = f"layers.{i}"
+        for name, heads in (("q", HEADS), ("k", SHARED), ("v", SHARED)):
+            linear(f"{at}.self_attn.{name}_proj", heads * SIZE, HIDDEN)
+        linear(f"{at}.self_attn.o_proj", HIDDEN, HEADS * SIZE)
+        norm(f"{at}.self_attn.q_norm", SIZE)
+        norm(f"{at}.self_attn.k_norm", SIZE)
+        linear(f"{at}.mlp.gate_proj", INNER, HIDDEN)
+        linear(f"{at}.mlp.up_proj", INNER, HIDDEN)
+        linear(f"{at}.mlp.down_proj", HIDDEN, INNER)
+        norm(f"{at}.input_layernorm")
+        norm(f"{at}.post_attention_layernorm")
+    return found
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Path:
+    """A published model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights(config) if tensors is None else tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@functools.cache
+def folder_of(kind: str) -> Path:
+    return write(Path(tempfile.mkdtemp(prefix="dflash")), CONFIGS[kind])
+
+
+@functools.cache
+def target() -> Any:
+    return models.llama(num_hidden_layers=LAYERS)
+
+
+@functools.cache
+def published(kind: str) -> tuple[Any, DFlashDrafter]:
+    """A target, and a drafter from the files of a model."""
+    drafter = Drafter.from_pretrained(folder_of(kind))
+    assert isinstance(drafter, DFlashDrafter)
+    return target(), drafter
+
+
+# ------------------------------------------------------------------ the reference
+
+
+class Reference:
+    """From the files alone, over a whole text at once: no cache, no batch, no class of ours or of transformers'."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = json.loads((folder / "config.json").read_text())
+        self.said = self.config | self.config["dflash_config"]
+        self.w = load_file(folder / "model.safetensors")
+
+    @torch.no_grad()
+    def block(self, target: Any, text: list[int]) -> Tensor:
+        """[block - 1, V] logits of what comes behind a text, whose last token the target has not read."""
+        hidden = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        states = [hidden[i + 1][0] for i in self.said["target_layer_ids"]]
+        context = self._norm("hidden_norm", torch.cat(states, -1) @ self.w["fc.weight"].T)
+        tokens = [text[-1], *[self.said["mask_token_id"]] * (self.said["block_size"] - 1)]
+        x = target.get_input_embeddings().weight[tokens] * self.said.get("input_embedding_scale", 1.0)
+        for i in range(self.config["num_hidden_layers"]):
+            at = f"layers.{i}"
+            x = x + self._attended(i, self._norm(f"{at}.input_layernorm", x), context)
+            y = self._norm(f"{at}.post_attention_layernorm", x)
+            gate, up = (y @ self.w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+            x = x + (functional.silu(gate) * up) @ self.w[f"{at}.mlp.down_proj.weight"].T
+        logits = self._norm("norm", x[1:]) @ target.get_output_embeddings().weight.T
+        logits, cap = logits * self.said.get("output_multiplier", 1.0), self.said.get("final_logit_softcapping")
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        eps = self.config["rms_norm_eps"]
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * self.w[f"{name}.weight"]
+
+    def _attended(self, layer: int, x: Tensor, context: Tensor) -> Tensor:
+        """Queries of the block; keys and values of the context and the block."""
+        at, both = f"layers.{layer}.self_attn", torch.cat([context, x])
+        places = torch.arange(len(both))
+        q, k, v = (
+            (y @ self.w[f"{at}.{name}_proj.weight"].T).view(len(y), heads, SIZE).repeat_interleave(HEADS // heads, 1)
+            for name, y, heads in (("q", x, HEADS), ("k", both, SHARED), ("v", both, SHARED))
+        )
+        q = self._turned(self._norm(f"{at}.q_norm", q), places[len(context) :])
+        k = self._turned(self._norm(f"{at}.k_norm", k), places)
+        back = places[len(context) :, None] - places
+        sliding = self.config["layer_types"][layer] == "sliding_attention"
+        seen = torch.ones_like(back, dtype=torch.bool)
+        if sliding:
+            seen &= back.abs() < self.config["sliding_window"]
+        if self.config.get("is_causal", sliding):
+            seen &= back >= 0
+        scores = (torch.einsum("qhd,khd->hqk", q, k) / SIZE**0.5).masked_fill(~seen, -torch.inf)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1) @ self.w[f"{at}.o_proj.weight"].T
+
+    def _turned(self, x: Tensor, places: Tensor) -> Tensor:
+        """By rotary embeddings."""
+        theta = self.config["rope_theta"] ** (-torch.arange(0, SIZE, 2) / SIZE)
+        angle = (places[:, None] * theta)[:, None]
+        left, right = x.chunk(2, -1)
+        return torch.cat([left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], dim=-1)
