@@ -70,30 +70,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
     """Named as in z-lab's files."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, hidden, size = torch.Generator().manual_seed(seed), config["hidden_size"], config["head_dim"]
+    heads, shared, inner = config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]
     found: dict[str, Tensor] = {}
 
     def linear(name: str, out: int, into: int) -> None:
         found[f"{name}.weight"] = torch.randn(out, into, generator=generator) * 1.5 / into**0.5
 
-    def norm(name: str, size: int = HIDDEN) -> None:
+    def norm(name: str, size: int) -> None:
         found[f"{name}.weight"] = 1 + 0.3 * torch.randn(size, generator=generator)
 
-    linear("fc", HIDDEN, len(config["dflash_config"]["target_layer_ids"]) * HIDDEN)
-    norm("hidden_norm")
-    norm("norm")
+    linear("fc", hidden, len(config["dflash_config"]["target_layer_ids"]) * hidden)
+    norm("hidden_norm", hidden)
+    norm("norm", hidden)
     for i in range(config["num_hidden_layers"]):
         at = f"layers.{i}"
-        for name, heads in (("q", HEADS), ("k", SHARED), ("v", SHARED)):
-            linear(f"{at}.self_attn.{name}_proj", heads * SIZE, HIDDEN)
-        linear(f"{at}.self_attn.o_proj", HIDDEN, HEADS * SIZE)
-        norm(f"{at}.self_attn.q_norm", SIZE)
-        norm(f"{at}.self_attn.k_norm", SIZE)
-        linear(f"{at}.mlp.gate_proj", INNER, HIDDEN)
-        linear(f"{at}.mlp.up_proj", INNER, HIDDEN)
-        linear(f"{at}.mlp.down_proj", HIDDEN, INNER)
-        norm(f"{at}.input_layernorm")
-        norm(f"{at}.post_attention_layernorm")
+        for name, count in (("q", heads), ("k", shared), ("v", shared)):
+            linear(f"{at}.self_attn.{name}_proj", count * size, hidden)
+        linear(f"{at}.self_attn.o_proj", hidden, heads * size)
+        norm(f"{at}.self_attn.q_norm", size)
+        norm(f"{at}.self_attn.k_norm", size)
+        linear(f"{at}.mlp.gate_proj", inner, hidden)
+        linear(f"{at}.mlp.up_proj", inner, hidden)
+        linear(f"{at}.mlp.down_proj", hidden, inner)
+        norm(f"{at}.input_layernorm", hidden)
+        norm(f"{at}.post_attention_layernorm", hidden)
     return found
 
 
@@ -121,6 +122,16 @@ def published(kind: str) -> tuple[Any, DFlashDrafter]:
     drafter = Drafter.from_pretrained(folder_of(kind))
     assert isinstance(drafter, DFlashDrafter)
     return target(), drafter
+
+
+@functools.cache
+def tiny(vocab: int) -> DFlashDrafter:
+    """For targets of two layers and a width of 8, with all that a config may say of logits and windows."""
+    scales = CONFIGS["windows both ways, scales"]["dflash_config"]
+    nested = scales | {"target_layer_ids": [0, 1], "mask_token_id": vocab - 1, "output_multiplier": 2.0}
+    config = SLIDING | {"layer_types": ["sliding_attention", "full_attention"], "dflash_config": nested}
+    config |= {"hidden_size": 8, "intermediate_size": 8, "vocab_size": vocab}
+    return DFlashDrafter.from_pretrained(write(Path(tempfile.mkdtemp(prefix="dflash")), config))
 
 
 # ------------------------------------------------------------------ the reference

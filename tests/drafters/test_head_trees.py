@@ -147,7 +147,7 @@ def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
-@pytest.mark.parametrize("kind", ["MTP", "DFlash", "EAGLE-3"])
+@pytest.mark.parametrize("kind", ["MTP", "DFlash", "z-lab's DFlash", "EAGLE-3"])
 @pytest.mark.usefixtures("width_costs_nothing")
 def test_sampled_text_with_copies_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:
     """The power is that of test_distribution's tests."""
@@ -187,7 +187,7 @@ def test_an_oracle_accepts_no_less_with_copies() -> None:
     assert calls(target, both, **inputs) <= calls(target, alone, **inputs)
 
 
-@pytest.mark.parametrize("pair", ["DFlash, mixed", "EAGLE-3, speculators"])
+@pytest.mark.parametrize("pair", ["DFlash, mixed", "z-lab's DFlash, full", "EAGLE-3, speculators"])
 def test_a_head_within_a_hybrid_is_saved_and_loaded(pair: str, tmp_path: Any) -> None:
     target, head = PAIRS[pair]()
     HybridDrafter(head, num_branches=2).save_pretrained(tmp_path, target=target)

@@ -245,7 +245,7 @@ def small() -> Any:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
-@pytest.mark.parametrize("kind", ["MTP", "DFlash", "EAGLE-3"])
+@pytest.mark.parametrize("kind", ["MTP", "DFlash", "z-lab's DFlash", "EAGLE-3"])
 def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:
     """The power is that of test_distribution's tests."""
     told, processors = SETTINGS[settings]
@@ -258,6 +258,8 @@ def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settin
 def small_head(target: Any, kind: str) -> Any:
     if kind == "EAGLE-3":  # which does not know one of the tokens
         return EagleDrafter(_loud(eagle_heads.tiny(VOCAB, known=VOCAB - 1), seed=4), num_draft_tokens=2)
+    if kind == "z-lab's DFlash":
+        return dflash_models.tiny(VOCAB)
     return _small_dflash(target) if kind == "DFlash" else MtpDrafter(_loud(MtpModel(target, 2), seed=4))
 
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's fo
 __all__ = ["drafting_goes_on"]
 CAPTURED = {"forwards": "captured"}
 FEW = ["GLM-4-MoE, 3", "DFlash, mixed", "EAGLE-3, SafeAILab"]
+WITH_PUBLISHED = [*FEW, "z-lab's DFlash, windows, causal"]
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def test_a_text_outgrows_its_buffers(pair: str, monkeypatch: pytest.MonkeyPatch)
     assert {kept.slots for kept in shelf(pair)} == {256, 512}
 
 
-@pytest.mark.parametrize("pair", FEW)
+@pytest.mark.parametrize("pair", WITH_PUBLISHED)
 def test_what_came_while_nothing_was_drafted_is_read_at_once(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the widest recorded step takes."""
     monkeypatch.setattr(recorded, "WIDEST", 4)
