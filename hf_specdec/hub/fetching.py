@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import DryRunError
+from huggingface_hub.utils import get_session
 
 from ..errors import SpeculationError, one_line, warn
 from .draft import PATTERNS, is_embedded
@@ -15,6 +17,8 @@ from .loading import CONFIG, WEIGHTS, read_config
 GIGABYTE = 1_000_000_000
 WORTH_SAYING = 10_000_000
 """bytes; configs and small tables come without a word"""
+PATIENCE = 5.0
+"""seconds in which the Hub answers at all"""
 
 
 class Allowance:
@@ -24,10 +28,16 @@ class Allowance:
     def __init__(self, gigabytes: float) -> None:
         self.gigabytes, self.left = gigabytes, gigabytes * GIGABYTE
 
-    @property
+    @cached_property
     def asks(self) -> bool:
-        """Whether the Hub may be asked anything."""
-        return self.gigabytes > 0 and not constants.HF_HUB_OFFLINE
+        """Whether the Hub may be asked anything, and answers: downloads wait minutes for one that does not."""
+        if self.gigabytes <= 0 or constants.HF_HUB_OFFLINE:
+            return False
+        try:
+            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+        except Exception:  # whatever a network can do
+            return False
+        return True
 
     def model(self, source: HubSource) -> Path:
         """The folder of a model that drafts.

@@ -193,6 +193,25 @@ def test_a_flag_of_its_own(target: Any, saved: bool, tmp_path: Path) -> None:
         assert isinstance(speculated(target)[0], HybridDrafter)
 
 
+def test_a_flag_without_options(target: Any) -> None:
+    target.generation_config.speculation_type = "suffix"
+    assert isinstance(speculated(target)[0], SuffixDrafter)
+
+
+def test_a_drafter_that_chooses_is_not_chosen(target: Any, tmp_path: Path) -> None:
+    target.save_pretrained(tmp_path)
+    AutoDrafter().save_pretrained(tmp_path / "drafter")
+    loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with pytest.warns(SpeculationWarning, match="auto has chosen"):
+        assert isinstance(speculated(loaded)[0], HybridDrafter)
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert not Allowance(2.0).asks
+
+
 def test_a_drafter_in_its_folder(target: Any, tmp_path: Path) -> None:
     target.save_pretrained(tmp_path)
     DraftModelDrafter(tiny_model(1)).save_pretrained(tmp_path / "drafter", target=target)

@@ -255,6 +255,16 @@ def test_what_fails_for_all_ends_the_run(pair, asked, monkeypatch, tmp_path):
     assert len(lines(tmp_path / "answers.jsonl.part")) == 8
 
 
+def test_where_few_are_left_and_all_fail_the_file_is_written(asked, tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("too long")
+
+    monkeypatch.setattr(many.Answering, "_decode", broken)
+    for _ in range(2):
+        assert run_generate(asked(PROMPTS[:2])) == many.FAILED
+        assert ["too long" in line["error"] for line in lines(tmp_path / "answers.jsonl")] == [True, True]
+
+
 def test_drafters_that_cannot_join_decode_one_prompt_after_the_other(pair, asked, tmp_path, capsys):
     assert run_generate(asked(PROMPTS[:2], drafter="pearl")) == 0
     assert [line["text"] for line in lines(tmp_path / "answers.jsonl")] == [plain(pair, p) for p in PROMPTS[:2]]

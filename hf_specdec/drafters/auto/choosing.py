@@ -48,6 +48,8 @@ def chosen(target: "PreTrainedModel", allowance: Allowance) -> Drafter:
     for name, why, make in _candidates(target, allowance):
         try:
             drafter = make()
+            if drafter.config.drafter_type == "auto":
+                raise SpeculationError("it is a drafter that chooses another one, and auto has chosen")
             check_made_for(drafter.config.target, target)
             drafter.check_target(target)
         except Exception as error:  # every repo is broken in its own way, and the call goes on without it
@@ -81,10 +83,12 @@ def _candidates(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Can
 
 def _brought(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Candidate]:
     if target.config.name_or_path and getattr(target.config.get_text_config(), "num_mtp_layers", None):
-        yield Candidate("its own layers", "the model was trained to foretell several tokens", _with_own_layers)
+        why = "the model was trained to foretell several tokens"
+        yield Candidate("its own layers", why, partial(_with_own_layers, target, allowance))
     config: Any = getattr(target, "generation_config", None)
     if (kind := getattr(config, "speculation_type", None)) not in NOT_OURS:
-        options = Rules.split(getattr(config, "speculation", None))[1]
+        said = Rules.split(getattr(config, "speculation", None))[1]
+        options = said if isinstance(said, dict) else {}
         make = partial(_flagged, str(kind), options, target, allowance)
         yield Candidate(str(options.get("drafter", kind)), "the model's generation config asks for it", make)
     if (source := _beside(target, allowance)) is not None:
@@ -141,7 +145,16 @@ def _loaded(source: HubSource, target: "PreTrainedModel", allowance: Allowance) 
     return Drafter.from_pretrained(source.repo_or_folder, **where | _like(target))
 
 
-def _with_own_layers() -> Drafter:
+def _with_own_layers(target: "PreTrainedModel", allowance: Allowance) -> Drafter:
+    """
+    Raises:
+        SpeculationError: transformers would fetch more of the target's checkpoint than is allowed.
+    """
+    name = target.config.name_or_path
+    if not Path(name).is_dir():
+        if allowance.gigabytes == 0:  # transformers asks the Hub for the checkpoint's newest commit
+            raise SpeculationError("its layers are looked up on the Hub, which max_download_gb=0 asks nothing")
+        allowance.model(HubSource(name))
     return _hybrid(drafter_class("mtp")())
 
 

@@ -91,7 +91,10 @@ def head_config(content: dict[str, Any], path: Path) -> Any:
     options = {name: value for name, value in layer.items() if name not in UNUSED and not name.startswith("_")}
     if nested is not None:
         options |= {name: content[name] for name in FLAGS if content.get(name) is not None}
-    options |= {LAYER_IDS: _states_read(content, path), "architectures": [LlamaForCausalLMEagle3.__name__]}
+    read = _states_read(content, path)
+    options |= {LAYER_IDS: read, "architectures": [LlamaForCausalLMEagle3.__name__]}
+    if read is not None and min(read) > 0:  # for SGLang, which reads layers there and nothing else
+        options.setdefault("eagle_config", {LAYER_IDS: [state - 1 for state in read]})
     try:
         return FAMILIES[kind][0](**options)
     except Exception as error:  # a config refuses values in its own ways

@@ -89,7 +89,7 @@ def answer_all(
         SpeculationError: nothing can be written, or what fails is not one prompt but all of them.
     """
     left, failed = len(file.missing), 0
-    failures: deque[str] = deque(maxlen=min(ALIKE, left))
+    failures: deque[str] = deque(maxlen=ALIKE)
     """of the last prompts in a row"""
     try:
         with ExitStack() as stack:

@@ -10,6 +10,7 @@ from typer import Option
 
 from ...config import DrafterConfig, parse_options
 from ...drafters import Drafter, StreamingDrafter
+from ...drafters.heads import HeadDrafter
 from ...errors import SpeculationError
 from ...hub import registry
 from ...hub.files import HubSource
@@ -105,7 +106,10 @@ def _read(spec: str, others: Iterable[str]) -> tuple[str | None, dict[str, Any]]
 
 
 def own_model(drafter: Drafter) -> PreTrainedModel | None:
-    """The model that a drafter drafts with, its own or the one given to it; None where it needs none."""
+    """The model that a drafter drafts with, its own or the one given to it; None where it needs none, and for heads,
+    which read the target's states: nobody else can run them."""
+    if isinstance(getattr(drafter, "model_drafter", None) or drafter, HeadDrafter):
+        return None
     own = getattr(drafter, "draft_model", None)
     return own or next((value for value in vars(drafter).values() if isinstance(value, PreTrainedModel)), None)
 

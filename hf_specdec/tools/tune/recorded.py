@@ -64,11 +64,11 @@ def record(pair: Pair, prompt: list[int], new_tokens: int) -> Recording:
         do_sample=False,
         pad_token_id=pair.tokenizer.pad_token_id,
         return_dict_in_generate=True,
-        output_logits=True,
+        output_scores=True,  # behind the model's own processors, which choose the text
         speculation_type="none",
     )
     text = until_end(pair.target, output.sequences[0, len(prompt) :].tolist())
-    said, draft = Said.of(torch.cat(output.logits)[: len(text)]), None
+    said, draft = Said.of(torch.cat(output.scores)[: len(text)]), None
     if pair.draft is not None:
         read = torch.tensor([prompt + text[:-1]], device=input_device(pair.draft))
         draft = Said.of(pair.draft(read).logits[0, len(prompt) - 1 :])

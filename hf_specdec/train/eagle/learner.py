@@ -64,7 +64,7 @@ class Learner(nn.Module):
         at = torch.arange(g.shape[1], device=ids.device)
         seen = at[:, None] >= at
         for j in range(self.steps):
-            tokens = nn.functional.pad(ids[:, 1 + j :], (0, j))  # what is padded is behind the text's end
+            tokens = nn.functional.pad(ids, (0, j))[:, 1 + j :]  # what is padded is behind the text's end
             e = embedded(self._target[0], tokens).to(g.dtype)
             g, normed = self.head(g, e, at[None] + j, seen[None, None], cache)
             places = (at >= batch["starts"][:, None] - 1) & (at < batch["lengths"][:, None] - 2 - j)
