@@ -25,8 +25,10 @@ from eagle_heads import (
 from safetensors.torch import load_file, save_file
 from test_heads import drafting_goes_on
 
-from hf_specdec import Drafter, EagleDrafter, SpeculationError
+from hf_specdec import Drafter, EagleDrafter, HybridDrafter, SpeculationError
 from hf_specdec.drafters.eagle.heads import EagleHeads
+from hf_specdec.drafters.eagle.model import LAYER_IDS
+from hf_specdec.tools.loading.drafters import own_model
 
 __all__ = ["drafting_goes_on"]
 CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
@@ -78,6 +80,21 @@ def test_a_saved_head_is_a_published_one(kind: str, tmp_path: Path) -> None:
         drafted.append({name: tensor for name, tensor in state.items()})
         assert loaded.draft_model.states_read(eagle_heads.LAYERS) == Reference(folder_of(kind)).states
     assert all(torch.equal(drafted[0][name], other[name]) for other in drafted[1:] for name in drafted[0])
+
+
+def test_each_engine_finds_the_states_that_a_head_reads(tmp_path: Path) -> None:
+    """Saved with vLLM's numbers, hidden states, and with SGLang's, the layers below these."""
+    _, drafter = eagle_heads.eagle("speculators")
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "draft_model" / "config.json").read_text())
+    states = config[LAYER_IDS]
+    assert states == drafter.draft_model.states_read(eagle_heads.LAYERS)
+    assert config["eagle_config"][LAYER_IDS] == [state - 1 for state in states]
+
+
+def test_nobody_runs_a_head_by_itself() -> None:
+    _, drafter = eagle_heads.eagle("speculators")
+    assert own_model(drafter) is None and own_model(HybridDrafter(drafter)) is None
 
 
 def test_a_flag_names_a_published_head() -> None:
