@@ -3,8 +3,8 @@
 Several sources may add to the same trees (`Joining`): a token that two of them propose is one node.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -15,6 +15,17 @@ from ..session import DraftSession
 MANY = 8
 """Rows of a batch from which on the engine may also pause drafting altogether (`DraftSession.weighs`). Thinking of
 tokens for so many rows takes a noticeable part of a round, even where none of them is verified."""
+
+
+class Hanging(Protocol):
+    """A node of a tree whose nodes are chosen before their tokens are seen."""
+
+    @property
+    def parent(self) -> int:
+        """Its parent's place among the nodes; -1 for the last accepted token."""
+
+
+NodeT = TypeVar("NodeT", bound=Hanging)
 
 
 class Joining(Protocol):
@@ -99,6 +110,21 @@ class TreeSession(DraftSession):
     def close(self) -> None:
         if self.others is not None:
             self.others.close()
+
+
+def tested_behind(
+    nodes: Sequence[NodeT | None], accepted: Sequence[tuple[int, int | None]]
+) -> Iterator[tuple[NodeT, bool]]:
+    """Of a row's verified nodes those that hang on an accepted one, and whether each was right.
+
+    Args:
+        nodes: None for one that is not asked about.
+        accepted: -1 for the root, or an accepted node, with the one that was accepted behind it, if one was.
+    """
+    for parent, right in accepted:
+        for i, node in enumerate(nodes):
+            if node is not None and node.parent == parent:
+                yield node, i == right
 
 
 def draft_of(

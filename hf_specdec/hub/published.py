@@ -11,13 +11,12 @@ from ..errors import SpeculationError, one_line, shortened, shown
 from ..target.devices import DTYPES, device_name, dtype_name
 from ..target.packing import pack_linear as pack
 from .files import DTYPE_NAMES, LIGHT, read_tensors, tensor_infos
+from .loading import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     ModelT = TypeVar("ModelT", bound=PreTrainedModel)
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def stored_names(folder: Path, what: str, quantization: str | None) -> list[str]:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...errors import SpeculationError, one_line, shortened, shown
 from ...hub.files import read_json
-from ...hub.published import CONFIG, WEIGHTS, read_weights, stored_names, with_weights, without_memory
+from ...hub.loading import CONFIG, WEIGHTS
+from ...hub.published import read_weights, stored_names, with_weights, without_memory
 from .model import FAMILIES, FUSED, LAYER_IDS, LlamaForCausalLMEagle3
 
 NESTED = "transformer_layer_config"

@@ -18,7 +18,8 @@ from transformers import (
 
 from ...errors import SpeculationError, one_line, shortened, shown
 from ...hub.files import read_json
-from ...hub.published import CONFIG, read_weights, stored_names, with_weights, without_memory
+from ...hub.loading import CONFIG
+from ...hub.published import read_weights, stored_names, with_weights, without_memory
 
 NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 """theirs → transformers', where they differ"""

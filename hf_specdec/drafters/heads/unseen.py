@@ -1,6 +1,5 @@
 """`UnseenSession`: a head's tree whose nodes are chosen before anybody has seen what they say."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,6 +8,7 @@ from ...budget import DRAFTED, MOST_NODES, Controller, Drafted, Evidence
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_device
+from ..trees import tested_behind
 from .draft import HeadDraft
 
 
@@ -71,18 +71,12 @@ class UnseenSession(DraftSession):
         for b, path in enumerate(verdict.paths if self.nodes else ()):
             if verdict.draft is None or verdict.stopped[b] or not verdict.draft.lengths[b]:
                 continue
-            kept = self.nodes[: verdict.draft.lengths[b]]
-            for parent, right in zip([-1, *path], [*path, None], strict=True):
-                self._count(kept, parent, right)
+            kept, accepted = self.nodes[: verdict.draft.lengths[b]], list(zip([-1, *path], [*path, None], strict=True))
+            for node, right in tested_behind(kept, accepted):
+                self.control.acceptance.observe(Evidence.of(DRAFTED, node.rank), right)
         self.heads.observe(verdict, verdict.accepted)
         self.control.observe(verdict.accepted, verdict)
         self.nodes = []
-
-    def _count(self, kept: Sequence[Node], parent: int, right: int | None) -> None:
-        """Which of the nodes behind one that was accepted was right."""
-        for i, node in enumerate(kept):
-            if node.parent == parent:
-                self.control.acceptance.observe(Evidence.of(DRAFTED, node.rank), i == right)
 
     def close(self) -> None:
         self.context.stats.notes += self.control.notes()

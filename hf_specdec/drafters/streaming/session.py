@@ -21,8 +21,9 @@ from ...clock import now
 from ...protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_device, to_host, waits
+from ..draft_model.growing import onward_from
 from ..prompt_lookup import Copies, PromptLookupConfig
-from ..trees import draft_of
+from ..trees import draft_of, tested_behind
 from .config import StreamingConfig
 from .late import LateStreams, OwnLayers
 from .runner import StreamRunner
@@ -92,6 +93,8 @@ class StreamingSession(DraftSession):
             for j in range(config.num_streams)
         ]
         """[γ][k] for a candidate, whatever chance its stream gives it"""
+        self.drafted = [Evidence.of(DRAFTED, rank) for rank in range(config.num_candidates)]
+        """[k] for one of any stream, by which the controller knows them"""
         self.slots_per_token = 1 + streams.gamma if own is None else 1
         self._runner: StreamRunner | LateStreams | None = None
         self.rows: list[int] = []
@@ -144,10 +147,8 @@ class StreamingSession(DraftSession):
             steps: list[tuple[int, int | None]] = list(zip([-1, *path], [*path, None], strict=True))
             if path and tested is not None and path[-1] not in tested[b]:
                 steps.pop()
-            for parent, right in steps:
-                for i, node in enumerate(kept):
-                    if node is not None and node.parent == parent:
-                        self.acceptance.observe(self.evidence[node.stream][node.rank], i == right)
+            for node, right in tested_behind(kept, steps):
+                self.acceptance.observe(self.evidence[node.stream][node.rank], right)
 
     def _look(self, verdict: Verdict) -> None:
         """Keep the streams at the node from which the target chose each row's last token, where that has any."""
@@ -175,7 +176,8 @@ class StreamingSession(DraftSession):
         nodes = [] if looks else self._unseen(len(room))
         if self._runner is not None:
             self._runner.rides = self._are_read(sequences, looks or bool(nodes))
-        if self.own is not None and looks and not self._pays(copies, sequences.rows, room):
+        late = self.own is not None and self.ends is not None
+        if late and looks and not self._pays(copies, sequences.rows, room):
             self.ends = None
         began = now()
         ends, foretold = self._ends_of(sequences.rows, room)
@@ -184,7 +186,8 @@ class StreamingSession(DraftSession):
             return Draft.from_lists([[]] * len(room), self.context.device)
         logits = None if ends is None else self.streams.head(self.upper, ends)
         if self.own is not None and logits is not None:
-            self.control.cost.observe(self.streams.gamma, now() - began, now() - began)
+            seconds = now() - began
+            self.control.cost.observe(self.streams.gamma, seconds, seconds)
         if looks or logits is None:
             return self._looked_at(logits, copies or [Tree() for _ in room], sequences.rows, foretold)
         k = max(node.rank for node in nodes) + 1
@@ -197,11 +200,11 @@ class StreamingSession(DraftSession):
 
     def _pays(self, copies: Sequence[Tree], rows: Sequence[int], room: list[int]) -> bool:
         """Whether the streams' own pass promises more than what is copied does alone."""
-        if self.config.num_nodes != "auto" or self.ends is None:
-            return self.ends is not None
+        if self.config.num_nodes != "auto":
+            return True
         trees = [tree for tree, most in zip(copies or [Tree() for _ in room], room, strict=True) if most > 0]
         chances = [[chance for _, chance in tree.ranked()] for tree in trees]
-        onward = [max(0.0, 1 - sum(tree.chances[node] for node in tree.children(-1))) for tree in trees]
+        onward = [onward_from(tree, -1) for tree in trees]
         gamma = min(self.streams.gamma, max(room))
         return self.control.plan(Drafted(rows, chances, onward), gamma, gamma) > 0
 
@@ -293,10 +296,7 @@ class StreamingSession(DraftSession):
         seen = [[Evidence.of(f"stream {j}").at(estimate) for estimate in row] for j, row in enumerate(estimates)]
         chances = [[self.acceptance.calibrated(each) for each in row] for row in seen]
         likeliest = likeliest_nodes(chances, MOST_NODES)
-        drafted = [Evidence.of(DRAFTED, rank) for rank in range(self.config.num_candidates)]
-        evidence = [
-            list(zip(*both, strict=True)) for both in zip(seen, self.evidence, [drafted] * len(seen), strict=True)
-        ]
+        evidence = [list(zip(*all_of, self.drafted, strict=True)) for all_of in zip(seen, self.evidence, strict=True)]
         return joined(likeliest, tokens, evidence), [node for _, node in likeliest]
 
     def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
