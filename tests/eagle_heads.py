@@ -8,7 +8,8 @@ from typing import Any
 
 import models
 import torch
-from safetensors.torch import load_file, save_file
+from published import written
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig
@@ -111,10 +112,7 @@ def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Path:
     """A published head."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(weights(config) if tensors is None else tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return written(folder, config, weights(config) if tensors is None else tensors)
 
 
 @functools.cache

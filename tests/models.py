@@ -208,6 +208,17 @@ def slow(model: Any, seconds: float) -> Iterator[None]:
         del model.forward
 
 
+def counting(layers: int) -> Any:
+    """A Llama that counts, mostly: what comes after its next token can be learned."""
+    target = llama(num_hidden_layers=layers)
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.05)
+            layer.mlp.down_proj.weight.mul_(0.05)
+        target.lm_head.weight.copy_(target.model.embed_tokens.weight.roll(1, 0) / 2)
+    return target
+
+
 def prompts(lengths: list[int], vocab: int = VOCAB, seed: int = 0) -> dict[str, Tensor]:
     """Random prompts of these lengths, left-padded with 0."""
     generator = torch.Generator().manual_seed(seed)

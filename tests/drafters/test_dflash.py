@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as tf
 from dflash_models import BLOCK, CONFIGS, FULL, HIDDEN, MASK, SLIDING, Reference, folder_of, published, weights, write
+from published import is_refused_as_a_pickle
 from test_heads import drafting_goes_on
 
 from hf_specdec import BatchDecoder, DFlashDrafter, Drafter, HybridDrafter, SpeculationError
@@ -153,12 +154,7 @@ def test_pickles_and_quantizations_are_refused(tmp_path: Path) -> None:
     write(tmp_path, FULL)
     with pytest.raises(SpeculationError, match="is for draft models; a DFlash model is small"):
         Drafter.from_pretrained(tmp_path, quantization="int8")
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(SpeculationError, match="is a pickle, which runs code"):
-        Drafter.from_pretrained(tmp_path)
-    (tmp_path / "pytorch_model.bin").unlink()  # as from the Hub, where nothing else is downloaded
-    with pytest.raises(SpeculationError, match="Convert it once"):
-        Drafter.from_pretrained(tmp_path)
+    is_refused_as_a_pickle(tmp_path)
 
 
 def test_others_are_not_taken_for_it(tmp_path: Path) -> None:

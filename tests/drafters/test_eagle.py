@@ -22,6 +22,7 @@ from eagle_heads import (
     weights,
     write,
 )
+from published import is_refused_as_a_pickle
 from safetensors.torch import load_file, save_file
 from test_heads import drafting_goes_on
 
@@ -144,12 +145,7 @@ def test_what_cannot_be_loaded(what: str, tmp_path: Path) -> None:
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
     write(tmp_path, SAFEAILAB)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(SpeculationError, match="is a pickle, which runs code"):
-        Drafter.from_pretrained(tmp_path)
-    (tmp_path / "pytorch_model.bin").unlink()  # as from the Hub, where nothing else is downloaded
-    with pytest.raises(SpeculationError, match="Convert it once"):
-        Drafter.from_pretrained(tmp_path)
+    is_refused_as_a_pickle(tmp_path)
 
 
 def test_a_target_that_it_was_not_trained_for(tmp_path: Path) -> None:
