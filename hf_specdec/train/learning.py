@@ -183,7 +183,6 @@ def learn(
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine",
         warmup_steps=0.01,
         weight_decay=0.01,
         max_grad_norm=1.0,

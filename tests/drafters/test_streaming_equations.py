@@ -153,6 +153,14 @@ def test_no_stream_reaches_the_main_stream(target: Any) -> None:
     assert all(grad is None or not grad.any() for grad in grads)
 
 
+def test_rotated_streams_begin_with_the_main_streams_state(target: Any) -> None:
+    """Appendix B: no P_j, so nothing is learned to tell streams apart."""
+    drafter = streams_of(target, rotation=0.01, adapter_rank=0, map_rank=0, prune_rank=0)
+    states = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
+    assert not list(drafter.streams.parameters())
+    assert torch.equal(drafter.streams.begin(states), states.repeat_interleave(GAMMA, 1))
+
+
 def test_values_are_rotated_as_complex_numbers(target: Any) -> None:
     """Eq. 7: stream n's values are the main stream's, turned by e^(iεn), where nothing else tells them apart."""
     step = 0.3

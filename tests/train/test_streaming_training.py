@@ -201,6 +201,7 @@ def test_states_are_read_once(settings: StreamingSettings, target: Any, tmp_path
     [
         ({"num_layers": 3}, "num_layers must be below the target's 3 layers"),
         ({"streams": 0}, "streams must be from 1 to 16"),
+        ({"rotation": 0.01, "adapter_rank": 0, "map_rank": 0}, "adapter_rank or map_rank must be 1 or more"),
         ({"adapted": ["mlp.no_proj"]}, "adapt names mlp.no_proj, .* they have .*mlp.up_proj"),
         ({"data": [], "own_prompts": 0}, "there are no prompts to answer"),
     ],

@@ -68,7 +68,7 @@ class StreamingDrafter(Drafter):
                 - `map_rank`: η of the map that begins the streams, from 0 to 1024; 0 is the identity.
                 - `adapter_rank`: of the adapters beside linear layers, from 0 to 1024; 0 for none.
                 - `adapted`: names of these linear layers within each layer, with their sizes [in, out].
-                - `rotation`: ε of value rotation in radians, from 0 to 1; 0 for none.
+                - `rotation`: ε of value rotation in radians, from 0 to 1; 0 for stream embeddings instead.
                 - `prune_rank`: θ of the pruning map, from 0 to 1024; 0 for none.
                 - `known_tokens`: how many tokens the streams foretell, from 0 to 2^24; 0 for all.
                 - `acceptance`: γ lists of k shares, how often a candidate of a stream was right in greedy text where

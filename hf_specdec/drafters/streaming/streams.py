@@ -38,7 +38,8 @@ class LowRank(nn.Module):
 
 
 class Streams(nn.Module):
-    """Stream embeddings P, the map f_η, adapters beside linear layers, the pruning map o_θ, and the known tokens."""
+    """Stream embeddings P (none where values are rotated), the map f_η, adapters beside linear layers, the pruning map
+    o_θ, and the known tokens."""
 
     known: Tensor
     """[K] ids of the tokens that streams can predict; empty for all tokens"""
@@ -46,7 +47,7 @@ class Streams(nn.Module):
     def __init__(self, config: StreamingConfig) -> None:
         super().__init__()
         size, self.gamma, self.rotation = config.hidden_size, config.num_streams, config.rotation
-        self.embeddings = nn.Parameter(torch.zeros(self.gamma, size))
+        self.embeddings = None if self.rotation else nn.Parameter(torch.zeros(self.gamma, size))
         self.map = LowRank(size, config.map_rank, size) if config.map_rank else None
         self.pruning = LowRank(size, config.prune_rank, size) if config.prune_rank else None
         self.adapters = nn.ModuleList()
@@ -60,7 +61,8 @@ class Streams(nn.Module):
         self._head: tuple[Any, tuple[nn.Linear]] | None = None
 
     def begin(self, states: Tensor) -> Tensor:
-        """The streams of each place, S_tj = f_η(M_t) + P_j (Eq. 3); f_η is the identity plus a map of rank η.
+        """The streams of each place, S_tj = f_η(M_t) + P_j (Eq. 3); f_η is the identity plus a map of rank η. P_j is
+        left out where values are rotated (Appendix B).
 
         Args:
             states: M [B, n, H] of the main stream, before the first layer with streams.
@@ -68,9 +70,10 @@ class Streams(nn.Module):
         Returns:
             [B, n γ, H], the γ streams of a place one after the other.
         """
-        states = moved(states, self.embeddings.device)  # a layer's inputs come from the device of the one before
+        states = moved(states, self.known.device)  # a layer's inputs come from the device of the one before
         mapped = states if self.map is None else states + self.map(states)
-        return (mapped[:, :, None] + self.embeddings).flatten(1, 2)
+        streams = mapped[:, :, None].expand(-1, -1, self.gamma, -1)
+        return (streams if self.embeddings is None else streams + self.embeddings).flatten(1, 2)
 
     def adapted(self, upper: Upper) -> list[Any]:
         """The weights of the linear layers that adapters stand beside, in their order; None of one that has none."""

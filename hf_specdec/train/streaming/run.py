@@ -59,9 +59,12 @@ class StreamingSettings(OwnTextSettings):
     ] = field(default_factory=list)
     map_rank: Annotated[int, _streams(help="η: rank of the map at the streams' beginning; 0 is the identity.")] = 0
     prune_rank: Annotated[int, _streams(help="θ: rank of the pruning map; 0 for none.")] = 8
-    rotation: Annotated[float, _streams(help="ε: value rotation in radians (Appendix B of the paper); 0 for none.")] = (
-        0.0
-    )
+    rotation: Annotated[
+        float,
+        _streams(
+            help="ε: value rotation in radians, instead of stream embeddings (Appendix B of the paper); 0 for none."
+        ),
+    ] = 0.0
     known_tokens: Annotated[
         int, _streams(help="Tokens that streams can draft: those the target writes most often; 0 for all.")
     ] = 8192
@@ -100,6 +103,11 @@ def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
     settings.check()
     if settings.mode == "tuned" and not settings.adapter_rank:
         raise SpeculationError("mode='tuned' needs adapter_rank of 1 or more, got 0: there would be nothing to tune")
+    if settings.rotation and not settings.adapter_rank and not settings.map_rank:
+        raise SpeculationError(
+            f"rotation={settings.rotation} takes the place of stream embeddings and learns nothing; adapter_rank or "
+            "map_rank must be 1 or more, got 0 and 0"
+        )
     if settings.answers == "given" and not settings.data:
         raise SpeculationError("answers='given' needs data; name files with prompts and answers")
     folder, own = TrainingFolder.at(settings.output), settings.answers == "own"
@@ -161,7 +169,8 @@ def beginning(settings: StreamingSettings, pair: Pair, upper: Upper, texts: Sequ
         for name, module in drafter.streams.named_modules():
             if isinstance(module, nn.Linear) and name.endswith("down"):
                 nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-        nn.init.normal_(drafter.streams.embeddings, std=0.02)
+        if drafter.streams.embeddings is not None:
+            nn.init.normal_(drafter.streams.embeddings, std=0.02)
     if settings.start_from is not None:
         _go_on_from(settings.start_from, drafter)
     return drafter
@@ -199,9 +208,8 @@ def _try(settings: StreamingSettings, pair: Pair, upper: Upper) -> None:
         )
     try:
         streams = beginning(settings, pair, upper, [Text([0, 0], 1, 0.0, 0)]).streams.to(pair.target.dtype)
-        states = torch.zeros(
-            1, 2, streams.embeddings.shape[1], dtype=pair.target.dtype, device=input_device(pair.target)
-        )
+        size = pair.target.config.get_text_config(decoder=True).hidden_size
+        states = torch.zeros(1, 2, size, dtype=pair.target.dtype, device=input_device(pair.target))
         batch = {"states": states, "at": torch.tensor([[0, 1]], device=states.device)}
         with torch.no_grad():
             Learner(streams.to(states.device), upper, attention_windows(pair.target), 1)(batch)
