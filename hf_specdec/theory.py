@@ -111,6 +111,22 @@ def oracle_improvement(alpha: float, c: float) -> float:
     return 1 / cost_per_token if cost_per_token > 0 else math.inf
 
 
+def streams_over_draft(beta: float, zeta: float, gamma: int, c: float, c_ss: float = 1.0) -> float:
+    """Speed-up of streams over a draft model, (γc + 1) β / (ζ C_ss) (Bhendawade et al. 2024, Equation 6).
+
+    Args:
+        beta: tokens per call with streams, above 0.
+        zeta: tokens per call with the draft model, above 0.
+        c_ss: time of a call with streams over that of a target step, above 0; Figure 4 takes it as 1.
+    """
+    for name, value in (("beta", beta), ("zeta", zeta), ("c_ss", c_ss)):
+        if not value > 0:
+            raise SpeculationError(f"{name} must be above 0, got {value}")
+    _check_at_least_zero("gamma", gamma)
+    _check_at_least_zero("c", c)
+    return (gamma * c + 1) * beta / (zeta * c_ss)
+
+
 def pearl_expected_tokens(alpha: float) -> float:
     """Tokens until a PEARL draft is rejected, the target's own included: 1 / (1 − α), infinite at α = 1.
 

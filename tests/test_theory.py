@@ -199,6 +199,21 @@ def test_expected_tokens_agree_with_simulation() -> None:
         assert sum(rounds) / len(rounds) == pytest.approx(expected, rel=0.02)
 
 
+def test_streams_and_a_draft_model_are_even_where_the_paper_says() -> None:
+    """Equation 6: γ = 4, c = 1/10, ζ = 1.4 β; longer drafts or dearer streams move that."""
+    assert theory.streams_over_draft(beta=2.0, zeta=2.8, gamma=4, c=0.1) == pytest.approx(1)
+    assert theory.streams_over_draft(beta=2.0, zeta=2.8, gamma=5, c=0.1) > 1
+    assert theory.streams_over_draft(beta=2.0, zeta=2.8, gamma=4, c=0.1, c_ss=1.3) == pytest.approx(1 / 1.3)
+
+
+@pytest.mark.parametrize("relative", [0.6, 0.8, 1.0, 1.2, 1.4])
+def test_figure_4_falls_towards_the_ratio_of_tokens(relative: float) -> None:
+    """Speculative Streaming: the smaller the draft model, the less streams gain over it, and never less than β / ζ."""
+    gains = [theory.streams_over_draft(1.0, relative, 4, 1 / ratio) for ratio in range(1, 101)]
+    assert gains == sorted(gains, reverse=True) and gains[0] == pytest.approx(5 / relative)
+    assert 1 / relative < gains[-1] < 1.05 / relative
+
+
 def test_pearl_expectation_is_the_limit_of_wide_windows() -> None:
     for alpha in (0.0, 0.3, 0.9):
         assert theory.pearl_expected_tokens(alpha) == pytest.approx(theory.expected_tokens(alpha, 500))
@@ -243,6 +258,7 @@ def test_widths_are_interpolated() -> None:
         (lambda: theory.expected_tokens(float("nan"), 3), "alpha"),
         (lambda: theory.expected_tokens(0.5, -1), "gamma"),
         (lambda: theory.improvement_factor(0.5, 3, -0.1), "c must"),
+        (lambda: theory.streams_over_draft(2.0, 0.0, 4, 0.1), "zeta must be above 0, got 0"),
         (lambda: theory.best_window(0.5, lambda width: 0.0, 0.0, 3), "target_seconds"),
         (lambda: theory.best_window(0.5, lambda width: 1.0, 0.0, -3), "max_window"),
         (lambda: theory.interpolate_widths({}), "table"),

@@ -2,8 +2,8 @@
 
     python docs/laboratory/streaming_control.py --target smollm2 --data FILE --answers given --mode tuned --output DIR
 
-Options are those of `hf-specdec train streaming`. The folder holds streams that know nothing and tune the target all the
-same: `streaming_table.py --lora DIR` scores its text.
+Options are those of `hf-specdec train streaming`. The folder holds streams that know nothing and tune the target all
+the same: `streaming_table.py --lora DIR` scores its text.
 """
 
 from typing import Any
