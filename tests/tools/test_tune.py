@@ -96,16 +96,23 @@ def test_it_finds_what_a_sweep_finds_in_a_quarter_of_its_forwards(pair, settings
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("spec", [COPIES[0], "suffix", "draft_model:num_draft_tokens=3", "draft_model", "hybrid"])
-def test_what_is_replayed_takes_what_it_takes(pair, spec, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("spec", "alone"),
+    [
+        *((spec, False) for spec in (COPIES[0], "suffix", "draft_model:num_draft_tokens=3", "draft_model", "hybrid")),
+        ("hybrid", True),
+    ],
+)
+def test_what_is_replayed_takes_what_it_takes(pair, spec, alone, monkeypatch) -> None:
     """But for what the hybrid remembers of wrong tokens, behind which a recording says something else."""
+    draft = None if alone else pair.draft
     prompts = [pair.tokenizer(text)["input_ids"] for text in TEXTS]
     forget()
     with pretended(pair, (0.05, 0.2), monkeypatch):
         stage = Stage(pair, [record(pair, ids, NEW) for ids in prompts])
-        replayed = stage.play(build_method(spec, stage.draft).drafter)
-        seconds_of(pair, build_method("prompt_lookup", pair.draft), TEXTS[:1])  # as on the stage
-        taken = seconds_of(pair, build_method(spec, pair.draft))
+        replayed = stage.play(build_method(spec, None if alone else stage.draft).drafter)
+        seconds_of(pair, build_method("prompt_lookup", draft), TEXTS[:1])  # as on the stage
+        taken = seconds_of(pair, build_method(spec, draft))
     assert replayed == pytest.approx(taken, rel=0.12 if spec == "hybrid" else 0.03)
 
 
@@ -147,8 +154,8 @@ def test_it_says_when_nothing_beats_plain_decoding(pair, settings, tmp_path, mon
 
 
 def test_without_a_draft_model_copies_are_tried(settings) -> None:
-    assert settings(draft=None).choices() == list(COPIES) and len(settings().choices()) == 22
-    assert len(COPIES) == 8
+    assert settings(draft=None).choices() == list(COPIES) and len(settings().choices()) == 23
+    assert len(COPIES) == 9
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ WORTH_IT = 1.03
 COPIES = (
     *(f"prompt_lookup:tokens_per_match={n},num_branches={m}" for m in (1, 3) for n in (2, 4, 10)),
     *(f"suffix:num_branches={m}" for m in (1, 3)),
+    "hybrid",
 )
 DRAFTS = (
     *(f"draft_model:num_draft_tokens={n}" for n in (1, 2, 3, 4, 6, 8)),
@@ -59,7 +60,7 @@ class TuneSettings(PairSettings):
     output: Annotated[Path, Option(help="New folder for the drafter.")]
     drafters: Annotated[
         list[str] | None,
-        Option("--drafter", help=f"Choice: TYPE:KEY=VALUE,... of {', '.join(REPLAYED)}; default: 8, with --draft 22."),
+        Option("--drafter", help=f"Choice: TYPE:KEY=VALUE,... of {', '.join(REPLAYED)}; default: 9, with --draft 23."),
     ] = None
     max_new_tokens: Annotated[int, _decoding(help="New tokens per prompt, at most.")] = 128
     limit: Annotated[int | None, _decoding(help="Take only this many prompts of each source.")] = 8
