@@ -14,6 +14,7 @@ import models
 import pytest
 import torch
 import transformers as tf
+from clocks import set_times
 from continuations import same_greedy_text, sampling_p_value
 from hub_server import TOKEN, HubServer
 from hub_tools import PROMPT, ROOT, generate, hub_of_our_own, push_model, tiny_model
@@ -137,6 +138,22 @@ def test_a_draft_model_that_is_given_drafts(target: Any, tmp_path: Path) -> None
     AutoDrafter(draft, max_download_gb=1).save_pretrained(tmp_path)
     loaded = Drafter.from_pretrained(tmp_path)
     assert isinstance(loaded, AutoDrafter) and loaded.draft_model is not None and loaded.config.max_download_gb == 1
+
+
+@pytest.mark.parametrize("lengths", [[9], [3, 14, 6, 9]], ids=["one row", "four rows"])
+def test_it_takes_what_the_drafter_that_it_chose_takes(lengths: list[int]) -> None:
+    """Round for round, where times are the same: its part ends with the choice."""
+    draft, told = models.llama(), []
+    for drafter in (AutoDrafter(draft), HybridDrafter(draft, memory_mb=choosing.MEMORY_MB)):
+        target = models.llama()  # of which nothing is known
+        with set_times():
+            for seed in range(4):
+                inputs = models.prompts(lengths, seed=seed)
+                target.generate(**inputs, max_new_tokens=32, do_sample=False, assistant_model=drafter)
+                stats = drafter.last_stats
+                assert stats is not None
+                told.append((stats.accepted_tokens, stats.target_calls, stats.draft_calls, stats.sources))
+    assert told[:4] == told[4:] and any(accepted for accepted, *_ in told)
 
 
 def test_wherever_a_drafter_is_named(target: Any) -> None:
