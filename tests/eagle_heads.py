@@ -218,7 +218,8 @@ class Reference:
 
     def _turned(self, x: Tensor) -> Tensor:
         """By rotary embeddings."""
-        theta = self.layer.get("rope_theta", 10000.0) ** (-torch.arange(0, SIZE, 2) / SIZE)
+        base = self.layer.get("rope_parameters", self.layer).get("rope_theta", 10000.0)
+        theta = base ** (-torch.arange(0, SIZE, 2) / SIZE)
         angle = (torch.arange(len(x))[:, None] * theta)[:, None]
         left, right = x.chunk(2, -1)
         return torch.cat([left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], dim=-1)

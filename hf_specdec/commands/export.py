@@ -11,7 +11,7 @@ from ..tools.loading.drafters import SPEC
 
 def export(
     drafter: Annotated[str, Argument(help=f"Drafter to export: {SPEC}.", metavar="DRAFTER")],
-    to: Annotated[str, Option(help="Engine: vllm or sglang.")],
+    to: Annotated[str, Option(help="Engine or format: vllm, sglang or speculators.")],
     output: Annotated[
         Path | None, Option(help="New folder for the draft model and the command; default: print the command only.")
     ] = None,

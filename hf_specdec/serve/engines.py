@@ -16,6 +16,8 @@ from ..errors import SpeculationError, meant
 
 AUTO = 4
 """γ for an engine, where the drafter chooses it by itself"""
+SPECULATORS = "speculators"
+"""a format of heads, which vLLM loads"""
 ANY_TARGET = "your/target"
 """Stands for the target in the command of a drafter that fits any."""
 
@@ -40,12 +42,17 @@ def start_command(config: DrafterConfig, engine: str, draft: EngineDraft | None)
         config: one that passed `check_known`.
         draft: for drafters of the types `draft_model` and `eagle3`.
     """
-    target = (config.target or {}).get("name", ANY_TARGET)
+    target = target_name(config) or ANY_TARGET
     settings = ENGINES[engine][config.drafter_type](config, draft)
-    if engine == "vllm":
+    if engine != "sglang":
         return shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(settings)])
     flags = [word for name, value in settings.items() for word in (f"--speculative-{name}", str(value))]
     return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", target, *flags])
+
+
+def target_name(config: DrafterConfig) -> str | None:
+    """The target that a drafter was saved with, where it was."""
+    return (config.target or {}).get("name")
 
 
 def check_known(config: DrafterConfig, engine: str) -> None:
@@ -53,17 +60,17 @@ def check_known(config: DrafterConfig, engine: str) -> None:
     Raises:
         SpeculationError: there is no such engine, or it has no such way of drafting.
     """
-    if engine == "speculators":
-        raise SpeculationError(NO_SPECULATORS)
     if engine not in ENGINES:
-        known = [*ENGINES, "speculators"]
-        raise SpeculationError(f"--to must be one of {', '.join(known)}, got {engine!r}{meant(engine, known)}")
-    if config.drafter_type not in ENGINES[engine]:
-        instead = INSTEAD.get(config.drafter_type, "prompt_lookup or suffix, which need no model")
-        raise SpeculationError(
-            f"{engine} has nothing like a {config.drafter_type!r} drafter (it has {', '.join(ENGINES[engine])}); "
-            f"export {instead}"
-        )
+        raise SpeculationError(f"--to must be one of {', '.join(ENGINES)}, got {engine!r}{meant(engine, ENGINES)}")
+    kind, has = config.drafter_type, ENGINES[engine]
+    if kind in has:
+        return
+    reason = f"{engine} has nothing like a {kind!r} drafter (it has {', '.join(has)})"
+    instead = INSTEAD.get(kind, "prompt_lookup or suffix, which need no model")
+    if engine == SPECULATORS:
+        reason = f"{engine} is a format of heads, of which EAGLE-3's are written; this drafter is of type {kind!r}"
+        instead = "it with --to vllm" if kind in ENGINES["vllm"] else f"{instead} (--to vllm)"
+    raise SpeculationError(f"{reason}; export {instead}")
 
 
 def _vllm_ngram(config: Any, _: EngineDraft | None) -> Settings:
@@ -130,6 +137,7 @@ ENGINES: dict[str, dict[str, Callable[[Any, EngineDraft | None], Settings]]] = {
         "prompt_lookup": _sglang_ngram,
         "suffix": _sglang_ngram,
     },
+    SPECULATORS: {"eagle3": _vllm_eagle},
 }
 """by engine and `drafter_type`"""
 
@@ -137,12 +145,6 @@ ITS_DRAFT = "its draft model alone: draft_model with --draft FOLDER"
 ITS_HEADS = "nothing: name the head's own repo to the engine, which loads such heads itself"
 INSTEAD = dict.fromkeys(("hybrid", "disco", "pearl"), ITS_DRAFT) | dict.fromkeys(("block_diffusion", "mtp"), ITS_HEADS)
 """what comes nearest to a drafter that no engine has"""
-
-# speculators 0.1 to 0.3 had a type "independent" for draft models; 0.5 and later have heads only.
-NO_SPECULATORS = (
-    "--to speculators: that format describes heads (eagle3, dflash, mtp and others in speculators 0.9), and has no "
-    "type for a draft model, prompt lookup or suffix; use --to vllm, which takes these, and EAGLE-3 heads, without it"
-)
 
 
 def _window(config: Any) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
+from safetensors import SafetensorError
 
 from ..config import DrafterConfig
 from ..drafters.draft_model.cut import CutLlamaConfig, CutLlamaForCausalLM
@@ -15,7 +16,8 @@ from ..hub.files import HubSource, check_no_pickles, read_json, safe_file
 from ..hub.loading import CARD, CONFIG, WEIGHTS, draft_folder
 from ..tools.loading.drafters import config_of
 from ..version import __version__
-from .engines import AUTO, EngineDraft, check_known, start_command
+from .engines import AUTO, SPECULATORS, EngineDraft, check_known, start_command, target_name
+from .speculators import FORMAT, write_head
 
 
 def export_drafter(spec: str, engine: str, output: Path | None = None, draft: str | None = None) -> str:
@@ -23,7 +25,7 @@ def export_drafter(spec: str, engine: str, output: Path | None = None, draft: st
 
     Args:
         spec: a drafter as commands take it.
-        engine: "vllm" or "sglang".
+        engine: "vllm", "sglang", or "speculators", a format that vLLM loads.
         output: a new or empty folder. None writes nothing, where nothing has to be.
         draft: folder or Hub repo of the draft model, in place of the drafter's own.
 
@@ -53,7 +55,7 @@ def export_drafter(spec: str, engine: str, output: Path | None = None, draft: st
         if output is not None:
             notes += _notes(config, engine)
             (output / CARD).write_text(_card(config, command, notes), encoding="utf-8")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise SpeculationError(f"cannot write to --output {str(output)!r}: {error}; name another one") from error
     return command
 
@@ -76,28 +78,36 @@ def _draft(
         return _write_plain(source, output)
     if output is None:
         return EngineDraft(str(source)), []
+    _copy(source, output)
+    return EngineDraft(str(output)), []
+
+
+def _copy(source: Path, output: Path) -> None:
+    """A model as it is."""
     check_no_pickles(source)
     if not any(source.glob("model*.safetensors")):
         safe_file(source, WEIGHTS)  # says that it is missing
     for path in [path for pattern in PATTERNS for path in source.glob(pattern)]:
         shutil.copyfile(safe_file(source, path.name), output / path.name)
-    return EngineDraft(str(output)), []
 
 
-def _head(spec: str, config: DrafterConfig, folder: Path | None, engine: str, output: Path | None) -> EngineDraft:
-    """An EAGLE-3 head as the engine finds it; written into `output` in the format that both engines load."""
+def _head(spec: str, config: Any, folder: Path | None, engine: str, output: Path | None) -> EngineDraft:
+    """An EAGLE-3 head as the engine finds it; written into `output` in the format asked for."""
     if folder is None:
         raise SpeculationError(f"{spec!r} names no head; export the folder or Hub repo of one")
     source = folder if config.draft_model is None else draft_folder(config, folder, HubSource(spec))
-    if output is not None:
+    as_asked = (FORMAT in read_json(source, CONFIG)) == (engine == SPECULATORS)
+    if output is None and not as_asked and engine != "vllm":  # vLLM loads both
+        raise SpeculationError(f"{source} is not in the format of {engine}; name a new folder for it with --output")
+    if output is None:
+        return EngineDraft(str(source))
+    if engine != SPECULATORS:
         load_head(source).save_pretrained(output)
-        return EngineDraft(str(output))
-    if engine == "sglang" and "speculators_model_type" in read_json(source, CONFIG):
-        raise SpeculationError(
-            f"{source} is in the format of speculators, which SGLang does not load; name a new folder for it in "
-            "SGLang's with --output"
-        )
-    return EngineDraft(str(source))
+    elif as_asked:  # with what else it says of its target
+        _copy(source, output)
+    else:
+        write_head(load_head(source), output, target_name(config), config.num_draft_tokens)
+    return EngineDraft(str(output))
 
 
 def _repo(name: str) -> str:

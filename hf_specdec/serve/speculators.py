@@ -1,0 +1,68 @@
+"""An EAGLE-3 head → a folder in the format of `speculators`, which that package and vLLM load.
+
+Names as in speculators 0.9.0 (`config.py`, `models/eagle3/`, `proposals/greedy.py`). The format holds heads only.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from transformers import PreTrainedConfig
+
+from ..drafters.eagle.model import LAYER_IDS, LlamaForCausalLMEagle3
+from ..drafters.eagle.published import FLAGS, NESTED
+from ..hub.loading import CONFIG, WEIGHTS
+
+FORMAT = "speculators_model_type"
+"""the key that says that a config is in this format"""
+VERSION = "0.9.0"
+
+
+def write_head(head: LlamaForCausalLMEagle3, folder: Path, target: str | None, num_tokens: int) -> None:
+    """Write `config.json` and `model.safetensors`.
+
+    Args:
+        target: the model that verifies, a Hub repo or a folder; None leaves it open.
+        num_tokens: drafted per round.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    (folder / CONFIG).write_text(json.dumps(_config(head, target, num_tokens), indent=2) + "\n", encoding="utf-8")
+    weights = {_their_name(name): tensor.contiguous() for name, tensor in head.state_dict().items()}
+    if bool(head.t2d.all()) and not bool(head.d2t.any()):  # it knows each token by the target's own id
+        del weights["d2t"], weights["t2d"]
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _their_name(name: str) -> str:
+    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
+
+
+def _config(head: LlamaForCausalLMEagle3, target: str | None, num_tokens: int) -> dict[str, Any]:
+    flags = {name: head.of_config(name, False) for name in FLAGS}
+    sizes = {"draft_vocab_size": len(head.d2t), "target_hidden_size": head.of_config("target_hidden_size", None)}
+    return {
+        FORMAT: "eagle3",
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+        "architectures": ["Eagle3DraftModel"],
+        "dtype": str(head.dtype).removeprefix("torch."),
+        "tie_word_embeddings": False,
+        LAYER_IDS: head.of_config(LAYER_IDS, None),
+        **flags,
+        **sizes,
+        NESTED: _layer(head.config),
+    }
+
+
+def _layer(config: PreTrainedConfig) -> dict[str, Any]:
+    """What is a Llama's or a Qwen3's own in a head's config."""
+    beside = (*FLAGS, LAYER_IDS, "eagle_config", "architectures")
+    return {name: value for name, value in config.to_diff_dict().items() if name not in beside}
