@@ -12,15 +12,12 @@ import models
 import pytest
 import torch
 from compare import sequences_of, uneven_eos
-from stream_models import BATCHES, TARGETS, WAYS, join, streams_of, target_of
 from torch import Tensor
 from traced import Traced, traced
 from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
-from hf_specdec.drafters.streaming import StreamingSession
-from hf_specdec.engine.modes import UNRECORDABLE
 from hf_specdec.target import buffers, capturable, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
 from hf_specdec.target.capturable import wants_captures, why_not_captured
@@ -66,23 +63,6 @@ def decode(model: Any, drafter: Any, lengths: list[int], **more: Any) -> Any:
     return model.generate(**models.prompts(lengths), **settings, assistant_model=drafter)
 
 
-@pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The streams from which drafts were made, which go on though random ones are hardly ever right."""
-    seen: list[Tensor] = []
-    look = StreamingSession._look
-
-    def looking(self: StreamingSession, verdict: Any) -> None:
-        look(self, verdict)
-        if self.ends is not None:
-            seen.append(self.ends.clone())
-
-    monkeypatch.setattr(StreamingSession, "_look", looking)
-    monkeypatch.setattr(StreamingSession, "weighs", True)
-    join(monkeypatch)
-    return seen
-
-
 # ---------------------------------------------------------------------- one text
 
 
@@ -102,56 +82,6 @@ def test_greedy_text_that_is_replayed_is_plain_decodings(name: str, kind: str, l
     with traced():
         is_plain(name, kind, lengths)
         assert Traced.played
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
-@pytest.mark.parametrize("way", ["by value", "with copies", "full product", "rotated"])
-@pytest.mark.parametrize("name", TARGETS)
-def test_streams_join_what_is_replayed(name: str, way: str, lengths: list[int], ends: list[Tensor]) -> None:
-    """Their states are those of eager forwards, and the text is plain decoding's."""
-    target = target_of(name)
-    options, plain = {"num_nodes": 3} | WAYS[way], decode(target, None, lengths)
-    assert torch.equal(decode(target, streams_of(target, **options), lengths, speculation={"forwards": "eager"}), plain)
-    eager, ends[:] = list(ends), []
-    drafter = streams_of(target, **options)  # which has learned nothing yet
-    with traced():
-        assert torch.equal(decode(target, drafter, lengths, speculation=CAPTURED), plain)
-        assert Traced.played
-    assert not any("dropped" in note for note in drafter.last_stats.notes)
-    assert len(eager) == len(ends) > 5
-    for a, b in zip(eager, ends, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
-
-
-def test_streams_go_on_in_later_calls(ends: list[Tensor]) -> None:
-    """In which nothing is recorded any more, and rows leave."""
-    target, lengths = target_of("Llama"), [9, 5, 1, 7]
-    options = {"eos_token_id": uneven_eos(target, lengths), "speculation": CAPTURED}
-    drafter = streams_of(target, num_nodes=3)
-    plain = decode(target, None, lengths, eos_token_id=options["eos_token_id"])
-    with traced():
-        for _ in range(3):
-            ends.clear()
-            assert torch.equal(decode(target, drafter, lengths, **options), plain)
-            assert len(ends) > 3 and not any("dropped" in note for note in drafter.last_stats.notes)
-
-
-def test_streams_of_two_drafters_share_no_recording(ends: list[Tensor]) -> None:
-    target = target_of("Llama")
-    plain, one, other = (
-        decode(target, None, [9]),
-        streams_of(target, num_nodes=3),
-        streams_of(target, seed=1, num_nodes=3),
-    )
-    decode(target, other, [9], speculation={"forwards": "eager"})
-    alone, ends[:] = list(ends), []
-    with traced():
-        decode(target, one, [9], speculation=CAPTURED)
-        ends.clear()
-        assert torch.equal(decode(target, other, [9], speculation=CAPTURED), plain)
-    for a, b in zip(alone, ends, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
 def is_plain(name: str, kind: str, lengths: list[int]) -> None:
@@ -257,11 +187,13 @@ def test_draws_are_those_of_eager_forwards(settings: dict[str, Any], recorded: b
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("kind", ["lookup", "fixed", "hybrid", "streams"])
+@pytest.mark.parametrize("kind", ["lookup", "fixed", "hybrid"])
 def test_rows_that_come_and_go(kind: str) -> None:
-    """More than there is room for at once, of uneven lengths: buffers grow and shrink."""
-    model = target_of("Llama")
-    drafter = streams_of(model, num_nodes=3) if kind == "streams" else DRAFTERS[kind](models.llama(seed=1))
+    come_and_go(models.llama(), DRAFTERS[kind](models.llama(seed=1)))
+
+
+def come_and_go(model: Any, drafter: Any) -> None:
+    """More rows than there is room for at once, of uneven lengths: buffers grow and shrink."""
     prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
     news = (30, 5, 20, 12, 25)
     plain = [
@@ -458,21 +390,6 @@ def test_a_call_says_why_its_forwards_are_not_captured(why: str) -> None:
     ours = decode(model, drafter, [9], **settings, speculation=CAPTURED)
     assert torch.equal(sequences_of(ours), sequences_of(decode(model, None, [9], **settings)))
     assert any(why in note for note in drafter.last_stats.notes)
-
-
-def test_streams_that_prune_say_that_forwards_are_not_captured() -> None:
-    """Which nodes are pruned is asked in mid-forward."""
-    target = target_of("Llama")
-    drafter = streams_of(target, prune_below=0.02)
-    ours = decode(target, drafter, [9], speculation=CAPTURED)
-    assert torch.equal(ours, decode(target, None, [9]))
-    assert f"forwards are not captured: {UNRECORDABLE}" in drafter.last_stats.notes
-
-
-def test_streams_change_the_shape_of_forwards() -> None:
-    target = target_of("Llama")
-    with pytest.raises(hf_specdec.SpeculationError, match="changes their shape"):
-        decode(target, streams_of(target), [9], speculation={"forwards": "bitwise"})
 
 
 @pytest.mark.parametrize("name", RAGGED)
