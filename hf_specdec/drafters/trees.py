@@ -1,10 +1,13 @@
 """`TreeSession`: a session that thinks of a tree of tokens per row and offers its nodes, the likeliest first.
 
-Several sources may add to the same trees (`Joining`): a token that two of them propose is one node.
+Several sources may add to the same trees (`Joining`): a token that two of them propose is one node. Nodes that
+are chosen by their chances, whatever their tokens, are each a `Node`.
 """
 
+import heapq
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -15,17 +18,6 @@ from ..session import DraftSession
 MANY = 8
 """Rows of a batch from which on the engine may also pause drafting altogether (`DraftSession.weighs`). Thinking of
 tokens for so many rows takes a noticeable part of a round, even where none of them is verified."""
-
-
-class Hanging(Protocol):
-    """A node of a tree whose nodes are chosen before their tokens are seen."""
-
-    @property
-    def parent(self) -> int:
-        """Its parent's place among the nodes; -1 for the last accepted token."""
-
-
-NodeT = TypeVar("NodeT", bound=Hanging)
 
 
 class Joining(Protocol):
@@ -112,9 +104,39 @@ class TreeSession(DraftSession):
             self.others.close()
 
 
+class Node(NamedTuple):
+    """The candidate `rank` (from 0) of the place `place` (from 0), behind the node `parent` (-1 the last accepted
+    token)."""
+
+    parent: int
+    place: int
+    rank: int
+
+
+def likeliest_nodes(chances: Sequence[Sequence[float]], most: int) -> list[tuple[float, Node]]:
+    """The `most` likeliest nodes of the full product, each after its parent, with their chance to be accepted.
+
+    Args:
+        chances: [γ][k] how often a candidate is right where all before it were.
+    """
+    order = itertools.count()
+    heap = [(-chance, next(order), -1, 0, rank) for rank, chance in enumerate(chances[0])]
+    heapq.heapify(heap)
+    found: list[tuple[float, Node]] = []
+    while heap and len(found) < most:
+        negative, _, parent, place, rank = heapq.heappop(heap)
+        if not negative < 0:
+            break
+        found.append((-negative, Node(parent, place, rank)))
+        if place + 1 < len(chances):
+            for r, chance in enumerate(chances[place + 1]):
+                heapq.heappush(heap, (negative * chance, next(order), len(found) - 1, place + 1, r))
+    return found
+
+
 def tested_behind(
-    nodes: Sequence[NodeT | None], accepted: Sequence[tuple[int, int | None]]
-) -> Iterator[tuple[NodeT, bool]]:
+    nodes: Sequence[Node | None], accepted: Sequence[tuple[int, int | None]]
+) -> Iterator[tuple[Node, bool]]:
     """Of a row's verified nodes those that hang on an accepted one, and whether each was right.
 
     Args:

@@ -205,7 +205,7 @@ def test_the_full_product_has_as_many_nodes_as_the_paper_says() -> None:
             nodes = product_tree(gamma, k)
             assert 1 + len(nodes) == 1 + sum(k**g for g in range(1, gamma + 1))
             assert all(node.parent < i for i, node in enumerate(nodes))
-            assert all(node.stream == (nodes[node.parent].stream + 1 if node.parent >= 0 else 0) for node in nodes)
+            assert all(node.place == (nodes[node.parent].place + 1 if node.parent >= 0 else 0) for node in nodes)
 
 
 def test_parameters_are_as_many_as_the_paper_says(target: Any) -> None:

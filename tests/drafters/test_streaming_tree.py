@@ -9,9 +9,10 @@ import toy_drafters as drafters
 from stream_models import GAMMA, streams_of, target_of
 
 from hf_specdec.budget import Cost, Evidence
-from hf_specdec.drafters.streaming import StreamingSession, likeliest_nodes, product_tree
+from hf_specdec.drafters.streaming import StreamingSession, product_tree
 from hf_specdec.drafters.streaming.session import LastDraft
 from hf_specdec.drafters.streaming.tree import joined, level_by_level
+from hf_specdec.drafters.trees import likeliest_nodes
 from hf_specdec.protocol import Draft, Verdict
 
 
@@ -28,12 +29,12 @@ def test_the_likeliest_nodes_are_the_likeliest() -> None:
         nodes = product_tree(3, 3)
         value: list[float] = []
         for node in nodes:
-            value.append(chances[node.stream][node.rank] * (value[node.parent] if node.parent >= 0 else 1.0))
+            value.append(chances[node.place][node.rank] * (value[node.parent] if node.parent >= 0 else 1.0))
         found = likeliest_nodes(chances, 12)
         assert [round(v, 12) for v, _ in found] == [round(v, 12) for v in sorted(value, reverse=True)[:12]]
         tree = level_by_level([node for _, node in found])
         assert all(node.parent < i for i, node in enumerate(tree))
-        assert sorted(node.stream for node in tree) == [node.stream for node in tree]
+        assert sorted(node.place for node in tree) == [node.place for node in tree]
         paths = {tuple(path(tree, i)) for i in range(12)}
         assert paths == {tuple(path([n for _, n in found], i)) for i in range(12)}
 
@@ -48,8 +49,8 @@ def test_streams_make_a_tree_that_copies_can_join() -> None:
         evidence = [[[Evidence.of(f"stream {j}", rank)] for rank in range(3)] for j in range(3)]
         tree = joined(likeliest, tokens, evidence)
         assert tree.survival() == pytest.approx([chance for chance, _ in likeliest])
-        assert tree.evidence == [tuple(evidence[node.stream][node.rank]) for _, node in likeliest]
-        assert tree.tokens == [tokens[node.stream][node.rank] for _, node in likeliest]
+        assert tree.evidence == [tuple(evidence[node.place][node.rank]) for _, node in likeliest]
+        assert tree.tokens == [tokens[node.place][node.rank] for _, node in likeliest]
 
 
 def path(nodes: Any, i: int) -> list[int]:

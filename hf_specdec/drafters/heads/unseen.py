@@ -1,23 +1,13 @@
 """`UnseenSession`: a head's tree whose nodes are chosen before anybody has seen what they say."""
 
-from typing import NamedTuple
-
 import torch
 
 from ...budget import DRAFTED, MOST_NODES, Controller, Drafted, Evidence
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_device
-from ..trees import tested_behind
+from ..trees import Node, tested_behind
 from .draft import HeadDraft
-
-
-class Node(NamedTuple):
-    """The candidate `rank` (from 0) of the place `place` (from 0), behind `parent` (-1 the root)."""
-
-    parent: int
-    place: int
-    rank: int
 
 
 class UnseenSession(DraftSession):

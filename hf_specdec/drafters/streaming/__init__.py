@@ -4,19 +4,17 @@ from .config import StreamingConfig, StreamingOptions
 from .drafter import StreamingDrafter
 from .session import StreamingSession
 from .streams import LowRank, Streams
-from .tree import Node, likeliest_nodes, product_tree
+from .tree import product_tree
 from .upper import Upper, with_streams
 
 __all__ = [
     "LowRank",
-    "Node",
     "StreamingConfig",
     "StreamingDrafter",
     "StreamingOptions",
     "StreamingSession",
     "Streams",
     "Upper",
-    "likeliest_nodes",
     "product_tree",
     "with_streams",
 ]

@@ -23,12 +23,12 @@ from ...session import DraftSession
 from ...transfer import to_device, to_host, waits
 from ..draft_model.growing import onward_from
 from ..prompt_lookup import Copies, PromptLookupConfig
-from ..trees import draft_of, tested_behind
+from ..trees import Node, draft_of, likeliest_nodes, tested_behind
 from .config import StreamingConfig
 from .late import LateStreams, OwnLayers
 from .runner import StreamRunner
 from .streams import Streams
-from .tree import Node, joined, level_by_level, likeliest_nodes, product_tree
+from .tree import joined, level_by_level, product_tree
 from .upper import Upper
 
 BRANCHES = 3
@@ -148,7 +148,7 @@ class StreamingSession(DraftSession):
             if path and tested is not None and path[-1] not in tested[b]:
                 steps.pop()
             for node, right in tested_behind(kept, steps):
-                self.acceptance.observe(self.evidence[node.stream][node.rank], right)
+                self.acceptance.observe(self.evidence[node.place][node.rank], right)
 
     def _look(self, verdict: Verdict) -> None:
         """Keep the streams at the node from which the target chose each row's last token, where that has any."""
@@ -192,7 +192,7 @@ class StreamingSession(DraftSession):
             return self._looked_at(logits, copies or [Tree() for _ in room], sequences.rows, foretold)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
-        tokens = best[:, to_device([k * node.stream + node.rank for node in nodes], best.device)]
+        tokens = best[:, to_device([k * node.place + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
         self.last = LastDraft([nodes] * len(room), logits=logits)
         lengths = [len(nodes) if most else 0 for most in foretold]
@@ -310,7 +310,7 @@ class StreamingSession(DraftSession):
         if not self.last.nodes or self.last.logits is None:
             return []
         likeliest = self.last.logits[row].float().softmax(-1).topk(self.config.num_candidates).values.tolist()
-        return [None if node is None else likeliest[node.stream][node.rank] for node in self.last.nodes[row]]
+        return [None if node is None else likeliest[node.place][node.rank] for node in self.last.nodes[row]]
 
     def close(self) -> None:
         notes, counts = self.context.stats.notes, self.counts

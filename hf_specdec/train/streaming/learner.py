@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from ...drafters.streaming import Streams, Upper, likeliest_nodes, with_streams
+from ...drafters.streaming import Streams, Upper, with_streams
+from ...drafters.trees import likeliest_nodes
 from ...target.masks import as_bias
 from ..learning import Examined, batches, examining
 
