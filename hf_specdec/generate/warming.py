@@ -1,5 +1,6 @@
 """`warm_up`: what calls replay is recorded before the first of them."""
 
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
@@ -49,7 +50,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
         )
     drafter = None if drafter is None else drafter.for_target(model)
     criteria = call.pop("stopping_criteria", None) or []
-    before, every = (recording.steps, recording.seconds), _EveryWidth()
+    before, every = (recording.steps, recording.seconds), _EveryWidth(drafter)
 
     def run(target: Any, one: Drafter, tokens: int, **instead: Any) -> None:
         ends = StoppingCriteriaList([*criteria, _After(tokens)])
@@ -97,15 +98,32 @@ class _EveryWidth(Drafter):
 
     proposes_trees = True
 
+    def __init__(self, drafter: Drafter | None = None) -> None:
+        """
+        Args:
+            drafter: for whose calls they are recorded.
+        """
+        super().__init__()
+        self.drafter = drafter
+
     def start(self, context: DraftContext) -> DraftSession:
-        return _Widths(context)
+        if self.drafter is None:
+            return _Widths(context)
+        asked = self.drafter.start(context)
+        asked.close()
+        return _Widths(context, asked.features)
 
 
 class _Widths(DraftSession):
     weighs = True
 
-    def __init__(self, context: DraftContext) -> None:
+    def __init__(self, context: DraftContext, features: Sequence[int] = ()) -> None:
+        """
+        Args:
+            features: that the forwards give; those that give others are other recordings.
+        """
         super().__init__(context)
+        self.features = features
         self.shapes = cycle([(width, tree) for width in WIDTHS for tree in (False, True)])
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:

@@ -112,7 +112,7 @@ def test_what_came_while_nothing_was_drafted_is_read_at_once(pair: str, monkeypa
     assert torch.equal(ours, plain) and not any("dropped" in note for note in drafter.last_stats.notes)
 
 
-@pytest.mark.parametrize("pair", FEW)
+@pytest.mark.parametrize("pair", WITH_PUBLISHED)
 def test_after_a_warm_up_nothing_is_recorded(pair: str) -> None:
     target, drafter = PAIRS[pair]()
     call = {"max_new_tokens": 60, "do_sample": False, "pad_token_id": 0, "speculation": CAPTURED}
