@@ -1,4 +1,5 @@
-"""Heads that are always right, or always wrong, and that check what they are told: states and tokens of each row."""
+"""Heads that are always right, always wrong, or right with a second choice, and that check what they are told: states
+and tokens of each row."""
 
 from typing import Any
 
@@ -17,7 +18,7 @@ class ToyHeads(HeadDraft):
         assert context.target is not None
         # What is read again is read as if drafted tokens had filled its slots.
         super().__init__(context, context.target, context.device, (-1,), drafter.gamma, again=drafter.again)
-        self.drafter, self.recorded = drafter, None
+        self.drafter, self.recorded, self.independent = drafter, None, drafter.independent
         self.texts: list[list[int]] = []
 
     def _drafted(self, sequences: Sequences, most: int) -> tuple[Tensor, ...]:
@@ -39,29 +40,44 @@ class ToyHeads(HeadDraft):
         assert len(texts) == 1 or texts == [text[1:] for text in self.texts], "of each row its own"
         self.drafter.rows.append(len(texts))
         for i in range(most):
-            tokens = torch.tensor([self.drafter.says(text, i, self.context.vocab_size) for text in texts])
-            draw(torch.nn.functional.one_hot(tokens, self.context.vocab_size) * 9.0)
+            draw(torch.stack([self.drafter.says(text, i, self.context.vocab_size) for text in texts]))
 
 
 class ToyHeadDrafter(HeadDrafter):
     """See `ToyHeads`."""
 
-    def __init__(self, texts: list[list[int]], right: bool = True, gamma: int = 3, again: int = 0) -> None:
+    def __init__(
+        self,
+        texts: list[list[int]],
+        right: bool = True,
+        gamma: int = 3,
+        again: int = 0,
+        doubts: bool = False,
+        independent: bool = False,
+    ) -> None:
         """
         Args:
             texts: prompts, and what plain decoding says behind them.
+            doubts: at every other place of a text it is right with its second choice.
+            independent: as of `Steps`.
         """
         super().__init__()
         self.known, self.right, self.gamma, self.again = texts, right, gamma, again
+        self.doubts, self.independent = doubts, independent
         self.rows: list[int] = []
         """of each call of the heads"""
 
-    def says(self, behind: list[int], i: int, vocab: int) -> int:
-        """The token i places behind what has been read, which is a text without its first token."""
+    def says(self, behind: list[int], i: int, vocab: int) -> Tensor:
+        """Logits [V] i places behind what has been read, which is a text without its first token."""
         text = next(text for text in self.known if text[1 : len(behind) + 1] == behind)
         place = len(behind) + 1 + i
         token = text[place] if place < len(text) else 0
-        return token if self.right else (token + 1) % vocab
+        other, logits = (token + 1) % vocab, torch.zeros(vocab)
+        if self.doubts and place % 2:
+            logits[other], logits[token] = 9.0, 8.5
+        else:
+            logits[token if self.right else other] = 9.0
+        return logits
 
     def heads(self, context: DraftContext) -> HeadDraft:
         return ToyHeads(context, self)

@@ -6,7 +6,7 @@ are chosen by their chances, whatever their tokens, are each a `Node`.
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -113,24 +113,28 @@ class Node(NamedTuple):
     rank: int
 
 
-def likeliest_nodes(chances: Sequence[Sequence[float]], most: int) -> list[tuple[float, Node]]:
+def likeliest_nodes(
+    chances: Sequence[Sequence[float]], most: int, goes_on: Callable[[Node], bool] = lambda node: True
+) -> list[tuple[float, Node]]:
     """The `most` likeliest nodes of the full product, each after its parent, with their chance to be accepted.
 
     Args:
         chances: [γ][k] how often a candidate is right where all before it were.
+        goes_on: whether any node stands behind this one.
     """
     order = itertools.count()
-    heap = [(-chance, next(order), -1, 0, rank) for rank, chance in enumerate(chances[0])]
+    heap = [(-chance, next(order), Node(-1, 0, rank)) for rank, chance in enumerate(chances[0])]
     heapq.heapify(heap)
     found: list[tuple[float, Node]] = []
     while heap and len(found) < most:
-        negative, _, parent, place, rank = heapq.heappop(heap)
+        negative, _, node = heapq.heappop(heap)
         if not negative < 0:
             break
-        found.append((-negative, Node(parent, place, rank)))
-        if place + 1 < len(chances):
-            for r, chance in enumerate(chances[place + 1]):
-                heapq.heappush(heap, (negative * chance, next(order), len(found) - 1, place + 1, r))
+        found.append((-negative, node))
+        if node.place + 1 < len(chances) and goes_on(node):
+            parent, place = len(found) - 1, node.place + 1
+            for rank, chance in enumerate(chances[place]):
+                heapq.heappush(heap, (negative * chance, next(order), Node(parent, place, rank)))
     return found
 
 

@@ -1,6 +1,8 @@
 """Heads propose trees, alone and joined by copies, in `generate` and for rows that come and go."""
 
 import functools
+import itertools
+import math
 from typing import Any
 
 import models
@@ -19,7 +21,10 @@ from test_heads import (
 from toy_heads import ToyHeadDrafter
 
 from hf_specdec import BatchDecoder, Drafter, HybridDrafter, MtpDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec.budget import MOST_NODES
 from hf_specdec.drafters.draft_model import GrowingSession
+from hf_specdec.drafters.draft_model.growing import seen_at
+from hf_specdec.drafters.heads.dflash import DFlashHeads
 from hf_specdec.protocol import Draft
 
 __all__ = ["drafting_goes_on", "small"]
@@ -125,7 +130,7 @@ def test_greedy_text_with_copies_is_the_targets(pair: str, lengths: list[int], f
     assert any(head.config.drafter_type in name for name in drafter.last_stats.sources)
 
 
-@pytest.mark.parametrize("pair", ["GLM-4-MoE, 3", "DFlash, mixed", "EAGLE-3, SafeAILab"])
+@pytest.mark.parametrize("pair", ["GLM-4-MoE, 3", "EAGLE-3, SafeAILab"])
 def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = PAIRS[pair]()
     seen: list[int] = []
@@ -144,6 +149,81 @@ def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch:
     options = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
     target.generate(**models.prompts([9]), **options, assistant_model=head)
     assert max(seen) >= 6
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7, 12]], ids=str)
+def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against all paths of candidates, sorted by the product of their chances. Nothing stands behind an end."""
+    target, head = PAIRS["DFlash, mixed"]()
+    inputs = models.prompts(lengths)
+    end = int(target.generate(**inputs, do_sample=False, max_new_tokens=20, pad_token_id=0)[0, -1])
+    steps: list[Any] = []
+    compared: list[int] = []
+    step, propose = DFlashHeads.step, GrowingSession.propose
+
+    def noting(self: Any) -> Any:
+        steps.append(step(self))
+        return steps[-1]
+
+    def comparing(self: Any, sequences: Any, room: list[int]) -> Draft:
+        steps.clear()
+        draft = propose(self, sequences, room)
+        for b, (tree, offered) in enumerate(zip(self.trees, self.ordered, strict=True)):
+            places = [(found.tokens[b].tolist(), found.chances[b].tolist()) for found in steps][: room[b]]
+            chance = {
+                (i, token): self.acceptance.calibrated(seen_at(rank, estimate))
+                for i, place in enumerate(places)
+                for rank, (token, estimate) in enumerate(zip(*place, strict=True))
+            }
+            paths = [
+                path for i in range(len(places)) for path in itertools.product(*(place[0] for place in places[: i + 1]))
+            ]
+            paths = [path for path in paths if end not in path[:-1]]
+            likeliest = sorted((math.prod(chance[at] for at in enumerate(path)) for path in paths), reverse=True)
+            survival = tree.survival()
+            assert [survival[node] for node in offered] == pytest.approx(likeliest[:MOST_NODES])
+            for node in offered:
+                assert survival[node] == pytest.approx(math.prod(chance[at] for at in enumerate(tree.text(node))))
+            compared.append(len(offered))
+        return draft
+
+    monkeypatch.setattr(DFlashHeads, "step", noting)
+    monkeypatch.setattr(GrowingSession, "propose", comparing)
+    target.generate(
+        **inputs, do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=end, assistant_model=head
+    )
+    assert not any("dropped" in note for note in head.last_stats.notes), head.last_stats.notes
+    assert max(compared) == MOST_NODES and len(set(compared)) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7, 12]], ids=str)
+@pytest.mark.usefixtures("width_costs_nothing")
+def test_behind_second_choices_of_a_block_more_is_accepted(lengths: list[int], kind: str) -> None:
+    """Whether anything is drafted there is no matter to the text."""
+    target, inputs = models.llama(), models.prompts(lengths)
+    said, out = known(target, inputs, 40)
+    call = inputs | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    accepted = []
+    for independent in (False, True):
+        drafter = KINDS[kind](ToyHeadDrafter(said, gamma=6, doubts=True, independent=independent))
+        assert torch.equal(target.generate(**call, assistant_model=drafter), out)
+        accepted.append(drafter.last_stats.accepted_tokens / drafter.last_stats.target_calls)
+    assert accepted[1] > 1.5 * accepted[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_blocks_for_rows_that_come_and_go(rows: int, kind: str) -> None:
+    asked = list(zip(texts(), [new for _, new in REQUESTS], strict=True))
+    said = [ids + plain(TARGET, ids, new) for ids, new in asked]
+    head = ToyHeadDrafter(said, gamma=5, doubts=True, independent=True)
+    with BatchDecoder(TARGET, KINDS[kind](head), max_rows=rows) as decoder:
+        answers = [decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in asked]
+        for answer, ids, text in zip(answers, texts(), said, strict=True):
+            assert answer.result(60) == text[len(ids) :]
+    assert not any("dropped" in note for note in decoder.stats.notes), decoder.stats.notes
+    assert decoder.stats.accepted_tokens > 20
 
 
 @pytest.mark.grid

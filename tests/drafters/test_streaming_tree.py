@@ -12,7 +12,7 @@ from hf_specdec.budget import Cost, Evidence
 from hf_specdec.drafters.streaming import StreamingSession, product_tree
 from hf_specdec.drafters.streaming.session import LastDraft
 from hf_specdec.drafters.streaming.tree import joined, level_by_level
-from hf_specdec.drafters.trees import likeliest_nodes
+from hf_specdec.drafters.trees import Node, likeliest_nodes
 from hf_specdec.protocol import Draft, Verdict
 
 
@@ -37,6 +37,26 @@ def test_the_likeliest_nodes_are_the_likeliest() -> None:
         assert sorted(node.place for node in tree) == [node.place for node in tree]
         paths = {tuple(path(tree, i)) for i in range(12)}
         assert paths == {tuple(path([n for _, n in found], i)) for i in range(12)}
+
+
+@pytest.mark.parametrize("closed", [{1, 2}, {0}, {(1, 0), (0, 2)}], ids=str)
+def test_nothing_stands_behind_what_does_not_go_on(closed: set[Any]) -> None:
+    """Candidates of some ranks, or of some places and ranks."""
+
+    def goes_on(node: Node) -> bool:
+        return closed.isdisjoint({node.rank, (node.place, node.rank)})
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        chances = torch.rand(3, 3, generator=generator).div(3).tolist()
+        value: dict[int, float] = {-1: 1.0}
+        for i, node in enumerate(nodes := product_tree(3, 3)):
+            if node.parent < 0 or (node.parent in value and goes_on(nodes[node.parent])):
+                value[i] = value[node.parent] * chances[node.place][node.rank]
+        found = likeliest_nodes(chances, 12, goes_on)
+        del value[-1]
+        assert [v for v, _ in found] == pytest.approx(sorted(value.values(), reverse=True)[:12])
+        assert all(node.parent < 0 or goes_on(found[node.parent][1]) for _, node in found)
 
 
 def test_streams_make_a_tree_that_copies_can_join() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...budget import DRAFTED, MOST_NODES, Controller, Drafted, Evidence, Tree, most_per_second
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host
-from ..trees import Joining, TreeSession
+from ..trees import Joining, TreeSession, likeliest_nodes
 from .rules import Estimate
 from .steps import Steps
 
@@ -101,8 +101,12 @@ class GrowingSession(TreeSession):
         """Read all steps in one transfer, and add them."""
         tokens = torch.stack([tokens for tokens, _ in steps]).float()  # exact for ids below 2^24
         chances = torch.stack([chances for _, chances in steps]).float()
-        for mine, likely in zip(*to_host(torch.stack([tokens, chances])), strict=True):
-            tips = self._grow(tips, [list(map(int, row)) for row in mine], likely, room)
+        named, likely = to_host(torch.stack([tokens, chances]))
+        named = [[list(map(int, row)) for row in place] for place in named]
+        for found in zip(named, likely, strict=True):
+            tips = self._grow(tips, *found, room)
+        for b in self._active if self.model.independent else ():
+            self._grow_aside(b, [place[b] for place in named[: room[b]]], [place[b] for place in likely[: room[b]]])
 
     def _grow(
         self,
@@ -130,9 +134,28 @@ class GrowingSession(TreeSession):
                 self.others.join_behind(self.trees[b], node, self._rows[b], room[b])
         return on
 
+    def _grow_aside(self, b: int, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
+        """Of places whose candidates [γ, k] are the same behind anything, with chances [γ, k], the likeliest paths."""
+        tree, ends = self.trees[b], self.context.eos_token_ids
+        seen = [[seen_at(rank, chance) for rank, chance in enumerate(row)] for row in chances]
+        likely = [
+            [self.acceptance.calibrated(here) if chance else 0.0 for here, chance in zip(*place, strict=True)]
+            for place in zip(seen, chances, strict=True)
+        ]
+        found: list[int] = []
+        for _, (above, i, rank) in likeliest_nodes(
+            likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends
+        ):
+            parent, token = found[above] if above >= 0 else -1, tokens[i][rank]
+            node = tree.at(parent, token)
+            if node is None:
+                node = tree.add(parent, token, likely[i][rank], seen[i][rank])
+                self._own[b].add(node)
+            found.append(node)
+
     def _add(self, b: int, tip: int, token: int, chance: float, rank: int, agrees: bool | None) -> int:
         mean = Evidence.of(DRAFTED, rank)
-        here = Evidence.of(DRAFTED, min(rank, 1))._replace(agrees=agrees).at(chance)
+        here = seen_at(rank, chance)._replace(agrees=agrees)
         known = self.trees[b].at(tip, token)
         node = self.trees[b].add(tip, token, self.acceptance.calibrated(here), mean, here)
         if known is None:
@@ -193,6 +216,11 @@ class GrowingSession(TreeSession):
     def close(self) -> None:
         super().close()
         self.context.stats.notes += self.control.notes()
+
+
+def seen_at(rank: int, chance: float) -> Evidence:
+    """A candidate of this rank, to which the draft model gives such a chance."""
+    return Evidence.of(DRAFTED, min(rank, 1)).at(chance)
 
 
 def onward_from(tree: Tree, tip: int | None) -> float:

@@ -54,6 +54,8 @@ class Steps:
     """whether steps are made without a look at what they give"""
     at_once = False
     """whether all steps of a round are one call: further ones cost nothing"""
+    independent = False
+    """whether a place's candidates are the same whatever stands before it in the draft"""
     steps = 0
     """of this round"""
 

@@ -45,6 +45,8 @@ class DFlashConfig(DrafterConfig):
 class DFlashHeads(HeadDraft):
     """A block of tokens a round, in one forward of the draft model."""
 
+    independent = True
+
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
         config = model.config
         self.block, self.mask_token = config.block_size, config.mask_token_id

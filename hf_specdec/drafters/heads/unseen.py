@@ -6,7 +6,7 @@ from ...budget import DRAFTED, MOST_NODES, Controller, Drafted, Evidence
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_device
-from ..trees import Node, tested_behind
+from ..trees import Node, likeliest_nodes, tested_behind
 from .draft import HeadDraft
 
 
@@ -40,22 +40,15 @@ class UnseenSession(DraftSession):
         heads.begin(sequences, steps, steps)
         self.drafted = torch.stack([heads.step().tokens for _ in range(steps)], 1)
         heads.end()
-        self.nodes, survival = self._likeliest(steps)
         k = self.control.candidates
+        alphas = [self.control.alpha(rank) for rank in range(k)]
+        likeliest = likeliest_nodes([alphas] * steps, MOST_NODES, lambda node: heads.independent or node.rank == 0)
+        self.nodes = [node for _, node in likeliest]
         index = to_device([node.place * k + node.rank for node in self.nodes], self.drafted.device)
         draft = Draft(self.drafted.flatten(1)[:, index], [len(self.nodes) if limit else 0 for limit in room])
         draft.parents = None if k == 1 else [[node.parent for node in self.nodes]] * len(room)
-        draft.survival = [survival] * len(room)
+        draft.survival = [[chance for chance, _ in likeliest]] * len(room)
         return draft
-
-    def _likeliest(self, steps: int) -> tuple[list[Node], list[float]]:
-        """The chain and what stands beside it, the likeliest first, each with its chance to be kept."""
-        alphas = [self.control.alpha(rank) for rank in range(self.control.candidates)]
-        chances = {(i, rank): alphas[0] ** i * each for i in range(steps) for rank, each in enumerate(alphas)}
-        # Equals in order of depth: no chance is above its parent's.
-        order = sorted(chances, key=lambda at: (-chances[at], at))[:MOST_NODES]
-        place = {(i, rank): node for node, (i, rank) in enumerate(order)} | {(-1, 0): -1}
-        return [Node(place[i - 1, 0], i, rank) for i, rank in order], [chances[at] for at in order]
 
     def observe(self, verdict: Verdict) -> None:
         for b, path in enumerate(verdict.paths if self.nodes else ()):
