@@ -30,7 +30,7 @@ class UnseenSession(DraftSession):
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.nodes, heads = [], self.heads
         active = [limit for limit in room if limit > 0]
-        most = min(*active, heads.room(sequences))
+        most = min(max(active), heads.room(sequences))
         left = self.context.max_length - max(sequences.lengths)
         here = Drafted(sequences.rows, [[]] * len(active), [1.0] * len(active), 0, heads.unread, left)
         steps = self.control.plan(here, most, enough=most)
@@ -45,6 +45,7 @@ class UnseenSession(DraftSession):
         likeliest = likeliest_nodes([alphas] * steps, MOST_NODES, lambda node: heads.independent or node.rank == 0)
         self.nodes = [node for _, node in likeliest]
         index = to_device([node.place * k + node.rank for node in self.nodes], self.drafted.device)
+        # The engine ends a row before the first node that is deeper than it has room for.
         draft = Draft(self.drafted.flatten(1)[:, index], [len(self.nodes) if limit else 0 for limit in room])
         draft.parents = None if k == 1 else [[node.parent for node in self.nodes]] * len(room)
         draft.survival = [[chance for chance, _ in likeliest]] * len(room)
