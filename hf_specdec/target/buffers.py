@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..clock import Moment, mark
 from ..transfer import to_device
-from .cache import RaggedCache, RaggedLayer, Slots, filled_up, nothing, stay, window_of
+from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, stay, window_of
 from .captures import Captures, recording
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Buffers:
         rows, slots, device = self.rows, self.slots, self.device
         self.keys, self.values = (
             [states.new_zeros(rows, states.shape[1], slots, states.shape[3]) for states in several]
-            for several in ([layer.keys for layer in like.layers], [layer.values for layer in like.layers])
+            for several in ([layer.keys for layer in holding(like)], [layer.values for layer in holding(like)])
         )
 
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
@@ -229,7 +229,7 @@ class FixedCache(RaggedCache):
         columns = stock.get_seq_length()
         slots = FixedSlots([columns] * stock.layers[0].keys.shape[0], buffers)
         layers = []
-        for layer, keys, values in zip(stock.layers, buffers.keys, buffers.values, strict=True):
+        for layer, keys, values in zip(holding(stock), buffers.keys, buffers.values, strict=True):
             layers.append(FixedLayer(slots, keys, values, window_of(layer)))
             held, rows = slice(columns - layer.keys.shape[2], columns), layer.keys.shape[0]
             keys[:rows, :, held], values[:rows, :, held] = layer.keys, layer.values

@@ -9,6 +9,7 @@ is left of pruned nodes lies behind the lengths, and is written over.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,18 @@ BLOCK = 64
 """slots by which a full buffer grows"""
 
 
+def holding(cache: Any) -> list[Any]:
+    """The layers that hold something: without the last ones of models whose upper layers read what lower ones hold
+    (Gemma 4), for which transformers puts empty ones there."""
+    layers = list(getattr(cache, "layers", []))
+    while layers and type(layers[-1]).__name__ == "DummyLayer":
+        layers.pop()
+    return layers
+
+
 def is_adoptable(cache: object) -> bool:
     """Whether every layer is plain attention, possibly with a sliding window."""
-    layers = getattr(cache, "layers", [])
+    layers = holding(cache)
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
@@ -133,7 +143,7 @@ class RaggedCache(Cache):
         first = stock.layers[0].keys
         slots = Slots([columns] * first.shape[0], first.device)
         layers = []
-        for layer in stock.layers:
+        for layer in holding(stock):
             keys, layer.keys = _buffer(layer.keys, columns), nothing(layer.keys)
             values, layer.values = _buffer(layer.values, columns), nothing(layer.values)
             layers.append(RaggedLayer(slots, keys, values, window_of(layer)))
@@ -150,7 +160,8 @@ class RaggedCache(Cache):
         """
         cache = cls.__new__(cls)
         slots, nothing = Slots([0] * rows, device), torch.empty(rows, 0, 0, 0, device=device)
-        Cache.__init__(cache, layers=[RaggedLayer(slots, nothing, nothing, window_of(layer)) for layer in stock.layers])
+        layers = [RaggedLayer(slots, nothing, nothing, window_of(layer)) for layer in holding(stock)]
+        Cache.__init__(cache, layers=layers)
         cache.device, cache.groups = device, [slots]
         return cache
 
@@ -225,7 +236,7 @@ class RaggedCache(Cache):
     def join(self, stock: Cache) -> None:
         """One more row, in buffers that have room for it: what a cache of one row holds. It is emptied."""
         b, columns = len(self.lengths), stock.get_seq_length()
-        for layer, other in zip(self.layers, stock.layers, strict=True):
+        for layer, other in zip(self.layers, holding(stock), strict=True):
             held = slice(columns - other.keys.shape[2], columns)  # of sliding layers the last ones
             layer.keys[b, :, held], layer.values[b, :, held] = other.keys[0], other.values[0]
             other.keys, other.values = nothing(other.keys), nothing(other.values)
@@ -268,7 +279,7 @@ class RaggedCache(Cache):
 
     def restore(self, stock: DynamicCache, length: int) -> None:
         """Write the first `length` slots of every row back into the stock cache, laid out as plain decoding does."""
-        for layer, own in zip(stock.layers, self.layers, strict=True):
+        for layer, own in zip(holding(stock), self.layers, strict=True):
             start = max(0, length - own.sliding_window + 1) if own.sliding_window else 0
             layer.keys = own.keys[:, :, start:length].clone()
             layer.values = own.values[:, :, start:length].clone()

@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..protocol import Forward
 from ..transfer import to_device
+from .cache import holding
 from .grouped import grouped_attention
 from .inputs import CACHE, prepares_stock_inputs, takes_ragged_inputs
 
@@ -132,7 +133,7 @@ class LockstepRunner:
     def finish(self, ids: Tensor | None) -> None:
         """Leave the cache as plain decoding would. After an interrupt its layers may have got unevenly far; sliding
         ones that have let go of the prompt's last window cannot be rolled back to it."""
-        layers = self.cache.layers
+        layers = holding(self.cache)
         if ids is None and all(_holds(layer, self.prompt_length) for layer in layers):
             for layer in layers:
                 layer.crop(-max(0, layer.get_seq_length() - self.prompt_length))
