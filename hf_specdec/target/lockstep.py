@@ -123,7 +123,10 @@ class LockstepRunner:
         self.cache.reorder_cache(index)  # which every kind of layer can, states and indexers too
         self.ids, self._positions = self.ids[index], None
         self.kwargs = {
-            name: value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim else value
+            # Positions of several axes, as those of images, have them before the rows.
+            name: value.index_select(value.ndim - 2 if name == "position_ids" else 0, index.to(value.device))
+            if isinstance(value, Tensor) and value.ndim
+            else value
             for name, value in self.kwargs.items()
         }
 

@@ -10,6 +10,8 @@ import toy_drafters as drafters
 import transformers as tf
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.engine import modes
+from hf_specdec.target.probe import Support, ability
 
 VOCAB, IMAGE = 64, 5
 TEXT: dict[str, Any] = {
@@ -124,3 +126,23 @@ def test_what_is_right_saves_calls(name: str) -> None:
     oracle = drafters.oracle(drafters.Future(model.generate(**inputs(name, 1), **options)), 4)
     model.generate(**inputs(name, 1), **options, assistant_model=oracle)
     assert oracle.last_stats.target_calls <= 6
+
+
+def said(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A text alone, as processors of such models give it, in rows of several lengths; and options of a call."""
+    given = models.prompts([9, 4, 7], VOCAB)
+    given["input_ids"] = given["input_ids"].clamp_min(6) * given["attention_mask"]
+    if kind := {"Gemma 3": "token_type_ids", "Qwen2-VL": "mm_token_type_ids"}.get(name):
+        given[kind] = torch.zeros_like(given["input_ids"])
+    return given, {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+
+
+def test_rows_with_positions_of_several_axes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with attention that takes no masks, where rows get ahead of each other over a runner of equal ones."""
+    model, (given, options) = build("Qwen2-VL"), said("Qwen2-VL")
+    monkeypatch.setattr(modes, "ability", lambda of: ability(of)._replace(support=Support.LOCKSTEP, why="is so here"))
+    options["eos_token_id"] = int(model.generate(**given, **options)[0, -12])
+    plain = model.generate(**given, **options)
+    drafter = drafters.noisy(drafters.Future(plain), 4, VOCAB)
+    assert torch.equal(model.generate(**given, **options, assistant_model=drafter), plain)
+    assert drafter.last_stats is not None and drafter.last_stats.mode == "staggered"
