@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from .cache import BLOCK, RaggedCache
 from .devices import input_device
-from .inputs import CACHE
+from .inputs import CACHE, is_idle
 from .lockstep import prefill
 from .masks import TreeShapes
 from .ragged import RaggedRunner
@@ -126,7 +126,9 @@ class Reading:
             model_kwargs: `generate`'s own, with an empty cache.
         """
         self.model, self.ids, self.done = model, ids, 0
-        self.kwargs = {name: value for name, value in model_kwargs.items() if name != "position_ids"}
+        self.kwargs = {
+            name: value for name, value in model_kwargs.items() if name != "position_ids" and not is_idle(name, value)
+        }
         self.cache: DynamicCache = model_kwargs[CACHE]
         self.features: Sequence[int] = ()
         """hidden states to keep of it, as of `Runner`"""

@@ -12,7 +12,7 @@ from ..protocol import Forward
 from ..transfer import to_device
 from .cache import holding
 from .grouped import grouped_attention
-from .inputs import CACHE, prepares_stock_inputs, takes_ragged_inputs
+from .inputs import CACHE, is_idle, prepares_stock_inputs, takes_ragged_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +37,9 @@ class LockstepRunner:
         self.model, self.ids, self.model_kwargs, self.new_columns = model, ids, model_kwargs, new_columns
         self.cache = model_kwargs[CACHE]
         self.is_simple = prepares_stock_inputs(model) and takes_ragged_inputs(model, model_kwargs)
-        not_again = {CACHE, "logits_to_keep"} | ({"inputs_embeds"} if self.is_simple else set())
+        not_again = {CACHE, "logits_to_keep"}
+        if self.is_simple:
+            not_again |= {"inputs_embeds"} | {k for k, v in model_kwargs.items() if is_idle(k, v)}
         self.kwargs = {k: v for k, v in model_kwargs.items() if k not in not_again}
         self.features: Sequence[int] = ()
         self.length = self.prompt_length = 0

@@ -137,6 +137,17 @@ def said(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return given, {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 
 
+@pytest.mark.parametrize("name", MAKES)
+def test_text_alone_is_decoded_as_by_a_model_of_text(name: str) -> None:
+    """That no token is an image, and that no image was encoded, says nothing. Qwen's positions have several axes."""
+    model, (given, options) = build(name), said(name)
+    plain = model.generate(**given, **options)
+    drafter = drafters.noisy(drafters.Future(plain), 4, VOCAB)
+    assert torch.equal(model.generate(**given, **options, assistant_model=drafter), plain)
+    assert drafter.last_stats is not None
+    assert drafter.last_stats.mode == ("lockstep" if name == "Qwen2-VL" else "ragged")
+
+
 def test_rows_with_positions_of_several_axes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with attention that takes no masks, where rows get ahead of each other over a runner of equal ones."""
     model, (given, options) = build("Qwen2-VL"), said("Qwen2-VL")
