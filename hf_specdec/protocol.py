@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 T = TypeVar("T")
+Feature = int | str
+"""what a session may ask for beside tokens: a hidden state, by its index in `hidden_states` (0 the embeddings, -1 the
+last layer's after the norm), or keys and values that a model shares, by the kind of layers (`target/features.py`)"""
 
 
 @dataclass
@@ -107,8 +110,8 @@ class Forward:
     nodes: Tensor | None = None
     """[B, N - 1] which nodes of the draft those are (the fed token i + 1 is node i), -1 for none: nodes that were
     pruned in mid-forward have no logits. None: the first N - 1"""
-    features: dict[int, Tensor] = field(default_factory=dict)
-    """[B, N, H] hidden states at the same places, by the names that were asked for"""
+    features: dict[Feature, Tensor] = field(default_factory=dict)
+    """[B, N, H] hidden states, or keys and values, at the same places, by the names that were asked for"""
     outputs: Any = None
     """the model's own"""
 
@@ -135,7 +138,7 @@ class Verdict:
     """what was judged, which may be more than the session's last draft; None in transformers' own loop"""
     paths: list[list[int]] = field(default_factory=list)
     """[B] the accepted nodes of each row, from the root down"""
-    features: dict[int, Tensor] = field(default_factory=dict)
+    features: dict[Feature, Tensor] = field(default_factory=dict)
     """[B, T, H] of those asked for, where each of `tokens` was decided: at the token that the draft hung on, then at
     the accepted ones; `len(tokens[b])` of them count in row b. Of the prompt [B, P, H], left padding
     included, without the columns that a continued cache held."""
@@ -215,9 +218,8 @@ class Runner(Protocol):
     """Forwards of the target over its cache. `forward` appends tokens after each row's length and advances it;
     `truncate` and `keep` set the lengths back."""
 
-    features: Sequence[int]
-    """hidden states to give with each forward, by their index in `hidden_states` (0 the embeddings, -1 the last, after
-    the norm)"""
+    features: Sequence[Feature]
+    """to give with each forward"""
 
     @property
     def lengths(self) -> list[int]:

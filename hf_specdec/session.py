@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
-from .protocol import Draft, DraftContext, Runner, Sequences, Verdict
+from .protocol import Draft, DraftContext, Feature, Runner, Sequences, Verdict
 
 
 class DraftSession(CandidateGenerator):
@@ -23,9 +23,8 @@ class DraftSession(CandidateGenerator):
     """seconds a draft may take before the drafter is given up; 60 where a session sets none"""
     weighs: bool = False
     """whether it weighs by itself what a draft gains against what it costs; others are paused where they lose"""
-    features: Sequence[int] = ()
-    """hidden states of the target that verdicts shall carry, by their index in `hidden_states`: 0 the embeddings, -1
-    the last layer's after the norm"""
+    features: Sequence[Feature] = ()
+    """what verdicts shall carry of the target's forwards beside tokens"""
     likeliest: int = 0
     """how many of the tokens that the target finds likeliest at each place verdicts shall carry"""
     slots_per_token: int = 1

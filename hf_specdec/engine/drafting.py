@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..budget import Cost, CostView
 from ..clock import Moment, mark, now
-from ..protocol import Draft, DraftContext, Verdict
+from ..protocol import Draft, DraftContext, Feature, Verdict
 from ..schedule import Meanwhile, Round, Schedule
 from ..stats import SpeculationStats
 from ..target.probe import ability
@@ -110,8 +110,8 @@ class Drafting:
         )
         self.schedule: Schedule = Serial(self.session)
         self.paying: Paying | None = None
-        self.features: tuple[int, ...] = ()
-        """hidden states of the target that the session reads"""
+        self.features: tuple[Feature, ...] = ()
+        """of the target's forwards, that the session reads"""
         self.serial = True
         """whether drafting comes before verifying"""
         self._settling = 0.0

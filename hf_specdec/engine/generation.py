@@ -9,7 +9,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from ..budget import Cost, Learned
 from ..clock import now
-from ..protocol import Draft, Forward, Verdict
+from ..protocol import Draft, Feature, Forward, Verdict
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.captured import CapturedRunner
@@ -161,7 +161,7 @@ class Generation(Engine):
         verdict.features = self._shown(verdict.features)
         return verdict
 
-    def _shown(self, features: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _shown(self, features: dict[Feature, Tensor]) -> dict[Feature, Tensor]:
         """Features as a session may have them: it may write into them, and the caller may be given the same states."""
         if self.steps.hidden_states is None:
             return features

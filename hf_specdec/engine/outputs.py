@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from ..protocol import Draft, Forward, Verdict
+from ..protocol import Draft, Feature, Forward, Verdict
 from ..transfer import to_device, to_host
 
 
@@ -52,7 +52,7 @@ class StepOutputs:
             self.attentions += (outputs.attentions if is_prefill else tuple(step),)
 
 
-def along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[int, Tensor]:
+def along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[Feature, Tensor]:
     """The features of each row where its tokens were decided [B, T, H]."""
     width = max(map(len, verdict.tokens))
     if not forward.features:

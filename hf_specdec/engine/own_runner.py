@@ -10,10 +10,11 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 
-from ..protocol import DraftContext, Forward, Runner
+from ..protocol import DraftContext, Feature, Forward, Runner
 from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
 from ..target.captured import CapturedRunner
+from ..target.features import shared_kinds
 from ..target.lockstep import LockstepRunner
 from ..target.probe import ability, runner_agrees
 from ..target.ragged import RaggedRunner
@@ -67,15 +68,18 @@ def behind_own(runner: RaggedRunner, drafting: Drafting) -> Runner:
     return runner if own is None else GuardedRunner(own, engine, drafting.session)
 
 
-def features_of(names: Sequence[int], model: "PreTrainedModel") -> tuple[int, ...]:
-    """The hidden states that a session asks for.
+def features_of(names: Sequence[Feature], model: "PreTrainedModel") -> tuple[Feature, ...]:
+    """What a session asks for of the target's forwards.
 
     Raises:
-        Unfit: the model has no such ones.
+        Unfit: the model has no such hidden states, or does not tell such keys and values.
     """
     states = model.config.get_text_config(decoder=True).num_hidden_layers + 1
-    fine = all(type(name) is int and -states <= name < states for name in names)
-    expect(fine, "features", f"hidden states from {-states} to {states - 1}", names)
+    shared = shared_kinds(model)
+    fine = all(name in shared if isinstance(name, str) else type(name) is int and -states <= name < states
+               for name in names)  # fmt: skip
+    kinds = f", or keys of {' and '.join(shared)}" if shared else ""
+    expect(fine, "features", f"hidden states from {-states} to {states - 1}{kinds}", names)
     return tuple(names)
 
 

@@ -262,7 +262,7 @@ class Requests(Engine):
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, self.bounds)
         drafting = Drafting(guarded, context, drawing)
         drafting.features = drafting.session.ask(lambda session: features_of(session.features, self.model)) or ()
-        self.target.features = sorted({*self.target.features, *drafting.features})
+        self.target.features = list(dict.fromkeys([*self.target.features, *drafting.features]))
         if guarded.brings_runner:
             self.shared, self.runner = drafting, behind_own(self.target, drafting)
         drafting.arrange(takes_order=False)

@@ -13,6 +13,7 @@ from ..transfer import to_device
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
 from .cache import RaggedCache
 from .devices import input_device
+from .features import shown
 from .fingerprint import fingerprint
 from .inputs import as_when_decoding, position_limit
 from .ragged import RaggedRunner, Step
@@ -40,7 +41,7 @@ class Captured(RaggedRunner):
 
         def step(fed: Tensor, seen: Tensor | None, depth: Tensor) -> tuple[Tensor, ...]:
             outputs = self.read(fed, seen, depth)
-            return self.shared(outputs.logits), *(outputs.hidden_states[name] for name in self.features)
+            return self.shared(outputs.logits), *shown(outputs, self.features, fed.shape[1], self.cache.slots).values()
 
         logits, *states = self.over(tokens, parents, step, tuple(self.features))
         return Forward(logits, features=dict(zip(self.features, states, strict=True)))

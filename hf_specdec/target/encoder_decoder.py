@@ -11,6 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from ..protocol import Forward
 from ..transfer import moved, to_device
 from .devices import input_device
+from .features import asking
 from .inputs import CACHE
 from .lockstep import LockstepRunner, answered, longer_mask, longer_positions, prefill
 
@@ -46,7 +47,7 @@ class EncoderDecoderRunner(LockstepRunner):
         inputs = self.model.prepare_inputs_for_generation(
             self.ids, next_sequence_length=width, **self.kwargs | self._grown() | {CACHE: self.both}
         )
-        extra = {"output_hidden_states": True} if self.features else {}
+        extra = asking(self.features)
         return answered(self.model(**inputs | extra, return_dict=True), width, self.features)
 
     def _grown(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
+from ..protocol import Feature
 from .cache import BLOCK, RaggedCache
 from .devices import input_device
 from .inputs import CACHE, is_idle
@@ -130,9 +131,9 @@ class Reading:
             name: value for name, value in model_kwargs.items() if name != "position_ids" and not is_idle(name, value)
         }
         self.cache: DynamicCache = model_kwargs[CACHE]
-        self.features: Sequence[int] = ()
-        """hidden states to keep of it, as of `Runner`"""
-        self._states: dict[int, list[Tensor]] = {}
+        self.features: Sequence[Feature] = ()
+        """to keep of it, as of `Runner`"""
+        self._states: dict[Feature, list[Tensor]] = {}
         """[1, any, H] of each piece"""
 
     @property
@@ -150,8 +151,8 @@ class Reading:
             self._states.setdefault(name, []).append(states)
         return answer.logits
 
-    def states(self) -> dict[int, Tensor]:
-        """[1, P, H] hidden states of what was read, by the names that were asked for."""
+    def states(self) -> dict[Feature, Tensor]:
+        """[1, P, ...] of what was read, by the names that were asked for."""
         return {name: torch.cat(pieces, dim=1) for name, pieces in self._states.items()}
 
 

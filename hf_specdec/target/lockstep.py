@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..protocol import Forward
+from ..protocol import Feature, Forward
 from ..transfer import to_device
-from .cache import holding
+from .cache import Slots, holding
+from .features import asking, shown
 from .grouped import grouped_attention
 from .inputs import CACHE, is_idle, prepares_stock_inputs, takes_ragged_inputs
 
@@ -41,7 +42,7 @@ class LockstepRunner:
         if self.is_simple:
             not_again |= {"inputs_embeds"} | {k for k, v in model_kwargs.items() if is_idle(k, v)}
         self.kwargs = {k: v for k, v in model_kwargs.items() if k not in not_again}
-        self.features: Sequence[int] = ()
+        self.features: Sequence[Feature] = ()
         self.length = self.prompt_length = 0
         self._positions: Tensor | None = None
         """[B, columns] of the present columns and some more, counted on from the prompt's last"""
@@ -65,7 +66,7 @@ class LockstepRunner:
         assert parents is None and counts is None, "trees and uneven rows need the ragged runner"
         width = tokens.shape[1]
         self.length += width
-        extra = {"output_hidden_states": True} if self.features else {}
+        extra = asking(self.features)
         if self.is_simple:
             # What the call below comes to, at a fraction of its time (a light draft notices).
             inputs = self.kwargs | self._next(width) | {CACHE: self.cache}
@@ -171,7 +172,7 @@ def prefill(
     ids: Tensor,
     model_kwargs: dict[str, Any],
     new_columns: int | None,
-    features: Sequence[int] = (),
+    features: Sequence[Feature] = (),
     all_logits: bool = False,
 ) -> Forward:
     """The first forward, as plain decoding does it; `model_kwargs` are `generate`'s own.
@@ -179,7 +180,7 @@ def prefill(
     Args:
         ids: [B, P].
         new_columns: how many of the last columns the cache does not hold yet; None for all.
-        features: hidden states to give, by their index.
+        features: to give, by name.
         all_logits: after every column, not after the last one only.
     """
     inputs = model.prepare_inputs_for_generation(
@@ -187,26 +188,23 @@ def prefill(
     )
     if inputs.get(CACHE) is None:  # Phi-3 lets go of it before a prompt beyond its first rotary factors
         inputs[CACHE] = model_kwargs.get(CACHE)
-    if features:
-        inputs["output_hidden_states"] = True
+    inputs |= asking(features)
     if all_logits and "logits_to_keep" in inputs:
         inputs["logits_to_keep"] = 0
-    outputs = model(**inputs, return_dict=True)
-    return Forward(
-        outputs.logits if all_logits else outputs.logits[:, -1:], features=_states(outputs, features), outputs=outputs
-    )
+    outputs, width = model(**inputs, return_dict=True), ids.shape[1] if new_columns is None else new_columns
+    logits = outputs.logits if all_logits else outputs.logits[:, -1:]
+    return Forward(logits, features=shown(outputs, features, width), outputs=outputs)
 
 
-def answered(outputs: Any, width: int, features: Sequence[int]) -> Forward:
+def answered(outputs: Any, width: int, features: Sequence[Feature], slots: Slots | None = None) -> Forward:
     """A model's outputs as a `Forward`.
+
+    Args:
+        slots: as of `shown`.
 
     Raises:
         RuntimeError: there are not as many logits as tokens were fed.
     """
     if outputs.logits.shape[1] != width:
         raise RuntimeError(f"the target gave {outputs.logits.shape[1]} logits for {width} tokens")
-    return Forward(outputs.logits, features=_states(outputs, features), outputs=outputs)
-
-
-def _states(outputs: Any, features: Sequence[int]) -> dict[int, Tensor]:
-    return {name: outputs.hidden_states[name] for name in features}
+    return Forward(outputs.logits, features=shown(outputs, features, width, slots), outputs=outputs)

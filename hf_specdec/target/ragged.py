@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..protocol import Forward
+from ..protocol import Feature, Forward
 from ..transfer import to_device
 from .cache import RaggedCache, Slots
 from .devices import input_device
+from .features import asking
 from .grouped import grouped_attention
 from .inputs import CACHE, position_limit
 from .lockstep import answered, prefill
@@ -55,7 +56,7 @@ class RaggedRunner:
         self.stock = model_kwargs[CACHE]
         self.windows = attention_windows(model)
         self.limit = position_limit(model)
-        self.features: Sequence[int] = ()
+        self.features: Sequence[Feature] = ()
         self.rows = list(range(ids.shape[0]))
         self.retired: dict[int, RetiredRow] = {}
 
@@ -103,7 +104,7 @@ class RaggedRunner:
 
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
         """The forward's answer; no row is advanced."""
-        return answered(self.over(tokens, parents, self.read), tokens.shape[1], self.features)
+        return answered(self.over(tokens, parents, self.read), tokens.shape[1], self.features, self.cache.slots)
 
     is_static = False
     """whether forwards are over static buffers"""
@@ -133,7 +134,7 @@ class RaggedRunner:
     def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor) -> Any:
         """The model's outputs over tokens [B, T] that see what `shape` says; no row is advanced."""
         self.cache.reserve(tokens.shape[1])
-        extra = {"output_hidden_states": True} if self.features else {}
+        extra = asking(self.features)
         with grouped_attention([length + tokens.shape[1] for length in self.cache.lengths]):
             return self.model(
                 input_ids=tokens,

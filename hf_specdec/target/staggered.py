@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..budget import Cost
-from ..protocol import Forward
+from ..protocol import Feature, Forward
 from ..transfer import to_device
 from .inputs import position_limit
 from .lockstep import LockstepRunner
@@ -28,11 +28,11 @@ class StaggeredRunner:
         self.lengths: list[int] = []
 
     @property
-    def features(self) -> Sequence[int]:
+    def features(self) -> Sequence[Feature]:
         return self.runner.features
 
     @features.setter
-    def features(self, names: Sequence[int]) -> None:
+    def features(self, names: Sequence[Feature]) -> None:
         self.runner.features = names
 
     def prefill(self) -> Forward:

@@ -9,7 +9,7 @@ import torch
 import toy_drafters as drafters
 import transformers as tf
 
-from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec import BatchDecoder, DraftModelDrafter, HybridDrafter, PromptLookupDrafter
 from hf_specdec.engine import modes
 from hf_specdec.target.probe import Support, ability
 
@@ -146,6 +146,15 @@ def test_text_alone_is_decoded_as_by_a_model_of_text(name: str) -> None:
     assert torch.equal(model.generate(**given, **options, assistant_model=drafter), plain)
     assert drafter.last_stats is not None
     assert drafter.last_stats.mode == ("lockstep" if name == "Qwen2-VL" else "ragged")
+    if name == "Qwen2-VL":
+        return
+    with BatchDecoder(model, PromptLookupDrafter(), max_rows=2) as decoder:
+        answers = []
+        for b, mask in enumerate(given["attention_mask"].bool()):
+            types = {kind: given[kind][b, mask][None] for kind in given if kind.endswith("token_type_ids")}
+            answers.append(decoder.submit(given["input_ids"][b, mask].tolist(), **options, **types))
+        for answer, text in zip(answers, plain, strict=True):
+            assert answer.result(60) == text[-20:].tolist()
 
 
 def test_rows_with_positions_of_several_axes_leave(monkeypatch: pytest.MonkeyPatch) -> None:

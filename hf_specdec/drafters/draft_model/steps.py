@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...budget import DraftCost
 from ...clock import Moment
-from ...protocol import DraftContext, Sequences, Verdict
+from ...protocol import DraftContext, Feature, Sequences, Verdict
 
 
 class Step(NamedTuple):
@@ -48,8 +48,8 @@ class Steps:
     """A round: `begin`, `step` once for each place, `end`, and `observe` when the target has judged."""
 
     context: DraftContext
-    features: Sequence[int] = ()
-    """hidden states of the target that it reads, as of `DraftSession`"""
+    features: Sequence[Feature] = ()
+    """of the target's forwards, as of `DraftSession`"""
     blind = False
     """whether steps are made without a look at what they give"""
     at_once = False

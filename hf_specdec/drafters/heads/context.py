@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 
-from ...protocol import DraftContext, Verdict
+from ...protocol import DraftContext, Feature, Verdict
 from ...target.cache import RaggedCache
 from ...transfer import moved, to_device
 
@@ -16,7 +16,7 @@ class News(NamedTuple):
     """What heads have not read yet: N places, of which the first `counts` are each row's."""
 
     states: Tensor
-    """[B, N, H] hidden states of the target; where several layers are read, side by side"""
+    """[B, N, H] hidden states of the target, or whatever is read of it, side by side"""
     tokens: Tensor
     """[B, N] the token that the target chose from each state"""
     counts: Tensor
@@ -36,19 +36,19 @@ class HeadContext:
     def __init__(
         self,
         context: DraftContext,
-        layers: Sequence[int],
+        features: Sequence[Feature],
         config: PreTrainedConfig,
         device: torch.device,
         again: int = 0,
     ) -> None:
         """
         Args:
-            layers: indexes of the hidden states that are read.
-            config: of the heads, whose layers the cache has.
+            features: of the target's forwards, that are read side by side.
+            config: whose layers the cache has.
             device: of the heads.
             again: slots at the end of each row that are read anew in every round, because drafted tokens filled them.
         """
-        self.context, self.layers, self.config, self.device, self.again = context, layers, config, device, again
+        self.context, self.features, self.config, self.device, self.again = context, features, config, device, again
         self.rows: list[int] = []
         self.cache: RaggedCache | None = None
         self.cached: list[int] = []
@@ -99,7 +99,7 @@ class HeadContext:
     def _take(self, verdict: Verdict) -> range:
         """Add the verdict's states [B, T, H] to the pieces; returns the place of each row's first."""
         before = sum(map(len, self._states))
-        states = torch.cat([verdict.features[layer] for layer in self.layers], dim=-1)
+        states = torch.cat([moved(verdict.features[name], self.device) for name in self.features], dim=-1)
         self._states.append(states.flatten(0, 1))
         return range(before, before + len(self._states[-1]), states.shape[1])
 

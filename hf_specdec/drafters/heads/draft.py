@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from ...budget import DraftCost
 from ...clock import mark
 from ...errors import SpeculationError, warn
-from ...protocol import DraftContext, Sequences, Verdict
+from ...protocol import DraftContext, Feature, Sequences, Verdict
 from ...target.buffers import NO_MEMORY, FixedCache
 from ...target.cache import RaggedCache
 from ...target.captures import recording
@@ -54,22 +54,24 @@ class HeadDraft(Steps):
         context: DraftContext,
         model: "PreTrainedModel",
         device: torch.device,
-        layers: Sequence[int],
+        features: Sequence[Feature],
         most: int,
         again: int = 0,
         beyond: int = 0,
+        held: PreTrainedConfig | None = None,
     ) -> None:
         """
         Args:
             model: the heads.
             device: where they are.
-            layers, again: as of `HeadContext`.
+            features, again: as of `HeadContext`.
             most, beyond: as of `Recorded`.
+            held: of the layers whose keys and values are kept; None for the heads' own.
         """
         self.context, self.model, self.device, self.most = context, model, device, most
-        self.read = HeadContext(context, layers, model.config, device, again)
+        self.read = HeadContext(context, features, held or model.config, device, again)
         # Behind a prompt that is no tokens nothing is drafted.
-        self.features = layers if context.most_rows or context.prompt_ids.shape[1] else ()
+        self.features = features if context.most_rows or context.prompt_ids.shape[1] else ()
         self.cost = DraftCost()
         """told what drafts take"""
         self._ahead = deque[Step]()
