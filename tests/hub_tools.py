@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle_heads
+import gemma4_models
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, StreamingDrafter
+from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, Gemma4Drafter, StreamingDrafter
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.hub.registry import drafter_class, drafter_types
 
@@ -35,7 +36,7 @@ def tiny_model(seed: int = 0, **sizes: int) -> PreTrainedModel:
     return LlamaForCausalLM(config).eval()
 
 
-ON_ANY_TARGET = [name for name in drafter_types() if name != "mtp"]
+ON_ANY_TARGET = [name for name in drafter_types() if name not in ("gemma4", "mtp")]
 """that one drafts with layers of its target's own (`test_heads.py`)"""
 
 
@@ -73,6 +74,8 @@ def drafter_of(name: str) -> Drafter:
         return tiny_dflash()
     if cls is EagleDrafter:
         return EagleDrafter(eagle_heads.tiny(40, known=30))
+    if cls is Gemma4Drafter:
+        return Gemma4Drafter(gemma4_models.pair("31B")[1])
     options: dict[str, Any] = {}
     if "worker" in cls.config_class.options():
         options = {"worker": "thread"}  # a process takes long to start

@@ -39,7 +39,8 @@ OVER = {
     "pearl": {"draft_model"},
     "heads": {"draft_model"},
     "eagle": {"heads"},
-    "hybrid": {"draft_model", "prompt_lookup", "suffix", "heads", "eagle"},
+    "gemma4": {"heads"},
+    "hybrid": {"draft_model", "prompt_lookup", "suffix", "heads", "eagle", "gemma4"},
     "suffix": {"prompt_lookup"},
     "streaming": {"draft_model", "prompt_lookup"},
 }

@@ -7,6 +7,7 @@ from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter, Translated, early_exit
 from .eagle import EagleDrafter
+from .gemma4 import Gemma4Drafter
 from .heads import DFlashDrafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
@@ -26,6 +27,7 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "EagleDrafter",
+    "Gemma4Drafter",
     "HybridDrafter",
     "MtpDrafter",
     "NGramDrafter",

@@ -23,7 +23,7 @@ from ..engine.no_drafts import NoDrafts
 from ..errors import SpeculationError, shown, warn
 from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
-from ..hub.registry import drafter_types
+from ..hub.registry import drafter_types, reader_for
 from ..schedule import AnyDrafter
 from ..verify.rules import Rules
 from .beam_search import with_beams
@@ -116,7 +116,8 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(self, *args, **kwargs)
             except ValueError:
                 if assistant is not None and asked.kind is None and _rows(self, named) > 1:
-                    _hint_at_batches()
+                    reader = reader_for(assistant)
+                    _hint_at_batches("draft_model" if reader is None else reader.config_class.drafter_type)
                 raise
         return _generate(original, self, named, asked)
 
@@ -124,10 +125,10 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache  # once per process
-def _hint_at_batches() -> None:
+def _hint_at_batches(kind: str) -> None:
     warn(
         "transformers' own assisted generation takes one row at a time; for a batch use hf_specdec: "
-        'generate(..., assistant_model=draft, speculation_type="draft_model")'
+        f'generate(..., assistant_model=draft, speculation_type="{kind}")'
     )
 
 

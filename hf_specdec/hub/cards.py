@@ -27,6 +27,7 @@ SUMMARIES = {
     "draft_model": "A small model drafts and the target verifies (speculative sampling, Leviathan et al. 2023).",
     "disco": "A small model drafts, and a classifier decides after every token whether to go on (DISCO, 2024).",
     "pearl": "A small model drafts while the target verifies (PEARL, 2024).",
+    "gemma4": "A small model that looks at the target's own keys and values drafts a chain (Gemma 4's assistants).",
     "eagle3": "A layer over the target's low, middle and high states drafts a chain (EAGLE-3, Li et al. 2025).",
     "streaming": "The target drafts for itself, by trained streams in its upper layers (Bhendawade et al. 2024).",
 }
@@ -61,6 +62,7 @@ OPTIONS = {
         "window": AUTO_WINDOW,
         "worker": 'where the draft model runs: `"thread"`, `"process"`, or `"auto"`',
     },
+    "gemma4": {"num_draft_tokens": "tokens drafted per round"},
     "eagle3": {"num_draft_tokens": "tokens drafted per round"},
     "streaming": {
         "copies": "whether copies of earlier text join the draft",

@@ -78,6 +78,11 @@ def reader_of(content: dict[str, Any]) -> type[Storable] | None:
     return next((known for known in _drafters.values() if known.reads(content)), None)
 
 
+def reader_for(model: Any) -> type[Storable] | None:
+    """The class for a model that drafts only over a target's states; None for all others."""
+    return reader_of({"model_type": getattr(getattr(model, "config", None), "model_type", None)})
+
+
 def load_model(folder: Path, **loading: Any) -> "PreTrainedModel":
     """The draft model in a folder, of whatever kind; options as of `load_draft`."""
     reader = reader_of(read_json(folder, "config.json"))

@@ -143,7 +143,9 @@ ENGINES: dict[str, dict[str, Callable[[Any, EngineDraft | None], Settings]]] = {
 
 ITS_DRAFT = "its draft model alone: draft_model with --draft FOLDER"
 ITS_HEADS = "nothing: name the head's own repo to the engine, which loads such heads itself"
-INSTEAD = dict.fromkeys(("hybrid", "disco", "pearl"), ITS_DRAFT) | dict.fromkeys(("block_diffusion", "mtp"), ITS_HEADS)
+INSTEAD = dict.fromkeys(("hybrid", "disco", "pearl"), ITS_DRAFT) | dict.fromkeys(
+    ("block_diffusion", "gemma4", "mtp"), ITS_HEADS
+)
 """what comes nearest to a drafter that no engine has"""
 
 

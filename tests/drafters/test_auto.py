@@ -10,6 +10,7 @@ from typing import Any
 
 import dflash_models
 import eagle_heads
+import gemma4_models
 import models
 import pytest
 import torch
@@ -27,6 +28,7 @@ from hf_specdec import (
     Drafter,
     DraftModelDrafter,
     EagleDrafter,
+    Gemma4Drafter,
     HybridDrafter,
     MtpDrafter,
     PromptLookupDrafter,
@@ -297,6 +299,7 @@ PUBLISHED = {
     "SafeAILab": (eagle_heads, "SafeAILab", EagleDrafter),
     "speculators": (eagle_heads, "speculators", EagleDrafter),
     "z-lab": (dflash_models, "full", DFlashDrafter),
+    "Google": (gemma4_models, "31B", Gemma4Drafter),
 }
 
 

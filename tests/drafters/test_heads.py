@@ -8,6 +8,7 @@ from typing import Any
 
 import dflash_models
 import eagle_heads
+import gemma4_models
 import models
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import DFlashCache, MtpCache
 from transformers.modeling_layers import MtpModel
 
-from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, MtpDrafter, SpeculationError
+from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, Gemma4Drafter, MtpDrafter, SpeculationError
 from hf_specdec.budget import Controller, nodes_that_pay
 from hf_specdec.drafters.draft_model import GrowingSession
 from hf_specdec.drafters.heads import HeadDrafter
@@ -102,6 +103,8 @@ def pairs() -> dict[str, Any]:
         found[f"z-lab's DFlash, {kind}"] = functools.partial(dflash_models.published, kind)
     for kind in eagle_heads.CONFIGS:
         found[f"EAGLE-3, {kind}"] = functools.partial(eagle_heads.eagle, kind)
+    for kind in gemma4_models.OF_TARGETS:
+        found[f"Gemma 4, {kind}"] = functools.partial(gemma4_models.gemma4, kind)
     return found
 
 
@@ -227,7 +230,16 @@ def _eagle_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
     return [int(each.argmax()) for each in logits]
 
 
-ALONE: dict[Any, Any] = {MtpDrafter: _mtp_alone, DFlashDrafter: _dflash_alone, EagleDrafter: _eagle_alone}
+def _gemma4_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
+    return gemma4_models.drafted_by_transformers(target, drafter.draft_model, text, drafter.most)[0]
+
+
+ALONE: dict[Any, Any] = {
+    MtpDrafter: _mtp_alone,
+    DFlashDrafter: _dflash_alone,
+    EagleDrafter: _eagle_alone,
+    Gemma4Drafter: _gemma4_alone,
+}
 """what heads draft over a text, by another way"""
 
 

@@ -30,6 +30,7 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "mtp": lambda: _of_heads("DeepSeek-V3, 3"),
     "block_diffusion": lambda: _of_heads("DFlash, mixed"),
     "eagle3": lambda: _of_heads("EAGLE-3, SafeAILab"),
+    "gemma4": lambda: _of_heads("Gemma 4, E2B"),
 }
 """by name: makes (target, drafter)"""
 

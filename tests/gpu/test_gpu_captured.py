@@ -50,7 +50,7 @@ def test_greedy_text_of_recorded_forwards_is_plains(family: str, kind: str, leng
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=["one row", "four rows"])
-@pytest.mark.parametrize("kind", ["mtp", "block_diffusion", "eagle3"])
+@pytest.mark.parametrize("kind", ["mtp", "block_diffusion", "eagle3", "gemma4"])
 def test_greedy_text_of_recorded_heads_is_plains(kind: str, lengths: list[int]) -> None:
     target, drafter = PAIRS[kind]()
     heads, plain = getattr(drafter, "draft_model", None) or drafter.model, decode(target, None, lengths)

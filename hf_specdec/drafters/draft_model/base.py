@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...errors import SpeculationError, expect_model
+from ...hub.registry import reader_for
 from ...hub.tokenizer import ids_of, sizes_apart
 from ...protocol import DraftContext
 from ...target.encoder_decoder import crosses
@@ -39,6 +40,11 @@ class ModelDrafter(Drafter):
         self.draft = draft_model
         """what sessions draft with"""
         expect_model("draft_model", self.draft_model)
+        if (reader := reader_for(self.draft_model)) is not None:
+            raise SpeculationError(
+                f"draft_model {type(self.draft_model).__name__} drafts over the target's states, and not by itself; "
+                f"use {reader.__name__} or HybridDrafter"
+            )
         if getattr(self.draft_model.config.get_text_config(decoder=True), "vocab_size", None) is None:
             raise SpeculationError(
                 f"draft_model must be a causal language model, got {type(self.draft_model).__name__}, which has no "

@@ -11,6 +11,7 @@ from ...protocol import DraftContext
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter, GrowingSession, Translated, candidates_of
 from ..eagle import EagleDrafter
+from ..gemma4 import Gemma4Drafter
 from ..heads import DFlashDrafter, HeadDrafter
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
@@ -88,7 +89,7 @@ class HybridDrafter(Drafter):
         self.model_drafter: DraftModelDrafter | HeadDrafter | None = None
         if isinstance(draft_model, HeadDrafter):
             self.model_drafter = draft_model
-        elif kinds := [kind for kind in (DFlashDrafter, EagleDrafter) if kind.takes(draft_model)]:
+        elif kinds := [kind for kind in (DFlashDrafter, EagleDrafter, Gemma4Drafter) if kind.takes(draft_model)]:
             self.model_drafter = kinds[0](draft_model)  # type: ignore[arg-type]
         elif draft_model is not None:
             self.model_drafter = DraftModelDrafter(
