@@ -12,7 +12,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from ..drafters.base import Drafter
 from ..drafters.draft_model import Translated
 from ..errors import SpeculationError
-from ..protocol import Draft, DraftContext, Sequences
+from ..protocol import Draft, DraftContext, Feature, Sequences
 from ..session import DraftSession
 from ..target.buffers import WIDTHS
 from ..target.captures import at_once, recording
@@ -117,7 +117,7 @@ class _EveryWidth(Drafter):
 class _Widths(DraftSession):
     weighs = True
 
-    def __init__(self, context: DraftContext, features: Sequence[int] = ()) -> None:
+    def __init__(self, context: DraftContext, features: Sequence[Feature] = ()) -> None:
         """
         Args:
             features: that the forwards give; those that give others are other recordings.
