@@ -72,17 +72,17 @@ def prepares_stock_inputs(model: "PreTrainedModel") -> bool:
     return prepare is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
 
 
-def is_idle(name: str, value: Any) -> bool:
+def is_idle(model: "PreTrainedModel", name: str, value: Any) -> bool:
     """Whether an input says nothing, as models that see are given some beside a text alone: no encoded images, and
-    token types that are all zero."""
+    token types of which none is an image's. Models of text embed their types, zeros as well."""
     if name.endswith("token_type_ids") and value is not None:
-        return not bool(value.any())
+        return (name.startswith("mm_") or hasattr(model.config, "vision_config")) and not bool(value.any())
     return value is None or (isinstance(value, dict) and not value)
 
 
 def takes_ragged_inputs(model: "PreTrainedModel", model_kwargs: dict[str, Any]) -> bool:
     """Whether the call's model inputs are ones the ragged runner can carry on."""
     accepted = inspect.signature(model.forward).parameters
-    extra = {name for name, value in model_kwargs.items() if not is_idle(name, value)} - RAGGED_INPUTS
+    extra = {name for name, value in model_kwargs.items() if not is_idle(model, name, value)} - RAGGED_INPUTS
     positions = model_kwargs.get("position_ids")
     return "position_ids" in accepted and not extra and (positions is None or positions.ndim == 2)

@@ -128,7 +128,9 @@ class Reading:
         """
         self.model, self.ids, self.done = model, ids, 0
         self.kwargs = {
-            name: value for name, value in model_kwargs.items() if name != "position_ids" and not is_idle(name, value)
+            name: value
+            for name, value in model_kwargs.items()
+            if name != "position_ids" and not is_idle(model, name, value)
         }
         self.cache: DynamicCache = model_kwargs[CACHE]
         self.features: Sequence[Feature] = ()

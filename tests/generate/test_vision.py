@@ -157,6 +157,19 @@ def test_text_alone_is_decoded_as_by_a_model_of_text(name: str) -> None:
             assert answer.result(60) == text[-20:].tolist()
 
 
+@pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=str)
+@pytest.mark.parametrize("types", [0, 1])
+def test_types_that_a_model_of_text_embeds_are_read_in_every_forward(types: int, lengths: list[int]) -> None:
+    """Zeros, too: they add a vector."""
+    model, inputs = models.build("GPT-2"), models.prompts(lengths)
+    inputs["token_type_ids"] = torch.full_like(inputs["input_ids"], types)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(**inputs, **options)
+    drafter = drafters.noisy(drafters.Future(plain), 4, models.VOCAB)
+    assert torch.equal(model.generate(**inputs, **options, assistant_model=drafter), plain)
+    assert not torch.equal(model.generate(**inputs | {"token_type_ids": None}, **options), plain)
+
+
 def test_rows_with_positions_of_several_axes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with attention that takes no masks, where rows get ahead of each other over a runner of equal ones."""
     model, (given, options) = build("Qwen2-VL"), said("Qwen2-VL")
