@@ -124,7 +124,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     return generate
 
 
-@functools.cache  # once per process
+@functools.cache  # once per process and type
 def _hint_at_batches(kind: str) -> None:
     warn(
         "transformers' own assisted generation takes one row at a time; for a batch use hf_specdec: "

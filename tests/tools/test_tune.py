@@ -17,7 +17,7 @@ from hf_specdec.tools.instruments.forwards import wrapped_forward
 from hf_specdec.tools.loading.chat import batch
 from hf_specdec.tools.loading.models import Pair, PairSettings
 from hf_specdec.tools.tune.recorded import Stage, record
-from hf_specdec.tools.tune.run import COPIES, DRAFTS, TuneSettings, run_tune, search
+from hf_specdec.tools.tune.run import ALONE, COPIES, DRAFTS, TuneSettings, run_tune, search
 
 pytestmark = [pytest.mark.set_times, pytest.mark.eager]
 PAIR = Path(__file__).parents[1] / "pair"
@@ -154,8 +154,8 @@ def test_it_says_when_nothing_beats_plain_decoding(pair, settings, tmp_path, mon
 
 
 def test_without_a_draft_model_copies_are_tried(settings) -> None:
-    assert settings(draft=None).choices() == list(COPIES) and len(settings().choices()) == 23
-    assert len(COPIES) == 9
+    assert settings(draft=None).choices() == [*COPIES, ALONE] and len(COPIES) == 8
+    assert settings().choices() == [*COPIES, *DRAFTS] and len(settings().choices()) == 22
 
 
 @pytest.mark.parametrize(

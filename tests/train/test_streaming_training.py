@@ -123,6 +123,8 @@ def test_a_training_goes_on_from_streams_that_are_there(
     assert torch.equal(*known)
     with pytest.raises(SpeculationError, match="start_from"):
         train_streaming(replace(more, streams=3, output=str(tmp_path / "other")))
+    with pytest.raises(SpeculationError, match=r"start_from.*rotation"):
+        train_streaming(replace(more, rotation=0.01, output=str(tmp_path / "turned")))
 
 
 def a_learner(settings: StreamingSettings, target: Any, texts: list[Text]) -> tuple[Learner, Upper]:

@@ -37,7 +37,6 @@ WORTH_IT = 1.03
 COPIES = (
     *(f"prompt_lookup:tokens_per_match={n},num_branches={m}" for m in (1, 3) for n in (2, 4, 10)),
     *(f"suffix:num_branches={m}" for m in (1, 3)),
-    "hybrid",
 )
 DRAFTS = (
     *(f"draft_model:num_draft_tokens={n}" for n in (1, 2, 3, 4, 6, 8)),
@@ -45,7 +44,8 @@ DRAFTS = (
     *(f"hybrid:num_candidates={k},num_branches={m}" for k in (1, 4) for m in (1, 3)),
     *(f"hybrid:num_draft_tokens={n}" for n in (2, 4)),
 )
-"""what is tried where nothing is named; with a draft model all of them"""
+ALONE = "hybrid"
+"""what is tried where nothing is named: `COPIES`, and with a draft model `DRAFTS`, without one the hybrid `ALONE`"""
 REPLAYED = ("prompt_lookup", "suffix", "draft_model", "hybrid")
 """types whose drafts follow from the text and from what the draft model says of it"""
 
@@ -60,7 +60,7 @@ class TuneSettings(PairSettings):
     output: Annotated[Path, Option(help="New folder for the drafter.")]
     drafters: Annotated[
         list[str] | None,
-        Option("--drafter", help=f"Choice: TYPE:KEY=VALUE,... of {', '.join(REPLAYED)}; default: 9, with --draft 23."),
+        Option("--drafter", help=f"Choice: TYPE:KEY=VALUE,... of {', '.join(REPLAYED)}; default: 9, with --draft 22."),
     ] = None
     max_new_tokens: Annotated[int, _decoding(help="New tokens per prompt, at most.")] = 128
     limit: Annotated[int | None, _decoding(help="Take only this many prompts of each source.")] = 8
@@ -72,7 +72,7 @@ class TuneSettings(PairSettings):
         Raises:
             SpeculationError: one that cannot be replayed, has a bad option, or lacks its draft model.
         """
-        chosen = list(dict.fromkeys(self.drafters or (COPIES if self.draft is None else (*COPIES, *DRAFTS))))
+        chosen = list(dict.fromkeys(self.drafters or ((*COPIES, ALONE) if self.draft is None else (*COPIES, *DRAFTS))))
         for spec in chosen:
             if spec.partition(":")[0] not in REPLAYED:
                 raise SpeculationError(

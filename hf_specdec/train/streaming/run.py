@@ -184,12 +184,14 @@ def _go_on_from(folder: str, drafter: StreamingDrafter) -> None:
     """
     found = Drafter.from_pretrained(folder)
     wanted = drafter.weights()
-    if not isinstance(found, StreamingDrafter) or {n: w.shape for n, w in found.weights().items()} != {
-        n: w.shape for n, w in wanted.items()
-    }:
+    if (
+        not isinstance(found, StreamingDrafter)
+        or {n: w.shape for n, w in found.weights().items()} != {n: w.shape for n, w in wanted.items()}
+        or found.config.rotation != drafter.config.rotation
+    ):
         raise SpeculationError(
             f"start_from={folder!r} holds a {type(found).__name__} of another shape; continue from streams that "
-            "were trained with the same streams, num_layers, adapter_rank, adapt, map_rank, prune_rank and "
+            "were trained with the same streams, num_layers, adapter_rank, adapt, map_rank, prune_rank, rotation and "
             "known_tokens"
         )
     drafter.load_weights(found.weights())
