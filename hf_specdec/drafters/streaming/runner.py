@@ -191,7 +191,7 @@ def early_chances(streams: Streams, upper: Upper, states: Tensor, tokens: Tensor
         seen: [B or 1, T, T] each token's ancestors and itself.
     """
     assert streams.pruning is not None
-    states = moved(states, streams.known.device)
+    states = moved(states, streams.device)
     logits = streams.head(upper, upper.after(states + streams.pruning(states))).float()
     seen = moved(seen, logits.device)
     depth = seen.sum(-1)

@@ -60,6 +60,11 @@ class Streams(nn.Module):
         self.register_buffer("known", torch.zeros(config.known_tokens, dtype=torch.long))
         self._head: tuple[Any, tuple[nn.Linear]] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Of all that streams begin with, which is the first layer's; the known tokens may lie elsewhere."""
+        return next(self.parameters(), self.known).device
+
     def begin(self, states: Tensor) -> Tensor:
         """The streams of each place, S_tj = f_η(M_t) + P_j (Eq. 3); f_η is the identity plus a map of rank η. P_j is
         left out where values are rotated (Appendix B).
@@ -70,7 +75,7 @@ class Streams(nn.Module):
         Returns:
             [B, n γ, H], the γ streams of a place one after the other.
         """
-        states = moved(states, self.known.device)  # a layer's inputs come from the device of the one before
+        states = moved(states, self.device)  # a layer's inputs come from the device of the one before
         mapped = states if self.map is None else states + self.map(states)
         streams = mapped[:, :, None].expand(-1, -1, self.gamma, -1)
         return (streams if self.embeddings is None else streams + self.embeddings).flatten(1, 2)
