@@ -14,7 +14,7 @@ from hub_tools import drafter_of
 from hf_specdec import Drafter, SpeculationError
 from hf_specdec.hub.registry import drafter_types
 
-MUTATIONS = 200
+MUTATIONS = 300
 """of each type's config"""
 SECONDS, MEGABYTES = 20.0, 200
 """what one of them may take of the processor: a config that asks for too much takes minutes"""
