@@ -153,6 +153,15 @@ def tested_behind(
                 yield node, i == right
 
 
+def onward_from(tree: Tree, tip: int | None) -> float:
+    """The chance to get behind this node, and that nobody says yet what is right there; 0 for no node."""
+    if tip is None:
+        return 0.0
+    told = sum(tree.chances[node] for node in tree.children(tip))
+    here = tree.survival()[tip] if tip >= 0 else 1.0
+    return here * max(0.0, 1 - told)
+
+
 def draft_of(
     trees: Sequence[Tree], ranked: Sequence[Sequence[tuple[int, float]]], device: torch.device
 ) -> tuple[Draft, list[list[int]]]:

@@ -76,8 +76,7 @@ def features_of(names: Sequence[Feature], model: "PreTrainedModel") -> tuple[Fea
     """
     states = model.config.get_text_config(decoder=True).num_hidden_layers + 1
     shared = shared_kinds(model)
-    fine = all(name in shared if isinstance(name, str) else type(name) is int and -states <= name < states
-               for name in names)  # fmt: skip
+    fine = all(name in shared or (type(name) is int and -states <= name < states) for name in names)
     kinds = f", or keys of {' and '.join(shared)}" if shared else ""
     expect(fine, "features", f"hidden states from {-states} to {states - 1}{kinds}", names)
     return tuple(names)

@@ -39,6 +39,11 @@ class Storable:
             options: see `config_class`.
         """
 
+    @staticmethod
+    def takes(model: object) -> bool:
+        """Whether a model drafts only over a target's states, and this drafter is for it."""
+        return False
+
     @classmethod
     def reads(cls, content: dict[str, Any]) -> bool:
         """Whether a `config.json` of others describes a draft model that this drafter is for."""
@@ -80,7 +85,7 @@ def reader_of(content: dict[str, Any]) -> type[Storable] | None:
 
 def reader_for(model: Any) -> type[Storable] | None:
     """The class for a model that drafts only over a target's states; None for all others."""
-    return reader_of({"model_type": getattr(getattr(model, "config", None), "model_type", None)})
+    return next((known for known in _drafters.values() if known.takes(model)), None)
 
 
 def load_model(folder: Path, **loading: Any) -> "PreTrainedModel":

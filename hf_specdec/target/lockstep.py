@@ -13,7 +13,7 @@ from ..transfer import to_device
 from .cache import Slots, holding
 from .features import asking, shown
 from .grouped import grouped_attention
-from .inputs import CACHE, is_idle, prepares_stock_inputs, takes_ragged_inputs
+from .inputs import CACHE, RAGGED_INPUTS, prepares_stock_inputs, takes_ragged_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +40,7 @@ class LockstepRunner:
         self.is_simple = prepares_stock_inputs(model) and takes_ragged_inputs(model, model_kwargs)
         not_again = {CACHE, "logits_to_keep"}
         if self.is_simple:
-            not_again |= {"inputs_embeds"} | {k for k, v in model_kwargs.items() if is_idle(model, k, v)}
+            not_again |= {"inputs_embeds"} | (model_kwargs.keys() - RAGGED_INPUTS)
         self.kwargs = {k: v for k, v in model_kwargs.items() if k not in not_again}
         self.features: Sequence[Feature] = ()
         self.length = self.prompt_length = 0

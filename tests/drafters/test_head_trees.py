@@ -20,7 +20,16 @@ from test_heads import (
 )
 from toy_heads import ToyHeadDrafter
 
-from hf_specdec import BatchDecoder, Drafter, HybridDrafter, MtpDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec import (
+    BatchDecoder,
+    Drafter,
+    DraftModelDrafter,
+    HybridDrafter,
+    MtpDrafter,
+    PearlDrafter,
+    PromptLookupDrafter,
+    SpeculationError,
+)
 from hf_specdec.budget import MOST_NODES
 from hf_specdec.drafters.draft_model import GrowingSession
 from hf_specdec.drafters.draft_model.growing import seen_at
@@ -298,6 +307,14 @@ def test_a_head_within_a_hybrid_is_saved_and_loaded(pair: str, tmp_path: Any) ->
     assert torch.equal(target.generate(**inputs, **flag), target.generate(**inputs))
     named = {"speculation_type": "hybrid", "assistant_model": head.draft_model}
     assert torch.equal(target.generate(**inputs, **named), target.generate(**inputs))
+
+
+@pytest.mark.parametrize("pair", ["DFlash, mixed", "z-lab's DFlash, full", "EAGLE-3, speculators"])
+@pytest.mark.parametrize("drafter", [DraftModelDrafter, PearlDrafter])
+def test_a_head_is_no_draft_model_by_itself(drafter: Any, pair: str) -> None:
+    head = PAIRS[pair]()[1]
+    with pytest.raises(SpeculationError, match=f"not by itself; use {type(head).__name__} or HybridDrafter"):
+        drafter(head.draft_model)
 
 
 def test_layers_of_the_target_are_not_saved(tmp_path: Any) -> None:

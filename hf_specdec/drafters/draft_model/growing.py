@@ -8,7 +8,7 @@ from torch import Tensor
 from ...budget import DRAFTED, MOST_NODES, Controller, Drafted, Evidence, Tree, most_per_second
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host
-from ..trees import Joining, TreeSession, likeliest_nodes
+from ..trees import Joining, TreeSession, likeliest_nodes, onward_from
 from .rules import Estimate
 from .steps import Steps
 
@@ -221,15 +221,6 @@ class GrowingSession(TreeSession):
 def seen_at(rank: int, chance: float) -> Evidence:
     """A candidate of this rank, to which the draft model gives such a chance."""
     return Evidence.of(DRAFTED, min(rank, 1)).at(chance)
-
-
-def onward_from(tree: Tree, tip: int | None) -> float:
-    """The chance to get behind this node, and that nobody says yet what is right there; 0 for no node."""
-    if tip is None:
-        return 0.0
-    told = sum(tree.chances[node] for node in tree.children(tip))
-    here = tree.survival()[tip] if tip >= 0 else 1.0
-    return here * max(0.0, 1 - told)
 
 
 def agreeing(drafted: Sequence[int], text: Sequence[int]) -> int:

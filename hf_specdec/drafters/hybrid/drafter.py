@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...budget import Acceptance, Controller, Experience, Learned
 from ...errors import SpeculationError
-from ...hub.registry import register_drafter
+from ...hub.registry import reader_for, register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
 from ..draft_model import DraftModelDrafter, GrowingSession, Translated, candidates_of
-from ..eagle import EagleDrafter
-from ..gemma4 import Gemma4Drafter
-from ..heads import DFlashDrafter, HeadDrafter
+from ..heads import HeadDrafter
 from ..prompt_lookup import Copies
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
@@ -89,8 +87,8 @@ class HybridDrafter(Drafter):
         self.model_drafter: DraftModelDrafter | HeadDrafter | None = None
         if isinstance(draft_model, HeadDrafter):
             self.model_drafter = draft_model
-        elif kinds := [kind for kind in (DFlashDrafter, EagleDrafter, Gemma4Drafter) if kind.takes(draft_model)]:
-            self.model_drafter = kinds[0](draft_model)  # type: ignore[arg-type]
+        elif (reader := reader_for(draft_model)) is not None:
+            self.model_drafter = reader(draft_model)  # type: ignore[assignment]
         elif draft_model is not None:
             self.model_drafter = DraftModelDrafter(
                 draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates

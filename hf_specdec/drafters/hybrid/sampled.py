@@ -7,9 +7,8 @@ from ...budget import Controller, Drafted, Tree, most_per_second
 from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host, waits
 from ..draft_model import Steps
-from ..draft_model.growing import onward_from
 from ..draft_model.session import draft_chains
-from ..trees import TreeSession
+from ..trees import TreeSession, onward_from
 from .sources import Sources
 
 MOST_COPIES = 16

@@ -21,9 +21,8 @@ from ...clock import now
 from ...protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_device, to_host, waits
-from ..draft_model.growing import onward_from
 from ..prompt_lookup import Copies, PromptLookupConfig
-from ..trees import Node, draft_of, likeliest_nodes, tested_behind
+from ..trees import Node, draft_of, likeliest_nodes, onward_from, tested_behind
 from .config import StreamingConfig
 from .late import LateStreams, OwnLayers
 from .runner import StreamRunner
