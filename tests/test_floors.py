@@ -40,9 +40,10 @@ OVER = {
     "heads": {"draft_model"},
     "eagle": {"heads"},
     "gemma4": {"heads"},
-    "hybrid": {"draft_model", "prompt_lookup", "suffix", "heads", "eagle", "gemma4"},
+    "hybrid": {"draft_model", "prompt_lookup", "suffix", "sources", "heads", "eagle", "gemma4"},
+    "sources": {"prompt_lookup", "suffix"},
     "suffix": {"prompt_lookup"},
-    "streaming": {"draft_model", "prompt_lookup"},
+    "streaming": {"prompt_lookup", "sources"},
 }
 """which families of drafters are built over which"""
 LONGEST = 350

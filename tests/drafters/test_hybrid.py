@@ -23,7 +23,7 @@ from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import DRAFTED, Acceptance, Account, Controller, Cost, CostView, DraftCost, Evidence, Tree
 from hf_specdec.budget.account import SHARE
 from hf_specdec.drafters.hybrid import HybridDrafter
-from hf_specdec.drafters.hybrid.sources import NAMES, Sources
+from hf_specdec.drafters.sources.sources import NAMES, Sources
 from hf_specdec.drafters.suffix import SuffixStore
 from hf_specdec.drafters.suffix.memory import Memory
 from hf_specdec.protocol import DraftContext, Sequences, Verdict

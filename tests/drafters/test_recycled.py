@@ -12,7 +12,7 @@ from models import llama, prompts
 
 from hf_specdec import HybridDrafter, SpeculationWarning
 from hf_specdec.budget import Acceptance, Evidence, Tree
-from hf_specdec.drafters.hybrid.recycled import FIRST, LEAST, RECYCLED, Recycled
+from hf_specdec.drafters.sources.recycled import FIRST, LEAST, RECYCLED, Recycled
 from hf_specdec.protocol import Sequences, Verdict
 from hf_specdec.session import DraftSession
 from hf_specdec.verify.block import Judgement, Trial

@@ -147,6 +147,20 @@ def test_copies_are_accepted_in_text_that_repeats_itself(target: Any, monkeypatc
     assert accepted[True] > accepted[False] + 5
 
 
+def test_what_the_target_found_likely_joins_the_streams(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it stood last, and not where other sources are switched off."""
+    monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
+    ids = models.prompts([9])["input_ids"]
+    call: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 60}
+    plain = target.generate(**call, do_sample=False)
+    for copies in (True, False):
+        drafter = streams_of(target, copies=copies, num_nodes=8)
+        assert torch.equal(target.generate(**call, do_sample=False, assistant_model=drafter), plain)
+        assert drafter.last_stats is not None
+        named = {name for names in drafter.last_stats.sources for name in names.split("+")}
+        assert ("recycled" in named) == copies and named <= {"", "none", "streaming", "prompt_lookup", "recycled"}
+
+
 # ---------------------------------------------------------------------- stored and refused
 
 

@@ -12,13 +12,13 @@ from ..base import Drafter
 from ..draft_model import DraftModelDrafter, GrowingSession, Translated, candidates_of
 from ..heads import HeadDrafter
 from ..prompt_lookup import Copies
+from ..sources import Recycled, Sources
 from ..suffix import SuffixStore
 from ..suffix.memory import Memory
 from ..trees import TreeSession
 from .config import HybridConfig
-from .recycled import Recycled
+from .joined import JoinedSession
 from .sampled import SampledHybridSession
-from .sources import JoinedSession, Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

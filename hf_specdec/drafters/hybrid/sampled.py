@@ -8,8 +8,8 @@ from ...protocol import Draft, DraftContext, Sequences, Verdict
 from ...transfer import to_host, waits
 from ..draft_model import Steps
 from ..draft_model.session import draft_chains
+from ..sources import Sources
 from ..trees import TreeSession, onward_from
-from .sources import Sources
 
 MOST_COPIES = 16
 """beside the draws of a row: each has a q, over the whole vocabulary"""

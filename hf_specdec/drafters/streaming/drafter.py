@@ -56,8 +56,8 @@ class StreamingDrafter(Drafter):
             num_candidates: k, tokens tried per stream, from 1 to 16.
             prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 to 1; 0 for
                 none. For streams with a pruning map.
-            copies: whether what followed the same words before joins a tree by value; rounds that have something to
-                copy read from an accelerator twice.
+            copies: whether what followed the same words before joins a tree by value, and on a CPU also what the target
+                found likely there. On an accelerator rounds that have something to copy read from it twice.
             trained: what the streams are, written by training:
 
                 - `mode`: "untouched" where adapters act on streams only, "tuned" where the target learned with them

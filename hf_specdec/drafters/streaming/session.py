@@ -22,6 +22,7 @@ from ...protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ...session import DraftSession
 from ...transfer import to_device, to_host, waits
 from ..prompt_lookup import Copies, PromptLookupConfig
+from ..sources import Recycled, Sources
 from ..trees import Node, draft_of, likeliest_nodes, onward_from, tested_behind
 from .config import StreamingConfig
 from .late import LateStreams, OwnLayers
@@ -32,8 +33,10 @@ from .upper import Upper
 
 BRANCHES = 3
 """Copies of earlier text that join the streams' tree."""
+RECYCLED = 4
+"""Tokens that are remembered after each token."""
 CONTINUED = 8
-"""Nodes of the streams after which copies are looked for."""
+"""Nodes of the streams after which other sources are asked."""
 
 
 @dataclass
@@ -53,18 +56,18 @@ class LastDraft:
     """What was drafted, until the target has judged it."""
 
     nodes: Sequence[Sequence[Node | None]] = ()
-    """[rows][nodes] of the streams; None for what is copied"""
+    """[rows][nodes] of the streams; None for what others say"""
     trees: Sequence[Tree] = ()
-    """[rows] with copies; empty where the nodes were chosen before their tokens were seen"""
+    """[rows] with what joined them; empty where the nodes were chosen before their tokens were seen"""
     logits: Tensor | None = None
     """[rows, γ, K] of the streams"""
-    copied: Sequence[Tree] = ()
-    """[rows] of `trees`, what is copied right behind the text"""
+    others: Sequence[Tree] = ()
+    """[rows] of `trees`, what the other sources say right behind the text"""
 
 
 class StreamingSession(DraftSession):
     """Drafts a tree of each stream's likeliest tokens, those of stream j after those of stream j - 1. Copies of what
-    followed the same words before may join it."""
+    followed the same words before, and what the target found likely there, may join it."""
 
     def __init__(
         self,
@@ -106,7 +109,15 @@ class StreamingSession(DraftSession):
         self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
         joins = config.copies and self.by_value
-        self.copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), self.acceptance) if joins else None
+        self.sources = self._sources(context) if joins else None
+        self.likeliest = 0 if self.sources is None else self.sources.likeliest
+
+    def _sources(self, context: DraftContext) -> Sources:
+        """What joins the streams' tokens. On accelerators nothing is recycled: each round would wait for what the
+        streams say."""
+        copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), self.acceptance)
+        recycled = None if waits(context.device) else Recycled(context, self.acceptance, RECYCLED)
+        return Sources(copies, None, recycled, self.config.drafter_type)
 
     def runner(self, runner: Runner) -> Runner:
         if self.own is None:
@@ -116,6 +127,8 @@ class StreamingSession(DraftSession):
         return self._runner
 
     def observe_prompt(self, verdict: Verdict) -> None:
+        if self.sources is not None:
+            self.sources.observe_prompt(verdict)
         self._look(verdict)
 
     def observe(self, verdict: Verdict) -> None:
@@ -128,10 +141,12 @@ class StreamingSession(DraftSession):
         if last.trees:
             self.acceptance.observe_trees(last.trees, verdict.tokens)
             counts.rested += not any(verdict.drafted)
-            told = zip(last.copied, verdict.tokens, verdict.accepted, strict=True)
-            self.control.observe([n - len(copied.along(text[:n])) for copied, text, n in told], verdict)
+            told = zip(last.others, verdict.tokens, verdict.accepted, strict=True)
+            self.control.observe([n - len(tree.along(text[:n])) for tree, text, n in told], verdict)
         else:
             self._observe_unseen(verdict, last.nodes, tested)
+        if self.sources is not None:
+            self.sources.observe(verdict)
         self._look(verdict)
 
     def _observe_unseen(
@@ -169,18 +184,18 @@ class StreamingSession(DraftSession):
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.counts.rounds += 1
-        copies = self._copies(sequences, room)
+        others = self._others(sequences, room)
         # Elsewhere to look at what streams say would be to wait for it.
-        looks = bool(copies) or (self.by_value and not waits(self.context.device))
+        looks = bool(others) or (self.by_value and not waits(self.context.device))
         nodes = [] if looks else self._unseen(len(room))
         if self._runner is not None:
             self._runner.rides = self._are_read(sequences, looks or bool(nodes))
         late = self.own is not None and self.ends is not None
-        if late and looks and not self._pays(copies, sequences.rows, room):
+        if late and looks and not self._pays(others, sequences.rows, room):
             self.ends = None
         began = now()
         ends, foretold = self._ends_of(sequences.rows, room)
-        if not copies and (ends is None or not (looks or nodes)):
+        if not others and (ends is None or not (looks or nodes)):
             self.counts.rested += 1
             return Draft.from_lists([[]] * len(room), self.context.device)
         logits = None if ends is None else self.streams.head(self.upper, ends)
@@ -188,7 +203,7 @@ class StreamingSession(DraftSession):
             seconds = now() - began
             self.control.cost.observe(self.streams.gamma, seconds, seconds)
         if looks or logits is None:
-            return self._looked_at(logits, copies or [Tree() for _ in room], sequences.rows, foretold)
+            return self._looked_at(logits, others or [Tree() for _ in room], sequences.rows, foretold)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.place + node.rank for node in nodes], best.device)]
@@ -197,11 +212,11 @@ class StreamingSession(DraftSession):
         lengths = [len(nodes) if most else 0 for most in foretold]
         return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(room))
 
-    def _pays(self, copies: Sequence[Tree], rows: Sequence[int], room: list[int]) -> bool:
-        """Whether the streams' own pass promises more than what is copied does alone."""
+    def _pays(self, others: Sequence[Tree], rows: Sequence[int], room: list[int]) -> bool:
+        """Whether the streams' own pass promises more than what the other sources say alone."""
         if self.config.num_nodes != "auto":
             return True
-        trees = [tree for tree, most in zip(copies or [Tree() for _ in room], room, strict=True) if most > 0]
+        trees = [tree for tree, most in zip(others or [Tree() for _ in room], room, strict=True) if most > 0]
         chances = [[chance for _, chance in tree.ranked()] for tree in trees]
         onward = [onward_from(tree, -1) for tree in trees]
         gamma = min(self.streams.gamma, max(room))
@@ -246,16 +261,16 @@ class StreamingSession(DraftSession):
             count = nodes_that_pay(survival, rows, self.context.cost, advance=self.context.advance)
         return level_by_level([node for _, node in likeliest[:count]])
 
-    def _copies(self, sequences: Sequences, room: list[int]) -> list[Tree]:
-        """Each row's copies as a tree; empty where no row has any."""
+    def _others(self, sequences: Sequences, room: list[int]) -> list[Tree]:
+        """What the other sources say behind each row, as a tree; empty where they say nothing."""
         trees = [Tree() for _ in room]
-        if self.copies is not None:
-            self.copies.join(trees, sequences, room)
+        if self.sources is not None:
+            self.sources.join(trees, sequences, room)
         return trees if any(map(len, trees)) else []
 
-    def _looked_at(self, logits: Tensor | None, copies: list[Tree], rows: Sequence[int], room: list[int]) -> Draft:
-        """A tree per row from its streams' probabilities in this round, joined by copies; of copies alone where there
-        are no streams.
+    def _looked_at(self, logits: Tensor | None, others: list[Tree], rows: Sequence[int], room: list[int]) -> Draft:
+        """A tree per row from its streams' probabilities in this round, joined by the other sources; of these alone
+        where there are no streams.
 
         Args:
             room: [rows] that the streams may fill.
@@ -267,16 +282,19 @@ class StreamingSession(DraftSession):
             named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
         trees: list[Tree] = []
         foretold: list[list[Node]] = []
-        for tokens, chances, copied, row, limit in zip(named, estimates, copies, rows, room, strict=True):
+        for tokens, chances, other, row, limit in zip(named, estimates, others, rows, room, strict=True):
             tree, nodes = self._foretold(tokens, chances) if limit else (Tree(), [])
-            if self.copies is not None:
-                self._copy_behind(tree, row, limit)
-                tree.merge(copied)
+            if self.sources is not None:
+                for node in range(min(CONTINUED, len(tree))):
+                    self.sources.join_behind(tree, node, row, limit)
+            tree.merge(other)
             trees.append(tree)
             foretold.append(nodes)
         fixed = self.config.num_nodes
         most = MOST_NODES if fixed == "auto" else int(fixed)
         draft, ordered = draft_of(trees, [tree.ranked()[:most] for tree in trees], self.context.device)
+        if self.sources is not None:
+            draft.sources = self.sources.named(trees, ordered)
         self.last = LastDraft(
             [
                 [mine[node] if node < len(mine) else None for node in nodes]
@@ -284,7 +302,7 @@ class StreamingSession(DraftSession):
             ],
             trees,
             logits,
-            copies,
+            others,
         )
         return draft if fixed == "auto" else replace(draft, survival=None)
 
@@ -298,20 +316,16 @@ class StreamingSession(DraftSession):
         evidence = [list(zip(*all_of, self.drafted, strict=True)) for all_of in zip(seen, self.evidence, strict=True)]
         return joined(likeliest, tokens, evidence), [node for _, node in likeliest]
 
-    def _copy_behind(self, tree: Tree, row: int, room: int) -> None:
-        """Add copies after the tokens that the streams find likeliest."""
-        assert self.copies is not None
-        for node in range(min(CONTINUED, len(tree))):
-            self.copies.join_behind(tree, node, row, room)
-
     def estimates(self, row: int) -> Sequence[float | None]:
-        """The chance that its stream gave each node's token; None for copied tokens."""
+        """The chance that its stream gave each node's token; None for others' tokens."""
         if not self.last.nodes or self.last.logits is None:
             return []
         likeliest = self.last.logits[row].float().softmax(-1).topk(self.config.num_candidates).values.tolist()
         return [None if node is None else likeliest[node.place][node.rank] for node in self.last.nodes[row]]
 
     def close(self) -> None:
+        if self.sources is not None:
+            self.sources.close()
         notes, counts = self.context.stats.notes, self.counts
         if counts.pruned:
             notes.append(f"{counts.pruned} of {counts.drafted} drafted tokens were pruned in the middle of the forward")

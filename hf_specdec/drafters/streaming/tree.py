@@ -23,7 +23,7 @@ def joined(
     tokens: Sequence[Sequence[float]],
     evidence: Sequence[Sequence[Sequence[Evidence]]],
 ) -> Tree:
-    """The streams' nodes, in their order, as a tree that copies can join.
+    """The streams' nodes, in their order, as a tree that others can join.
 
     Args:
         likeliest: from `likeliest_nodes`.

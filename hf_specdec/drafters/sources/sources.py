@@ -1,14 +1,12 @@
-"""`Sources`: what joins a draft model's tokens in one tree without a step of it; `JoinedSession` drafts with nothing
-else."""
+"""`Sources`: what joins other tokens in one tree, without a step of any model."""
 
 from collections.abc import Sequence
 
-from ...budget import MOST_NODES, Acceptance, Tree
-from ...protocol import Draft, DraftContext, Sequences, Verdict
+from ...budget import Tree
+from ...protocol import Sequences, Verdict
 from ..prompt_lookup import Copies, PromptLookupConfig
 from ..suffix import SuffixConfig
 from ..suffix.memory import PAST, Memory
-from ..trees import TreeSession
 from .recycled import RECYCLED, Recycled
 
 NAMES = {
@@ -68,17 +66,3 @@ class Sources:
         """The call is over."""
         if self.memory is not None:
             self.memory.close()
-
-
-class JoinedSession(TreeSession):
-    """Without a model: what the sources propose, greedy or sampled, of which the engine verifies what pays."""
-
-    most = MOST_NODES
-
-    def __init__(self, context: DraftContext, acceptance: Acceptance, sources: Sources) -> None:
-        super().__init__(context, acceptance, sources)
-        self.sources = sources
-
-    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        self.sources.join(self.begin(len(room)), sequences, room)
-        return self.draft()
