@@ -12,6 +12,7 @@ is rouge_score's F1 against the best of a prompt's answers, `exact` compares the
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import mean
 from typing import Annotated, Literal
 
@@ -39,9 +40,11 @@ class TableSettings(PairSettings):
 
     prompts: Annotated[str, Option(help="JSON lines or a data set with prompts and answers.")]
     tuned: Annotated[str | None, Option(help="Streams that tune the target.")] = None
-    untouched: Annotated[str | None, Option(help="Streams that leave it as it is.")] = None
+    untouched: Annotated[list[str], Option(help="Streams that leave it as it is.")] = field(default_factory=list)
     lora: Annotated[str | None, Option(help="A LoRA without streams.")] = None
-    lora_streams: Annotated[str | None, Option(help="Streams that leave the target of this LoRA untouched.")] = None
+    lora_streams: Annotated[list[str], Option(help="Streams that leave the target of this LoRA untouched.")] = field(
+        default_factory=list
+    )
     drafter: Annotated[list[str], Option(help="Further drafters, on each target.")] = field(default_factory=list)
     metric: Annotated[Literal["rouge", "exact"], Option(help="Of the task.")] = "rouge"
     limit: Annotated[int, Option(help="Prompts.")] = 40
@@ -61,9 +64,9 @@ def main(settings: TableSettings) -> None:
     answers: dict[Prompt, list[str]] = {}
     for prompt, answer in sample_examples(settings.prompts, None, 0, split="test"):
         answers.setdefault(replace(prompt, chat=True), []).append(answer)
-    targets: dict[str, tuple[str | None, str | None]] = {"as it is": (None, settings.untouched)}
+    targets: dict[str, tuple[str | None, list[str]]] = {"as it is": (None, settings.untouched)}
     targets |= {"LoRA": (settings.lora, settings.lora_streams)} if settings.lora else {}
-    targets |= {"tuned with streams": (settings.tuned, settings.tuned)} if settings.tuned else {}
+    targets |= {"tuned with streams": (settings.tuned, [settings.tuned])} if settings.tuned else {}
     lines = []
     for name, (tuned_by, streams) in targets.items():
         pair = replace(settings, pack_linear=False).load()
@@ -80,19 +83,18 @@ def main(settings: TableSettings) -> None:
     show(("target", "method", "tokens per call", "speed-up", "extra parameters", settings.metric), lines)
 
 
-def rows_of(settings: TableSettings, pair: Pair, streams: str | None) -> list[Row]:
-    """Plain decoding, the streams with and without copies, and further drafters."""
+def rows_of(settings: TableSettings, pair: Pair, streams: list[str]) -> list[Row]:
+    """Plain decoding, the streams without and with other sources, and further drafters."""
     rows = [Row(method=Method(PLAIN))]
-    if streams is not None:
-        for name, copies in (("streams", False), ("streams and copies", True)):
-            drafter = StreamingDrafter.from_pretrained(streams, copies=copies)
-            size = sum(p.numel() for p in drafter.streams.parameters())
-            rows.append(Row(method=drafted(name, drafter), parameters=size))
+    for folder, (joined, copies) in product(streams, (("", False), (", with other sources", True))):
+        drafter = StreamingDrafter.from_pretrained(folder, copies=copies)
+        size = sum(p.numel() for p in drafter.streams.parameters())
+        rows.append(Row(method=drafted(folder + joined, drafter), parameters=size))
     for spec in settings.drafter:
         further = load_drafter(spec, pair.draft, target=pair.target, **settings.of_drafts())
         draft = own_model(further)
         size = 0 if draft is None else draft.num_parameters()
-        rows.append(Row(method=drafted(further.config.drafter_type, further), parameters=size))
+        rows.append(Row(method=drafted(spec, further), parameters=size))
     return rows
 
 

@@ -139,7 +139,7 @@ class HybridDrafter(Drafter):
         memory = None if self.store is None else Memory(context, self.store, acceptance, branches)
         recycled = Recycled(context, acceptance, count) if count else None
         drawn = "none" if self.model_drafter is None else self.model_drafter.config.drafter_type
-        return Sources(Copies(context, self.config, acceptance), memory, recycled, drawn)
+        return Sources(drawn, Copies(context, self.config, acceptance), memory, recycled)
 
 
 def _changed(config: HybridConfig, *names: str) -> str:

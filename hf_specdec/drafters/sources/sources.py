@@ -18,9 +18,11 @@ NAMES = {
 
 
 class Sources:
-    """Copies from the text itself and, where they are wanted, past outputs and what earlier forwards found likely."""
+    """Copies from the text itself, past outputs, what earlier forwards found likely: those of them that are wanted."""
 
-    def __init__(self, copies: Copies, memory: Memory | None, recycled: Recycled | None, drawn: str) -> None:
+    def __init__(
+        self, drawn: str, copies: Copies | None = None, memory: Memory | None = None, recycled: Recycled | None = None
+    ) -> None:
         """
         Args:
             drawn: in the statistics, the source of all other tokens.
@@ -35,17 +37,15 @@ class Sources:
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
         """Add to each row's tree what may come behind its accepted tokens, at most `room` deep."""
-        self.copies.join(trees, sequences, room)
-        if self.memory is not None:
-            self.memory.join(trees, sequences, room)
-        if self.recycled is not None:
-            self.recycled.join(trees, sequences, room)
+        for source in (self.copies, self.memory, self.recycled):
+            if source is not None:
+                source.join(trees, sequences, room)
 
     def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
         """Add what may come behind a node of a row's tree; past outputs are asked at its root alone."""
-        self.copies.join_behind(tree, node, row, room)
-        if self.recycled is not None:
-            self.recycled.join_behind(tree, node, row, room)
+        for source in (self.copies, self.recycled):
+            if source is not None:
+                source.join_behind(tree, node, row, room)
 
     def named(self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
         """[B] who proposes these nodes of each row's tree, for the statistics."""

@@ -33,8 +33,8 @@ from .upper import Upper
 
 BRANCHES = 3
 """Copies of earlier text that join the streams' tree."""
-RECYCLED = 4
-"""Tokens that are remembered after each token."""
+SUCCESSORS = 4
+"""Recycled candidates that are remembered behind each token."""
 CONTINUED = 8
 """Nodes of the streams after which other sources are asked."""
 
@@ -61,8 +61,8 @@ class LastDraft:
     """[rows] with what joined them; empty where the nodes were chosen before their tokens were seen"""
     logits: Tensor | None = None
     """[rows, γ, K] of the streams"""
-    others: Sequence[Tree] = ()
-    """[rows] of `trees`, what the other sources say right behind the text"""
+    offered: Sequence[Tree] = ()
+    """[rows] of `trees`, what the other sources offer right behind the text"""
 
 
 class StreamingSession(DraftSession):
@@ -108,16 +108,17 @@ class StreamingSession(DraftSession):
         """whether the last round's nodes, chosen before their tokens were seen, were none"""
         self.last = LastDraft()
         self.by_value = config.tree == "value" and context.trees
-        joins = config.copies and self.by_value
-        self.sources = self._sources(context) if joins else None
-        self.likeliest = 0 if self.sources is None else self.sources.likeliest
+        self.sources = self._sources(context)
+        self.likeliest = self.sources.likeliest
 
     def _sources(self, context: DraftContext) -> Sources:
         """What joins the streams' tokens. On accelerators nothing is recycled: each round would wait for what the
         streams say."""
+        if not (self.config.copies and self.by_value):
+            return Sources(self.config.drafter_type)
         copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), self.acceptance)
-        recycled = None if waits(context.device) else Recycled(context, self.acceptance, RECYCLED)
-        return Sources(copies, None, recycled, self.config.drafter_type)
+        recycled = None if waits(context.device) else Recycled(context, self.acceptance, SUCCESSORS)
+        return Sources(self.config.drafter_type, copies, recycled=recycled)
 
     def runner(self, runner: Runner) -> Runner:
         if self.own is None:
@@ -127,8 +128,7 @@ class StreamingSession(DraftSession):
         return self._runner
 
     def observe_prompt(self, verdict: Verdict) -> None:
-        if self.sources is not None:
-            self.sources.observe_prompt(verdict)
+        self.sources.observe_prompt(verdict)
         self._look(verdict)
 
     def observe(self, verdict: Verdict) -> None:
@@ -141,12 +141,11 @@ class StreamingSession(DraftSession):
         if last.trees:
             self.acceptance.observe_trees(last.trees, verdict.tokens)
             counts.rested += not any(verdict.drafted)
-            told = zip(last.others, verdict.tokens, verdict.accepted, strict=True)
+            told = zip(last.offered, verdict.tokens, verdict.accepted, strict=True)
             self.control.observe([n - len(tree.along(text[:n])) for tree, text, n in told], verdict)
         else:
             self._observe_unseen(verdict, last.nodes, tested)
-        if self.sources is not None:
-            self.sources.observe(verdict)
+        self.sources.observe(verdict)
         self._look(verdict)
 
     def _observe_unseen(
@@ -184,39 +183,43 @@ class StreamingSession(DraftSession):
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.counts.rounds += 1
-        others = self._others(sequences, room)
+        offered = [Tree() for _ in room]
+        self.sources.join(offered, sequences, room)
+        told = any(map(len, offered))
         # Elsewhere to look at what streams say would be to wait for it.
-        looks = bool(others) or (self.by_value and not waits(self.context.device))
+        looks = told or (self.by_value and not waits(self.context.device))
         nodes = [] if looks else self._unseen(len(room))
         if self._runner is not None:
             self._runner.rides = self._are_read(sequences, looks or bool(nodes))
         late = self.own is not None and self.ends is not None
-        if late and looks and not self._pays(others, sequences.rows, room):
+        if late and looks and not self._pays(offered, sequences.rows, room):
             self.ends = None
         began = now()
         ends, foretold = self._ends_of(sequences.rows, room)
-        if not others and (ends is None or not (looks or nodes)):
+        if not told and (ends is None or not (looks or nodes)):
             self.counts.rested += 1
-            return Draft.from_lists([[]] * len(room), self.context.device)
+            rest = Draft.from_lists([[]] * len(room), self.context.device)
+            return replace(rest, sources=[self.sources.drawn] * len(room))
         logits = None if ends is None else self.streams.head(self.upper, ends)
         if self.own is not None and logits is not None:
             seconds = now() - began
             self.control.cost.observe(self.streams.gamma, seconds, seconds)
         if looks or logits is None:
-            return self._looked_at(logits, others or [Tree() for _ in room], sequences.rows, foretold)
+            return self._looked_at(logits, offered, sequences.rows, foretold)
         k = max(node.rank for node in nodes) + 1
         best = self.streams.named(logits.topk(k).indices).flatten(1)  # [rows, γ k]
         tokens = best[:, to_device([k * node.place + node.rank for node in nodes], best.device)]
         parents = [node.parent for node in nodes]
         self.last = LastDraft([nodes] * len(room), logits=logits)
         lengths = [len(nodes) if most else 0 for most in foretold]
-        return Draft(tokens, lengths, None if are_chains([parents]) else [parents] * len(room))
+        above = None if are_chains([parents]) else [parents] * len(room)
+        return Draft(tokens, lengths, above, sources=[self.sources.drawn] * len(room))
 
-    def _pays(self, others: Sequence[Tree], rows: Sequence[int], room: list[int]) -> bool:
-        """Whether the streams' own pass promises more than what the other sources say alone."""
+    def _pays(self, offered: Sequence[Tree], rows: Sequence[int], room: list[int]) -> bool:
+        """Whether the streams' own pass promises more than what the other sources offer alone."""
         if self.config.num_nodes != "auto":
             return True
-        trees = [tree for tree, most in zip(others or [Tree() for _ in room], room, strict=True) if most > 0]
+        trees = [tree for tree, most in zip(offered, room, strict=True) if most > 0]
         chances = [[chance for _, chance in tree.ranked()] for tree in trees]
         onward = [onward_from(tree, -1) for tree in trees]
         gamma = min(self.streams.gamma, max(room))
@@ -261,14 +264,7 @@ class StreamingSession(DraftSession):
             count = nodes_that_pay(survival, rows, self.context.cost, advance=self.context.advance)
         return level_by_level([node for _, node in likeliest[:count]])
 
-    def _others(self, sequences: Sequences, room: list[int]) -> list[Tree]:
-        """What the other sources say behind each row, as a tree; empty where they say nothing."""
-        trees = [Tree() for _ in room]
-        if self.sources is not None:
-            self.sources.join(trees, sequences, room)
-        return trees if any(map(len, trees)) else []
-
-    def _looked_at(self, logits: Tensor | None, others: list[Tree], rows: Sequence[int], room: list[int]) -> Draft:
+    def _looked_at(self, logits: Tensor | None, offered: list[Tree], rows: Sequence[int], room: list[int]) -> Draft:
         """A tree per row from its streams' probabilities in this round, joined by the other sources; of these alone
         where there are no streams.
 
@@ -282,19 +278,17 @@ class StreamingSession(DraftSession):
             named, estimates = to_host(torch.stack([self.streams.named(best.indices).float(), best.values]))
         trees: list[Tree] = []
         foretold: list[list[Node]] = []
-        for tokens, chances, other, row, limit in zip(named, estimates, others, rows, room, strict=True):
+        for tokens, chances, others, row, limit in zip(named, estimates, offered, rows, room, strict=True):
             tree, nodes = self._foretold(tokens, chances) if limit else (Tree(), [])
-            if self.sources is not None:
-                for node in range(min(CONTINUED, len(tree))):
-                    self.sources.join_behind(tree, node, row, limit)
-            tree.merge(other)
+            tree.merge(others)
+            for node in range(min(CONTINUED, len(nodes))):
+                self.sources.join_behind(tree, node, row, limit)
             trees.append(tree)
             foretold.append(nodes)
         fixed = self.config.num_nodes
         most = MOST_NODES if fixed == "auto" else int(fixed)
         draft, ordered = draft_of(trees, [tree.ranked()[:most] for tree in trees], self.context.device)
-        if self.sources is not None:
-            draft.sources = self.sources.named(trees, ordered)
+        draft.sources = self.sources.named(trees, ordered)
         self.last = LastDraft(
             [
                 [mine[node] if node < len(mine) else None for node in nodes]
@@ -302,7 +296,7 @@ class StreamingSession(DraftSession):
             ],
             trees,
             logits,
-            others,
+            offered,
         )
         return draft if fixed == "auto" else replace(draft, survival=None)
 
@@ -324,8 +318,7 @@ class StreamingSession(DraftSession):
         return [None if node is None else likeliest[node.place][node.rank] for node in self.last.nodes[row]]
 
     def close(self) -> None:
-        if self.sources is not None:
-            self.sources.close()
+        self.sources.close()
         notes, counts = self.context.stats.notes, self.counts
         if counts.pruned:
             notes.append(f"{counts.pruned} of {counts.drafted} drafted tokens were pruned in the middle of the forward")
