@@ -49,7 +49,9 @@ def test_every_answer_is_generates(kind: str, rows: int) -> None:
     assert not [note for note in decoder.stats.notes if "dropped" in note]
 
 
-@pytest.mark.parametrize("ways", [{"copies": False}, {}, {"tree": "product"}], ids=["by value", "copies", "product"])
+@pytest.mark.parametrize(
+    "ways", [{"copies": False}, {"num_nodes": 8}, {"tree": "product"}], ids=["by value", "copies", "product"]
+)
 def test_streams_inside_the_target(ways: dict[str, Any]) -> None:
     model = target_of("Llama")
     drafter = streams_of(model, **ways)
@@ -61,6 +63,7 @@ def test_streams_inside_the_target(ways: dict[str, Any]) -> None:
         for answer, ids, (_, new) in zip(answers, texts(), REQUESTS, strict=True):
             assert answer.result(60) == plain(model, ids, new)
     assert decoder.stats.drafted_tokens and not [note for note in decoder.stats.notes if "dropped" in note]
+    assert any("recycled" in names for names in decoder.stats.sources) == ("num_nodes" in ways)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
