@@ -9,6 +9,7 @@ import pytest
 import torch
 from chats import VOCAB, talking_tokenizer
 
+import hf_specdec
 from hf_specdec.drafters.prompt_lookup import PromptLookupSession
 
 TASK = """
@@ -61,12 +62,16 @@ def test_lm_eval_gives_the_same_scores_and_samples(tmp_path: Path, drafted: list
     assert found[0] == found[1]
 
 
-def test_trl_rolls_out_the_same(tmp_path: Path, drafted: list[int]) -> None:
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_trl_rolls_out_the_same(tmp_path: Path, drafted: list[int], packed: bool) -> None:
+    """While weights move, step by step, by the trainer's own fused optimizer. Equal completions teach nothing, so that
+    weight decay is what moves them: by a third in each step."""
     pytest.importorskip("trl")
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     said: list[list[str]] = []
+    prompts = [{"prompt": "number 1 abcabc"}] * 4  # one, so that texts differ by the weights alone
     for flag in (None, "prompt_lookup"):
         texts: list[str] = []
 
@@ -80,7 +85,11 @@ def test_trl_rolls_out_the_same(tmp_path: Path, drafted: list[int]) -> None:
             per_device_train_batch_size=2,
             num_generations=2,
             max_completion_length=12,
-            max_steps=2,
+            max_steps=4,
+            learning_rate=1.0,
+            lr_scheduler_type="constant",
+            weight_decay=0.33,
+            optim="adamw_torch_fused",
             top_k=1,  # whatever is drawn, it is the likeliest
             generation_kwargs={} if flag is None else {"speculation_type": flag},
             report_to=[],
@@ -89,14 +98,20 @@ def test_trl_rolls_out_the_same(tmp_path: Path, drafted: list[int]) -> None:
             bf16=False,
             seed=0,
         )
+        model = models.llama(VOCAB, eos_token_id=2, max_position_embeddings=512)
+        first = model.lm_head.weight.detach().clone()
+        if packed and flag is not None:
+            hf_specdec.pack_linear(model)
         trainer = GRPOTrainer(
-            model=models.llama(VOCAB, eos_token_id=2, max_position_embeddings=512),
+            model=model,
             reward_funcs=reward,
             args=config,
-            train_dataset=Dataset.from_list([{"prompt": f"number {i} abcabc"} for i in range(4)]),
+            train_dataset=Dataset.from_list(prompts),
             processing_class=talking_tokenizer(),
         )
         trainer.train()
         said.append(texts)
+        torch.testing.assert_close(model.lm_head.weight, first * 0.67**4)
         assert bool(drafted) == (flag is not None)
-    assert said[0] == said[1] and len(said[0]) == 4
+    assert said[0] == said[1] and len(said[0]) == 8
+    assert len(set(said[0])) > 2, "the weights that moved say the same"
