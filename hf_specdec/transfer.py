@@ -46,7 +46,7 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long
     Args:
         values: numbers in (nested) lists, a numpy array, or a tensor on the host.
     """
-    tensor = torch.as_tensor(values, dtype=dtype)
+    tensor = torch.as_tensor(values, dtype=dtype, device="cpu")
     if device.type == "cuda":
         tensor = tensor.pin_memory()  # from ordinary memory the copy would wait, whatever is asked for
     return moved(tensor, device)

@@ -55,7 +55,7 @@ class Request:
         if self.call.streamer is not None and not self.answer.cancelled:
             try:
                 for token in tokens:
-                    self.call.streamer.put(torch.tensor([token]))
+                    self.call.streamer.put(torch.tensor([token], device="cpu"))
             except Exception:  # who was to read it has gone
                 self.answer.cancelled = True
 

@@ -163,7 +163,7 @@ class Together:
             self.steps.add(i, logits, scores, outputs, is_prompt)
             newly = self._stop(rows, start + i + 1, tokens)
             if self.call.streamer is not None:
-                self.call.streamer.put(torch.tensor(tokens))
+                self.call.streamer.put(torch.tensor(tokens, device="cpu"))
             in_step = all(agree or out for agree, out in zip(agrees, passive, strict=True))
             if not in_step or newly or all(row.stopped for row in rows.all):
                 break

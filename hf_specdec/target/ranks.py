@@ -42,14 +42,14 @@ class Ranks:
             device: where tensors in it shall lie.
         """
         body = _pack(value) if self.leads else b""
-        head = torch.zeros(HEAD, dtype=torch.uint8)
+        head = torch.zeros(HEAD, dtype=torch.uint8, device="cpu")
         start = len(body).to_bytes(SIZE, "little") + body[: HEAD - SIZE]
         head[: len(start)] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
         dist.broadcast(head, group=self.group, group_src=0)
         size = int.from_bytes(head[:SIZE].numpy().tobytes(), "little")
         told = head[SIZE : SIZE + size]
         if size > HEAD - SIZE:
-            rest = torch.zeros(size - (HEAD - SIZE), dtype=torch.uint8)
+            rest = torch.zeros(size - (HEAD - SIZE), dtype=torch.uint8, device="cpu")
             if self.leads:
                 rest = torch.frombuffer(bytearray(body[HEAD - SIZE :]), dtype=torch.uint8)
             dist.broadcast(rest, group=self.group, group_src=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..protocol import Draft
 from ..transfer import to_device, to_host
 
-NO_VALUES = torch.empty(0, dtype=torch.long)
+NO_VALUES = torch.empty(0, dtype=torch.long, device="cpu")
 """nothing to be told of, on whatever device"""
 
 

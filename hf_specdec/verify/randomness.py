@@ -62,7 +62,7 @@ class Randomness:
     @classmethod
     def from_torch(cls) -> "Randomness":
         """Seeded by one draw from torch's global generator, so that `torch.manual_seed` fixes a call."""
-        return cls(int(torch.randint(2**62, ())))
+        return cls(int(torch.randint(2**62, (), device="cpu")))
 
 
 class RowRandomness(Randomness):

@@ -47,7 +47,7 @@ def speculate(
     """
     if not gamma >= 0:
         raise SpeculationError(f"gamma is a number of steps and must be 0 or more, got {shown(gamma)}")
-    dice = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    dice = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
     with ThreadPoolExecutor(gamma + 1) as threads:
         while True:
             guesses, ahead, asked = [], [x], [threads.submit(f, x)]
@@ -72,7 +72,7 @@ def speculate(
 
 def _sampled(p: Mapping[Y, float], q: Mapping[Y, float], guess: Y, dice: torch.Generator) -> Y:
     """Speculative sampling (section 2.3): the guess, which was drawn from q, where it passes; else what p has left."""
-    px, qx = torch.tensor([p.get(guess, 0.0), q[guess]], dtype=torch.float64)
+    px, qx = torch.tensor([p.get(guess, 0.0), q[guess]], dtype=torch.float64, device="cpu")
     if accepts(px, qx, _uniform(dice)):
         return guess
     left = residual(_tensor(p), _tensor({y: q.get(y, 0.0) for y in p}))
@@ -85,12 +85,12 @@ def _drawn(p: Mapping[Y, float], dice: torch.Generator) -> Y:
 
 def _tensor(p: Mapping[Y, float]) -> Tensor:
     """[1, number of objects]"""
-    return torch.tensor([list(p.values())], dtype=torch.float64)
+    return torch.tensor([list(p.values())], dtype=torch.float64, device="cpu")
 
 
 def _uniform(dice: torch.Generator) -> Tensor:
     """[1] in [0, 1)"""
-    return torch.rand(1, dtype=torch.float64, generator=dice)
+    return torch.rand(1, dtype=torch.float64, generator=dice, device="cpu")
 
 
 def _checked(name: str, p: Mapping[Y, float]) -> Mapping[Y, float]:

@@ -21,7 +21,7 @@ class UnseenSession(DraftSession):
         self.heads, self.control, self.features = heads, control, heads.features
         self.nodes: list[Node] = []
         """of this round, the likeliest first"""
-        self.drafted = torch.empty(0)
+        self.drafted = torch.empty(0, device="cpu")
         """[B, K, k] all candidates of this round"""
 
     def observe_prompt(self, verdict: Verdict) -> None:

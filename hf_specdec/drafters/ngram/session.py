@@ -53,7 +53,8 @@ class NGramSession(DraftSession):
             for b, token in zip(alive, tokens.tolist(), strict=True):
                 drafts[b].append(token)
             if q is not None:
-                drawn_from.append(torch.zeros(len(limit), q.shape[1]).index_copy(0, torch.tensor(alive), q))
+                none = torch.zeros(len(limit), q.shape[1], device="cpu")
+                drawn_from.append(none.index_copy(0, torch.tensor(alive, device="cpu"), q))
         draft = Draft.from_lists(drafts, context.device)
         if drawn_from:
             draft.q = to_device(torch.stack(drawn_from, 1), context.device, torch.float32)
@@ -61,12 +62,14 @@ class NGramSession(DraftSession):
 
     def _on_host(self, sequences: Sequences, width: int) -> Tensor:
         """The ids [B, columns] on the host, left-padded as on the device, with room for a draft."""
-        ids = torch.zeros(len(sequences.rows), max(sequences.lengths, default=0) + width, dtype=torch.long)
+        ids = torch.zeros(
+            len(sequences.rows), max(sequences.lengths, default=0) + width, dtype=torch.long, device="cpu"
+        )
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
             padding = length - len(sequences.tokens[b])
             if padding:
                 ids[b, :padding] = self.prompt[row, :padding]
-            ids[b, padding:length] = torch.tensor(sequences.tokens[b])
+            ids[b, padding:length] = torch.tensor(sequences.tokens[b], device="cpu")
         return ids
 
     def _next_probs(self, tokens: list[int], drafted: list[int]) -> np.ndarray:

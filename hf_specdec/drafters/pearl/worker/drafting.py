@@ -237,7 +237,7 @@ class BackgroundDraft:
         tokens = [int(one[0]) for one in said]
         if q is None:
             return tokens, None, None
-        others, theirs = torch.tensor([one[2:] for one in said], dtype=torch.float64).chunk(2, dim=1)
+        others, theirs = torch.tensor([one[2:] for one in said], dtype=torch.float64, device="cpu").chunk(2, dim=1)
         return tokens, [one[1] for one in said], Likely(others.long(), theirs.float())
 
     def _place(self, said: list[float]) -> Place:
