@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
+from ..errors import SpeculationError
 from ..hub import load_drafter, push_drafter, save_drafter
 from ..hub.registry import Storable
 from ..protocol import DraftContext
@@ -53,6 +54,19 @@ class Drafter(Storable):
     def generation_config(self) -> SimpleNamespace:
         """Whisper's own `generate` leaves a mark in the generation config of what drafts for it; nobody reads it."""
         return SimpleNamespace()
+
+    @property
+    def device(self) -> Any:
+        """Asked for by transformers' own assisted generation alone, which takes models.
+
+        Raises:
+            SpeculationError: always.
+        """
+        raise SpeculationError(
+            f"transformers' own generate was given a {type(self).__name__}: hf_specdec's layer around it is not there, "
+            "since unregister() was called or another library took it away; call hf_specdec.register(), and generate "
+            "again"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have the options and weights; what was learned of a target, or is running, stays here."""

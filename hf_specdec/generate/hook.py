@@ -28,36 +28,48 @@ from ..schedule import AnyDrafter
 from ..verify.rules import Rules
 from .beam_search import with_beams
 from .calls import calls
+from .layers import beneath, is_there, put_around, take_away
 from .plain import decoded_plainly
 from .settings import UPSTREAM_TYPES, Asked, by_name, own_draft, refuse, setting, speculation, understood
 
-_originals: dict[str, Callable[..., Any]] = {}
-"""what `register` has replaced, by name (see `_WRAPPED`)"""
-
+_active = False
+"""whether calls are looked at; else our functions hand everything on"""
 OWN_MODELS = {"cut_llama": "hf_specdec.drafters.draft_model.cut"}
 """`model_type` of a config.json → the module whose import registers it with transformers' auto classes"""
 
 
 def register() -> None:
-    """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated."""
-    if not _originals:
-        for owner, name, wrap in _WRAPPED:
-            _originals[name] = inspect.getattr_static(owner, name)
-            setattr(owner, name, wrap(_originals[name]))
+    """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated; what another library
+    has taken away is put back."""
+    global _active
+    _active = True
+    for owner, name, wrap in _WRAPPED:
+        put_around(owner, name, wrap)
 
 
 def unregister() -> None:
-    """Put transformers' own functions back."""
-    for owner, name, _ in _WRAPPED if _originals else ():
-        setattr(owner, name, _originals.pop(name))
+    """Put back what was there. Where another library has wrapped ours since, that stays, and ours hands calls on."""
+    global _active
+    _active = False
+    for owner, name, _ in _WRAPPED:
+        take_away(owner, name)
 
 
 def _with_options(original: Callable[..., None]) -> Callable[..., None]:
-    """Keep `speculation` in a config made from a model's: transformers drops unknown fields of those on load."""
+    """Keep `speculation` in a config made from a model's: transformers drops unknown fields of those on load. Each call
+    makes a config: where our layer around `generate` is gone, that is noticed."""
 
     @functools.wraps(original)
     def __init__(self: GenerationConfig, **kwargs: Any) -> None:
         original(self, **kwargs)
+        if not _active:
+            return
+        if not is_there(GenerationMixin, "generate"):
+            register()
+            warn(
+                "another library had taken hf_specdec's layer around model.generate away; it is back. A call that is "
+                "being made may be decoded plainly, which affects its speed only"
+            )
         if kwargs.get("speculation") is not None:
             self.speculation = kwargs["speculation"]
 
@@ -72,7 +84,7 @@ def _knowing(original: Any) -> Any:
     @functools.wraps(original.__func__)
     def get_config_dict(cls: type[PreTrainedConfig], *args: Any, **kwargs: Any) -> Any:
         config, unused = original.__func__(cls, *args, **kwargs)
-        if module := OWN_MODELS.get(str(config.get("model_type"))):
+        if _active and (module := OWN_MODELS.get(str(config.get("model_type")))):
             importlib.import_module(module)
         return config, unused
 
@@ -84,7 +96,7 @@ def _told(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def init_continuous_batching(self: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
-        kind = speculation(self, {"generation_config": generation_config}).kind
+        kind = speculation(self, {"generation_config": generation_config}).kind if _active else None
         if kind not in (None, "none", *UPSTREAM_TYPES):
             warn(
                 f"transformers' continuous batching does not draft: speculation_type={kind!r} is left out, and "
@@ -102,6 +114,8 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         named = by_name(parameters[1:], args, kwargs)
+        if not _active or getattr(named.get("custom_generate"), "func", None) is _decode:
+            return original(self, *args, **kwargs)
         if isinstance(assistant := named.get("assistant_model"), type) and issubclass(assistant, Drafter):
             raise SpeculationError(
                 f"assistant_model must be a drafter, got the class {assistant.__name__}; make one: "
@@ -273,7 +287,7 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
         made.append(as_call(*args, **kwargs))
         return made[0].input_ids
 
-    _originals.get("generate", GenerationMixin.generate)(model, **named, custom_generate=custom_generate)
+    beneath(GenerationMixin, "generate")(model, **named, custom_generate=custom_generate)
     return made[0]
 
 
@@ -306,7 +320,11 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
 def _decoding(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Any]:
     """The callable for `custom_generate`."""
     as_call = calls(streamer, named, rules)
-    return lambda *args, **kwargs: decode(as_call(*args, **kwargs), drafter)
+    return functools.partial(_decode, as_call, drafter)
+
+
+def _decode(as_call: Callable[..., Call], drafter: AnyDrafter, *args: Any, **kwargs: Any) -> Any:
+    return decode(as_call(*args, **kwargs), drafter)
 
 
 _WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
