@@ -191,6 +191,41 @@ def llama(vocab: int = VOCAB, seed: int = 0, attention: str = "sdpa", **changes:
     return from_config(tf.LlamaConfig(**SIZES | {"vocab_size": vocab} | changes), attention, seed)
 
 
+def probed(*several: Any) -> None:
+    """What is found out by trying is found now: what a test counts, or breaks, are the rounds of its own calls."""
+    from hf_specdec.target.capturable import why_not_captured
+    from hf_specdec.target.probe import ability
+
+    for model in several:
+        ability(model), why_not_captured(model)
+
+
+def spy(look: Any) -> Any:
+    """A hook that says of itself that it may see any forward."""
+
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        return look(*args, **kwargs)
+
+    hook.sees_any_forward = True  # type: ignore[attr-defined]
+    return hook
+
+
+@contextmanager
+def hooked(model: Any, look: Any, module: Any = None, before: bool = False) -> Iterator[None]:
+    """Within the block `look` is a hook of a module, which sees, and may spoil, a test's own calls; not the trials by
+    which is found out what the model can do."""
+    on = [False]
+    module = model if module is None else module
+    register = module.register_forward_pre_hook if before else module.register_forward_hook
+    handle = register(spy(lambda *args: look(*args) if on[0] else None), with_kwargs=True)
+    try:
+        probed(model)
+        on[0] = True
+        yield
+    finally:
+        handle.remove()
+
+
 def small(vocab: int, layers: int = 1) -> Any:
     """One whose tokens all have their chance, for tests that sample many texts."""
     size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": layers, "head_dim": 8}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
-from models import llama, prompts
+from models import hooked, llama, prompts
 from processes import free_port
 from test_pearl import close_to
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -216,11 +216,9 @@ def serial(folder):
     fixed = DraftModelDrafter(draft, num_draft_tokens=3)
     text = decoded(target, fixed, seed=rank, do_sample=True)
     assert torch.equal(text, decoded(alone, fixed, seed=0, do_sample=True))
-    hook = draft.register_forward_pre_hook(lambda *_: 1 / 0)
-    with warnings.catch_warnings(record=True) as caught:
+    with hooked(draft, lambda *_: 1 / 0, before=True), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert torch.equal(decoded(target, fixed), decoded(alone))
     told = [w for w in caught if issubclass(w.category, SpeculationWarning)]
     assert len(told) == (1 if rank == 0 else 0)
-    hook.remove()
     print("all texts agree")

@@ -10,6 +10,7 @@ from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from ..stats import SpeculationStats
 from ..target.inputs import CACHE, cached_columns
+from ..target.probe import Ability, ability
 from ..verify.judging import Judge
 from ..verify.noise import Noise
 from ..verify.processing import Processing
@@ -45,9 +46,17 @@ class Call:
     """what to warn of once it is known that the call is not decoded plainly"""
     stopping: Stopping = field(init=False)
     processing: Processing = field(init=False)
+    _ability: Ability | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.stopping, self.processing = Stopping(self.criteria), Processing(self.processors)
+
+    @property
+    def ability(self) -> Ability:
+        """Of the target, as it is in this call."""
+        if self._ability is None:
+            self._ability = ability(self.target)
+        return self._ability
 
     @property
     def prompt_mask(self) -> Tensor:

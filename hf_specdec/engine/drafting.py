@@ -15,7 +15,6 @@ from ..clock import Moment, mark, now
 from ..protocol import Draft, DraftContext, Feature, Verdict
 from ..schedule import Meanwhile, Round, Schedule
 from ..stats import SpeculationStats
-from ..target.probe import ability
 from ..target.ranks import Ranks
 from ..transfer import to_device
 from ..verify.noise import Noise
@@ -61,7 +60,7 @@ def context_of(
         noise: of coupled sampling.
         bounds: where rows come and go, of which the call is the first; None where all rows are there from the start.
     """
-    processing, vocab = deepcopy(call.processing), ability(call.target).vocab_size
+    processing, vocab = deepcopy(call.processing), call.ability.vocab_size
     nobody = call.input_ids.new_empty(0, 0)
     return DraftContext(
         prompt_ids=call.input_ids.clone() if bounds is None else nobody,

@@ -16,7 +16,6 @@ from ..protocol import Draft, Forward, Runner, Verdict
 from ..schedule import Round
 from ..stats import SpeculationStats
 from ..target.devices import input_device
-from ..target.probe import ability
 from ..transfer import moved, to_device
 from ..verify.drafts import as_chain, inputs_of
 from .checks import cut, most_nodes
@@ -59,16 +58,24 @@ class Engine:
     runner: Runner
 
     def __init__(
-        self, model: "PreTrainedModel", rows: Rows, mode: Mode, taking: Taking, cost: Cost, stats: SpeculationStats
+        self,
+        model: "PreTrainedModel",
+        vocab: int,
+        rows: Rows,
+        mode: Mode,
+        taking: Taking,
+        cost: Cost,
+        stats: SpeculationStats,
     ) -> None:
         """
         Args:
+            vocab: size of its logits.
             taking: how rows take the tokens that were judged.
             cost: of the target's forwards; kept from call to call.
             stats: of all rounds.
         """
         self.model, self.rows, self.mode, self.taking, self.cost, self.stats = model, rows, mode, taking, cost, stats
-        self.vocab = ability(model).vocab_size
+        self.vocab = vocab
         self.device = input_device(model)  # asked once: transformers looks for it among the parameters
 
     def play_round(self) -> None:

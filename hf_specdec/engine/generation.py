@@ -65,7 +65,8 @@ class Generation(Engine):
         stats = SpeculationStats(mode=mode.name)
         self.steps = StepOutputs(call.config)
         taking = Each(self._farthest if mode.staggered else None) if mode.ragged else Together(call, self.steps)
-        super().__init__(call.target, Rows(call.input_ids.device), mode, taking, cost, stats)
+        rows = Rows(call.input_ids.device)
+        super().__init__(call.target, call.ability.vocab_size, rows, mode, taking, cost, stats)
         self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
         self.ranks = ranks_of(call.target)
         if self.ranks is not None:

@@ -12,9 +12,10 @@ from ..target.captured import CapturedRunner
 from ..target.encoder_decoder import EncoderDecoderRunner
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
-from ..target.probe import Support, ability
+from ..target.probe import Support
 from ..target.ragged import RaggedRunner
 from ..target.state import StateRunner
+from ..target.stock import changed_cache, why_plain
 from .call import Call, PlainDecodingNeeded
 from .guard import GuardedDrafter
 from .outputs import StepOutputs
@@ -57,7 +58,9 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     both = call.model_kwargs.get(CACHE)
     cache = own_cache(both)
     name = type(call.target).__name__
-    if why := lacks(call, both):
+    if why := why_plain(call.target):
+        raise PlainDecodingNeeded(call, f"{name} {why}")
+    if why := lacks(call, both) or changed_cache(both):
         raise PlainDecodingNeeded(call, f"speculation needs a cache that can be rolled back, and {why}")
     if isinstance(both, EncoderDecoderCache) != (call.source is not None):
         raise PlainDecodingNeeded(
@@ -72,7 +75,7 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
             call,
             "the text may grow past the length at which this model's rotary embeddings change; lower max_new_tokens",
         )
-    can, _, why = ability(call.target)
+    can, _, why = call.ability
     if can is Support.PLAIN:
         raise PlainDecodingNeeded(call, f"{name} {why}")
     if unread := drafter.why_not(call.input_ids, call.source):
@@ -121,7 +124,7 @@ def why_eager(call: Call, can: Support, takes_ragged: bool, states: bool, record
     """
     name = type(call.target).__name__
     if can is not Support.RAGGED:
-        return f"{name} {ability(call.target).why}"
+        return f"{name} {call.ability.why}"
     if not takes_ragged:
         return f"{name} {hindered(call.target) or 'was given inputs, or a cache, that static buffers do not hold'}"
     if states:

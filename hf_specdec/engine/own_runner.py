@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from ..target.lockstep import LockstepRunner
 from ..target.probe import ability, runner_agrees
 from ..target.ragged import RaggedRunner
 from ..target.ranks import ranks_of
+from ..target.remembered import Remembered
 from ..target.staggered import StaggeredRunner
 from .call import Call
 from .checks import Unfit, checked_forward, expect
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_proved: "WeakKeyDictionary[AnyDrafter, WeakSet[PreTrainedModel]]" = WeakKeyDictionary()
+_proved: "WeakKeyDictionary[AnyDrafter, Remembered[None]]" = WeakKeyDictionary()
 """by drafter, the targets whose logits its runner was seen to leave alone"""
 
 
@@ -60,8 +61,9 @@ def behind_own(runner: RaggedRunner, drafting: Drafting) -> Runner:
     engine = EngineRunner(runner)
 
     def proved(session: Any) -> Runner:
-        if not _is_proved(runner.model, drafting.drafter.drafter, drafting.context):
-            raise Unfit("its runner changes the target's logits")
+        drafter = drafting.drafter.drafter
+        known = _proved.setdefault(drafter, Remembered())
+        known.of(runner.model, lambda: _prove(runner.model, drafter, drafting.context))
         return session.runner(engine)
 
     own = drafting.session.ask(proved)
@@ -82,11 +84,12 @@ def features_of(names: Sequence[Feature], model: "PreTrainedModel") -> tuple[Fea
     return tuple(names)
 
 
-def _is_proved(model: "PreTrainedModel", drafter: AnyDrafter, context: DraftContext) -> bool:
-    """Whether the runner of a session of its own was seen to give the target's logits, over the probe's prompt."""
-    known = _proved.setdefault(drafter, WeakSet())
-    if model in known:
-        return True
+def _prove(model: "PreTrainedModel", drafter: AnyDrafter, context: DraftContext) -> None:
+    """See that the runner of a session of its own gives the target's logits, over the probe's prompt.
+
+    Raises:
+        Unfit: it does not.
+    """
     with ExitStack() as closing:
 
         def wrap(engine: RaggedRunner) -> Runner:
@@ -97,9 +100,8 @@ def _is_proved(model: "PreTrainedModel", drafter: AnyDrafter, context: DraftCont
             engine.features = session.features
             return session.runner(engine)
 
-        if runner_agrees(model, wrap):
-            known.add(model)
-    return model in known
+        if not runner_agrees(model, wrap):
+            raise Unfit("its runner changes the target's logits")
 
 
 class EngineRunner:

@@ -19,9 +19,11 @@ from ..stats import SpeculationStats
 from ..target.capturable import wants_captures, why_not_captured
 from ..target.captured_joining import joining_runner
 from ..target.devices import input_device
+from ..target.fingerprint import fingerprint
 from ..target.inputs import as_when_decoding, position_limit
 from ..target.joining import SPARE, JoiningRunner, Reading
 from ..target.probe import Support, ability
+from ..target.stock import why_not_joined
 from ..transfer import moved
 from ..verify.randomness import RowRandomness
 from .call import Call
@@ -68,13 +70,14 @@ class Requests(Engine):
         Raises:
             SpeculationError: the model does not take rows of uneven lengths.
         """
-        if ability(model).support is not Support.RAGGED:
+        can, vocab, why = (Support.PLAIN, 0, why) if (why := why_not_joined(model)) else ability(model)
+        if can is not Support.RAGGED:
             raise SpeculationError(
                 f"BatchDecoder needs a model that decodes rows of different lengths, and {type(model).__name__} "
-                f"{ability(model).why}; use model.generate"
+                f"{why}; use model.generate"
             )
-        cost = _costs.of(model, most_rows)
-        super().__init__(model, Rows(input_device(model)), MODE, EachAlone(), cost, SpeculationStats(mode="joined"))
+        cost, stats = _costs.of(model, most_rows), SpeculationStats(mode="joined")
+        super().__init__(model, vocab, Rows(input_device(model)), MODE, EachAlone(), cost, stats)
         self.drafter, self.most_rows, self.most_tokens, self.forwards = drafter, most_rows, most_tokens, forwards
         self.limit = position_limit(model)
         self.bounds = Bounds(min(self.limit, most_tokens), most_rows, most_tokens)
@@ -82,11 +85,22 @@ class Requests(Engine):
         """of the last round, and of all prompts"""
         self.reading_speed = 0.0
         """tokens per second"""
+        self._begun_with = self._found()
         self._start()
         if drafter is not None and drafter.because:
             self.stats.notes.append(drafter.because)
         if wants_captures(forwards, model) and (why := self._why_eager()):
             self.stats.notes.append(f"forwards are not captured: {why}")
+
+    @property
+    def stands(self) -> bool:
+        """Whether the model is what the batch was begun with."""
+        return self._found() == self._begun_with
+
+    def _found(self) -> tuple[object, ...]:
+        """What decides how the model's forwards are run; where they are recorded also where its weights lie."""
+        captured = wants_captures(self.forwards, self.model) and not self._why_eager()
+        return ability(self.model), why_not_joined(self.model), fingerprint(self.model) if captured else None
 
     def _why_eager(self) -> str:
         """Why forwards are not captured; empty if they are."""

@@ -204,6 +204,11 @@ class BatchDecoder:
                 "speculation_type and a drafter's options are set when BatchDecoder is created; a request may "
                 f"only set {', '.join(Rules.names())}"
             )
+        if not self._engine.stands:
+            raise SpeculationError(
+                "the model was changed after this BatchDecoder was created, and computes otherwise now (its sizes, "
+                "modules, hooks, attention or device); make a new BatchDecoder"
+            )
         config = self.generation_config
         if config is not None:
             options = {"generation_config": config} | options
@@ -228,9 +233,9 @@ class BatchDecoder:
         """[1, P] on the model's device."""
         given = given["input_ids"] if isinstance(given, Mapping) else given
         try:
-            ids = torch.as_tensor(given)
+            ids = torch.as_tensor(given, device=None if isinstance(given, Tensor) else "cpu")
         except (TypeError, ValueError, RuntimeError):
-            ids = torch.empty(0)
+            ids = torch.empty(0, device="cpu")
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1] or ids.is_floating_point():
             got = f"shape {tuple(ids.shape)}" if ids.numel() and not ids.is_floating_point() else shown(given)

@@ -15,7 +15,7 @@ from ..drafters.draft_model import ModelDrafter, Translated, early_exit
 from ..errors import SpeculationError
 from ..hub.registry import drafter_types
 from ..schedule import AnyDrafter
-from ..target.inputs import CACHE
+from ..target.inputs import CACHE, cached_columns
 from ..verify.rules import Rules
 from .fields import OTHER_MODES, OTHER_SPECULATION
 
@@ -125,6 +125,12 @@ def refuse(model: Any, named: dict[str, Any]) -> None:
     if ids is not None and alone and (ids.ndim != 2 or ids.shape[1] == 0):
         raise SpeculationError(
             f"input_ids must have the shape [batch, tokens], with 1 token or more, got shape {tuple(ids.shape)}"
+        )
+    held, mask = 0 if named.get(CACHE) is None else cached_columns(named[CACHE]), named.get("attention_mask")
+    if ids is not None and alone and ids.shape[1] < held and (mask is None or mask.shape[1] < held + ids.shape[1]):
+        raise SpeculationError(
+            f"input_ids has {ids.shape[1]} tokens and {CACHE} holds {held}; pass the whole text, or what is new with "
+            f"an attention_mask of all {held + ids.shape[1]} columns"
         )
 
 

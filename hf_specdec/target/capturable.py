@@ -1,7 +1,6 @@
 """Which models' forwards can be captured: `why_not_captured` asks the model, and tries it."""
 
 import logging
-import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,9 +11,10 @@ from ..errors import shown
 from .buffers import FEWEST, Buffers, FixedCache, shelf_of
 from .captured import CapturedRunner
 from .devices import input_device
-from .fingerprint import fingerprint, hooks, replaced
+from .fingerprint import hooks, replaced
 from .inputs import CACHE, as_when_decoding, ropes
 from .probe import Support, support, why_not_over
+from .remembered import Remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +24,7 @@ T = TypeVar("T")
 BY_ITSELF: tuple[str, ...] = ("cuda",)
 """kinds of devices on which forwards are captured unless something else is asked for"""
 
-_refused: "weakref.WeakKeyDictionary[PreTrainedModel, dict[int, str]]" = weakref.WeakKeyDictionary()
+_refused: Remembered[str] = Remembered()
 
 
 def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
@@ -44,11 +44,7 @@ def why_not_captured(model: "PreTrainedModel") -> str:
     """What keeps this model's forwards from being captured, in words that go on from its name; empty if nothing."""
     if torch.is_autocast_enabled(input_device(model).type):
         return "runs under autocast"
-    known, state = _refused.setdefault(model, {}), fingerprint(model)
-    if state not in known:
-        known.clear()
-        known[state] = hindered(model) or _fails(model)
-    return known[state]
+    return _refused.of(model, lambda: hindered(model) or _fails(model))
 
 
 def hindered(model: "PreTrainedModel") -> str:

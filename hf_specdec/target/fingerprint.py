@@ -1,13 +1,14 @@
-"""`fingerprint` tells whether a model is still what a recording was made of; `Replayed` lets those look on who have put
-themselves around its forward."""
+"""`structure` tells whether a model still computes as it did, `fingerprint` whether a recording of it still holds; and
+`Replayed` lets those look on who have put themselves around its forward."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from .attention import classes, functions_of, named_by
 
 ADAPTERS = ("scaling", "merged_adapters", "_active_adapter")
 """what PEFT's layers hold in dictionaries and lists"""
@@ -16,6 +17,8 @@ NOTING = "transformers.utils.output_capturing"
 """where transformers' hooks come from that note hidden states, from the first call on that asks for these"""
 NOTED = "_output_capturing_hooks_installed"
 """of a model that has them"""
+OWN = {"forward", "_compiled_call_impl", *ADAPTERS}
+"""attributes that few modules have"""
 
 T = TypeVar("T")
 
@@ -33,42 +36,79 @@ class Replayed(Protocol):
         """
 
 
-def fingerprint(model: "PreTrainedModel") -> int:
-    """Of everything that a captured forward would not notice: where weights lie, numbers that modules hold, what is
-    hooked into the model, and which attention and precision it uses. Another one, other captures."""
-    parts: list[Any] = [_attention(model), model.dtype, torch.get_float32_matmul_precision()]
-    parts.append(torch.backends.cuda.matmul.allow_tf32)
-    return hash(str(parts + state_of(model)))
+def structure(model: nn.Module, numbers: bool = True) -> int:
+    """Of all that decides how a model computes, apart from what its weights hold: modules and their code, hooks,
+    functions that attend and mask, shapes, kinds and devices of weights, and numbers that modules hold.
 
-
-def state_of(modules: torch.nn.Module) -> list[Any]:
-    """Of a module and all in it: where weights lie, numbers that are held, and hooks."""
-    parts: list[Any] = []
-    for module in modules.modules():
+    Args:
+        numbers: whether the latter count, which the forwards of some models change.
+    """
+    parts, kinds = _surroundings(model), (bool, str, int, float) if numbers else (bool, str)
+    if (config := getattr(model, "config", None)) is not None:
+        settings = vars(config.get_text_config(decoder=True))
+        parts += [value for value in settings.values() if type(value) in kinds]
+    for module in model.modules():
         own = vars(module)
-        parts += [id(module), id(replaced(module)), len(hooks(module))]
-        parts += [v for name, v in own.items() if isinstance(v, (bool, int, float, str)) and name != NOTED]
-        parts += [own.get(name) for name in ADAPTERS]
-        for held in (*module._parameters.values(), *module._buffers.values()):
-            parts.append(None if held is None or held.device.type == "meta" else held.data_ptr())
+        parts += [id(module), type(module)]
+        parts += [value for name, value in own.items() if type(value) in kinds and name != NOTED]
+        if not OWN.isdisjoint(own):
+            parts += [id(there) for there in (replaced(module), module._compiled_call_impl) if there is not None]
+            parts += [str(own[name]) for name in ADAPTERS if name in own]
+        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            parts += [number for of in _hooks(module) for number, hook in of.items() if _counts(hook)]
+        for held in _held(module):
+            parts += (None,) if held is None else (type(held), held.shape, held.dtype, held.device)
+    return hash(tuple(parts))
+
+
+def fingerprint(model: nn.Module) -> int:
+    """Of everything that a recorded forward would not notice: the structure, and where weights lie. Another one, other
+    recordings."""
+    held = [each for module in model.modules() for each in _held(module)]
+    places = [None if each is None or each.device.type == "meta" else each.data_ptr() for each in held]
+    return hash((structure(model), *places))
+
+
+def _surroundings(model: nn.Module) -> list[Any]:
+    """What modules do not hold themselves: code of classes, functions that are looked up, hooks and switches of all."""
+    parts: list[Any] = [torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32]
+    for kind in ("cpu", "cuda"):
+        parts.append(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+    parts += [*nn_module._global_forward_pre_hooks, None, *nn_module._global_forward_hooks]
+    if hasattr(model, "config"):
+        parts += map(id, functions_of(model))
+    for of in classes(model):
+        parts += [id(vars(of).get("forward")), *map(id, named_by(of).values())]
     return parts
 
 
-def _attention(model: "PreTrainedModel") -> tuple[Any, Any]:
-    configs = model.config, model.config.get_text_config(decoder=True)
-    return tuple(getattr(config, "_attn_implementation", "") for config in configs)  # type: ignore[return-value]
+def _held(module: nn.Module) -> Iterator[torch.Tensor | None]:
+    yield from module._parameters.values()
+    yield from module._buffers.values()
 
 
-def hooks(module: Any) -> list[Any]:
-    """What is called before and after a module's forward. Not what only notes hidden states, which a recording has, and
-    not what serves one forward of one thread."""
-    found = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return [h for h in found if getattr(h, "__module__", "") != NOTING and not hasattr(h, "of_one_forward")]
+def hooks(module: nn.Module) -> list[Any]:
+    """What is called before and after a module's forward, and is to be called each time."""
+    return [hook for of in (*_hooks(module), *_hooks_of_all()) for hook in of.values() if _counts(hook)]
+
+
+def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """By numbers, of which none is given twice."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def _hooks_of_all() -> tuple[dict[int, Any], ...]:
+    return nn_module._global_forward_pre_hooks, nn_module._global_forward_hooks
+
+
+def _counts(hook: Any) -> bool:
+    """Not what only notes hidden states, which a recording has, and not what serves one forward of one thread."""
+    return getattr(hook, "__module__", "") != NOTING and not hasattr(hook, "of_one_forward")
 
 
 def replaced(module: Any) -> Any:
     """What stands in place of a module's forward, if that does more than look on."""
     found = vars(module).get("forward")
-    while getattr(found, "replayed", None) is not None:
+    while getattr(found, "__dict__", {}).get("replayed") is not None:
         found = found.inner
     return None if getattr(found, "__func__", None) is type(module).forward else found

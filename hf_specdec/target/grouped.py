@@ -8,15 +8,18 @@ lengths, each looks at its own slots, rather than all at as many as the longest 
 Only this package's own forwards go this way; any other call of the model is left as it was.
 """
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from .attention import is_stock
 
 NAME = "sdpa"
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")
@@ -44,19 +47,34 @@ _open = 0
 """blocks of all threads; while there is none transformers' function has its place to itself"""
 
 
+def _alone() -> None:
+    """In a forked process there are no blocks of the threads that it left behind."""
+    global _lock, _open
+    _lock, _open = threading.Lock(), 0
+    if "transformers.modeling_utils" in sys.modules and isinstance(
+        ours := (functions := _registered())[NAME], _Grouped
+    ):
+        functions.register(NAME, ours.stock)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_alone)
+
+
 @contextmanager
 def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
-    """Forwards of this thread within the block copy no keys and values.
+    """Forwards of this thread within the block copy no keys and values, if they attend by transformers' own function:
+    what somebody has put in its place is called as it is.
 
     Args:
         ends: [B] slots behind which each row sees nothing; empty where it may see all.
     """
     global _open
     before, _here.ends = _here.ends, ends
-    functions = _functions()
+    functions = _registered()
     with _lock:
         _open += 1
-        if not isinstance(stock := functions[NAME], _Grouped):
+        if is_stock(stock := functions[NAME]):
             functions.register(NAME, _Grouped(stock))
     _here.depth += 1
     try:
@@ -70,12 +88,12 @@ def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
                 functions.register(NAME, ours.stock)
 
 
-@cache
-def _functions() -> Any:
-    """transformers' attention functions by name; importing them takes long, and whoever has a model has done it."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+def _registered() -> Any:
+    """Attention functions of all of transformers by name, without those that go before them in one of its tables.
+    Importing them takes long, and whoever has a model has done it."""
+    from transformers.modeling_utils import AttentionInterface
 
-    return ALL_ATTENTION_FUNCTIONS
+    return AttentionInterface()
 
 
 class _Grouped:

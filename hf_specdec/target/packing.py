@@ -4,48 +4,122 @@ With plain weights a call of a few tokens, such as a verification, costs much mo
 packed ones little more.
 """
 
+import threading
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import SpeculationError
 from .devices import DTYPES, cpu_capabilities, cpu_dtype
+from .remembered import PLAIN, Look
 
 
 class PackedLinear(nn.Linear):
-    """An `nn.Linear` that holds its weight packed, too: parameters, ties and state_dict are what they were.
+    """An `nn.Linear` that multiplies with its weight packed: parameters, ties and state_dict are what they were.
 
     It packs in its first call, and again once the weight has changed. Where gradients are wanted, under autocast, or
-    once the weight has become one that cannot be packed, it is the plain layer.
+    where the weight is one that cannot be packed, it is the plain layer.
     """
 
-    packed: tuple[tuple[int, int, torch.dtype], Tensor] | None = None
-    """what the weight was when it was packed (place, version and dtype), and the packed weight"""
+    packing: Any  # `Packing`; nn.Module says that attributes are tensors or modules
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features]"""
         weight = self.weight
-        if _plainly() or not (_packable(weight) and input.dtype == weight.dtype and input.is_cpu and input.numel()):
+        if torch.is_grad_enabled() and weight.requires_grad and not torch.compiler.is_compiling():
+            self.packing.forget()  # what is trained now is another weight soon
+        plainly = _plainly() or type(input) not in PLAIN or not (input.is_cpu and input.numel())
+        packed = None if plainly or input.dtype != weight.dtype else self.packing.of(weight)
+        if packed is None:
             return super().forward(input)
-        now = (weight.data_ptr(), 0 if weight.is_inference() else weight._version, weight.dtype)
-        packed = self.packed
-        if packed is None or packed[0] != now:
-            self.packed = packed = now, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return torch.ops.mkldnn._linear_pointwise(input, packed[1], self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(input, packed, self.bias, "none", [], "")
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is packed, which cannot be copied: a copy packs for itself."""
-        return {name: value for name, value in vars(self).items() if name != "packed"}
+
+class Packing:
+    """A layer's weight, packed for as long as it stays the same: a look at some of its values tells, in every call."""
+
+    def __init__(self, model: "PackedModel") -> None:
+        self.model = model
+        self.kept: tuple[Tensor, Look, Tensor] | None = None
+        """the weight, a look at it, and the packed weight"""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy packs for itself."""
+        return Packing, (self.model,)
+
+    def of(self, weight: Tensor) -> Tensor | None:
+        """The packed weight, as the weight is now; None where it cannot be packed."""
+        if (kept := self.kept) is not None:
+            if weight is kept[0] and kept[1].still(weight) and (self is not self.model.first or self.model.still()):
+                return kept[2]
+            self.model.forget()
+        look = Look(weight)
+        if not (look.whole and type(weight) is nn.Parameter and packable(weight)):
+            return None
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.kept = weight, look, packed
+        self.model.add(self)
+        return packed
+
+    def forget(self) -> None:
+        """Pack anew in the next call."""
+        if self.kept is not None:
+            self.kept = None
+            self.model.drop(self)
+
+
+class PackedModel:
+    """Layers of one model: once a weight has changed all are packed anew. A step of training may leave most values of a
+    weight in half precision as they are, and so the layer that was packed first looks at those of all."""
+
+    def __init__(self) -> None:
+        self.first: Packing | None = None
+        self._layers: WeakSet[Packing] = WeakSet()
+        self._seen: tuple[list[Tensor], Tensor] | None = None
+        """what the layers look at, and what it was; None where one has packed since"""
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedModel, ()
+
+    def add(self, layer: Packing) -> None:
+        """It was packed."""
+        with self._lock:
+            self._layers.add(layer)
+            self.first, self._seen = self.first or layer, None
+
+    def drop(self, layer: Packing) -> None:
+        """It is not packed any more."""
+        with self._lock:
+            self._layers.discard(layer)
+            self.first, self._seen = None if layer is self.first else self.first, None
+
+    def still(self) -> bool:
+        """Whether the weights of all layers hold what they held."""
+        with self._lock:
+            if self._seen is None:
+                looks = [layer.kept[1] for layer in self._layers if layer.kept is not None]
+                self._seen = [look.seen for look in looks], torch.cat([look.were for look in looks])
+            seen, were = self._seen
+        return torch.cat(seen).equal(were)
+
+    def forget(self) -> None:
+        """Pack all anew."""
+        with self._lock:
+            layers = list(self._layers)
+        for layer in layers:
+            layer.forget()
 
 
 def pack_linear(model: nn.Module) -> int:
     """Make every `nn.Linear` of a model a `PackedLinear`, in place. Outputs are the same within the dtype's rounding.
 
     The plain weights stay, for whoever saves, trains or unpacks the model. Of a model loaded from safetensors they are
-    pages of the file, which the system can drop; of any other, packed layers take twice the memory. A weight changed
-    through `.data` goes unnoticed: unpack before, and pack again.
+    pages of the file, which the system can drop; of any other, packed layers take twice the memory. However a weight
+    changes, by training, `param.data` or a merged adapter, it is packed anew.
 
     Returns:
         How many layers were packed; 0 if all were already.
@@ -58,7 +132,7 @@ def pack_linear(model: nn.Module) -> int:
     if not layers:
         raise SpeculationError(f"pack_linear finds no nn.Linear in {type(model).__name__}; leave it out")
     for weight in (layer.weight for layer in layers):
-        if not _packable(weight):
+        if not packable(weight):
             raise SpeculationError(
                 f"pack_linear needs weights on the CPU in {' or '.join(packable_dtypes())}, got "
                 f"{str(weight.dtype).removeprefix('torch.')} on {weight.device}; load the model that way, or "
@@ -66,6 +140,10 @@ def pack_linear(model: nn.Module) -> int:
             )
     if not torch.backends.mkldnn.is_available():
         raise SpeculationError("pack_linear needs a torch that was built with oneDNN; leave it out")
+    packed = PackedModel()
+    for layer in layers:
+        if type(layer) is nn.Linear:
+            layer.packing = Packing(packed)  # type: ignore[assignment]
     return _turn(model, nn.Linear, PackedLinear)
 
 
@@ -77,7 +155,7 @@ def unpack_linear(model: nn.Module) -> int:
     """
     for module in model.modules():
         if type(module) is PackedLinear:
-            vars(module).pop("packed", None)
+            vars(module).pop("packing")
     return _turn(model, PackedLinear, nn.Linear)
 
 
@@ -98,7 +176,8 @@ def _plainly() -> bool:
     return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
-def _packable(tensor: Tensor) -> bool:
+def packable(tensor: Tensor) -> bool:
+    """Whether the CPU multiplies weights of this kind packed."""
     return tensor.is_cpu and tensor.dtype in packable_dtypes().values()
 
 

@@ -5,26 +5,27 @@ chance to change a text.
 """
 
 import copy
-import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ..errors import shown
 from ..protocol import Runner
+from .attention import why_no_masks
 from .cache import is_adoptable
 from .devices import input_device
 from .encoder_decoder import EncoderDecoderRunner, as_said, crosses, fresh_cache
 from .fingerprint import replaced
 from .inputs import CACHE, takes_ragged_inputs
 from .lockstep import LockstepRunner, prefill
+from .packing import PackedLinear
 from .ragged import RaggedRunner
+from .remembered import Remembered
 from .state import StateRunner, keeps_state
 from .twin import is_wrapped, twin
 
@@ -51,18 +52,15 @@ class Ability(NamedTuple):
     """not more, in words that go on from the model's name; empty where there is no more"""
 
 
-_known: "weakref.WeakKeyDictionary[PreTrainedModel, dict[str, Ability]]" = weakref.WeakKeyDictionary()
-
-_probing = threading.Lock()
+_known: Remembered[Ability] = Remembered()
 
 IDS = ((7, 3, 11, 5, 2, 13, 17), (4, 9, 6, 1, 8, 10, 12))
 PADDING = 2
 """columns of it on the left of the second row"""
 WINDOW = 4
 """tokens of a sliding window while it is probed"""
-TAKES_MASKS = ("eager", "sdpa", "flex_attention")
-"""attention that takes a 4-D mask. Others read its nonzero places as something else: on a GPU that may be an assertion
-of the device, which ends the process. Nothing is tried there"""
+LOUD = 100
+"""times the usual size of a token's values"""
 STATE = "keeps a state that cannot be rolled back"
 NOISES = 4
 """times a model's own rounding that two ways of computing the same may be apart"""
@@ -74,31 +72,18 @@ keys, or clamps otherwise, in a forward of several tokens than in one of a singl
 
 
 def support(model: "PreTrainedModel") -> Support:
-    """The best way to run this model, remembered as long as it keeps its attention, dtype and mode."""
+    """The best way to run this model, remembered as long as it stays as it is."""
     return ability(model).support
 
 
 def ability(model: "PreTrainedModel") -> Ability:
     """What this model can do, likewise."""
-    per_model = _known.setdefault(model, {})
-    kind = input_device(model).type
-    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    state = f"{attention_of(model)} {model.dtype} {model.training} {cast}"
-    with _probing:
-        if state not in per_model:
-            with torch.no_grad():
-                per_model[state] = _probe(_narrow(model))
-    return per_model[state]
 
+    def tried() -> Ability:
+        with torch.no_grad():
+            return _probe(_narrow(model))
 
-def attention_of(model: "PreTrainedModel") -> str | None:
-    """The name of the attention that a model's decoder uses, as transformers registers it."""
-    return model.config.get_text_config(decoder=True)._attn_implementation
-
-
-def takes_masks(model: "PreTrainedModel") -> bool:
-    """Whether that attention takes a 4-D mask: without one there are no trees, and no rows of different lengths."""
-    return attention_of(model) in TAKES_MASKS
+    return _known.of(model, tried)
 
 
 def _narrow(model: "PreTrainedModel") -> "PreTrainedModel":
@@ -138,7 +123,7 @@ def _probe(model: "PreTrainedModel") -> Ability:
             return Ability(found, vocab, "gives logits that are NaN or infinite")
         if cache is not None and way is LockstepRunner and not cache.is_croppable:
             return Ability(found, vocab, f"has a {type(cache).__name__} that cannot be rolled back")
-        if why := differs(_lockstep(way, model, ids, mask), expected, noise):
+        if why := differs(_lockstep(way, model, ids, mask), expected, noise) or _couples_tokens(model):
             return Ability(found, vocab, why)
         found = Support.STATE if way is StateRunner else Support.LOCKSTEP
         if way is not LockstepRunner:
@@ -153,11 +138,29 @@ def _probe(model: "PreTrainedModel") -> Ability:
     return Ability(found, vocab, why)
 
 
+def _couples_tokens(model: "PreTrainedModel") -> str:
+    """Which kind of layer rounds a token by what stands beside it, as int8 layers do where that is large, which the
+    probe's text need not be. One layer of each kind that is not torch's own is tried by itself."""
+    matrices = (module for module in model.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2)
+    for kind, layer in {type(module): module for module in matrices}.items():
+        if issubclass(kind, nn.Embedding) or kind.__module__.startswith(("torch.nn.modules", PackedLinear.__module__)):
+            continue
+        size = getattr(layer, "in_features", layer.weight.shape[-1])
+        quiet = torch.randn(1, 4, size, generator=torch.Generator().manual_seed(0), device="cpu")
+        loud = quiet * torch.tensor([1, 1, LOUD, 1], device="cpu")[:, None]
+        try:
+            alone, beside = (layer(x.to(input_device(layer), model.dtype))[:, 0].float() for x in (quiet[:, :1], loud))
+        except Exception:  # it takes something else
+            continue
+        if bool((alone - beside).abs().max() > (1e-4 if model.dtype == torch.float32 else 0.02) * alone.abs().max()):
+            return f"has layers ({kind.__name__}) that round a token by what stands beside it"
+    return ""
+
+
 def _keeps_rows_together(model: "PreTrainedModel") -> str:
     """Why rows of different lengths are not even tried; empty where they are."""
-    if not takes_masks(model):
-        return f"has attention ({attention_of(model)}) that does not accept custom masks"
-    return "has local attention that counts the columns of the batch" if _counts_columns(model) else ""
+    why = "has local attention that counts the columns of the batch" if _counts_columns(model) else ""
+    return why_no_masks(model) or why
 
 
 def runner_agrees(model: "PreTrainedModel", wrap: Callable[[RaggedRunner], Runner]) -> bool:

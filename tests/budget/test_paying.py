@@ -38,6 +38,8 @@ def both(kind: str, lengths: list[int], slope: float, monkeypatch: Any, calls: i
     monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     clock = Clock(monkeypatch)
     with clock.moved_by(model, lambda width: 1 + slope * (width > 1) + 0.01 * width):
+        models.probed(model)
+        clock.now = 0.0
         sides.run()
         plain, taken = clock.now, []
         for _ in range(calls):
@@ -78,9 +80,9 @@ def test_a_drafter_that_gains_a_fifth_is_hardly_paused(seed: int, monkeypatch: A
         wrong = dice.random() < 0.5
         return Draft.from_lists([[(x + wrong) % VOCAB for x in row] for row in future(sequences, room, 1)])
 
-    sides.ours(drafters.oracle(future, 1))  # the probe
     drafter, clock, taken = drafters.Toy(propose), Clock(monkeypatch), []
     with clock.moved_by(model, lambda width: 1 + 0.25 * (width > 1)):
+        models.probed(model)
         for _ in range(4):
             clock.now = 0.0
             assert torch.equal(sides.ours(drafter), sides.plain)

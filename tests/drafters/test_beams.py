@@ -183,8 +183,7 @@ def test_a_draft_that_fails_on_the_prompt_is_dropped() -> None:
 
     drafter = DraftModelDrafter(draft)
     search(drafter)  # probed
-    draft.forward = dead
-    with pytest.warns(UserWarning, match="dead"):
+    with models.hooked(draft, dead, before=True), pytest.warns(UserWarning, match="dead"):
         same(search(drafter), search())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import llama, prompts
+from models import llama, prompts, spy
 
 from hf_specdec import PearlDrafter
 from hf_specdec.drafters.pearl.worker import drafting
@@ -68,7 +68,7 @@ def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(cuda: Cuda, model: Any) -> list[Any]:
     """The streams of a model's forwards."""
     seen: list[Any] = []
-    model.register_forward_pre_hook(lambda *_: seen.append(cuda.current()))
+    model.register_forward_pre_hook(spy(lambda *_: seen.append(cuda.current())))
     return seen
 
 
@@ -95,9 +95,10 @@ def test_the_draft_computes_beside_the_target(
     monkeypatch.setattr(BackgroundDraft, "answer", answering)
     monkeypatch.setattr(drafting, "TOLD", 1)  # so that there are questions
     drafter = PearlDrafter(draft, window=3, worker="thread")
-    play(target, drafter, do_sample=do_sample)  # the probes, and a first call
-    cuda.here.stream = mine = Stream(torch.device("cuda:0"))  # the caller's own
     theirs, ours = watched(cuda, target), watched(cuda, draft)
+    play(target, drafter, do_sample=do_sample)  # the probes, and a first call
+    theirs.clear(), ours.clear()
+    cuda.here.stream = mine = Stream(torch.device("cuda:0"))  # the caller's own
     play(target, drafter, do_sample=do_sample)
     (stream,) = cuda.made
     assert ours and set(ours) == {stream} and set(theirs) == {mine}

@@ -251,7 +251,6 @@ def test_an_interrupt_behind_the_prompt_leaves_the_callers_cache(name: str, monk
     target = target_of(name)
     drafter = streams_of(target, num_nodes=8)
     batch, options = models.prompts([9]), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
-    target.generate(**batch, **options, assistant_model=drafter)  # the probe is over
     cache, forwards = DynamicCache(config=target.config), []
 
     def interrupt(*_: Any) -> None:
@@ -259,7 +258,10 @@ def test_an_interrupt_behind_the_prompt_leaves_the_callers_cache(name: str, monk
         if len(forwards) == 2:
             raise KeyboardInterrupt
 
-    hook = target.get_decoder().layers[-1].register_forward_hook(interrupt)
+    hook = target.get_decoder().layers[-1].register_forward_hook(models.spy(interrupt))
+    forwards += [0] * 1000
+    target.generate(**batch, **options, assistant_model=drafter)  # the probe is over
+    forwards.clear()
     with pytest.raises(KeyboardInterrupt):
         target.generate(**batch, **options, past_key_values=cache, assistant_model=drafter)
     hook.remove()

@@ -47,11 +47,13 @@ def test_how_many_streams_a_forward_has(
 
     sides = compare.Sides(target, BATCHES[batch], max_new_tokens=new)
     drafter = streams_of(target, num_nodes=8, **way)
-    assert torch.equal(sides.ours(drafter), sides.plain)  # the probe is over
     monkeypatch.setattr(StreamRunner, "forward", forward)
     hook = target.model.layers[-1].register_forward_pre_hook(
-        lambda _, args, kwargs: widths.append((args[0] if args else kwargs["hidden_states"]).shape[1]), with_kwargs=True
+        models.spy(lambda _, args, kwargs: widths.append((args[0] if args else kwargs["hidden_states"]).shape[1])),
+        with_kwargs=True,
     )
+    assert torch.equal(sides.ours(drafter), sides.plain)  # the probe is over
+    widths.clear()
     try:
         assert torch.equal(sides.ours(drafter), sides.plain)
     finally:

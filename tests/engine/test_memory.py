@@ -178,6 +178,7 @@ def test_the_prompts_keys_and_values_move(monkeypatch: pytest.MonkeyPatch) -> No
             for layer in stock.layers:
                 sizes.append(layer.keys.untyped_storage().nbytes() + layer.values.untyped_storage().nbytes())
 
+    models.probed(TARGET)
     monkeypatch.setattr(ragged, "RaggedCache", Watched)
     generate(PromptLookupDrafter(), [9, 5, 1, 7])
     assert sizes == [0, 0, 0]
@@ -191,9 +192,10 @@ def test_the_drafts_prefill_makes_its_last_logits_only(kind: str, lengths: list[
     def heard(_: Any, args: Any, kwargs: Any, output: Any) -> None:
         made.append((kwargs["input_ids"].shape[1], output.logits.shape[1]))
 
-    generate(MAKES[kind](), lengths)  # the first call probes the draft
     hook = DRAFT.register_forward_hook(heard, with_kwargs=True)
     try:
+        generate(MAKES[kind](), lengths)  # the first call probes the draft
+        made.clear()
         generate(MAKES[kind](), lengths)
     finally:
         hook.remove()
@@ -238,19 +240,20 @@ def test_an_interrupt_leaves_the_prompt_in_the_users_cache(kind: str, where: str
     drafter = MAKES[kind]()
     # With a hook forwards are eager: so the first call's are, too, and nothing new is learned of them.
     forwards: dict[str, Any] = {"speculation": {"forwards": "eager"}} if where == "forward" else {}
-    generate(drafter, lengths, **forwards)
     with torch.no_grad():
         TARGET(**batch, position_ids=positions, past_key_values=expected)
-    if where == "forward":  # half of the layers have written their keys
-        hook = TARGET.model.layers[1].register_forward_hook(stop.count)
+    counts = stop.count if where == "forward" else lambda *_: None  # half of the layers have written their keys
+    at, stop.left = stop.left, 1 << 30
+    hook = TARGET.model.layers[1].register_forward_hook(models.spy(counts))
+    generate(drafter, lengths, **forwards)
+    stop.left = at
     with without_collector():
         before = alive()
         try:
             with pytest.raises(KeyboardInterrupt):
                 generate(drafter, lengths, past_key_values=cache, **options, **forwards)
         finally:
-            if where == "forward":
-                hook.remove()
+            hook.remove()
         assert not (alive() - before).keys() - {"Tensor", "Evidence", "Source"}  # the cache's, and what was learned
     for mine, theirs in zip(cache.layers, expected.layers, strict=True):
         for got, wanted in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
@@ -262,7 +265,7 @@ def test_an_interrupt_leaves_the_prompt_in_the_users_cache(kind: str, where: str
 @BATCHES
 def test_an_interrupt_while_the_prompt_is_read_is_what_is_raised(lengths: list[int]) -> None:
     stop = Interrupt(1)
-    hook = TARGET.model.layers[1].register_forward_hook(stop.count)
+    hook = TARGET.model.layers[1].register_forward_hook(models.spy(stop.count))
     try:
         with pytest.raises(KeyboardInterrupt) as raised:
             generate(PromptLookupDrafter(), lengths, past_key_values=DynamicCache(config=TARGET.config))
@@ -277,8 +280,10 @@ def test_an_interrupt_of_the_last_forward_leaves_the_prompt_too() -> None:
     ends = {"eos_token_id": compare.uneven_eos(TARGET, lengths)}
     plain = generate(None, lengths, **ends)
     drafter = drafters.oracle(drafters.Future(plain), 30)  # the prompt, a round, and that one
-    stop = Interrupt(3)
-    hook = TARGET.model.layers[1].register_forward_hook(stop.count)
+    stop = Interrupt(1 << 30)
+    hook = TARGET.model.layers[1].register_forward_hook(models.spy(stop.count))
+    models.probed(TARGET)
+    stop.left = 3
     try:
         with pytest.raises(KeyboardInterrupt):
             generate(drafter, lengths, past_key_values=cache, **ends)

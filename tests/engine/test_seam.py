@@ -206,8 +206,7 @@ def test_a_runner_that_raises_is_left_behind(model: Any, method: str, when: str,
 
 def test_a_runner_that_was_left_behind_costs_no_forward_more(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the round in which it failed: what that has added is computed once more."""
-    sound, failing, forwards = made_with(StreamRunner), [False], [0]
-    loud(sound, model, "one row")  # the probe is over
+    failing, forwards = [False], [0]
 
     def truncate(self: Any, lengths: list[int]) -> None:
         if failing[0]:
@@ -221,9 +220,9 @@ def test_a_runner_that_was_left_behind_costs_no_forward_more(model: Any, monkeyp
     forward = model.forward
     for fails in (False, True):
         failing[0], drafter = False, made_with(type("Failing", (StreamRunner,), {"truncate": truncate}))
-        loud(drafter, model, "one row")
-        failing[0] = fails
         monkeypatch.setattr(model, "forward", counted)
+        loud(drafter, model, "one row")  # the probe is over
+        failing[0] = fails
         sides = compare.Sides(model, [9])
         forwards[0] = 0
         with warnings.catch_warnings():

@@ -76,9 +76,10 @@ def test_the_gain_is_the_one_that_is_measured(lengths: list[int], slope: float, 
     """Over one row and several, whether a wider forward costs more or not."""
     model, draft = models.llama(), models.llama(num_hidden_layers=1)
     sides, drafter = Sides(model, lengths), DraftModelDrafter(draft, num_draft_tokens=3)
-    sides.ours(drafter)  # the probe
     clock = Clock(monkeypatch)
     with clock.moved_by(model, lambda width: 1 + slope * width), clock.moved_by(draft, lambda width: 0.2):
+        models.probed(model, draft)
+        clock.now = 0.0
         assert torch.equal(sides.run(), sides.plain)
         plain, clock.now = clock.now, 0.0
         assert torch.equal(sides.ours(drafter), sides.plain)

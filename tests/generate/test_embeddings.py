@@ -2,7 +2,6 @@
 plainly and say so. The text is plain decoding's."""
 
 from typing import Any
-from unittest import mock
 
 import models
 import pytest
@@ -143,11 +142,10 @@ def test_coupled_draws_are_those_of_any_drafter() -> None:
 def test_a_hybrid_copies_and_its_draft_model_is_not_asked(sampled: bool) -> None:
     model, draft = models.build("Llama"), models.small(models.VOCAB)
     drafter = HybridDrafter(draft)
-    drafter.check_target(model)  # which tries the draft model out, once
-    said = call(model, [9, 5], do_sample=sampled)
-    with mock.patch.object(draft, "forward") as forward:
+    said, asked = call(model, [9, 5], do_sample=sampled), list[Any]()
+    with models.hooked(draft, asked.append, before=True):
         ours = model.generate(**said, assistant_model=drafter)
-    assert not forward.called and drafted(drafter)
+    assert not asked and drafted(drafter)
     assert sampled or torch.equal(ours, model.generate(**said))
 
 

@@ -10,7 +10,7 @@ import toy_drafters as drafters
 import transformers as tf
 
 from hf_specdec import BatchDecoder, DraftModelDrafter, HybridDrafter, PromptLookupDrafter
-from hf_specdec.engine import modes
+from hf_specdec.engine import call
 from hf_specdec.target.probe import Support, ability
 
 VOCAB, IMAGE = 64, 5
@@ -173,7 +173,7 @@ def test_types_that_a_model_of_text_embeds_are_read_in_every_forward(types: int,
 def test_rows_with_positions_of_several_axes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with attention that takes no masks, where rows get ahead of each other over a runner of equal ones."""
     model, (given, options) = build("Qwen2-VL"), said("Qwen2-VL")
-    monkeypatch.setattr(modes, "ability", lambda of: ability(of)._replace(support=Support.LOCKSTEP, why="is so here"))
+    monkeypatch.setattr(call, "ability", lambda of: ability(of)._replace(support=Support.LOCKSTEP, why="is so here"))
     options["eos_token_id"] = int(model.generate(**given, **options)[0, -12])
     plain = model.generate(**given, **options)
     drafter = drafters.noisy(drafters.Future(plain), 4, VOCAB)

@@ -99,7 +99,7 @@ def coarse() -> Any:
         return ((args[0] / step).round() * step,)
 
     for layer in model.model.layers:
-        layer.mlp.down_proj.register_forward_pre_hook(rounded)
+        layer.mlp.down_proj.register_forward_pre_hook(models.spy(rounded))
     return model
 
 
@@ -147,9 +147,10 @@ def test_experts_decode_as_transformers_own_loop_has_them(how: str, monkeypatch:
 
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     ids = models.prompts([7])["input_ids"]
-    model.generate(ids, assistant_model=PromptLookupDrafter(), **options)  # the probe's forwards
     monkeypatch.setattr(model, "_optimize_model_for_decode", switch, raising=False)
-    model.register_forward_pre_hook(lambda *_: seen.append(on[0]))
+    model.register_forward_pre_hook(models.spy(lambda *_: seen.append(on[0])))
+    models.probed(model)
+    seen.clear()
     if how == "generate":
         model.generate(ids, assistant_model=PromptLookupDrafter(), **options)
     else:
@@ -176,9 +177,10 @@ def test_a_drafts_experts_do_so_too(how: str, monkeypatch: pytest.MonkeyPatch) -
     make = makes.get(how, lambda: DraftModelDrafter(draft, num_draft_tokens=3))
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
     ids = models.prompts([7])["input_ids"]
-    target.generate(ids, assistant_model=make(), **options)  # the probe's forwards
     monkeypatch.setattr(draft, "_optimize_model_for_decode", switch)
     draft.register_forward_pre_hook(lambda *_: seen.append(on[0]))
+    models.probed(draft)
+    seen.clear()
     if how == "batch":
         with BatchDecoder(target, make()) as decoder:
             decoder.submit(ids, **options).result(60)

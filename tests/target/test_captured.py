@@ -223,7 +223,7 @@ def test_a_batch_decoder_has_one_way_for_all_requests() -> None:
 
 def test_a_batch_decoder_says_why_nothing_is_captured() -> None:
     model = models.llama()
-    model.model.layers[0].register_forward_hook(lambda *_: None)
+    model.model.layers[0].register_forward_hook(models.spy(lambda *_: None))
     with hf_specdec.BatchDecoder(model, forwards="captured") as decoder:
         assert "forwards are not captured: LlamaForCausalLM has hooks" in decoder.stats.notes[0]
 
@@ -366,7 +366,7 @@ def _scaled(model: Any) -> dict[str, Any]:
 
 
 def _hooked(model: Any) -> dict[str, Any]:
-    model.model.norm.register_forward_hook(lambda module, args, output: output.flip(-1))
+    model.model.norm.register_forward_hook(models.spy(lambda module, args, output: output.flip(-1)))
     return {}
 
 

@@ -183,13 +183,14 @@ def test_a_chain_of_one_row_is_fed_without_a_mask() -> None:
     """transformers makes the one that several tokens behind others need, for all layers together."""
     model, seen, given = models.llama(), [], []
     sides = Sides(model, [7])
-    sides.ours()  # the probe
     layers = [layer.self_attn for layer in model.model.layers]
 
     def fed(part: Any, _: Any, options: dict[str, Any]) -> None:
         seen.append(options) if part is model else given.append(options["attention_mask"])
 
-    hooks = [part.register_forward_pre_hook(fed, with_kwargs=True) for part in (model, *layers)]
+    hooks = [part.register_forward_pre_hook(models.spy(fed), with_kwargs=True) for part in (model, *layers)]
+    models.probed(model)
+    seen.clear(), given.clear()
     try:
         assert torch.equal(sides.ours(), sides.plain)
     finally:
@@ -274,9 +275,9 @@ def test_a_round_without_a_draft_needs_no_mask(
         if isinstance(options.get(CACHE), RaggedCache):
             masked.setdefault(options["input_ids"].shape[1], set()).add(options["attention_mask"] is not None)
 
-    sides.ours(drafters.adversary(future, 3, models.VOCAB))  # the probe
-    alone.clear()
-    hook = model.register_forward_pre_hook(saw, with_kwargs=True)
+    hook = model.register_forward_pre_hook(models.spy(saw), with_kwargs=True)
+    models.probed(model)
+    alone.clear(), masked.clear()
     try:
         assert torch.equal(sides.ours(drafters.Toy(propose, trees=True)), sides.plain)
     finally:

@@ -42,7 +42,7 @@ def test_bfloat16_is_packed_where_the_cpu_multiplies_it(width: int) -> None:
     plain = logits(model, width)
     assert pack_linear(model) == LAYERS
     torch.testing.assert_close(logits(model, width), plain, rtol=0.05, atol=0.05)
-    assert model.lm_head.packed is not None
+    assert model.lm_head.packing.kept is not None
 
 
 def test_layers_are_packed_once_and_back() -> None:
@@ -52,9 +52,9 @@ def test_layers_are_packed_once_and_back() -> None:
     logits(model)
     after = model.state_dict()
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
-    assert type(model.lm_head) is PackedLinear and model.lm_head.packed is not None
+    assert type(model.lm_head) is PackedLinear and model.lm_head.packing.kept is not None
     assert unpack_linear(model) == LAYERS and unpack_linear(model) == 0
-    assert type(model.lm_head) is nn.Linear and not hasattr(model.lm_head, "packed")
+    assert type(model.lm_head) is nn.Linear and not hasattr(model.lm_head, "packing")
     assert torch.equal(logits(model), plain)
 
 
@@ -99,7 +99,7 @@ def test_a_copy_packs_for_itself(copied) -> None:
     pack_linear(model)
     packed = logits(model)
     other = copied(model)
-    assert type(other.lm_head) is PackedLinear and other.lm_head.packed is None
+    assert type(other.lm_head) is PackedLinear and other.lm_head.packing.kept is None
     assert torch.equal(logits(other), packed)
 
 

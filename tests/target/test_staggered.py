@@ -108,7 +108,7 @@ def test_texts_go_to_the_last_position() -> None:
     options = {"max_new_tokens": 32, "eos_token_id": None}  # the last position, and the token behind it
     wanted = generate(model, 3, **options)
     assert wanted.shape[1] == 41
-    with mock.patch("hf_specdec.engine.modes.ability", return_value=Ability(Support.LOCKSTEP, models.VOCAB)):
+    with mock.patch("hf_specdec.engine.call.ability", return_value=Ability(Support.LOCKSTEP, models.VOCAB)):
         for wrong in (set(), {0}, {2}):
             drafter = partly(drafters.Future(wanted), wrong, 6)
             assert torch.equal(generate(model, 3, drafter, **options), wanted)

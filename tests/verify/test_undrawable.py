@@ -40,11 +40,8 @@ def spoilt(model: Any, value: float, at: int, token: int | slice = slice(None), 
             bad[..., None] if isinstance(token, slice) else bad, value
         )
 
-    hook = model.register_forward_hook(spoil, with_kwargs=True)
-    try:
+    with models.hooked(model, spoil):
         yield
-    finally:
-        hook.remove()
 
 
 class Forbids:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ...budget import Learned
 from ...errors import SpeculationError, expect_model
+from ...target.remembered import Remembered
 from ...target.twin import is_wrapped, twin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_made: "Learned[list[PreTrainedModel]]" = Learned(list)
+_made: "Remembered[PreTrainedModel]" = Remembered()
 
 
 def early_exit(target: "PreTrainedModel", layers: int) -> "PreTrainedModel":
@@ -26,7 +26,7 @@ def early_exit(target: "PreTrainedModel", layers: int) -> "PreTrainedModel":
         layers: how many of its layers, at least 1 and less than it has.
 
     Returns:
-        The same model for the same target and number.
+        The same model for the same target, as long as that keeps its modules, and number.
 
     Raises:
         SpeculationError: another number, or a target whose layers cannot be told apart.
@@ -44,10 +44,7 @@ def early_exit(target: "PreTrainedModel", layers: int) -> "PreTrainedModel":
             f"layers must be from 1 to {len(there) - 1}, fewer than {type(target).__name__} has, got {layers!r} "
             "(assistant_early_exit of generate)"
         )
-    made = _made.of(target, (layers, id(there)))
-    if not made:
-        made.append(_left(target, layers))
-    return made[0]
+    return _made.of(target, lambda: _left(target, layers), layers)
 
 
 def _left(target: Any, layers: int) -> Any:
@@ -56,7 +53,11 @@ def _left(target: Any, layers: int) -> Any:
     if kinds := getattr(text, "layer_types", None):
         text.layer_types = list(kinds)[:layers]
     text.num_hidden_layers = layers
-    draft = twin(target, {id(target.config): whole, id(target.config.get_text_config(decoder=True)): text})
+    configs = {id(target.config): whole, id(target.config.get_text_config(decoder=True)): text}
+    there = target.get_decoder().layers
+    # Whatever becomes of a layer, in training or by an adapter, becomes of the draft's.
+    above = {id(module) for module in target.modules() if any(inner is there for inner in module.modules())}
+    draft = twin(target, configs, above)
     decoder = draft.get_decoder()
-    decoder.layers = nn.ModuleList(list(decoder.layers)[:layers])
+    decoder.layers = nn.ModuleList(list(there)[:layers])
     return draft

@@ -13,7 +13,6 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
-from ...budget import Learned
 from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
@@ -23,6 +22,7 @@ from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import allowed_slots, as_bias, attention_windows
+from ...target.remembered import Remembered
 from ...transfer import moved
 from .context import News
 from .draft import HeadDraft, check_attention
@@ -107,7 +107,7 @@ class MtpDrafter(HeadDrafter):
         if model is not None and not isinstance(model, _mtp_model()):
             raise SpeculationError(f"model must be transformers' MtpModel, got {type(model).__name__}")
         self.model = model
-        self._loaded: Learned[list[MtpModel]] = Learned(list)
+        self._loaded: Remembered[MtpModel] = Remembered(most=1)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         if not getattr(target.config.get_text_config(), "num_mtp_layers", None):
@@ -127,21 +127,24 @@ class MtpDrafter(HeadDrafter):
         return MtpHeads(context, self._layers(context.target))
 
     def _layers(self, target: "PreTrainedModel") -> "MtpModel":
-        """The target's layers, which are loaded once."""
-        if self.model is not None:
-            return self.model
-        loaded = self._loaded.of(target)
-        if not loaded:
-            device = input_device(target.get_decoder().layers[-1])
-            try:
-                loaded.append(_mtp_model().from_pretrained(target, device_map={"": device}).eval())
-            except Exception as error:  # every checkpoint fails in its own way
-                said = " ".join(str(error).split())
-                raise SpeculationError(
-                    f"the checkpoint {target.config.name_or_path!r} holds no layers for multi-token prediction: "
-                    f"{said}; load the target from one that has them, or pass MtpDrafter(model)"
-                ) from error
-        return loaded[0]
+        """The target's layers, which are loaded once, and again once the target has other modules or lies elsewhere."""
+        return self._loaded.of(target, lambda: _loaded(target)) if self.model is None else self.model
+
+
+def _loaded(target: "PreTrainedModel") -> "MtpModel":
+    """
+    Raises:
+        SpeculationError: its checkpoint has no such layers.
+    """
+    device = input_device(target.get_decoder().layers[-1])
+    try:
+        return _mtp_model().from_pretrained(target, device_map={"": device}).eval()
+    except Exception as error:  # every checkpoint fails in its own way
+        said = " ".join(str(error).split())
+        raise SpeculationError(
+            f"the checkpoint {target.config.name_or_path!r} holds no layers for multi-token prediction: "
+            f"{said}; load the target from one that has them, or pass MtpDrafter(model)"
+        ) from error
 
 
 def _mtp_model() -> type["MtpModel"]:

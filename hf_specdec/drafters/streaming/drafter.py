@@ -14,10 +14,11 @@ from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ...target.capturable import is_captured
 from ...target.devices import input_device
+from ...target.remembered import Copied, Remembered
 from ...transfer import waits
 from ..base import Drafter
 from .config import StreamingConfig
-from .late import OwnLayers, own_layers, state_of_layers
+from .late import OwnLayers, own_layers
 from .session import StreamingSession
 from .streams import Streams, write_lora
 from .upper import Upper
@@ -93,8 +94,8 @@ class StreamingDrafter(Drafter):
         self.streams = Streams(self.config).to(torch.bfloat16).requires_grad_(False)
         self.trained = False
         """whether its weights have been loaded or learned"""
-        self._fitted: Learned[list[Streams]] = Learned(list)
-        self._owned: Learned[list[tuple[object, OwnLayers]]] = Learned(list)
+        self._fitted: Remembered[Copied[Streams]] = Remembered(most=1)
+        self._owned: Remembered[Copied[OwnLayers]] = Remembered(most=1)
         self._experience = Learned(Experience)
         self.recordable = prune_below == 0  # which nodes are pruned is asked in mid-forward
 
@@ -104,7 +105,6 @@ class StreamingDrafter(Drafter):
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         self.streams.load_state_dict(weights)
         self.trained = True
-        self._fitted, self._owned = Learned(list), Learned(list)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         if not self.trained:
@@ -223,21 +223,23 @@ class StreamingDrafter(Drafter):
         return StreamingSession(context, self.config, streams, upper, experience, own)
 
     def _own_layers(self, target: "PreTrainedModel", streams: Streams, upper: Upper) -> OwnLayers:
-        """Made once per target, until that has other weights."""
-        kept, state = self._owned.of(target), state_of_layers(upper)
-        if not kept or kept[0][0] != state:
-            kept[:] = [(state, own_layers(streams, upper))]
-        return kept[0][1]
+        """Made once per target, until that or the streams have other weights."""
+        weights = [*upper.layers.parameters(), *streams.parameters()]
+        return self._owned.of(target, Copied).of(weights, lambda: own_layers(streams, upper))
 
     def fitted(self, target: "PreTrainedModel", upper: Upper) -> Streams:
-        """The streams in the target's dtype, each part beside what it belongs to; made once per target."""
-        kept = self._fitted.of(target, (target.dtype, input_device(target)))
-        if not kept:
+        """The streams in the target's dtype, each part beside what it belongs to; made once per target, until they
+        have other weights."""
+
+        def make() -> Streams:
             streams = deepcopy(self.streams)
             if self.config.mode == "tuned":
                 streams.adapters = nn.ModuleList()  # they have gone into the target
-            kept.append(_beside(streams, upper, target))
-        return kept[0]
+            return _beside(streams, upper, target)
+
+        fitted = self._fitted.of(target, Copied).of([*self.streams.parameters(), self.streams.known], make)
+        fitted.notice(upper.head)
+        return fitted
 
 
 def _beside(streams: Streams, upper: Upper, target: "PreTrainedModel") -> Streams:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ...protocol import Forward, Runner
-from ...target.fingerprint import state_of
 from ...target.grouped import grouped_attention
 from .streams import Streams
 from .upper import Upper
@@ -92,9 +91,3 @@ def own_layers(streams: Streams, upper: Upper) -> OwnLayers:
     streams.merge(own)
     bare._modules = {**streams._modules, "adapters": nn.ModuleList()}
     return bare, own
-
-
-def state_of_layers(upper: Upper) -> int:
-    """Another one where the layers are others, hold others, or have changed in place."""
-    versions = [0 if weight.is_inference() else weight._version for weight in upper.layers.parameters()]
-    return hash(str([versions, *map(state_of, upper.layers)]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...protocol import Forward, Runner
-from ...target.fingerprint import state_of
+from ...target.fingerprint import fingerprint
 from ...transfer import moved, to_device, to_host
 from .late import streams_alone
 from .streams import Streams
@@ -31,7 +31,7 @@ class StreamRunner:
         self.slots: Any = None
         """the upper layers' part of the cache, where nodes are pruned in mid-forward"""
         names = [list(beside) for beside in streams.adapters]  # type: ignore[call-overload]
-        self.key = "streams", upper.first, hash(str([names, state_of(streams)]))
+        self.key = "streams", upper.first, hash((str(names), fingerprint(streams)))
         """of forwards with these streams"""
         self.rides = True
         """whether streams join the next forward; where drafting is paused it is a plain one"""

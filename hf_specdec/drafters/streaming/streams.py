@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import SpeculationError
 from ...target.packing import PackedLinear, pack_linear
+from ...target.remembered import Copied
 from ...transfer import moved
 from .config import StreamingConfig
 from .upper import Upper, here_only
@@ -58,7 +59,7 @@ class Streams(nn.Module):
             }
             self.adapters.append(nn.ModuleDict(beside))
         self.register_buffer("known", torch.zeros(config.known_tokens, dtype=torch.long))
-        self._head: tuple[Any, tuple[nn.Linear]] | None = None
+        self._head: Copied[nn.Linear] = Copied()
 
     @property
     def device(self) -> torch.device:
@@ -121,18 +122,25 @@ class Streams(nn.Module):
         head = self._known_head(upper.head) if len(self.known) else upper.head
         return _flat(head, moved(states, head.weight.device))
 
-    def _known_head(self, head: nn.Linear) -> nn.Linear:
+    def notice(self, head: nn.Linear) -> None:
+        """Begin a call with this head, which may have changed since the last one."""
+        if len(self.known):
+            self._known_head(head, look=True)
+
+    def _known_head(self, head: nn.Linear, look: bool = False) -> nn.Linear:
         """A copy of the head's rows of the known tokens, packed as the head is; made anew when the head changes."""
-        now = (head.weight.data_ptr(), head.weight._version, self.known.data_ptr(), type(head))
-        if self._head is None or self._head[0] != now:
+
+        def make() -> nn.Linear:
             copied = nn.Linear(head.in_features, len(self.known), bias=head.bias is not None, device="meta")
             copied.weight = nn.Parameter(head.weight.detach()[self.known], requires_grad=False)
             if head.bias is not None:
                 copied.bias = nn.Parameter(head.bias.detach()[self.known], requires_grad=False)
             if isinstance(head, PackedLinear):
                 pack_linear(copied)
-            self._head = now, (copied,)  # in a tuple, where torch does not look for modules
-        return self._head[1][0]
+            return copied
+
+        parts = [head.weight, self.known] if head.bias is None else [head.weight, head.bias, self.known]
+        return self._head.of(parts, make, look)
 
     def named(self, rows: Tensor) -> Tensor:
         """Token ids of rows of the head."""

@@ -13,9 +13,9 @@ from typer import Option
 from ...drafters import Drafter, StreamingDrafter
 from ...drafters.streaming import Upper
 from ...errors import SpeculationError, shown
+from ...target.attention import why_no_masks
 from ...target.devices import input_device
 from ...target.masks import attention_windows
-from ...target.probe import attention_of, takes_masks
 from ...tools.loading.models import Pair
 from ...tools.showing import quiet
 from ..folder import TrainingFolder, interruptible
@@ -203,10 +203,10 @@ def _try(settings: StreamingSettings, pair: Pair, upper: Upper) -> None:
     Raises:
         SpeculationError: the target's layers do not take them.
     """
-    if not takes_masks(pair.target):
+    if why := why_no_masks(pair.target):
         raise SpeculationError(
-            f"streams see by masks of their own, which the target's attention ({attention_of(pair.target)}) does not "
-            "take; load it with attn_implementation sdpa"
+            f"streams see by masks of their own, and {type(pair.target).__name__} {why}; load it with "
+            "attn_implementation sdpa"
         )
     try:
         streams = beginning(settings, pair, upper, [Text([0, 0], 1, 0.0, 0)]).streams.to(pair.target.dtype)

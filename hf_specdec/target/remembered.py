@@ -1,0 +1,119 @@
+"""What is remembered of a model, and how it is noticed that the model is another: by its structure, and by a look at
+what its weights hold."""
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from .fingerprint import structure
+
+T = TypeVar("T")
+
+MOST = 8
+"""structures of a model of which something is remembered: hooks and adapters come and go"""
+LOOKED_AT = 64
+"""values of a weight"""
+PLAIN = (Tensor, nn.Parameter)
+"""weights that lie in memory as they are; not what parametrizations, quantization and sharding make of them"""
+
+
+class _Known(Generic[T]):
+    """Of one model."""
+
+    def __init__(self) -> None:
+        self.numbers = True
+        """whether numbers that its modules hold tell its states apart; not where forwards change them"""
+        self.found: dict[Hashable, T] = {}
+
+
+class Remembered(Generic[T]):
+    """What was found of models, each as it stands now: of a model that was changed it is found anew. Models that are
+    gone are forgotten; threads may share it, and copies know nothing yet."""
+
+    def __init__(self, most: int = MOST) -> None:
+        """
+        Args:
+            most: states of a model that are remembered, the latest ones.
+        """
+        self.most = most
+        self._of: WeakKeyDictionary[Any, _Known[T]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remembered, (self.most,)
+
+    def of(self, model: Any, find: Callable[[], T], key: Hashable = None) -> T:
+        """What `find` gives, or gave of this model as it is.
+
+        Args:
+            find: may run the model.
+            key: tells several things apart that are found of one model.
+        """
+        with self._lock:
+            known = self._of.setdefault(model, _Known())
+        state = structure(model, known.numbers)
+        with self._lock:
+            if (key, state) in known.found:
+                return known.found[key, state]
+        found = find()  # without the lock: a hook of the model may come back here
+        if structure(model, known.numbers) != state:
+            known.numbers, state = False, structure(model, False)
+        with self._lock:
+            while len(known.found) >= self.most:
+                known.found.pop(next(iter(known.found)))
+            return known.found.setdefault((key, state), found)
+
+
+class Copied(Generic[T]):
+    """Something made of weights, and made anew once they hold other values. A copy of this one knows nothing yet."""
+
+    def __init__(self) -> None:
+        self._made: tuple[list[Look], T] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Copied, ()
+
+    def of(self, weights: Sequence[Tensor], make: Callable[[], T], look: bool = True) -> T:
+        """What `make` makes, or made of these weights as they are.
+
+        Args:
+            look: at what they hold, for which an accelerator has to be waited for; else at where they lie.
+        """
+        made = self._made
+        if made is None or len(made[0]) != len(weights) or not all(map(partial(_still, look), made[0], weights)):
+            self._made = made = [Look(weight) for weight in weights], make()
+        return made[1]
+
+
+class Look:
+    """At a few values of a weight, by which it is noticed that a copy made of it is stale. Fused optimizers,
+    `param.data` and merged adapters change weights where they lie, and count no version."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.place = _place(weight)
+        self.whole = type(weight) in PLAIN and weight.is_contiguous() and not weight.is_meta
+        """whether it can be looked at; of others every copy is stale at once"""
+        if self.whole:
+            flat = weight.detach().view(-1)
+            self.seen = flat[:: max(1, flat.numel() // LOOKED_AT)]
+            self.were = self.seen.clone()
+
+    def still(self, weight: Tensor) -> bool:
+        """Whether this is the same weight, and holds the same."""
+        return self.whole and _place(weight) == self.place and self.seen.equal(self.were)
+
+    def stays(self, weight: Tensor) -> bool:
+        """Whether this is the same weight, and nobody has counted a change of it."""
+        return _place(weight) == self.place
+
+
+def _still(look: bool, seen: Look, weight: Tensor) -> bool:
+    return seen.still(weight) if look else seen.stays(weight)
+
+
+def _place(weight: Tensor) -> tuple[Any, ...]:
+    return weight.data_ptr(), weight.stride(), 0 if weight.is_inference() else weight._version

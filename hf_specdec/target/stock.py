@@ -1,0 +1,87 @@
+"""Which parts of plain decoding are as transformers has them. The engine does the work of some in another way, and asks
+others otherwise: where a class or a library has changed one of these, a call is decoded plainly."""
+
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from .attention import is_stock
+from .fingerprint import hooks
+from .inputs import CACHE
+
+STEPS = ("_sample", "_prefill", "_update_model_kwargs_for_generation", "_has_unfinished_sequences")
+"""methods of `GenerationMixin` whose work the engine does itself"""
+ASKED = ("prepare_inputs_for_generation", "_optimize_model_for_decode")
+"""those that it calls as plain decoding does, or for which the probe compares what it does instead"""
+OF_COMPILING = ("get_compiled_call", "_valid_auto_compile_criteria")
+"""those that say how plain decoding is compiled, which leaves the text as it is"""
+
+DYNAMO = "_torchdynamo_orig_callable"
+"""attribute of what `torch.compile` makes of a function"""
+HOOKS_OF = ("torch", "transformers", "accelerate", "peft", "optimum", "deepspeed", "compressed_tensors")
+"""packages whose hooks belong to a model as its layers do, and are tried with it"""
+ANY_FORWARD = "sees_any_forward"
+"""attribute by which a hook says that it does not matter which forwards it sees"""
+
+
+def why_plain(model: Any) -> str:
+    """What of plain decoding has been changed that the engine would leave out, or ask otherwise, in words that go on
+    from the model's name; empty where it is nothing."""
+    return _changed_step(model) or _foreign_hook(model) or _compiled_part(model)
+
+
+def why_not_joined(model: Any) -> str:
+    """The same, where rows of several calls share forwards that no `generate` is called for."""
+    owner = next(base for base in type(model).__mro__ if "generate" in vars(base))
+    own = "generate" in vars(model) or owner.__name__ != "GenerationMixin"
+    return "has a generate of its own" if own else why_plain(model)
+
+
+def _changed_step(model: Any) -> str:
+    for name in STEPS:
+        step = getattr(model, name, None)
+        usual = getattr(step, "__qualname__", "") == f"GenerationMixin.{name}"
+        if step is not None and not (usual and is_stock(step)):  # older versions have fewer steps
+            return f"has a {name} of its own, which speculation would leave out"
+    return ""
+
+
+def _foreign_hook(model: nn.Module) -> str:
+    """A hook may count calls, press the prompt's keys or steer the last token. What it sees of drafts, of rejected
+    tokens and of trials is not what it would see of plain decoding."""
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks or module is model:
+            for hook in hooks(module):
+                function = getattr(hook, "func", hook)  # of a partial
+                name = getattr(function, "__qualname__", type(function).__name__)
+                if not hasattr(hook, ANY_FORWARD) and _package(function) not in HOOKS_OF:
+                    return (
+                        f"has a forward hook ({name}), which would see other forwards than plain decoding's; set its "
+                        f"attribute {ANY_FORWARD} = True if that does not matter to it"
+                    )
+    return ""
+
+
+def _package(function: Any) -> str:
+    return str(getattr(function, "__module__", "")).partition(".")[0]
+
+
+def _compiled_part(model: nn.Module) -> str:
+    """The whole model is another matter: it falls back by itself where it has seen too many widths."""
+    parts = (part for part in model.modules() if part is not model)
+    if any(part._compiled_call_impl is not None or hasattr(part.forward, DYNAMO) for part in parts):
+        return "has compiled modules, which would be compiled for each width that is verified"
+    return ""
+
+
+def changed_cache(cache: Any) -> str:
+    """What of a cache is not transformers' own: one that rounds, compresses or forgets does so by the forward, and
+    several tokens at once are another forward. Empty where all is."""
+    caches = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+    for each in (cache, *(one for one in caches if one is not None)):
+        for part in (each, *getattr(each, "layers", ())):
+            methods = [f for base in type(part).__mro__ for f in vars(base).values() if isinstance(f, FunctionType)]
+            if not all(map(is_stock, methods)) or {f.__name__ for f in methods} & vars(part).keys():
+                return f"{CACHE} has a {type(part).__name__} with methods that are not transformers' own"
+    return ""
