@@ -17,14 +17,16 @@ WHOLE = [
     "docs/index.md",
     "docs/get-started.md",
     "docs/how-it-works.md",
-    "docs/add-a-drafter.md",
+    "docs/contributing.md",
+    "docs/reference.md",
     "docs/notebook.ipynb",
 ]
 """pages that make all that they use"""
 PARTS = [
     page
     for page in PAGES
-    if page.startswith(("docs/drafters/", "docs/guides/")) and "from_pretrained(" not in "".join(snippets(page))
+    if page.startswith(("docs/drafters/", "docs/guides/", "docs/models", "docs/which"))
+    and "from_pretrained(" not in "".join(snippets(page))
 ]
 """pages whose blocks start from a loaded `model`, `draft_model`, `tokenizer` and `inputs`, and ask for no repo"""
 
@@ -98,11 +100,11 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_house_names_every_room_and_only_what_is_there():
-    """In the pages that say where things are: rooms and files by their path, what all share by its name."""
+    """In the page that says where things are: rooms and files by their path, what all share by its name."""
     package = ROOT / "hf_specdec"
-    house, contributing = ((ROOT / "docs" / name).read_text() for name in ("house.md", "contributing.md"))
+    house = (ROOT / "docs" / "contributing.md").read_text()
     rooms = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
     assert rooms == set(re.findall(r"^\| `(\w+/)` \|", house, re.MULTILINE))
     assert not [path.name for path in package.glob("[a-z]*.py") if f"`{path.name}`" not in house]
-    for name in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", house + contributing):
+    for name in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", house):
         assert any((folder / name).exists() for folder in (package, package / "tools", package / "train", ROOT)), name

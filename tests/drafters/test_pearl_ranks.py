@@ -77,7 +77,9 @@ ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    (text,) = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs/drafters/pearl.md").read_text(), re.MULTILINE | re.DOTALL)
+    page = (ROOT / "docs" / "drafters" / "pearl-disco-streams.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (text,) = (block for block in blocks if 'worker="rank"' in block)
     path = tmp_path_factory.mktemp("script") / "script.py"
     path.write_text(text)
     return str(path)

@@ -1,5 +1,5 @@
-"""What may be left out of a draft (docs/budget.md): of draws nothing that depends on the token drawn there, of point
-masses anything. 3,000 rows; the planted violation is off by a factor that is caught far below 1e-6."""
+"""What may be left out of a draft (docs/how-it-works.md): of draws nothing that depends on the token drawn there, of
+point masses anything. 3,000 rows; the planted violation is off by a factor that is caught far below 1e-6."""
 
 import random
 from typing import Any

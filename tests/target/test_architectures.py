@@ -1,7 +1,7 @@
 """Greedy text equals plain decoding's, token for token in float32, for every architecture, drafter and batch.
 
 The default run takes a few cells of the grid for every architecture; `-m slow` takes all of them.
-`docs/architectures.md` is written by the last test: `WRITE_DOCS=1 pytest tests/target/test_architectures.py -k page`.
+A part of `docs/models.md` is written by a test: `WRITE_DOCS=1 pytest tests/target/test_architectures.py -k page`.
 """
 
 import os
@@ -20,7 +20,9 @@ import transformers
 import hf_specdec
 from hf_specdec.target.probe import Support, support
 
-PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN = "<!-- written by tests/target/test_architectures.py -->\n"
+END = "<!-- end of test_architectures.py -->\n"
 NEW_TOKENS = 24
 BATCHES = {"one row": [7], "four uneven rows": [9, 5, 1, 7]}
 DRAFTERS: dict[str, Callable[[Any, drafters.Future, int], hf_specdec.Drafter]] = {
@@ -146,68 +148,31 @@ def as_lines(found: dict[tuple[str, str], list[str]]) -> str:
     return "\n".join(lines)
 
 
-def page() -> str:
+def section() -> str:
+    """What the page says between the two marks."""
     version = ".".join(transformers.__version__.split(".")[:2])
-    return written(version, len(models.ARCHITECTURES), len(DRAFTERS), table())
-
-
-def written(version: str, architectures: int, drafters: int, lines: str) -> str:
-    return f"""# Which models run how
-
-This page shows in which mode each model architecture runs with a drafter. To check a model of your own:
-
-```py
-from hf_specdec.target.probe import ability
-
-print(ability(model))  # the best mode it supports, and why not a better one
-```
-
-The engine finds this out with a few small forwards, once per model. It has no list of model names.
-
+    return f"""
 | one row | four uneven rows | trees | architectures |
 |---|---|---|---|
-{lines}
+{table()}
 
-These {architectures} decoder-only architectures are tested with transformers {version}. Greedy text in float32
-equals plain decoding's, token for token, in each combination of:
+These {len(models.ARCHITECTURES)} decoder-only architectures are tested with transformers {version}. Greedy text in
+float32 equals plain decoding's, token for token, with {len(DRAFTERS)} kinds of draft: always right, always wrong,
+noisy, a tree, drafted in the background, from the target's own forward, from a draft model; windows of 1, 5 and 9; one
+row and four uneven rows; eager and SDPA attention.
 
-- {drafters} kinds of draft: always right, always wrong, noisy, a tree, drafted in the background, from the target's own
-  forward, from a draft model
-- γ (tokens drafted per round) of 1, 5 and 9
-- one row and four uneven rows
-- eager and SDPA attention
-
-[Every model](every-model.md) has the other causal models of transformers.
-
-## The modes
-
-- **ragged**: each row advances by its own accepted count and leaves the batch when it stops.
-- **staggered**: a row may be a few tokens ahead of the slowest row. These tokens are fed again with every forward.
-- **lockstep**: all rows advance together, by the count of the slowest row. A single row loses nothing.
-- **state**: lockstep for layers with a recurrent state. After a rejection the state is restored from a copy, and
-  accepted tokens are fed once more. Such a model drafts only while that pays.
-- **plain**: the state cannot be rolled back exactly. The model decodes plainly, with one warning.
-
-"First branch" means that only the first branch of a draft tree is verified.
-
-## Run it
-
-In the clone's `.venv`, test the whole grid and write this page:
-
-```sh
-pytest tests/target/test_architectures.py -m slow
-WRITE_DOCS=1 pytest tests/target/test_architectures.py -k page
-```
 """
 
 
 def test_the_page_is_up_to_date() -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
+    shown, after = rest.split(END)
     if os.environ.get("WRITE_DOCS"):
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page())
-    if ".".join(transformers.__version__.split(".")[:2]) not in PAGE.read_text():
+        shown = section()
+        PAGE.write_text(before + BEGIN + shown + END + after)
+    if ".".join(transformers.__version__.split(".")[:2]) not in shown:
         pytest.skip("the page is about another transformers")
-    assert PAGE.read_text() == page()
+    assert shown == section()
 
 
 def test_all_required_architectures_run_faster_than_plainly() -> None:

@@ -1,6 +1,6 @@
 """Greedy text equals plain decoding's for every causal language model of transformers (see `every_model`).
 
-`docs/every-model.md` is written by the last test: `WRITE_DOCS=1 pytest tests/target/test_every_model.py -m slow`.
+A part of `docs/models.md` is written by the last test: `WRITE_DOCS=1 pytest tests/target/test_every_model.py -m slow`.
 """
 
 import os
@@ -10,7 +10,9 @@ import every_model
 import pytest
 import transformers
 
-PAGE = Path(__file__).parents[2] / "docs" / "every-model.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN = "<!-- written by tests/target/test_every_model.py -->\n"
+END = "<!-- end of test_every_model.py -->\n"
 VERSION = ".".join(transformers.__version__.split(".")[:2])
 FEW = ["bamba", "deepseek_v4", "gpt_neo", "llama", "moshi", "nemotron_h", "recurrent_gemma"]
 
@@ -61,56 +63,43 @@ def reasons(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {head} | {', '.join(kinds)} |" for head, kinds in ranked)
 
 
-def page(version: str, rows: list[tuple[str, str, str]], left_out: list[tuple[str, str]], new_tokens: int) -> str:
-    return f"""# Every causal model of transformers
-
-This page lists how each causal model of transformers {version} runs with a drafter. `AutoModelForCausalLM` knows
-{len(rows) + len(left_out)} model types; {len(rows)} of them run here, each built small from its own config class.
-
-Each of the {len(rows)} decodes {new_tokens} new tokens with a noisy draft and with a draft tree, for one row and for
-four uneven rows. Its greedy text in float32 equals plain decoding's, token for token. [Architectures](architectures.md)
-explains the modes and shows how to check a model of your own.
+def section(version: str, rows: list[tuple[str, str, str]], left_out: list[tuple[str, str]], new_tokens: int) -> str:
+    """What the page says between the two marks."""
+    return f"""
+`AutoModelForCausalLM` of transformers {version} knows {len(rows) + len(left_out)} model types; {len(rows)} of them run
+here, each built small from its own config class. Each decodes {new_tokens} new tokens with a noisy draft and with a
+draft tree, for one row and for four uneven rows. Its greedy text in float32 equals plain decoding's, token for token.
+A model with a recurrent state drafts in every round in this test; in use it drafts only while that pays.
 
 | one row | four rows | types | model types |
 |---|---|---:|---|
 {ways(rows)}
 
-In this test a model with a recurrent state drafts in every round. In use it drafts only while that pays.
-
-## Left out
-
-Brackets hold the type of the text model, the size, or the error. Errors come from building the small model or from
-plain `generate`.
+Left out; brackets hold the type of the text model, the size, or the error of building the small model or of plain
+`generate`:
 
 | reason | model types |
 |---|---|
 {reasons(left_out)}
 
-## Run it
-
-In the clone's `.venv`:
-
-```sh
-pytest tests/target/test_every_model.py -m slow
-WRITE_DOCS=1 pytest tests/target/test_every_model.py -m slow -k page
-```
-
-The first command compares all types, the second writes this page.
 """
 
 
 def measured() -> str:
-    """The page, of what is found now."""
+    """The section, of what is found now."""
     all_of_them = [every_model.outcome(kind) for kind in every_model.TYPES]
     rows = [(found.kind, found.modes["one row"], found.modes["four rows"]) for found in all_of_them if not found.reason]
     left_out = [(found.kind, found.reason) for found in all_of_them if found.reason]
-    return page(VERSION, rows, left_out, every_model.NEW_TOKENS)
+    return section(VERSION, rows, left_out, every_model.NEW_TOKENS)
 
 
 @pytest.mark.slow
 def test_the_page_is_up_to_date() -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
+    shown, after = rest.split(END)
     if os.environ.get("WRITE_DOCS"):
-        PAGE.write_text(measured())
-    if f"transformers {VERSION}" not in PAGE.read_text():
+        shown = measured()
+        PAGE.write_text(before + BEGIN + shown + END + after)
+    if f"transformers {VERSION}" not in shown:
         pytest.skip("the page is about another transformers")
-    assert PAGE.read_text() == measured()
+    assert shown == measured()

@@ -1,4 +1,4 @@
-"""The scripts of docs/guides/cluster.md: with workers killed in the middle, every prompt has its line, in order."""
+"""The scripts of docs/guides/batches.md: with workers killed in the middle, every prompt has its line, in order."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokeni
 pytestmark = pytest.mark.real_time
 TARGET = str(ROOT / "tests" / "pair" / "target")
 PROMPTS = [f"def f{i}(a, b):\n    return" for i in range(40)]
-RAY, ACCELERATE = fences("docs/guides/cluster.md", "py")
+RAY, ACCELERATE = fences("docs/guides/batches.md", "py")
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
 
 
