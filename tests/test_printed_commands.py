@@ -42,6 +42,8 @@ SMALL = {
 """options of a small form, where a command has them"""
 TRAINED = {"limit": 8}
 """what a training needs more of"""
+TARGETS = ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", "tests/pair/target")
+"""what a clone has, or a stand-in for it"""
 ELSEWHERE = ("serve", "push", "export", "demo")
 """what goes on until it is stopped, needs the network, or the real model; other tests run them"""
 
@@ -134,7 +136,7 @@ def runs_here(command: str) -> bool:
     words = words_of(command)
     if words[0] != "hf-specdec" or words[1] in ELSEWHERE or {"--help", "--chat"} & set(words):
         return False
-    return "--target" not in words or words[words.index("--target") + 1] in ("smollm2", "tests/pair/target")
+    return "--target" not in words or words[words.index("--target") + 1] in TARGETS
 
 
 RUN = {page: [command for other, command in PRINTED if other == page and runs_here(command)] for page in PAGES}
