@@ -70,7 +70,8 @@ class DraftModelDrafter(ModelDrafter):
         """What drafts in a call.
 
         Args:
-            cost, candidates: as of `ModelDraft`.
+            cost: as of `ModelDraft`.
+            candidates: likewise.
         """
         return ModelDraft(context, self.draft, cost, candidates)
 
