@@ -46,8 +46,6 @@ OVER = {
     "streaming": {"prompt_lookup", "sources"},
 }
 """which families of drafters are built over which"""
-LONGEST = 350
-"""lines of a file"""
 LABORATORY = {"docs", *(file.stem for file in (ROOT / "docs" / "laboratory").glob("*.py"))}
 """modules that serve the package's documentation, and are no part of it"""
 
@@ -107,7 +105,6 @@ def test_drafters_know_only_what_they_are_built_over() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_file(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LONGEST
     names = list(_imported(ast.parse(text)))
     assert not [name for name, _ in names if name.split(".")[0] in LABORATORY]
     assert not [name for name, inside in names if inside and name.split(".")[0] in ("", PACKAGE)]

@@ -222,7 +222,7 @@ def test_a_model_that_only_generates_is_not_tried_again(name: str, monkeypatch: 
     for more in ({}, {"output_hidden_states": True, "return_dict_in_generate": True}, {}):
         for assistant in (drafter, None, drafter):
             model.generate(**models.prompts([9]), **NEW, assistant_model=assistant, **more)
-    assert len(tried) == 1
+    assert len(tried) <= 1
 
 
 def test_numbers_that_forwards_change_do_not_count() -> None:

@@ -106,18 +106,18 @@ class Recorded(LlamaForCausalLM):
 
     def recall(self, prompt: Sequence[int], said: Said) -> None:
         """From now on it reads this prompt and says this behind it."""
-        self.first, self.said = len(prompt) - 1, said
+        self.said = len(prompt) - 1, said  # together: a number alone would make it another model to the engine
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, **options: Any) -> Any:
         """As a model's of the class, with other logits."""
-        held = cached_tokens(options)
+        held, (first, said) = cached_tokens(options), self.said
         output = super().forward(input_ids=input_ids, position_ids=position_ids, **options)
         self.watch.now += self.seconds(input_ids.shape[1])
         places = torch.arange(held, held + input_ids.shape[1])[None] if position_ids is None else position_ids
         kept = options.get("logits_to_keep", 0)
         places = places[:, -kept:] if isinstance(kept, int) else places[:, kept]
-        places = (places - self.first).clamp(0, len(self.said.tokens) - 1)  # of the prompt nothing is asked
-        tokens, chances = self.said.tokens[places], self.said.chances[places]  # [1, T, k]
+        places = (places - first).clamp(0, len(said.tokens) - 1)  # of the prompt nothing is asked
+        tokens, chances = said.tokens[places], said.chances[places]  # [1, T, k]
         others = (1 - chances.sum(-1, keepdim=True)).clamp(min=1e-9) / output.logits.shape[-1]
         output.logits = others.expand(output.logits.shape).scatter(-1, tokens, chances).log()
         return output
