@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from ..engine.call import Call
 from ..target.inputs import CACHE, cached_columns
-from ..target.stock import DYNAMO
+from ..target.stock import is_compiled
 from ..verify.rules import Rules
 
 
@@ -77,7 +77,7 @@ def _pad_id(config: GenerationConfig) -> int:
 
 def _of_compiling(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> str:
     """What a user should know who expects a compiled forward; empty where nobody does."""
-    if hasattr(model.forward, DYNAMO) or model._compiled_call_impl is not None:
+    if is_compiled(model.forward) or model._compiled_call_impl is not None:
         return (
             f"{type(model).__name__} is compiled, and a drafter calls it with many shapes: torch compiles for "
             "each of them and gives up after some, which is slow. The text is not affected; do not compile the "

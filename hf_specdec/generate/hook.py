@@ -25,6 +25,7 @@ from ..hub import check_made_for
 from ..hub.flag import drafter_from_flag
 from ..hub.registry import drafter_types, reader_for
 from ..schedule import AnyDrafter
+from ..target.packing import look_at
 from ..verify.rules import Rules
 from .beam_search import with_beams
 from .calls import calls
@@ -114,6 +115,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         named = by_name(parameters[1:], args, kwargs)
+        look_at(self)
         if not _active or getattr(named.get("custom_generate"), "func", None) is _decode:
             return original(self, *args, **kwargs)
         if isinstance(assistant := named.get("assistant_model"), type) and issubclass(assistant, Drafter):

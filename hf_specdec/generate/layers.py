@@ -46,7 +46,8 @@ def _under(ours: Any) -> Any:
 
 
 def _mark(found: Any) -> tuple[Any, Any, Any]:
-    return getattr(_function(found), UNDER, (None, None, None))
+    mark = getattr(_function(found), UNDER, None)
+    return mark if type(mark) is tuple else (None, None, None)
 
 
 def ours_in(found: Any, deep: int = DEEP) -> Any:

@@ -65,7 +65,7 @@ def classes(model: "nn.Module") -> set[type]:
 
 def named_by(of: type) -> dict[str, Any]:
     """Functions that a class's forward calls by name, as its file has them now."""
-    forward: Any = inspect.unwrap(of.forward)  # type: ignore[attr-defined]
+    forward: Any = inspect.unwrap(inspect.getattr_static(of, "forward", None))  # type: ignore[arg-type]
     around = getattr(forward, "__globals__", {})
     names = getattr(getattr(forward, "__code__", None), "co_names", ())
     return {name: around[name] for name in names if callable(around.get(name))}

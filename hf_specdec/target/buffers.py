@@ -5,7 +5,7 @@ Keys and values of R rows have C slots each, with R and C powers of two. What is
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -125,12 +125,12 @@ class Shelf:
     """Buffers of a model that wait for the next call."""
 
     def __init__(self) -> None:
-        self.state = 0
+        self.state: Hashable = 0
         self.kept: list[Buffers] = []
         """the last ones used first"""
         self.lock = threading.Lock()
 
-    def borrow(self, like: Cache, rows: int, slots: int, device: torch.device, state: int) -> Buffers:
+    def borrow(self, like: Cache, rows: int, slots: int, device: torch.device, state: Hashable) -> Buffers:
         """Cleared buffers of this shape that nobody uses; they are made where there are none.
 
         Args:

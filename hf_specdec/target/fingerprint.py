@@ -36,7 +36,7 @@ class Replayed(Protocol):
         """
 
 
-def structure(model: nn.Module, numbers: bool = True) -> int:
+def structure(model: nn.Module, numbers: bool = True) -> tuple[Any, ...]:
     """Of all that decides how a model computes, apart from what its weights hold: modules and their code, hooks,
     functions that attend and mask, shapes, kinds and devices of weights, and numbers that modules hold.
 
@@ -48,25 +48,25 @@ def structure(model: nn.Module, numbers: bool = True) -> int:
         settings = vars(config.get_text_config(decoder=True))
         parts += [value for value in settings.values() if type(value) in kinds]
     for module in model.modules():
-        own = vars(module)
+        own = dict(vars(module))  # other threads' hooks come and go
         parts += [id(module), type(module)]
         parts += [value for name, value in own.items() if type(value) in kinds and name != NOTED]
         if not OWN.isdisjoint(own):
             parts += [id(there) for there in (replaced(module), module._compiled_call_impl) if there is not None]
             parts += [str(own[name]) for name in ADAPTERS if name in own]
         if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-            parts += [number for of in _hooks(module) for number, hook in of.items() if _counts(hook)]
+            parts += [number for of in _hooks(module) for number, hook in list(of.items()) if _counts(hook)]
         for held in _held(module):
             parts += (None,) if held is None else (type(held), held.shape, held.dtype, held.device)
-    return hash(tuple(parts))
+    return tuple(parts)
 
 
-def fingerprint(model: nn.Module) -> int:
+def fingerprint(model: nn.Module) -> tuple[Any, ...]:
     """Of everything that a recorded forward would not notice: the structure, and where weights lie. Another one, other
     recordings."""
     held = [each for module in model.modules() for each in _held(module)]
     places = [None if each is None or each.device.type == "meta" else each.data_ptr() for each in held]
-    return hash((structure(model), *places))
+    return (*structure(model), *places)
 
 
 def _surroundings(model: nn.Module) -> list[Any]:
@@ -89,7 +89,7 @@ def _held(module: nn.Module) -> Iterator[torch.Tensor | None]:
 
 def hooks(module: nn.Module) -> list[Any]:
     """What is called before and after a module's forward, and is to be called each time."""
-    return [hook for of in (*_hooks(module), *_hooks_of_all()) for hook in of.values() if _counts(hook)]
+    return [hook for of in (*_hooks(module), *_hooks_of_all()) for hook in list(of.values()) if _counts(hook)]
 
 
 def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:

@@ -48,11 +48,13 @@ _open = 0
 
 
 def _alone() -> None:
-    """In a forked process there are no blocks of the threads that it left behind."""
+    """In a forked process there are no blocks but its own thread's."""
     global _lock, _open
-    _lock, _open = threading.Lock(), 0
-    if "transformers.modeling_utils" in sys.modules and isinstance(
-        ours := (functions := _registered())[NAME], _Grouped
+    _lock, _open = threading.Lock(), _here.depth
+    if (
+        not _open
+        and "transformers.modeling_utils" in sys.modules
+        and isinstance(ours := (functions := _registered())[NAME], _Grouped)
     ):
         functions.register(NAME, ours.stock)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import SpeculationError
 from .devices import DTYPES, cpu_capabilities, cpu_dtype
-from .remembered import PLAIN, Look
+from .remembered import PLAIN, Look, seen_of
 
 
 class PackedLinear(nn.Linear):
@@ -43,8 +43,8 @@ class Packing:
 
     def __init__(self, model: "PackedModel") -> None:
         self.model = model
-        self.kept: tuple[Tensor, Look, Tensor] | None = None
-        """the weight, a look at it, and the packed weight"""
+        self.kept: tuple[Tensor, Look, Tensor, Tensor] | None = None
+        """the weight, a look at it, where that looks, and the packed weight"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy packs for itself."""
@@ -53,33 +53,28 @@ class Packing:
     def of(self, weight: Tensor) -> Tensor | None:
         """The packed weight, as the weight is now; None where it cannot be packed."""
         if (kept := self.kept) is not None:
-            if weight is kept[0] and kept[1].still(weight) and (self is not self.model.first or self.model.still()):
-                return kept[2]
+            if weight is kept[0] and kept[1].still(weight, kept[2]):
+                return kept[3]
             self.model.forget()
         look = Look(weight)
         if not (look.whole and type(weight) is nn.Parameter and packable(weight)):
             return None
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        self.kept = weight, look, packed
+        self.kept = weight, look, seen_of(weight), packed
         self.model.add(self)
         return packed
 
     def forget(self) -> None:
         """Pack anew in the next call."""
-        if self.kept is not None:
-            self.kept = None
-            self.model.drop(self)
+        self.kept = None
 
 
 class PackedModel:
-    """Layers of one model: once a weight has changed all are packed anew. A step of training may leave most values of a
-    weight in half precision as they are, and so the layer that was packed first looks at those of all."""
+    """Layers of one model: once a weight has changed all are packed anew. In half precision a step of training may
+    leave most values of a layer as they are, but not all that the layers look at together."""
 
     def __init__(self) -> None:
-        self.first: Packing | None = None
         self._layers: WeakSet[Packing] = WeakSet()
-        self._seen: tuple[list[Tensor], Tensor] | None = None
-        """what the layers look at, and what it was; None where one has packed since"""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,37 +84,36 @@ class PackedModel:
         """It was packed."""
         with self._lock:
             self._layers.add(layer)
-            self.first, self._seen = self.first or layer, None
 
-    def drop(self, layer: Packing) -> None:
-        """It is not packed any more."""
+    def look(self) -> None:
+        """Pack all anew if one has changed."""
         with self._lock:
-            self._layers.discard(layer)
-            self.first, self._seen = None if layer is self.first else self.first, None
-
-    def still(self) -> bool:
-        """Whether the weights of all layers hold what they held."""
-        with self._lock:
-            if self._seen is None:
-                looks = [layer.kept[1] for layer in self._layers if layer.kept is not None]
-                self._seen = [look.seen for look in looks], torch.cat([look.were for look in looks])
-            seen, were = self._seen
-        return torch.cat(seen).equal(were)
+            kept = [layer.kept for layer in self._layers]
+        if not all(each is None or each[1].still(each[0], each[2]) for each in kept):
+            self.forget()
 
     def forget(self) -> None:
         """Pack all anew."""
         with self._lock:
             layers = list(self._layers)
+            self._layers.clear()
         for layer in layers:
             layer.forget()
+
+
+def look_at(model: nn.Module) -> None:
+    """Before a text: see that what is packed of a model's layers, all together, is of their weights as they are."""
+    for packed in {id(m.packing.model): m.packing.model for m in model.modules() if type(m) is PackedLinear}.values():
+        packed.look()
 
 
 def pack_linear(model: nn.Module) -> int:
     """Make every `nn.Linear` of a model a `PackedLinear`, in place. Outputs are the same within the dtype's rounding.
 
     The plain weights stay, for whoever saves, trains or unpacks the model. Of a model loaded from safetensors they are
-    pages of the file, which the system can drop; of any other, packed layers take twice the memory. However a weight
-    changes, by training, `param.data` or a merged adapter, it is packed anew.
+    pages of the file, which the system can drop; of any other, packed layers take twice the memory. A weight that has
+    changed, by training, `param.data` or a merged adapter, is packed anew: some of its values are looked at in each
+    call, so that a change of few of them through `.data` may go unnoticed.
 
     Returns:
         How many layers were packed; 0 if all were already.

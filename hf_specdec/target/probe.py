@@ -141,11 +141,13 @@ def _probe(model: "PreTrainedModel") -> Ability:
 def _couples_tokens(model: "PreTrainedModel") -> str:
     """Which kind of layer rounds a token by what stands beside it, as int8 layers do where that is large, which the
     probe's text need not be. One layer of each kind that is not torch's own is tried by itself."""
-    matrices = (module for module in model.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2)
-    for kind, layer in {type(module): module for module in matrices}.items():
+    for kind, layer in {type(module): module for module in model.modules()}.items():
         if issubclass(kind, nn.Embedding) or kind.__module__.startswith(("torch.nn.modules", PackedLinear.__module__)):
             continue
-        size = getattr(layer, "in_features", layer.weight.shape[-1])
+        weight: Any = getattr(layer, "weight", None)
+        size = getattr(layer, "in_features", weight.shape[-1] if getattr(weight, "ndim", 0) == 2 else None)
+        if not isinstance(size, int):
+            continue
         quiet = torch.randn(1, 4, size, generator=torch.Generator().manual_seed(0), device="cpu")
         loud = quiet * torch.tensor([1, 1, LOUD, 1], device="cpu")[:, None]
         try:

@@ -15,8 +15,10 @@ T = TypeVar("T")
 
 MOST = 8
 """structures of a model of which something is remembered: hooks and adapters come and go"""
-LOOKED_AT = 64
+LOOKED_AT = 256
 """values of a weight"""
+GOLDEN = 0.618
+"""of a row, by which each next value lies further on: so they meet in no column"""
 PLAIN = (Tensor, nn.Parameter)
 """weights that lie in memory as they are; not what parametrizations, quantization and sharding make of them"""
 
@@ -24,8 +26,8 @@ PLAIN = (Tensor, nn.Parameter)
 class _Known(Generic[T]):
     """Of one model."""
 
-    def __init__(self) -> None:
-        self.numbers = True
+    def __init__(self, numbers: bool) -> None:
+        self.numbers = numbers
         """whether numbers that its modules hold tell its states apart; not where forwards change them"""
         self.found: dict[Hashable, T] = {}
 
@@ -34,17 +36,17 @@ class Remembered(Generic[T]):
     """What was found of models, each as it stands now: of a model that was changed it is found anew. Models that are
     gone are forgotten; threads may share it, and copies know nothing yet."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, numbers: bool = True) -> None:
         """
         Args:
-            most: states of a model that are remembered, the latest ones.
+            numbers: whether numbers that a model's modules hold make it another, as far as its forwards leave them.
         """
-        self.most = most
+        self.numbers = numbers
         self._of: WeakKeyDictionary[Any, _Known[T]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Remembered, (self.most,)
+        return Remembered, (self.numbers,)
 
     def of(self, model: Any, find: Callable[[], T], key: Hashable = None) -> T:
         """What `find` gives, or gave of this model as it is.
@@ -54,18 +56,26 @@ class Remembered(Generic[T]):
             key: tells several things apart that are found of one model.
         """
         with self._lock:
-            known = self._of.setdefault(model, _Known())
-        state = structure(model, known.numbers)
+            known = self._of.setdefault(model, _Known(self.numbers))
+        state = _state(model, known.numbers)
         with self._lock:
             if (key, state) in known.found:
                 return known.found[key, state]
         found = find()  # without the lock: a hook of the model may come back here
-        if structure(model, known.numbers) != state:
-            known.numbers, state = False, structure(model, False)
+        if known.numbers and _state(model, True) != state:
+            known.numbers, state = False, _state(model, False)
         with self._lock:
-            while len(known.found) >= self.most:
+            while len(known.found) >= MOST:
                 known.found.pop(next(iter(known.found)))
             return known.found.setdefault((key, state), found)
+
+
+def _state(model: Any, numbers: bool) -> Any:
+    """Its structure; of a model that cannot be looked into, as a script, nothing is remembered."""
+    try:
+        return structure(model, numbers)
+    except Exception:
+        return object()
 
 
 class Copied(Generic[T]):
@@ -98,17 +108,29 @@ class Look:
         self.whole = type(weight) in PLAIN and weight.is_contiguous() and not weight.is_meta
         """whether it can be looked at; of others every copy is stale at once"""
         if self.whole:
-            flat = weight.detach().view(-1)
-            self.seen = flat[:: max(1, flat.numel() // LOOKED_AT)]
-            self.were = self.seen.clone()
+            self.were = seen_of(weight).clone()
 
-    def still(self, weight: Tensor) -> bool:
-        """Whether this is the same weight, and holds the same."""
-        return self.whole and _place(weight) == self.place and self.seen.equal(self.were)
+    def still(self, weight: Tensor, seen: Tensor | None = None) -> bool:
+        """Whether this is the same weight, and holds the same.
+
+        Args:
+            seen: what `seen_of` gives of it, for who looks often.
+        """
+        if not self.whole or _place(weight) != self.place:
+            return False
+        return (seen_of(weight) if seen is None else seen).equal(self.were)
 
     def stays(self, weight: Tensor) -> bool:
         """Whether this is the same weight, and nobody has counted a change of it."""
         return _place(weight) == self.place
+
+
+def seen_of(weight: Tensor) -> Tensor:
+    """Some values of a contiguous weight, where they lie: from all over its rows, and of all its columns."""
+    flat, columns = weight.detach().view(-1), max(1, weight.shape[-1]) if weight.ndim else 1
+    step = max(1, flat.numel() // LOOKED_AT)
+    step += (int(GOLDEN * columns) - step) % columns if step > columns else 1 - step % 2
+    return flat[::step]
 
 
 def _still(look: bool, seen: Look, weight: Tensor) -> bool:

@@ -12,14 +12,17 @@ from .inputs import CACHE
 
 STEPS = ("_sample", "_prefill", "_update_model_kwargs_for_generation", "_has_unfinished_sequences")
 """methods of `GenerationMixin` whose work the engine does itself"""
+BY_CLASSES = "_update_model_kwargs_for_generation"
+"""that which classes of transformers extend, for images and the like: they are tried as they are"""
 ASKED = ("prepare_inputs_for_generation", "_optimize_model_for_decode")
 """those that it calls as plain decoding does, or for which the probe compares what it does instead"""
 OF_COMPILING = ("get_compiled_call", "_valid_auto_compile_criteria")
 """those that say how plain decoding is compiled, which leaves the text as it is"""
 
-DYNAMO = "_torchdynamo_orig_callable"
-"""attribute of what `torch.compile` makes of a function"""
-HOOKS_OF = ("torch", "transformers", "accelerate", "peft", "optimum", "deepspeed", "compressed_tensors")
+HOOKS_OF = (
+    "torch", "transformers", "accelerate", "peft", "trl", "optimum", "quanto", "torchao", "bitsandbytes", "gptqmodel",
+    "compressed_tensors", "deepspeed",
+)  # fmt: skip
 """packages whose hooks belong to a model as its layers do, and are tried with it"""
 ANY_FORWARD = "sees_any_forward"
 """attribute by which a hook says that it does not matter which forwards it sees"""
@@ -33,15 +36,15 @@ def why_plain(model: Any) -> str:
 
 def why_not_joined(model: Any) -> str:
     """The same, where rows of several calls share forwards that no `generate` is called for."""
-    owner = next(base for base in type(model).__mro__ if "generate" in vars(base))
-    own = "generate" in vars(model) or owner.__name__ != "GenerationMixin"
+    owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
+    own = "generate" in vars(model) or owner is None or owner.__name__ != "GenerationMixin"
     return "has a generate of its own" if own else why_plain(model)
 
 
 def _changed_step(model: Any) -> str:
     for name in STEPS:
         step = getattr(model, name, None)
-        usual = getattr(step, "__qualname__", "") == f"GenerationMixin.{name}"
+        usual = name == BY_CLASSES or getattr(step, "__qualname__", "") == f"GenerationMixin.{name}"
         if step is not None and not (usual and is_stock(step)):  # older versions have fewer steps
             return f"has a {name} of its own, which speculation would leave out"
     return ""
@@ -70,9 +73,14 @@ def _package(function: Any) -> str:
 def _compiled_part(model: nn.Module) -> str:
     """The whole model is another matter: it falls back by itself where it has seen too many widths."""
     parts = (part for part in model.modules() if part is not model)
-    if any(part._compiled_call_impl is not None or hasattr(part.forward, DYNAMO) for part in parts):
+    if any(part._compiled_call_impl is not None or is_compiled(part.forward) for part in parts):
         return "has compiled modules, which would be compiled for each width that is verified"
     return ""
+
+
+def is_compiled(forward: Any) -> bool:
+    """Whether `torch.compile` made it, and not `torch.compiler.disable`."""
+    return hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
 
 
 def changed_cache(cache: Any) -> str:

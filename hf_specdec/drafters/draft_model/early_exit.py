@@ -12,7 +12,7 @@ from ...target.twin import is_wrapped, twin
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_made: "Remembered[PreTrainedModel]" = Remembered()
+_made: "Remembered[PreTrainedModel]" = Remembered(numbers=False)
 
 
 def early_exit(target: "PreTrainedModel", layers: int) -> "PreTrainedModel":

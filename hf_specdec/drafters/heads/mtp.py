@@ -13,6 +13,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
+from ...budget import Learned
 from ...config import DrafterConfig
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
@@ -22,7 +23,6 @@ from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import allowed_slots, as_bias, attention_windows
-from ...target.remembered import Remembered
 from ...transfer import moved
 from .context import News
 from .draft import HeadDraft, check_attention
@@ -107,7 +107,7 @@ class MtpDrafter(HeadDrafter):
         if model is not None and not isinstance(model, _mtp_model()):
             raise SpeculationError(f"model must be transformers' MtpModel, got {type(model).__name__}")
         self.model = model
-        self._loaded: Remembered[MtpModel] = Remembered(most=1)
+        self._loaded: Learned[list[MtpModel]] = Learned(list)
 
     def check_target(self, target: "PreTrainedModel") -> None:
         if not getattr(target.config.get_text_config(), "num_mtp_layers", None):
@@ -127,8 +127,14 @@ class MtpDrafter(HeadDrafter):
         return MtpHeads(context, self._layers(context.target))
 
     def _layers(self, target: "PreTrainedModel") -> "MtpModel":
-        """The target's layers, which are loaded once, and again once the target has other modules or lies elsewhere."""
-        return self._loaded.of(target, lambda: _loaded(target)) if self.model is None else self.model
+        """The target's layers, which are loaded once, and again once the target is of another dtype, lies elsewhere, or
+        embeds by another table."""
+        if self.model is not None:
+            return self.model
+        loaded = self._loaded.of(target, (target.dtype, input_device(target), id(target.get_input_embeddings())))
+        if not loaded:
+            loaded.append(_loaded(target))
+        return loaded[0]
 
 
 def _loaded(target: "PreTrainedModel") -> "MtpModel":
