@@ -8,6 +8,6 @@ def demo(settings: DemoSettings) -> None:
 
     Example:
 
-    hf-specdec demo --max-new-tokens 48
+    hf-specdec demo --max-new-tokens 48 --seconds 30
     """
     run_demo(settings)

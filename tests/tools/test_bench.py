@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_transformers_options_are_taken_back() -> None:
 def test_a_drafter_that_remembers_meets_each_prompt_once(tmp_path: Path) -> None:
     bench = Bench.load(_settings(tmp_path, drafters=["suffix"], repeats=2))
     unit = plan(bench.settings)[0]
-    bench._warm_up(unit)
+    bench.warm_up(unit, chain(*bench.passes))
     first, second = [m for m in bench.measure(unit) if m.method == "suffix"]
     assert first.acceptance.accepted_per_position == second.acceptance.accepted_per_position
     stores = [methods[-1].drafter.store for methods in bench.passes]

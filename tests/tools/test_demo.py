@@ -1,27 +1,40 @@
 """What the demo and `generate` show is the truth: the text in view is the one that was decoded, token for token."""
 
 import io
+import math
 import platform
 import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from rich.text import Text
 
+from hf_specdec import clock
 from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
-from hf_specdec.tools.bench.decoding import decode
+from hf_specdec.tools.bench.decoding import Generation, decode
+from hf_specdec.tools.bench.measure import Bench, Measured
 from hf_specdec.tools.bench.methods import PLAIN, Method
-from hf_specdec.tools.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate
+from hf_specdec.tools.bench.plan import Unit, settings_of
+from hf_specdec.tools.bench.results import Acceptance
+from hf_specdec.tools.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate, turns
 from hf_specdec.tools.demo.live import LiveText, Pictured, aside
 from hf_specdec.tools.demo.prompts import BATCH, SAMPLES
+from hf_specdec.tools.demo.table import said_of_texts, table
 from hf_specdec.tools.demo.talk import Conversation, common
+from hf_specdec.tools.demo.turns import Turns
+from hf_specdec.tools.instruments.audit import Difference
+from hf_specdec.tools.instruments.meter import Meter
 from hf_specdec.tools.instruments.recording import RecordingDrafter
 from hf_specdec.tools.loading.drafters import load_drafter
 from hf_specdec.tools.loading.models import ModelSource, Pair, load_model, load_tokenizer
+from hf_specdec.tools.loading.prompts import Prompt
 
 PAIR = Path(__file__).parents[1] / "pair"
 TEMPLATE = (
@@ -182,10 +195,9 @@ def test_chat_in_the_terminal(talkative, monkeypatch, capsys):
 
 def test_the_demo_on_any_pair(talkative, monkeypatch, capsys):
     monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
-    settings = DemoSettings(
-        target="pair", drafter="draft_model:num_draft_tokens=3", beside=["prompt_lookup"], max_new_tokens=8
-    )
-    run_demo(settings)
+    monkeypatch.setattr(turns, "cycle", iter)  # each prompt once
+    ours = "draft_model:num_draft_tokens=3"
+    run_demo(DemoSettings(target="pair", drafter=ours, beside=["prompt_lookup"], max_new_tokens=8, seconds=1e6))
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("prompt_lookup ")]
     assert len(rows) == 1 and "4 of 4" in rows[0] and "refused" not in rows[0]
@@ -201,7 +213,7 @@ def test_the_picture_holds_what_was_said_and_nothing_that_turned(talkative, monk
     monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
     monkeypatch.setattr(run, "SAMPLES", {"chat": SAMPLES["chat"]})
     picture = tmp_path / "demo.svg"
-    run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, output=str(picture)))
+    run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4, seconds=0.001, output=str(picture)))
     text = picture.read_text()
     assert "hf_specdec" in text and "chat" in text
     assert not any(word in text for word in ("loading", "warming", "comparing"))
@@ -219,29 +231,144 @@ def test_a_text_that_comes_in_pieces_is_broken_at_the_pictures_width():
     assert max(map(len, lines)) <= 100 and " ".join(lines).split() == ["word"] * 50
 
 
-def run_of(name, kind, seconds, identical=True, differences=()):
-    """Figures of ten tokens."""
-    figures = {"tokens": 10, "seconds": seconds, "speedup": 1.0 / seconds, "mean_acceptance_length": 2.0}
-    return figures | {"name": name, "dataset": kind, "identical": identical, "differences": list(differences)}
+TIMES = {PLAIN: 4.0, "ours": 2.0, "slow": 10.0}
+
+
+class Played:
+    """A bench whose methods write ten tokens in set times, by method or by method and kind of prompt."""
+
+    def __init__(self, times: dict[Any, float], refuses: tuple[str, ...] = ()) -> None:
+        names = dict.fromkeys(key if isinstance(key, str) else key[0] for key in times)
+        self.times, self.passes = times, [[Method(name, single_row=name in refuses) for name in names]]
+        self.now, self.left = 0.0, math.inf
+        """`left`: calls until somebody presses Ctrl-C"""
+
+    def tokenize(self, unit: Unit) -> dict[str, torch.Tensor]:
+        return {}
+
+    def warm_up(self, unit: Unit, methods: Iterable[Method]) -> None:
+        pass
+
+    def generate(self, method: Method, unit: Unit, inputs: dict[str, torch.Tensor]) -> Measured:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        seconds = self.times.get((method.name, unit.dataset), self.times.get(method.name))
+        self.now += seconds
+        counts = Acceptance(5, 5, [5], [5], 5.0, 5)
+        return Measured(Generation(method, [[1] * 10], Meter(seconds=seconds), counts), 0, 0)
+
+    def turns(self, seconds: float, kinds: Sequence[str] = ("chat",)) -> Turns:
+        """Those that were taken in so many seconds, or until Ctrl-C."""
+        units = [Unit(kind, 0, 2 if kind.startswith("batch") else 1, 0.0, []) for kind in kinds]
+        with clock.use(lambda: self.now):
+            played = Turns(self, seconds)
+            with suppress(KeyboardInterrupt):
+                list(played.take(units))
+        return played
+
+    def rows(self, turns: Turns) -> dict[str, list[str]]:
+        """The table, by the first word of its lines."""
+        out = io.StringIO()
+        Console(file=out, width=120).print(table(self.passes[0], turns.taken))
+        return {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (6, 1), (11.9, 1), (12, 2), (59, 9), (60, 10)])
+def test_as_many_turns_are_taken_as_fit(seconds: float, taken: int) -> None:
+    """Plain decoding and ours take one however short the time is, and none that would end after it."""
+    bench = Played({PLAIN: 4.0, "ours": 2.0})
+    turns = bench.turns(seconds).taken
+    assert len(turns) == taken and all(list(turn.made) == [PLAIN, "ours"] for turn in turns)
+    assert bench.now == 6 * taken <= max(seconds, 6)
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(9, 0), (10, 1), (25, 1), (31, 1), (32, 2), (48, 3)])
+def test_another_method_takes_part_only_while_it_fits(seconds: float, taken: int) -> None:
+    """At first it is believed to take as long as plain decoding; that may be wrong once."""
+    bench = Played(TIMES)
+    turns = bench.turns(seconds).taken
+    assert sum("slow" in turn.made for turn in turns) == taken
+    assert all({PLAIN, "ours"} <= turn.made.keys() for turn in turns)
+    assert bench.now <= max(seconds, 16)
+
+
+def test_what_a_kind_of_prompt_takes_is_known_from_its_own_turn() -> None:
+    times = {(PLAIN, "short"): 1.0, ("ours", "short"): 1.0, (PLAIN, "long"): 5.0, ("ours", "long"): 5.0}
+    taken = [turn.unit.dataset for turn in Played(times).turns(23, ["short", "long"]).taken]
+    assert taken == ["short", "long", "short"]  # a second long one would end after 24 seconds
+
+
+def test_a_method_is_compared_with_plain_decoding_in_its_own_turns() -> None:
+    times = {(PLAIN, "chat"): 4.0, (PLAIN, "code"): 6.0, ("ours", "chat"): 2.0, ("ours", "code"): 2.0, "slow": 8.0}
+    bench = Played(times)
+    turns = bench.turns(22, ["chat", "code"])
+    rows = bench.rows(turns)
+    assert rows["ours"] == ["2.00x", "3.00x", "2.50x", "2.00-3.00", "2.00", "2", "of", "2"]
+    assert rows["slow"] == ["0.50x", "-", "0.50x", "0.50-0.50", "2.00", "1", "of", "1"]
+    assert rows["2"][0] == "turns;"
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_what_was_measured_before_an_interruption_counts(calls: int) -> None:
+    bench = Played(TIMES)
+    bench.left = calls
+    turns = bench.turns(60)
+    assert sum(len(turn.made) for turn in turns.taken) == calls
+    rows = bench.rows(turns)
+    assert str((calls + 1) // 3) in rows  # of the caption
+    assert ("2.00x" in rows["ours"]) == (calls >= 2)
+
+
+def test_an_interruption_prints_the_table(talkative, monkeypatch, capsys):
+    monkeypatch.setattr(DemoSettings, "load", lambda _: talkative)
+    generate, calls = Bench.generate, []
+
+    def interrupted(bench, method, unit, inputs, **options):
+        calls.append(method.name)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return generate(bench, method, unit, inputs, **options)
+
+    monkeypatch.setattr(Bench, "generate", interrupted)
+    run_demo(DemoSettings(target="pair", drafter="prompt_lookup", max_new_tokens=4))
+    printed = capsys.readouterr().out
+    assert "stopped" in printed and re.search(r"^hf_specdec .* 1 of 1", printed, re.M) and "1 turn;" in printed
+
+
+@pytest.mark.set_times
+def test_no_answer_is_copied_from_an_earlier_turn(talkative):
+    """Whoever asks a question does not know the answer."""
+    drafter = load_drafter("suffix", None)
+    method = Method("ours", {"assistant_model": drafter}, None, drafter)
+    bench = Bench(settings_of(DemoSettings(target="pair"), max_new_tokens=8), talkative, [[Method(PLAIN), method]])
+    units = [Unit("chat", 0, 1, 0.0, [Prompt((SAMPLES["chat"],), chat=True)])]
+    answers = Turns(bench, clock.now() + 1e6).take(units)
+    made = [next(answers) for _ in range(4)]
+    assert made[1].acceptance == made[3].acceptance and len(drafter.store) > 0
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])
+def test_the_demo_refuses_a_time_in_which_nothing_ends(seconds: float) -> None:
+    with pytest.raises(SpeculationError, match=f"seconds must be above 0 and finite, got {seconds}; give"):
+        run_demo(DemoSettings(target="nowhere", seconds=seconds))
 
 
 def test_the_table_counts_what_all_methods_decoded():
-    chat = [run_of(PLAIN, "chat", 1.0), run_of("other", "chat", 2.0, identical=False), run_of("ours", "chat", 0.5)]
-    together = [run_of(PLAIN, "batch 2", 1.0), run_of("ours", "batch 2", 0.1)]
-    out = io.StringIO()
-    Console(file=out, width=120).print(run.table(chat + together))
-    rows = {line.split()[0]: line.split()[1:] for line in out.getvalue().splitlines() if line.strip()}
-    assert rows["ours"] == ["2.00x", "10.00x", "2.00x", "2.00", "2", "of", "2"]
-    assert rows["other"] == ["0.50x", "refused", "0.50x", "2.00", "0", "of", "1"]
+    times = {PLAIN: 1.0, "ours": 0.5, ("ours", "batch 2"): 0.1, "other": 2.0}
+    bench = Played(times, refuses=("other",))
+    turns = bench.turns(5.0, ["chat", "batch 2"])
+    turns.taken[0].made["other"].rows[0][3] = 2
+    rows = bench.rows(turns)
+    assert rows["ours"] == ["2.00x", "10.00x", "2.00x", "2.00-2.00", "2.00", "2", "of", "2"]
+    assert rows["other"] == ["0.50x", "refused", "0.50x", "0.50-0.50", "2.00", "0", "of", "1"]
 
 
 def test_near_ties_are_summed_up_and_what_rounding_does_not_explain_is_not():
-    tie, wrong = {"near_tie": True, "position": 3}, {"near_tie": False, "position": 7}
-    (line,) = run.said_of_texts([run_of("ours", "chat", 1.0, differences=[tie]), run_of(PLAIN, "chat", 1.0)])
+    tie, wrong = Difference(3, 1, 2, 0.0, 1.0, True), Difference(7, 1, 2, 9.0, 1.0, True)
+    (line,) = said_of_texts([("ours", "chat", tie)])
     assert line.startswith("Texts that leave") and ": 1." in line
-    assert list(run.said_of_texts([run_of("ours", "chat", 1.0, differences=[wrong])])) == [
-        "WRONG: ours, chat: differs at new token 7"
-    ]
+    assert list(said_of_texts([("ours", "chat", wrong)])) == ["WRONG: ours, chat: differs at new token 7"]
 
 
 AVX512 = {"avx2": True, "avx512_f": True, "avx512_bw": True, "avx512_vnni": True}

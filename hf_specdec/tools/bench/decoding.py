@@ -30,9 +30,14 @@ class Generation:
         return sum(map(len, self.rows))
 
     @property
+    def seconds(self) -> float:
+        """Of the whole call."""
+        return self.meter.seconds
+
+    @property
     def mean_acceptance_length(self) -> float:
         """Tokens per verification, the target's own included; 1 for plain decoding."""
-        return 1 + sum(self.acceptance.accepted_per_position) / max(self.acceptance.row_steps, 1)
+        return self.acceptance.mean_length
 
 
 def decode(

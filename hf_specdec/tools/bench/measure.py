@@ -1,6 +1,6 @@
 """Measure: all methods decode each prompt in turn, in rotated order, so that drift of the machine cancels out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -86,7 +86,7 @@ class Bench:
                     stack.enter_context(paced(model, pace))
             missing = [unit for unit in units if unit.key not in held]
             if missing:
-                self._warm_up(missing[0])
+                self.warm_up(missing[0], (method for methods in self.passes for method in methods))
             for number, unit in enumerate(missing):
                 results.measurements += self.measure(unit, rotation=number)
                 results.runs = summarize(results.measurements, self.settings.seed)
@@ -131,12 +131,12 @@ class Bench:
                 measured.append(measurement)
         return measured, plain
 
-    def _warm_up(self, unit: Unit) -> None:
+    def warm_up(self, unit: Unit, methods: Iterable[Method]) -> None:
         """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured."""
         inputs = self.tokenize(replace(unit, prompts=[Prompt((WARM_UP_TEXT,))] * len(unit.prompts)))
         if inputs is None:
             return
-        for method in (method for methods in self.passes for method in methods):
+        for method in methods:
             if unit.batch_size == 1 or not method.single_row:
                 self.generate(method, unit, inputs, max_new_tokens=min(16, self.settings.max_new_tokens))
 

@@ -44,6 +44,11 @@ class Acceptance:
     acceptance_count: int
     """positions at which the draft was put to the test"""
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens per verification, the target's own included; 1 for plain decoding."""
+        return 1 + sum(self.accepted_per_position) / max(self.row_steps, 1)
+
 
 @dataclass
 class Measurement:

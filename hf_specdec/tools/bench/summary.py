@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,16 @@ from .turns import total_acceptance, total_times, whole_conversations
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+
+
+class Timed(Protocol):
+    """What has a speed."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
 
 
 def check_installed() -> None:
@@ -43,7 +53,7 @@ def median_repeats(measurements: Iterable[Measurement]) -> list[Measurement]:
     return [repeats[len(repeats) // 2] for repeats in ranked]
 
 
-def speed_ratio(method: Sequence[Measurement], other: Sequence[Measurement]) -> float:
+def speed_ratio(method: Iterable[Timed], other: Iterable[Timed]) -> float:
     """Tokens per second of one method over those of another."""
     return _speed(method) / _speed(other)
 
@@ -122,7 +132,7 @@ def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Meas
         "speedup": speed_ratio(mine, medians[PLAIN]),
         "speedup_interval": ratios[PLAIN]["interval"] if PLAIN in ratios else None,
         "ratios": ratios,
-        "mean_acceptance_length": 1 + sum(accepted) / acceptance.row_steps if acceptance.row_steps else 1.0,
+        "mean_acceptance_length": acceptance.mean_length,
         "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
         "acceptance_per_position": [a / d for a, d in zip_longest(accepted, drafted, fillvalue=0) if d],
         "gamma": gamma,
@@ -143,7 +153,7 @@ def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Meas
     }
 
 
-def _speed(measurements: Iterable[Measurement]) -> float:
+def _speed(measurements: Iterable[Timed]) -> float:
     rows = list(measurements)
     return sum(m.tokens for m in rows) / sum(m.seconds for m in rows)
 

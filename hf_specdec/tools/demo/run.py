@@ -1,21 +1,22 @@
 """`hf-specdec demo`: a real model answers real prompts, plainly, with transformers' own speculation and with ours."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from tqdm import tqdm
 from typer import Option
 
+from ...clock import now
 from ...drafters import Drafter
 from ...errors import SpeculationError
 from ..bench.decoding import Generation, decode
 from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Method, build_method
 from ..bench.plan import Unit, settings_of
-from ..bench.results import Results
 from ..instruments.recording import RecordingDrafter
 from ..loading.checks import check_decoding
 from ..loading.drafters import DEFAULT, SPEC, load_drafter, own_model
@@ -25,8 +26,9 @@ from ..loading.prompts import Prompt
 from ..showing import quiet
 from .live import LiveText, Pictured, aside, legend
 from .prompts import BATCH, SAMPLES
+from .table import differences, said_of_texts, table
+from .turns import Turns, inputs_of
 
-REPEATS = 3
 ASSISTED, LOOKUP, OURS = "hf assisted", "hf lookup", "hf_specdec"
 NEXT = """Your own model:
 
@@ -50,6 +52,13 @@ class DemoSettings(PairSettings):
         default_factory=list
     )
     max_new_tokens: Annotated[int, Option(help="New tokens per prompt, at most.")] = 64
+    seconds: Annotated[
+        float,
+        Option(
+            help="Seconds from the loaded models to the table. Methods take turns, prompt by prompt, until they are "
+            "over; plain decoding and ours take one in any case."
+        ),
+    ] = 60.0
     output: Annotated[
         str | None, Option("--output", "--svg", help="Save the answers and the table as a picture (SVG).")
     ] = None
@@ -58,6 +67,19 @@ class DemoSettings(PairSettings):
         """On a CPU all methods run on packed weights: with plain ones, forwards of several tokens cost too much."""
         super().__post_init__()
         self.pack_linear |= self.can_pack
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: a value out of range, or a picture that cannot be saved.
+        """
+        check_decoding(self.max_new_tokens)
+        if not 0 < self.seconds < math.inf:
+            raise SpeculationError(
+                f"seconds must be above 0 and finite, got {self.seconds}; give some, as --seconds 60"
+            )
+        if self.output is not None:
+            writable_file(self.output, "output")
 
     def load_ours(self, pair: Pair) -> Drafter:
         """The drafter that is shown."""
@@ -70,18 +92,17 @@ def run_demo(settings: DemoSettings) -> None:
     Raises:
         SpeculationError: a model or drafter that does not load, or a setting that nothing can be shown with.
     """
-    check_decoding(settings.max_new_tokens)
-    if settings.output is not None:
-        writable_file(settings.output, "output")
+    settings.check()
     console = Console(highlight=False) if settings.output is None else Pictured()
     with quiet():
         with console.status("loading the models"):
             pair = settings.load()
-            passes = [_methods(settings, pair)] * REPEATS  # one drafter, which learns as it does for its user
+            methods = _methods(settings, pair)
             recorder = RecordingDrafter(settings.load_ours(pair))
+        ends = now() + settings.seconds
         console.print(_introduction(settings, pair, recorder), markup=False)
-        chosen = settings_of(settings, max_new_tokens=settings.max_new_tokens, repeats=REPEATS)
-        bench, results = Bench(chosen, pair, passes), Results({})
+        chosen = settings_of(settings, max_new_tokens=settings.max_new_tokens)
+        bench = Bench(chosen, pair, [methods])  # one drafter, which learns as it does for its user
         ones = [_unit(kind, [question]) for kind, question in SAMPLES.items()]
         together = _unit(f"batch {len(BATCH)}", BATCH)
         if LiveText(console, pair.tokenizer).coloured:
@@ -90,12 +111,12 @@ def run_demo(settings: DemoSettings) -> None:
             _show_one(console, bench, recorder, unit)
         with aside(console):
             _show_batch(console, bench, recorder, together)
-        with console.status("measuring: all methods in turn"):
-            bench.run(results, [*ones, together])
+        turns = Turns(bench, ends)
+        _measure(console, turns, [*ones, together])
         console.rule(style="dim")
-        console.print(table(results.runs))
+        console.print(table(methods, turns.taken))
         with aside(console):
-            for line in said_of_texts(results.runs):
+            for line in said_of_texts(differences(bench, turns.taken)):
                 console.print(line, markup=False)
             console.print(f"\n{NEXT}", markup=False)
     if settings.output is not None:
@@ -103,14 +124,15 @@ def run_demo(settings: DemoSettings) -> None:
 
 
 def _methods(settings: DemoSettings, pair: Pair) -> list[Method]:
-    """Plain decoding first, ours last; transformers' assisted decoding where there is a draft model."""
+    """Plain decoding and ours first; transformers' assisted decoding where there is a draft model."""
     drafter = settings.load_ours(pair)
     draft = own_model(drafter) or pair.draft
     assisted = [] if draft is None else [_named(ASSISTED, build_method("hf-assisted", draft))]
     lookup = _named(LOOKUP, build_method("hf-prompt-lookup", None))
     loading = settings.of_drafts() | {"target": pair.target}
     beside = [build_method(spec, pair.draft, **loading) for spec in dict.fromkeys(settings.beside)]
-    return [Method(PLAIN), *assisted, lookup, *beside, Method(OURS, {"assistant_model": drafter}, draft, drafter)]
+    ours = Method(OURS, {"assistant_model": drafter}, draft, drafter)
+    return [Method(PLAIN), ours, *assisted, lookup, *beside]
 
 
 def _named(name: str, method: Method) -> Method:
@@ -154,44 +176,17 @@ def _show_batch(console: Console, bench: Bench, recorder: RecordingDrafter, unit
 
 
 def _decode(bench: Bench, recorder: RecordingDrafter, unit: Unit, **options: Any) -> Generation:
-    inputs = bench.tokenize(unit)
-    if inputs is None:
-        raise SpeculationError(f"the target's context is too short for the demo's {unit.dataset}; name another target")
+    inputs = inputs_of(bench, unit)
     method = Method(OURS, {"assistant_model": recorder}, None, recorder)
     return decode(bench.target, method, inputs, **bench.options(unit) | options)
 
 
-def table(runs: list[dict[str, Any]]) -> Table:
-    """One line per method: its speed-up on each kind of prompt, and over all kinds that every method takes."""
-    kinds, names = (list(dict.fromkeys(run[key] for run in runs)) for key in ("dataset", "name"))
-    found = {(run["name"], run["dataset"]): run for run in runs}
-    shared = [kind for kind in kinds if all((name, kind) in found for name in names)]
-    lines = Table(box=None, padding=(0, 1, 0, 0))
-    lines.add_column("", no_wrap=True)
-    for title in (*kinds, "all", "tokens\n/call", "same\ntext"):
-        lines.add_column(title, justify="right", no_wrap=True)
-    for name in names:
-        ours, plain = ([found[one, kind] for kind in shared] for one in (name, PLAIN))
-        mine = [run for run in runs if run["name"] == name]
-        lines.add_row(
-            name,
-            *(f"{found[name, kind]['speedup']:.2f}x" if (name, kind) in found else "refused" for kind in kinds),
-            f"{_seconds_per_token(plain) / _seconds_per_token(ours):.2f}x",
-            f"{sum(run['mean_acceptance_length'] for run in ours) / len(ours):.2f}",
-            "" if name == PLAIN else f"{sum(run['identical'] for run in mine)} of {len(mine)}",
-        )
-    return lines
-
-
-def _seconds_per_token(runs: list[dict[str, Any]]) -> float:
-    return sum(run["seconds"] / run["tokens"] for run in runs)
-
-
-def said_of_texts(runs: list[dict[str, Any]]) -> Iterator[str]:
-    """Where single answers differ from plain decoding's: near ties in one line, all else in a line each."""
-    parted = [(run, difference) for run in runs for difference in run["differences"]]
-    if ties := sum(difference["near_tie"] for _, difference in parted):
-        yield f"Texts that leave plain decoding's at near ties of two tokens: {ties}. `hf-specdec audit` says where."
-    for run, difference in parted:
-        if not difference["near_tie"]:
-            yield f"WRONG: {run['name']}, {run['dataset']}: differs at new token {difference['position']}"
+def _measure(console: Console, turns: Turns, units: Sequence[Unit]) -> None:
+    """Turns under a bar that says what is left; Ctrl-C ends them, and what was measured counts."""
+    total = max(turns.left, 0.0)
+    with tqdm(total=total, bar_format="measuring {bar} {n:.0f} of {total:.0f} s", leave=False) as bar:
+        try:
+            for _ in turns.take(units):
+                bar.update(total - max(turns.left, 0.0) - bar.n)
+        except KeyboardInterrupt:
+            console.print("stopped; this was measured before", style="dim")
