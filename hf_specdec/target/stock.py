@@ -56,9 +56,12 @@ def _foreign_hook(model: nn.Module) -> str:
     for module in model.modules():
         if module._forward_hooks or module._forward_pre_hooks or module is model:
             for hook in hooks(module):
-                function = getattr(hook, "func", hook)  # of a partial
+                function = getattr(
+                    hook, "func", hook
+                )  # of a partial, which holds something of one call, as of its rows
                 name = getattr(function, "__qualname__", type(function).__name__)
-                if not hasattr(hook, ANY_FORWARD) and _package(function) not in HOOKS_OF:
+                known = function is hook and _package(function) in HOOKS_OF
+                if not known and not hasattr(hook, ANY_FORWARD):
                     return (
                         f"has a forward hook ({name}), which would see other forwards than plain decoding's; set its "
                         f"attribute {ANY_FORWARD} = True if that does not matter to it"

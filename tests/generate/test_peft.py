@@ -33,6 +33,19 @@ def test_the_text_is_plains(config: Any, lengths: list[int]) -> None:
         assert sides.stats.accepted_tokens > 0
 
 
+def test_each_row_with_an_adapter_of_its_own() -> None:
+    """PEFT's hooks of such a call know its rows, none of which may leave."""
+    model = peft.get_peft_model(models.llama(), lora(), "a")
+    model.add_adapter("b", lora())
+    model.eval()
+    sides = Sides(model, [9, 5], adapter_names=["a", "b"], eos_token_id=5)
+    for _ in range(2):
+        assert torch.equal(sides.ours(), sides.plain)
+        plain = model.generate(**sides.prompts, max_new_tokens=8, do_sample=False)  # nothing stays behind
+        drafted = model.generate(**sides.prompts, max_new_tokens=8, do_sample=False, assistant_model=sides.drafter)
+        assert torch.equal(drafted, plain)
+
+
 def test_what_tuned_streams_learned_is_an_adapter(tmp_path: Path) -> None:
     """PEFT's target and the one that was tuned have the same logits, which are not the plain target's."""
     target = models.llama()
