@@ -16,6 +16,9 @@ from ..errors import SpeculationError
 from .devices import DTYPES, cpu_capabilities, cpu_dtype
 from .remembered import PLAIN, Look, seen_of
 
+SELDOM = 16
+"""of the values of a look one in so many is seen in every call: they lie far apart, and each is waited for"""
+
 
 class PackedLinear(nn.Linear):
     """An `nn.Linear` that multiplies with its weight packed: parameters, ties and state_dict are what they were.
@@ -43,8 +46,8 @@ class Packing:
 
     def __init__(self, model: "PackedModel") -> None:
         self.model = model
-        self.kept: tuple[Tensor, Look, Tensor, Tensor] | None = None
-        """the weight, a look at it, where that looks, and the packed weight"""
+        self.kept: tuple[Tensor, Look, tuple[Tensor, Tensor], Tensor] | None = None
+        """the weight, a look at it, the few of its values that every call sees, and the packed weight"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy packs for itself."""
@@ -53,14 +56,16 @@ class Packing:
     def of(self, weight: Tensor) -> Tensor | None:
         """The packed weight, as the weight is now; None where it cannot be packed."""
         if (kept := self.kept) is not None:
-            if weight is kept[0] and kept[1].still(weight, kept[2]):
+            (few, were), look = kept[2], kept[1]
+            if weight is kept[0] and look.stays(weight) and few.equal(were):
                 return kept[3]
             self.model.forget()
         look = Look(weight)
         if not (look.whole and type(weight) is nn.Parameter and packable(weight)):
             return None
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        self.kept = weight, look, seen_of(weight), packed
+        few = seen_of(weight)[::SELDOM]
+        self.kept = weight, look, (few, few.clone()), packed
         self.model.add(self)
         return packed
 
@@ -89,7 +94,7 @@ class PackedModel:
         """Pack all anew if one has changed."""
         with self._lock:
             kept = [layer.kept for layer in self._layers]
-        if not all(each is None or each[1].still(each[0], each[2]) for each in kept):
+        if not all(each is None or each[1].still(each[0]) for each in kept):
             self.forget()
 
     def forget(self) -> None:

@@ -110,15 +110,9 @@ class Look:
         if self.whole:
             self.were = seen_of(weight).clone()
 
-    def still(self, weight: Tensor, seen: Tensor | None = None) -> bool:
-        """Whether this is the same weight, and holds the same.
-
-        Args:
-            seen: what `seen_of` gives of it, for who looks often.
-        """
-        if not self.whole or _place(weight) != self.place:
-            return False
-        return (seen_of(weight) if seen is None else seen).equal(self.were)
+    def still(self, weight: Tensor) -> bool:
+        """Whether this is the same weight, and holds the same."""
+        return self.whole and self.stays(weight) and seen_of(weight).equal(self.were)
 
     def stays(self, weight: Tensor) -> bool:
         """Whether this is the same weight, and nobody has counted a change of it."""
