@@ -16,7 +16,7 @@ from ..errors import SpeculationError
 from .devices import DTYPES, cpu_capabilities, cpu_dtype
 from .remembered import PLAIN, Look, seen_of
 
-SELDOM = 16
+SELDOM = 4
 """of the values of a look one in so many is seen in every call: they lie far apart, and each is waited for"""
 
 

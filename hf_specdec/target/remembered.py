@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 MOST = 8
 """structures of a model of which something is remembered: hooks and adapters come and go"""
-LOOKED_AT = 256
+LOOKED_AT = 64
 """values of a weight"""
 GOLDEN = 0.618
 """of a row, by which each next value lies further on: so they meet in no column"""

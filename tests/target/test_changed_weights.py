@@ -156,7 +156,7 @@ def test_a_layer_alone_is_that_of_its_weight(change: str) -> None:
 
 
 def test_half_precision_changes_where_no_look_of_a_layers_own_sees_it() -> None:
-    """One weight in a thousand changes: some layer's look misses it, the look at all before a text does not."""
+    """One weight in two hundred changes: some layer's look misses it, the look at all before a text does not."""
     torch.manual_seed(0)
     layers = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(24)])
     pack_linear(layers)
@@ -165,7 +165,7 @@ def test_half_precision_changes_where_no_look_of_a_layers_own_sees_it() -> None:
     with torch.no_grad():
         layers(x)
         for layer in layers:
-            layer.weight.data[torch.rand(256, 256) < 0.001] *= 2
+            layer.weight.data[torch.rand(256, 256) < 0.005] *= 2
         assert any(look.still(layer.weight) for look, layer in zip(looks, layers, strict=True))
         look_at(layers)
         want = nn.Sequential(*[_unpacked(layer) for layer in layers])(x)
