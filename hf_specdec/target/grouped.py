@@ -51,12 +51,8 @@ def _alone() -> None:
     """In a forked process there are no blocks but its own thread's."""
     global _lock, _open
     _lock, _open = threading.Lock(), _here.depth
-    if (
-        not _open
-        and "transformers.modeling_utils" in sys.modules
-        and isinstance(ours := (functions := _registered())[NAME], _Grouped)
-    ):
-        functions.register(NAME, ours.stock)
+    if "transformers.modeling_utils" in sys.modules:
+        _put_back(_registered())
 
 
 if hasattr(os, "register_at_fork"):
@@ -86,8 +82,13 @@ def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
         _here.masks, _here.ends = None, before
         with _lock:
             _open -= 1
-            if not _open and isinstance(ours := functions[NAME], _Grouped):
-                functions.register(NAME, ours.stock)
+            _put_back(functions)
+
+
+def _put_back(functions: Any) -> None:
+    """transformers' function, where the last block has ended."""
+    if not _open and isinstance(ours := functions[NAME], _Grouped):
+        functions.register(NAME, ours.stock)
 
 
 def _registered() -> Any:

@@ -61,7 +61,7 @@ class Packing:
                 return kept[3]
             self.model.forget()
         look = Look(weight)
-        if not (look.whole and type(weight) is nn.Parameter and packable(weight)):
+        if not (look.whole and type(weight) is nn.Parameter and _packable(weight)):
             return None
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
         few = seen_of(weight)[::SELDOM]
@@ -131,7 +131,7 @@ def pack_linear(model: nn.Module) -> int:
     if not layers:
         raise SpeculationError(f"pack_linear finds no nn.Linear in {type(model).__name__}; leave it out")
     for weight in (layer.weight for layer in layers):
-        if not packable(weight):
+        if not _packable(weight):
             raise SpeculationError(
                 f"pack_linear needs weights on the CPU in {' or '.join(packable_dtypes())}, got "
                 f"{str(weight.dtype).removeprefix('torch.')} on {weight.device}; load the model that way, or "
@@ -175,8 +175,7 @@ def _plainly() -> bool:
     return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
-def packable(tensor: Tensor) -> bool:
-    """Whether the CPU multiplies weights of this kind packed."""
+def _packable(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.dtype in packable_dtypes().values()
 
 

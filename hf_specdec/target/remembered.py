@@ -3,7 +3,6 @@ what its weights hold."""
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,24 +28,25 @@ class _Known(Generic[T]):
     def __init__(self, numbers: bool) -> None:
         self.numbers = numbers
         """whether numbers that its modules hold tell its states apart; not where forwards change them"""
-        self.found: dict[Hashable, T] = {}
+        self.found: dict[Hashable, tuple[T]] = {}
 
 
 class Remembered(Generic[T]):
     """What was found of models, each as it stands now: of a model that was changed it is found anew. Models that are
     gone are forgotten; threads may share it, and copies know nothing yet."""
 
-    def __init__(self, numbers: bool = True) -> None:
+    def __init__(self, numbers: bool = True, most: int = MOST) -> None:
         """
         Args:
             numbers: whether numbers that a model's modules hold make it another, as far as its forwards leave them.
+            most: states of a model of which something is remembered, the latest ones.
         """
-        self.numbers = numbers
+        self.numbers, self.most = numbers, most
         self._of: WeakKeyDictionary[Any, _Known[T]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Remembered, (self.numbers,)
+        return Remembered, (self.numbers, self.most)
 
     def of(self, model: Any, find: Callable[[], T], key: Hashable = None) -> T:
         """What `find` gives, or gave of this model as it is.
@@ -59,15 +59,16 @@ class Remembered(Generic[T]):
             known = self._of.setdefault(model, _Known(self.numbers))
         state = _state(model, known.numbers)
         with self._lock:
-            if (key, state) in known.found:
-                return known.found[key, state]
-        found = find()  # without the lock: a hook of the model may come back here
+            found = known.found.get((key, state))  # asked once: a structure is long
+        if found is not None:
+            return found[0]
+        found = (find(),)  # without the lock: a hook of the model may come back here
         if known.numbers and _state(model, True) != state:
             known.numbers, state = False, _state(model, False)
         with self._lock:
-            while len(known.found) >= MOST:
+            while len(known.found) >= self.most:
                 known.found.pop(next(iter(known.found)))
-            return known.found.setdefault((key, state), found)
+            return known.found.setdefault((key, state), found)[0]
 
 
 def _state(model: Any, numbers: bool) -> Any:
@@ -93,8 +94,8 @@ class Copied(Generic[T]):
         Args:
             look: at what they hold, for which an accelerator has to be waited for; else at where they lie.
         """
-        made = self._made
-        if made is None or len(made[0]) != len(weights) or not all(map(partial(_still, look), made[0], weights)):
+        made, same = self._made, Look.still if look else Look.stays
+        if made is None or len(made[0]) != len(weights) or not all(map(same, made[0], weights)):
             self._made = made = [Look(weight) for weight in weights], make()
         return made[1]
 
@@ -125,10 +126,6 @@ def seen_of(weight: Tensor) -> Tensor:
     step = max(1, flat.numel() // LOOKED_AT)
     step += (int(GOLDEN * columns) - step) % columns if step > columns else 1 - step % 2
     return flat[::step]
-
-
-def _still(look: bool, seen: Look, weight: Tensor) -> bool:
-    return seen.still(weight) if look else seen.stays(weight)
 
 
 def _place(weight: Tensor) -> tuple[Any, ...]:

@@ -94,8 +94,8 @@ class StreamingDrafter(Drafter):
         self.streams = Streams(self.config).to(torch.bfloat16).requires_grad_(False)
         self.trained = False
         """whether its weights have been loaded or learned"""
-        self._fitted: Remembered[Copied[Streams]] = Remembered(numbers=False)
-        self._owned: Remembered[Copied[OwnLayers]] = Remembered(numbers=False)
+        self._fitted: Remembered[Copied[Streams]] = Remembered(numbers=False, most=1)
+        self._owned: Remembered[Copied[OwnLayers]] = Remembered(numbers=False, most=1)
         self._experience = Learned(Experience)
         self.recordable = prune_below == 0  # which nodes are pruned is asked in mid-forward
 
