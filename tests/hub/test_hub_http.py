@@ -21,6 +21,7 @@ from hf_specdec.cli import app
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.hub import drafter_from_flag, push_folder
 from hf_specdec.hub.push import generate_code
+from hf_specdec.version import __version__
 
 torch.set_num_threads(1)
 
@@ -173,8 +174,8 @@ def run_python(code: str, tmp_path: Path, *, package: bool = True, **env: str) -
     """Run code in a new process; `package` says whether this library is there."""
     site = tmp_path / "site"
     if package and not site.exists():  # what pip would have installed
-        (site / "hf_specdec-0.1.0.dist-info").mkdir(parents=True)
-        (site / "hf_specdec-0.1.0.dist-info" / "METADATA").write_text("Name: hf-specdec\nVersion: 0.1.0\n")
+        (about := site / f"hf_specdec-{__version__}.dist-info").mkdir(parents=True)
+        (about / "METADATA").write_text(f"Name: hf-specdec\nVersion: {__version__}\n")
         (site / "hf_specdec").symlink_to(ROOT / "hf_specdec")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     path = [str(site)] * package + [inherited.get("PYTHONPATH", "")]
