@@ -1,6 +1,7 @@
 """One thread per worker, so that float32 results and times do not depend on how many tests run beside each other."""
 
 import gc
+import itertools
 import os
 import threading
 import zlib
@@ -59,10 +60,14 @@ def captured(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked slow or shared run only when asked for with `-m`, those marked grid in part."""
+    """Tests marked slow or shared run only when asked for with `-m`, those marked grid or pairs in part."""
     if config.getoption("-m"):
         return
     skip, met = pytest.mark.skip(reason="run with pytest -m"), set()
+    of_pairs = [item for item in items if item.get_closest_marker("pairs")]
+    for _, cells in itertools.groupby(of_pairs, key=lambda item: item.function):
+        for item in _beside_a_covering(list(cells)):
+            item.add_marker(skip)
     for item in items:
         if any(item.get_closest_marker(name) for name in ("slow", "shared")):
             item.add_marker(skip)
@@ -71,6 +76,26 @@ def pytest_collection_modifyitems(config, items):
             met.add(item.function)
             if not first and zlib.crc32(item.nodeid.encode()) % GRID:
                 item.add_marker(skip)
+
+
+def _beside_a_covering(cells):
+    """What can be left out of a grid, always the same: in the others any two values of different arguments meet."""
+    pairs = {cell: set(itertools.combinations(sorted(_values(cell)), 2)) for cell in cells}
+    cells = sorted(cells, key=lambda cell: zlib.crc32(cell.nodeid.encode()))
+    missing = set().union(*pairs.values())
+    while missing:
+        best = max(cells, key=lambda cell: len(pairs[cell] & missing))
+        missing -= pairs[best]
+        cells.remove(best)
+    return cells
+
+
+def _values(cell):
+    """One number of each `parametrize`: its values are the same objects in all cells."""
+    given = cell.callspec.params
+    for mark in cell.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        yield tuple(names), tuple(id(given[name.strip()]) for name in names)
 
 
 def pytest_collection_finish(session):

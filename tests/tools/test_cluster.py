@@ -110,6 +110,7 @@ def plain() -> list[str]:
     return _plain
 
 
+@pytest.mark.slow
 def test_ray_data_goes_on_when_the_script_and_a_worker_are_killed(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install -e '.[cluster]'")
     run = Run(tmp_path, RAY, [sys.executable])
