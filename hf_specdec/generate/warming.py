@@ -27,9 +27,8 @@ OWN_TOKENS = 32
 
 
 def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
-    """Record the forwards that `model.generate(**call, assistant_model=drafter)` will replay on a GPU, all at once. The
-    call asks for `speculation={"forwards": "captured"}` or "bitwise". Without a warm-up each shape is recorded when a
-    call meets it for the second time.
+    """Record the forwards that `model.generate(**call, assistant_model=drafter)` will replay on a GPU, all at once.
+    Without a warm-up each shape is recorded when a call meets it for the second time.
 
     Recordings serve all calls of as many rows, up to the next power of two, and of as many columns.
 
