@@ -23,7 +23,7 @@ test: $(VENV)/.installed-dev
 
 # All cells of all grids, and what is slow: hours.
 test-all: test
-	$(BIN)/pytest -n 2 -m "pairs or grid or slow"
+	$(BIN)/pytest -n 2 -m "grid or slow"
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

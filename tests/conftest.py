@@ -17,7 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 OWN = {"real": "real_time", "set": "set_times"}
 """clocks, whatever `--clock` says, of tests that are so marked"""
 GRID = 10
-"""of the cells of a test marked `grid` one in so many runs by default, always the same ones; all with `-m grid`"""
+"""of the cells of a test marked `grid` one in so many runs by default, always the same ones; all with `-m grid`. Of one
+marked `grid(pairs=True)` those run in which any two values meet: few where there are three arguments and more"""
 
 
 def pytest_addoption(parser):
@@ -60,22 +61,24 @@ def captured(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked slow or shared run only when asked for with `-m`, those marked grid or pairs in part."""
+    """Tests marked slow or shared run only when asked for with `-m`, those marked grid in part."""
     if config.getoption("-m"):
         return
-    skip, met = pytest.mark.skip(reason="run with pytest -m"), set()
-    of_pairs = [item for item in items if item.get_closest_marker("pairs")]
-    for _, cells in itertools.groupby(of_pairs, key=lambda item: item.function):
-        for item in _beside_a_covering(list(cells)):
-            item.add_marker(skip)
+    skip, grids = pytest.mark.skip(reason="run with pytest -m"), {}
     for item in items:
         if any(item.get_closest_marker(name) for name in ("slow", "shared")):
             item.add_marker(skip)
         elif item.get_closest_marker("grid"):
-            first = item.function not in met  # of every test a cell runs
-            met.add(item.function)
-            if not first and zlib.crc32(item.nodeid.encode()) % GRID:
-                item.add_marker(skip)
+            grids.setdefault(item.function, []).append(item)
+    for cells in grids.values():
+        covering = cells[0].get_closest_marker("grid").kwargs.get("pairs", False)
+        for item in _beside_a_covering(cells) if covering else _nine_in_ten(cells):
+            item.add_marker(skip)
+
+
+def _nine_in_ten(cells):
+    """What is left out of other grids; of every test a cell runs."""
+    return [cell for cell in cells[1:] if zlib.crc32(cell.nodeid.encode()) % GRID]
 
 
 def _beside_a_covering(cells):

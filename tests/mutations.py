@@ -151,9 +151,9 @@ def who_passes(places: list[Mutation], folder: Path) -> None:
     copy = copied(folder / "all")
     for path in {place.path for place in places}:
         text = (copy / path).read_text()
-        there = [(number, place) for number, place in enumerate(places) if place.path == path]
-        for number, place in sorted(there, key=lambda pair: -pair[1].start):
-            text = place.put(text, f"(_mutations_passed({number}) or ({place.before}))")
+        for number, place in enumerate(places):
+            if place.path == path:  # no two on one line
+                text = place.put(text, f"(_mutations_passed({number}) or ({place.before}))")
         (copy / path).write_text(text)
     (copy / "marks").mkdir()
     (copy / "marks" / "sitecustomize.py").write_text(MARKS.format(file=str(folder / PASSED)))

@@ -62,7 +62,7 @@ def decode(
     return text, [stats.accepted_per_position[place] for place in range(GAMMA)]
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7]], ids=["one row", "three rows"])
 @pytest.mark.parametrize("kind", DRAFTS)

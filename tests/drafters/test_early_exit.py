@@ -30,7 +30,7 @@ def options(lengths: list[int], **more: Any) -> dict[str, Any]:
     return {**models.prompts(lengths), "max_new_tokens": 16, "pad_token_id": 0, "do_sample": False} | more
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 7]])
 @pytest.mark.parametrize("kind", ["draft_model", "hybrid", "pearl"])
 @pytest.mark.parametrize("name", FAMILIES)

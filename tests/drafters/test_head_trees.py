@@ -59,7 +59,7 @@ def known(target: Any, inputs: dict[str, Any], new: int) -> tuple[list[list[int]
     return [row[start:] for row, start in zip(out.tolist(), starts, strict=True)], out
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("again", [0, 2])
 @pytest.mark.parametrize("right", [True, False], ids=["oracle", "adversary"])
@@ -75,7 +75,7 @@ def test_heads_read_the_targets_states(lengths: list[int], right: bool, again: i
     assert not any("dropped" in note for note in drafter.last_stats.notes), drafter.last_stats.notes
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("again", [0, 2])
 @pytest.mark.parametrize("right", [True, False], ids=["oracle", "adversary"])

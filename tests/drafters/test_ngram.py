@@ -183,7 +183,7 @@ def test_the_likeliest_are_those_of_the_distribution(vocab, order):
     assert right >= 32
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("window", ["auto", 4])
 @pytest.mark.parametrize("order", [1, 3])
 @pytest.mark.parametrize("eos", [None, 4])
@@ -220,7 +220,7 @@ def test_as_much_is_drafted_as_pays(slope, sampled, monkeypatch):
         assert taken < 1.1 * 120 and stats.verify_widths[1] > stats.row_steps / 2
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("window", ["auto", 4])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)

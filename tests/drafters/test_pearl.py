@@ -49,7 +49,7 @@ def no_warnings(recwarn):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hf_specdec")]
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("lengths", [(7,), (1,), (5, 9, 1, 7)], ids=str)
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 7, 8, "auto"])
@@ -57,7 +57,7 @@ def test_greedy_text_is_plain_decodings(window, lengths, draft):
     assert torch.equal(generate(pearl(DRAFTS[draft], window=window), lengths), generate(None, lengths))
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
 @pytest.mark.parametrize("window", [1, 2, 5])
@@ -278,7 +278,7 @@ def test_a_correction_is_a_draw_from_the_residual(draws, told, monkeypatch):
     torch.testing.assert_close(counts / 4000, torch.tensor([0.6, 0.0, 0.4, 0.0]), atol=0.03, rtol=0)
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("new", [6, 24])
 @pytest.mark.parametrize("options", [{}, {"pre_verify": False}, {"post_verify": False}], ids=str)
 @pytest.mark.parametrize("rows", [1, 3])

@@ -38,7 +38,7 @@ ORACLE, ADVERSARY = sometimes_second(TARGET), second_best(TARGET)
 ALL = {**DRAFTS, "oracle": ORACLE, "adversary": ADVERSARY}
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("draft", ["middling", "oracle", "adversary"])
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1)], ids=str)
 @pytest.mark.parametrize("window", [1, 2, 4, "auto"])

@@ -37,7 +37,7 @@ def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 # ---------------------------------------------------------------------- the text is the target's
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize(
     ("name", "way"),
     [(name, way) for name in TARGETS for way in WAYS if name == "Llama" or way in ("by value", "pruned")],

@@ -23,7 +23,7 @@ def target() -> Any:
     return target_of("Llama")
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("new", [2, 3, 4, 24])
 @pytest.mark.parametrize("way", [{"copies": False}, {}, {"tree": "product", "num_candidates": 2}])

@@ -231,7 +231,7 @@ def test_greedy_text_is_plain_decodings_and_is_remembered(lengths, eos, branches
         assert again.mean_acceptance_length > 5
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("settings", FORBIDDING.values(), ids=FORBIDDING)
 @pytest.mark.parametrize("lengths", [[9], [3, 14, 1, 9]], ids=["one row", "four rows"])
@@ -276,7 +276,7 @@ class Listed(SuffixStore):
         self.texts.append(list(tokens))
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("room", [3, 4, 5, 16])  # often the last round has no room for a draft
 @pytest.mark.parametrize("eos", [None, 4])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)

@@ -86,7 +86,7 @@ def run_with_one_warning(sides: Sides, drafter: Any, at_most: bool = False, **mo
     return text
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @BATCHES
 @pytest.mark.parametrize(
     "settings", [{}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 3}], ids=lambda s: "".join(s)
@@ -200,7 +200,7 @@ def test_the_targets_own_errors_are_not_swallowed(model: Any) -> None:
     assert sides.drafter.sessions[-1].closed == 1
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @ROUNDS
 @BATCHES
 @pytest.mark.parametrize("how", ["raises", "NaN", "infinite"])

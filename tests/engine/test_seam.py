@@ -170,7 +170,7 @@ def test_a_runner_that_changes_the_logits_is_found_out(model: Any, batch: str) -
     assert torch.equal(text, plain) and len(said) == 1 and "changes the target's logits" in said[0]
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("method", ["prefill", "forward", "truncate", "keep", "retire"])

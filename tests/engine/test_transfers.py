@@ -135,7 +135,7 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     return counted
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("kind", DRAFTERS)

@@ -56,7 +56,7 @@ def toys(plain: Tensor) -> list[Any]:
     return [drafters.noisy(future, 5, models.VOCAB), drafters.bushy(future, 5, models.VOCAB)]
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("ids", [False, True], ids=["embeddings", "ids beside them"])
 @pytest.mark.parametrize("lengths", [[7], [9, 5]], ids=str)
 @pytest.mark.parametrize("name", NAMES)

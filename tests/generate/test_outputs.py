@@ -77,7 +77,7 @@ def the_cache(sides: Sides, drafter: Any = None) -> tuple[Any, Any]:
     return sides.plain.past_key_values, sides.ours(drafter).past_key_values
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("lengths", BATCHES)
 @pytest.mark.parametrize("kind", ["chain", "tree"])
@@ -106,7 +106,7 @@ def test_the_returned_cache_is_plains(architecture: str, kind: str, lengths: lis
             torch.testing.assert_close(a.values[row, :, seen], b.values[row, :, seen], atol=2e-3, rtol=1e-3)
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("second", ["plain", "ours"])
 @pytest.mark.parametrize("new", [0, 3])
 @pytest.mark.parametrize("lengths", BATCHES)

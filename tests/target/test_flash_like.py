@@ -120,7 +120,7 @@ def disco_over(draft: Any) -> Any:
     return drafter
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("lengths", [[7], [7, 4], [5, 5]], ids=["one row", "uneven rows", "even rows"])
 @pytest.mark.parametrize("who", ["target", "draft", "both"])
 @pytest.mark.parametrize("kind", MAKES)

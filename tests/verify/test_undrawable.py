@@ -73,7 +73,7 @@ def generate(drafter: Any, lengths: list[int], **options: Any) -> Tensor:
     return MODEL.generate(**models.prompts(lengths), assistant_model=drafter, **told)
 
 
-@pytest.mark.pairs
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("lengths", [[7], [7, 4]], ids=["one row", "two rows"])
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("kind", MAKES)
