@@ -3,11 +3,13 @@
 import gc
 import itertools
 import os
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
 
 import pytest
+import warm_python
 from processes import until
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,6 +43,18 @@ def clock(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with clocks.set_times() if kind == "set" else clocks.jumping(zlib.crc32(request.node.nodeid.encode())):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def python(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Processes that tests start have torch and transformers at once, unless a test is about just that."""
+    if request.node.get_closest_marker("fresh_python"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm_python.executable())
+        patch.setattr("multiprocessing.spawn._python_exe", os.fsencode(sys.executable))
         yield
 
 
@@ -108,8 +122,6 @@ def pytest_collection_finish(session):
 
 
 def pytest_runtest_setup(item):
-    import sys
-
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
         sys.modules["torch"].manual_seed(0)  # what was drawn in other tests says nothing of this one

@@ -293,6 +293,7 @@ def test_a_process_is_used_again_and_ended():
     assert is_gone(worker.process) and drafter.workers.free == []
 
 
+@pytest.mark.fresh_python
 def test_a_stopped_process_is_given_up(short_patience):
     drafter = PearlDrafter(DRAFTS["good"], window=3, worker="process")
     generate(drafter)

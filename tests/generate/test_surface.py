@@ -45,6 +45,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.fresh_python
 def test_the_package_imports_little_beside_transformers_generation() -> None:
     """Models and auto classes take half as long again as transformers.generation, and wait until they are used."""
     names = json.loads(run(IMPORTS))

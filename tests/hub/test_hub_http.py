@@ -215,6 +215,7 @@ print(drafter_from_flag(model, "prompt_lookup", {{"max_match": 5}}).last_stats.r
         assert run_python(RELOAD, tmp_path, package=False).splitlines() == [str(plain)]
 
 
+@pytest.mark.fresh_python
 def test_custom_generate_needs_nothing_imported(target: PreTrainedModel, hub: HubServer, tmp_path: Path) -> None:
     target.save_pretrained(tmp_path / "model")
     PromptLookupDrafter(max_match=5).push_to_hub("org/drafter", token=TOKEN)

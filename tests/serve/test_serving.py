@@ -442,6 +442,7 @@ def test_without_the_servers_packages_it_says_what_to_install(monkeypatch: pytes
         run_serve(ServeSettings(target="nowhere"), ServerOptions())
 
 
+@pytest.mark.fresh_python
 def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
     """SIGTERM while an answer is written: it is finished, the summary is said, and nothing is left."""
     pair, port = save_pair(tmp_path, TEMPLATE, eos_token_id=None, max_position_embeddings=4096), free_port()

@@ -129,6 +129,7 @@ def test_ray_data_goes_on_when_the_script_and_a_worker_are_killed(tmp_path: Path
     assert set(first) <= set(second)
 
 
+@pytest.mark.slow
 def test_accelerate_goes_on_when_a_process_is_killed(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
     run = Run(tmp_path, ACCELERATE, launch)

@@ -26,6 +26,7 @@ print([name for name in ("torch", "transformers", "hf_specdec") if name in sys.m
 """
 
 
+@pytest.mark.fresh_python
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["--help"], [words.split()[0] for words in COMMANDS]), (["train", "--help"], ["disco", "ngram"])],
@@ -35,6 +36,7 @@ def test_help_loads_nothing(arguments: list[str], words: list[str]) -> None:
     assert done.stdout.startswith("[] ") and all(word in done.stdout for word in words)
 
 
+@pytest.mark.fresh_python
 def test_the_version_loads_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", SEEN, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[] ") and hf_specdec.__version__ in done.stdout
