@@ -80,7 +80,7 @@ class SpeculationStats:
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens per row step, the target's own (bonus or correction) token included; plain decoding has 1."""
-        return 1 + self.accepted_tokens / self.row_steps if self.row_steps else 0.0
+        return 1 + self.accepted_tokens / max(self.row_steps, 1)
 
     @property
     def draft_acceptance_rate(self) -> float:

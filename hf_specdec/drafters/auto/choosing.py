@@ -72,6 +72,8 @@ def over_draft(draft_model: Any) -> Drafter:
 def _candidates(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Candidate]:
     yield from _brought(target, allowance)
     for known in known_for(target):
+        if known.folder and ready_folder(known.folder) is None:
+            continue  # it comes with a clone of the repository, and this is none
         why = f"known for {known.targets[0]}" + ", which this model is like" * (not known.names(target))
         yield Candidate(known.name, why, partial(_of_known, known, target, allowance))
     name = public_name(target.config.name_or_path) or type(target).__name__
@@ -132,8 +134,8 @@ def _of_known(known: Known, target: "PreTrainedModel", allowance: Allowance) -> 
     if known.kind not in drafter_types():
         raise SpeculationError(f"this version does not draft with {known.kind!r}")
     if known.folder:
-        if (folder := ready_folder(known.folder)) is None:
-            raise SpeculationError("it comes with a clone of the repository, and this is none")
+        folder = ready_folder(known.folder)
+        assert folder is not None, "else it is no candidate"
         return _loaded(HubSource(folder), target, allowance)
     return _hybrid(load_model(allowance.model(HubSource(known.repo)), **_like(target)))
 

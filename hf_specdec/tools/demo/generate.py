@@ -14,6 +14,9 @@ from typer import Option
 
 from ...drafters import Drafter
 from ...errors import SpeculationError
+from ...protocol import DraftContext
+from ...session import DraftSession
+from ...stats import SpeculationStats
 from ...target.devices import input_device
 from ..answers import AnswerFile
 from ..bench.decoding import decode
@@ -22,7 +25,8 @@ from ..bench.methods import PLAIN, Method
 from ..bench.plan import Unit, settings_of
 from ..bench.results import Results
 from ..bench.run import summary_tables
-from ..instruments.recording import RecordingDrafter
+from ..bench.summary import median_repeats
+from ..instruments.recording import Listening, RecordingDrafter
 from ..loading.chat import ask, batch
 from ..loading.checks import check_decoding, check_tokens
 from ..loading.drafters import DrafterSettings
@@ -33,6 +37,7 @@ from ..showing import quiet
 from .live import LiveText, legend
 from .many import Answering, answer_all
 from .talk import talk
+from .turns import forget
 
 REPEATS = 3
 """how often each method decodes the prompt for `--compare`"""
@@ -159,18 +164,33 @@ def _answer(
     if not settings.compare:
         console.print(str(stats), markup=False)
         return
-    runs = _compared(pair, drafter, settings)
+    runs, stats = _compared(pair, drafter, settings)
     for table in summary_tables(runs):
         console.print(table)
     for line in [stats.summary(runs[-1]["speedup"], measured=True), *stats.notes]:
         console.print(line, markup=False)
 
 
-def _compared(pair: Pair, drafter: Drafter, settings: GenerateSettings) -> list[dict[str, Any]]:
-    """The figures of plain decoding and of the drafter, which take turns at the prompt."""
+def _compared(
+    pair: Pair, drafter: Drafter, settings: GenerateSettings
+) -> tuple[list[dict[str, Any]], SpeculationStats]:
+    """The figures of plain decoding and of the drafter, which take turns at the prompt, and the drafter's statistics of
+    the repetition that the figures are of."""
     keys = ("max_new_tokens", "raw", "system", "seed")
     chosen = settings_of(settings, repeats=REPEATS, **{key: getattr(settings, key) for key in keys})
-    methods = [Method(PLAIN), Method(settings.spec, {"assistant_model": drafter}, pair.draft, drafter)]
-    bench, results = Bench(chosen, pair, [methods] * REPEATS), Results({})
+    ours = [_Forgetful(drafter) for _ in range(REPEATS)]
+    passes = [[Method(PLAIN), Method(settings.spec, {"assistant_model": one}, pair.draft, one)] for one in ours]
+    bench, results = Bench(chosen, pair, passes), Results({})
     bench.run(results, [Unit("prompt", 0, 1, settings.temperature, [Prompt((str(settings.prompt),), chat=True)])])
-    return results.runs
+    (counted,) = median_repeats(m for m in results.measurements if m.method == settings.spec)
+    stats = ours[counted.repeat].last_stats
+    assert stats is not None
+    return results.runs, stats
+
+
+class _Forgetful(Listening):
+    """Meets the prompt for the first time in every repetition: else it would copy its own answer."""
+
+    def start(self, context: DraftContext) -> DraftSession:
+        forget(self.inner)
+        return self.inner.start(context)

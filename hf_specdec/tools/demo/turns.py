@@ -3,7 +3,7 @@
 In a turn all of them answer the same prompt, one right after the other: what a machine does meanwhile, it does to all.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -11,6 +11,7 @@ from itertools import cycle
 from torch import Tensor
 
 from ...clock import now
+from ...drafters import Drafter
 from ...errors import SpeculationError
 from ..bench.decoding import Generation
 from ..bench.measure import Bench
@@ -52,7 +53,8 @@ class Turns:
         for unit in cycle(units):
             methods = [method for method in self.bench.passes[0] if unit.batch_size == 1 or not method.single_row]
             if unit is units[0]:
-                _forget(self.bench.passes[0])
+                for method in self.bench.passes[0]:
+                    forget(method.drafter)
             if self.taken and sum(self._expected(method, unit) for method in methods[:FIRST]) > self.left:
                 return
             self.taken.append(Turn(unit))
@@ -91,8 +93,7 @@ def inputs_of(bench: Bench, unit: Unit) -> dict[str, Tensor]:
     return inputs
 
 
-def _forget(methods: Iterable[Method]) -> None:
+def forget(drafter: Drafter | None) -> None:
     """Whoever asks something asks it once: an answer that a drafter remembers is not to be copied in a later turn."""
-    for drafter in (method.drafter for method in methods):
-        if (store := getattr(drafter, "store", None)) is not None:
-            drafter.store = copy(store)  # type: ignore[union-attr]  # empty, see there
+    if (store := getattr(drafter, "store", None)) is not None:
+        drafter.store = copy(store)  # type: ignore[union-attr]  # empty, see there

