@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from hub_tools import ROOT, drafter_of, generate, tiny_model
+from laboratory import script
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import lighten
 from hf_specdec import Drafter, DraftModelDrafter, SpeculationError
 
+lighten = script("lighten")
 WEIGHTS = "model.safetensors"
 CHECKOUT, FILE = 40 << 20, 13_000_000
 """bytes of all files that git knows, and of the largest"""

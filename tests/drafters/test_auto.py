@@ -182,11 +182,11 @@ def test_beams_without_a_draft_model_are_searched_plainly(target: Any) -> None:
 
 
 def test_layers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from test_heads import _save, mtp
+    from head_pairs import mtp, save_with_layers
 
     target, layers = mtp("GLM-4-MoE", 1)
     monkeypatch.setattr(type(target), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.[2-9].*"])
-    _save(target, layers, tmp_path / "whole")
+    save_with_layers(target, layers, tmp_path / "whole")
     loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     drafter, note = speculated(loaded)
     assert isinstance(drafter, HybridDrafter) and isinstance(drafter.model_drafter, MtpDrafter)

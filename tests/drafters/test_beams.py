@@ -5,7 +5,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from test_pearl import close_to
+from close_drafts import close_to
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.drafters.beams import recalled

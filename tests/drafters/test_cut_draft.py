@@ -8,8 +8,8 @@ from typing import Any
 import models
 import pytest
 import torch
+from disco_models import STOPS, classifier
 from safetensors.torch import load_file, save_file
-from test_disco import STOPS, classifier
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers as tf
 from dflash_models import BLOCK, CONFIGS, FULL, HIDDEN, MASK, SLIDING, Reference, folder_of, published, weights, write
+from head_pairs import drafting_goes_on
 from published import is_refused_as_a_pickle
-from test_heads import drafting_goes_on
 
 from hf_specdec import BatchDecoder, DFlashDrafter, Drafter, HybridDrafter, SpeculationError
 from hf_specdec.drafters.heads.dflash import DFlashHeads

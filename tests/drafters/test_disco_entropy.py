@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_disco import classifier, close_to, propose, tiny
+from disco_models import classifier, close_to, propose, tiny
 from transformers import LlamaForCausalLM
 
 from hf_specdec import DiscoDrafter, DiscoStoppingCriteria, Drafter, SpeculationError

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from close_drafts import close_to
+from disco_models import classifier
+from laboratory import script
 from models import llama, tokenizer
-from test_disco import classifier
-from test_pearl import close_to
 
-import disco_table
-from disco_table import TableSettings, fastest, main, spread
 from hf_specdec import DiscoDrafter, SpeculationError
 from hf_specdec.tools.bench.methods import Method
-from shared import Way
+
+disco_table, Way = script("disco_table"), script("shared").Way
 
 
 def way(seconds: float = 1.0, steps: int = 0, lengths: list[int] | None = None) -> Way:
@@ -27,11 +27,11 @@ def way(seconds: float = 1.0, steps: int = 0, lengths: list[int] | None = None) 
     [([3, 3, 3], "3.0 ± 0.0"), ([0, 4], "2.0 ± 2.0"), ([1, 2, 3, 4], "2.5 ± 1.1"), ([], "0.0 ± 0.0")],
 )
 def test_the_spread_of_windows(lengths, shown):
-    assert spread(way(lengths=lengths)) == shown
+    assert disco_table.spread(way(lengths=lengths)) == shown
 
 
 def test_the_fastest_window_has_most_tokens_per_second():
-    assert fastest({1: way(3.0), 2: way(1.0), 3: way(2.0)}) == 2
+    assert disco_table.fastest({1: way(3.0), 2: way(1.0), 3: way(2.0)}) == 2
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_all_rules_are_compared_with_as_many_candidates(settings, candidates, mo
     shown: list[tuple[Any, list[Any]]] = []
     monkeypatch.setattr(disco_table, "show", lambda header, rows: shown.append((header, [list(row) for row in rows])))
     monkeypatch.setattr(disco_table, "fastest", lambda windows: 3)
-    main(TableSettings(**settings, candidates=candidates))
+    disco_table.main(disco_table.TableSettings(**settings, candidates=candidates))
     (header, (line,)), (_, methods) = shown
     names = ["plain", "γ = 1", "γ = 3", "the draft's own chances", "DISCO, budget"]
     if candidates == 1:  # the others draft chains
@@ -75,7 +75,7 @@ def test_counted_tables_ask_no_clock(settings, monkeypatch):
     shown: list[tuple[Any, list[Any]]] = []
     monkeypatch.setattr(disco_table, "show", lambda header, rows: shown.append((header, [list(row) for row in rows])))
     monkeypatch.setattr(Way, "speed", property(lambda way: pytest.fail("the clock was asked")))
-    main(TableSettings(**settings, counted=True))
+    disco_table.main(disco_table.TableSettings(**settings, counted=True))
     (_, (line,)), (header, methods) = shown
     assert line[0] == "here" and header == ("", "tokens/call", "window")
     assert [row[0] for row in methods[:2]] == ["γ = 1", "γ = 3"] and methods[-1][0] == "DISCO, token"
@@ -85,6 +85,8 @@ def test_counted_tables_ask_no_clock(settings, monkeypatch):
 
 def test_what_cannot_be_compared_is_said(settings):
     with pytest.raises(SpeculationError, match="--draft"):
-        main(TableSettings(**settings | {"draft": None}))
+        disco_table.main(disco_table.TableSettings(**settings | {"draft": None}))
     with pytest.raises(SpeculationError, match="another draft"):
-        main(TableSettings(**settings | {"trained": settings["trained"].replace("disco", "other")}))
+        disco_table.main(
+            disco_table.TableSettings(**settings | {"trained": settings["trained"].replace("disco", "other")})
+        )

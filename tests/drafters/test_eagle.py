@@ -22,9 +22,9 @@ from eagle_heads import (
     weights,
     write,
 )
+from head_pairs import drafting_goes_on
 from published import is_refused_as_a_pickle
 from safetensors.torch import load_file, save_file
-from test_heads import drafting_goes_on
 
 from hf_specdec import Drafter, EagleDrafter, HybridDrafter, SpeculationError
 from hf_specdec.drafters.eagle.heads import EagleHeads

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers as tf
 from gemma4_models import DRAFTED, OF_TARGETS, drafted_by_transformers, folder_of, gemma4, pair
-from test_distribution import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
-from test_heads import drafting_goes_on
+from head_pairs import drafting_goes_on
+from sampled_triples import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from traced import Traced, traced
 
 from hf_specdec import BatchDecoder, Drafter, DraftModelDrafter, Gemma4Drafter, HybridDrafter, SpeculationError

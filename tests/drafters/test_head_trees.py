@@ -9,15 +9,9 @@ import models
 import pytest
 import torch
 from batch_requests import REQUESTS, TARGET, plain, texts
-from test_distribution import FEWER, LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value, sample
-from test_heads import (
-    ALONE,
-    LENGTHS,
-    PAIRS,
-    drafting_goes_on,
-    small,
-    small_head,
-)
+from head_pairs import LENGTHS, PAIRS, drafting_goes_on, small, small_head
+from heads_alone import ALONE
+from sampled_triples import FEWER, LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value, sample
 from toy_heads import ToyHeadDrafter
 
 from hf_specdec import (

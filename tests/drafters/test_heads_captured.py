@@ -10,7 +10,8 @@ import models
 import pytest
 import torch
 from compare import uneven_eos
-from test_heads import LENGTHS, PAIRS, drafting_goes_on, drafts_are_those_of_texts_alone
+from head_pairs import LENGTHS, PAIRS, drafting_goes_on
+from heads_alone import drafts_are_those_of_texts_alone
 from traced import Traced, traced
 
 import hf_specdec

@@ -17,6 +17,7 @@ from continuations import (
     sampling_p_value,
 )
 from models import llama, prompts
+from random_walks import documents
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -30,19 +31,6 @@ from hf_specdec.drafters.ngram.model import MOST_LIKELY
 from hf_specdec.hub.tokenizer import vocabulary_hash
 from hf_specdec.train import ngram as training
 from hf_specdec.train.ngram import train_ngram, train_ngram_drafter
-
-
-def documents(vocab, count=60, seed=0):
-    """Random walks that like some steps more than others."""
-    dice = np.random.default_rng(seed)
-    steps = dice.dirichlet(np.full(vocab, 0.3), size=vocab)
-    texts = []
-    for _ in range(count):
-        text = [int(dice.integers(vocab))]
-        for _ in range(dice.integers(0, 40)):
-            text.append(int(dice.choice(vocab, p=steps[text[-1]])))
-        texts.append(text)
-    return texts
 
 
 def counted(texts, *gram):

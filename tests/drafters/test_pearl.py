@@ -1,12 +1,12 @@
 """PEARL gives plain decoding's text and the target's distribution, whatever overlaps."""
 
-import copy
 import threading
 
 import numpy as np
 import pytest
 import torch
-from models import VOCAB, llama, prompts
+from models import VOCAB, llama
+from pearl_pairs import DRAFTS, TARGET, generate, pearl, second_best
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
@@ -17,29 +17,6 @@ from hf_specdec.drafters.pearl.schedule import Overlapped
 from hf_specdec.drafters.pearl.worker.drafting import BackgroundDraft
 from hf_specdec.verify.judging import Judge
 from hf_specdec.verify.randomness import Purpose, Randomness
-
-
-def close_to(model, noise, seed=3):
-    """A draft that agrees with the model now and then: its weights, disturbed."""
-    draft = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * weight.std() * noise)
-    return draft
-
-
-TARGET = llama(seed=1)
-DRAFTS = {"good": close_to(TARGET, 0.01), "middling": close_to(TARGET, 0.05), "bad": llama(seed=9)}
-
-
-def pearl(draft=DRAFTS["middling"], **options):
-    return PearlDrafter(draft, **{"worker": "thread"} | options)
-
-
-def generate(drafter=None, lengths=(7,), target=TARGET, **options):
-    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0} | options
-    return target.generate(**prompts(list(lengths), seed=4), assistant_model=drafter, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -338,19 +315,6 @@ def test_accepted_tokens_in_a_row_are_not_bounded_by_the_window(window):
     assert line.mean_accepted_run() == sum(runs) / (len(runs) - 1) > window
     assert f"; {line.mean_accepted_run():.1f} draft tokens accepted in a row" in line.text()
     assert Timeline().mean_accepted_run() is None and "in a row" not in Timeline().text()
-
-
-def second_best(model):
-    """A draft whose likeliest token is never the model's, its second one always."""
-
-    def disturb(module, inputs, outputs):
-        best = outputs.logits.argmax(-1, keepdim=True)
-        worse = (best + 1) % VOCAB
-        outputs.logits = outputs.logits.scatter(-1, worse, outputs.logits.gather(-1, best) + 1)
-
-    draft = copy.deepcopy(model)
-    draft.register_forward_hook(disturb)
-    return draft
 
 
 def test_the_worker_remembers_q_of_what_is_not_verified_only(monkeypatch):

@@ -13,8 +13,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from close_drafts import close_to
 from models import hooked, llama
-from test_pearl import DRAFTS, TARGET, close_to, generate, pearl
+from pearl_pairs import DRAFTS, TARGET, generate, pearl
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import PearlDrafter, SpeculationWarning

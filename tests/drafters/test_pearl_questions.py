@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from close_drafts import close_to
 from models import llama
-from test_pearl import close_to, generate, pearl
+from pearl_pairs import generate, pearl
 from torch import Tensor
 
 from hf_specdec.drafters.pearl.correction import corrected

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 from models import llama
 from on_ranks import killed_draft, killed_target, launch, saved_pair, serial, some_texts, texts
+from pearl_pairs import DRAFTS, TARGET, generate
 from processes import free_port
-from test_pearl import DRAFTS, TARGET, generate
 
 from hf_specdec import PearlDrafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.pearl.worker import Seat, Step, Worker, tcp

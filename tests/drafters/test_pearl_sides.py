@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from close_drafts import close_to
 from models import VOCAB
-from test_pearl import DRAFTS, TARGET, close_to, generate, pearl, second_best
+from pearl_pairs import DRAFTS, TARGET, generate, pearl, second_best
 
 from hf_specdec.budget import Overlap
 from hf_specdec.drafters.pearl.overlap import Drafted, Plan, Side, Turn, turn

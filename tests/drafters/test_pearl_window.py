@@ -7,13 +7,15 @@ import models
 import pytest
 import torch
 from compare import Sides
+from laboratory import script
 
 from hf_specdec import PearlDrafter
 from hf_specdec.budget import Overlap
 from hf_specdec.drafters.pearl.worker import Conversation
 from hf_specdec.drafters.pearl.worker.process import threads_beside
 from hf_specdec.theory import pearl_tokens_per_second
-from pearl_bounds import WINDOWS, serial_seconds
+
+bounds = script("pearl_bounds")
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 10])
@@ -176,7 +178,7 @@ def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio, 
     """On cores that both models use, too, where each slows the other down while they run side by side."""
     text = texts(kind)
     accepted = [[float(passed) for passed, _ in text]]
-    serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
+    serial = min(bounds.serial_seconds(accepted, window, ratio, 1.0) for window in bounds.WINDOWS)
     overlapped = min(play(Overlap(ratio, n, overlapped=True), text, ratio, slowed) for n in (0, 1))
     assert play(Overlap("auto", "auto"), text, ratio, slowed) < min(serial, overlapped) / 0.96
 
@@ -188,7 +190,7 @@ def test_between_two_windows_the_faster_one_is_taken(kind: str, ratio: float) ->
     """To round the ratio would not do: a target that waits a little may gain more than it loses."""
     text = texts(kind)
     accepted = [[float(passed) for passed, _ in text]]
-    serial = min(serial_seconds(accepted, window, ratio, 1.0) for window in WINDOWS)
+    serial = min(bounds.serial_seconds(accepted, window, ratio, 1.0) for window in bounds.WINDOWS)
     overlapped = min(play(Overlap(window, overlapped=True), text, ratio) for window in range(1, 7))
     assert play(Overlap(), text, ratio) < min(serial, overlapped) / 0.97
 

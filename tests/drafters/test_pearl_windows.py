@@ -4,17 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from laboratory import script
 from models import llama, tokenizer
 
 from hf_specdec.theory import pearl_tokens_per_second
-from pearl_windows import main
 
+pearl_windows = script("pearl_windows")
 WINDOWS = [2, 3, 4, 5, 6]
 
 
 def shown(folder: Any, capsys: Any, acceptance: float) -> list[list[str]]:
     """The cells of the table's lines."""
-    main(
+    pearl_windows.main(
         target=str(folder),
         draft=str(folder),
         prompts=[str(folder / "prompts.txt")],

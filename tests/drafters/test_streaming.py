@@ -9,8 +9,8 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
+from sampled_triples import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from stream_models import BATCHES, GAMMA, TARGETS, WAYS, join, streams_of, target_of
-from test_distribution import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 

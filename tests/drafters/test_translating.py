@@ -10,8 +10,8 @@ import models
 import pytest
 import torch
 import transformers as tf
-from test_disco import classifier
-from test_distribution import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
+from disco_models import classifier
+from sampled_triples import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 
 from hf_specdec import (
     BatchDecoder,

@@ -10,8 +10,8 @@ from typing import Any
 import models
 import pytest
 import torch
+from head_pairs import PAIRS, drafting_goes_on
 from stream_models import streams_of, target_of
-from test_heads import PAIRS, drafting_goes_on
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_drafters import Future, bushy
 

@@ -16,10 +16,10 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
+from close_drafts import close_to
 from processes import children
+from random_walks import documents
 from seam import HeadDrafter, StreamDrafter
-from test_ngram import documents
-from test_pearl import close_to
 from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache
 from transformers.generation import StoppingCriteria

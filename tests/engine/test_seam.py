@@ -8,8 +8,8 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
+from sampled_triples import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from seam import HeadDrafter, StreamDrafter, StreamRunner, StreamSession
-from test_distribution import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sample
 from torch import Tensor
 from transformers.generation import LogitsProcessor, StoppingCriteria
 

@@ -5,28 +5,24 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import head_pairs
 import models
-import test_heads
-import test_transfers
+from counted_rounds import DRAFTERS, VOCAB
 from place import DEVICE, placed
-
-VOCAB = test_transfers.VOCAB
 
 
 def _of_llama(kind: str) -> tuple[Any, Any]:
     target = models.llama(VOCAB)
-    drafter = placed(test_transfers.DRAFTERS[kind](target))
+    drafter = placed(DRAFTERS[kind](target))
     return target.to(DEVICE), drafter
 
 
 def _of_heads(pair: str) -> tuple[Any, Any]:
-    target, drafter = test_heads.PAIRS[pair]()
+    target, drafter = head_pairs.PAIRS[pair]()
     return target.to(DEVICE), placed(drafter)
 
 
-PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    kind: (lambda kind=kind: _of_llama(kind)) for kind in test_transfers.DRAFTERS
-} | {
+PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {kind: (lambda kind=kind: _of_llama(kind)) for kind in DRAFTERS} | {
     "mtp": lambda: _of_heads("DeepSeek-V3, 3"),
     "block_diffusion": lambda: _of_heads("DFlash, mixed"),
     "eagle3": lambda: _of_heads("EAGLE-3, SafeAILab"),

@@ -8,10 +8,10 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
+from close_drafts import close_to
 from compare import PROMPTS, Sides
 from every_drafter import drafting_goes_on
 from place import DEVICE
-from test_pearl import close_to
 from transformers import AutoModelForCausalLM, LogitsProcessor, StoppingCriteria, TextStreamer
 
 from hf_specdec import BatchDecoder, DraftModelDrafter, PearlDrafter, PromptLookupDrafter

@@ -9,8 +9,8 @@ import pytest
 import torch
 import toy_drafters as drafters
 from compare import PROMPTS, Sides
+from draft_faults import FAULTS, changed, run_with_one_warning
 from place import DEVICE, synchronize
-from test_faults import FAULTS, changed, run_with_one_warning
 from toy_drafters import Draft
 
 BATCHES = pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])

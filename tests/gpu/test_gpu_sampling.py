@@ -8,7 +8,7 @@ import torch
 from chi_square import chi_square
 from every_drafter import drafting_goes_on
 from place import DEVICE
-from test_distribution import LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value
+from sampled_triples import LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter
 from hf_specdec.verify.randomness import Purpose, Randomness

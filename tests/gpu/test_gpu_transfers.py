@@ -17,9 +17,9 @@ import models
 import pytest
 import torch
 import transformers
+from counted_rounds import BATCHES, DRAFTERS, NEW, VOCAB, allowed, rounds
 from every_drafter import PAIRS, drafting_goes_on
 from place import DEVICE, note
-from test_transfers import BATCHES, DRAFTERS, NEW, VOCAB, allowed, rounds
 
 from hf_specdec import SpeculationWarning
 from hf_specdec.drafters.draft_model.model import ModelOverCache

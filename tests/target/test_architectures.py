@@ -16,6 +16,7 @@ import pytest
 import torch
 import toy_drafters as drafters
 import transformers
+from close_drafts import nearly
 
 import hf_specdec
 from hf_specdec.target.probe import Support, support
@@ -60,17 +61,6 @@ def target(name: str, attention: str) -> Any:
 def plain(name: str, attention: str, batch: str) -> torch.Tensor:
     prompts = models.prompts(BATCHES[batch])
     return target(name, attention).generate(**prompts, max_new_tokens=NEW_TOKENS, do_sample=False)
-
-
-def nearly(model: Any) -> Any:
-    """A draft that is right most of the time: the target with a little noise."""
-    draft = type(model)(model.config).eval()
-    draft.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight += 0.03 * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
-    return draft
 
 
 def speculate(name: str, attention: str, kind: str, batch: str, gamma: int) -> tuple[torch.Tensor, Any]:

@@ -11,13 +11,14 @@ from typing import Any
 import models
 import pytest
 import torch
+from captured_calls import CAPTURED, DRAFTERS, come_and_go, decode
 from compare import sequences_of, uneven_eos
 from torch import Tensor
 from traced import Traced, traced
 from transformers import DynamicCache, StaticCache
 
 import hf_specdec
-from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
+from hf_specdec import DraftModelDrafter, PromptLookupDrafter
 from hf_specdec.target import buffers, capturable, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
 from hf_specdec.target.capturable import wants_captures, why_not_captured
@@ -26,18 +27,7 @@ from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
-CAPTURED = {"forwards": "captured"}
 RAGGED = [name for name in models.ARCHITECTURES if name not in ("Mamba", "Qwen3-Next", "LFM2")]
-DRAFTERS: dict[str, Callable[[Any], Any]] = {
-    "lookup": lambda draft: PromptLookupDrafter(),
-    "lookup, branches": lambda draft: PromptLookupDrafter(num_branches=3),
-    "suffix": lambda draft: SuffixDrafter(),
-    "fixed": lambda draft: DraftModelDrafter(draft, num_draft_tokens=4),
-    "auto": lambda draft: DraftModelDrafter(draft),
-    "candidates": lambda draft: DraftModelDrafter(draft, num_draft_tokens=3, num_candidates=3),
-    "hybrid": lambda draft: HybridDrafter(draft),
-    "hybrid, fixed": lambda draft: HybridDrafter(draft, num_draft_tokens=3),
-}
 
 
 @pytest.fixture(params=[False, True], ids=["run", "replayed"])
@@ -56,11 +46,6 @@ def built(name: str) -> Any:
         return models.build(name, "sdpa")
     except ValueError:
         return models.build(name, "eager")
-
-
-def decode(model: Any, drafter: Any, lengths: list[int], **more: Any) -> Any:
-    settings = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0} | more
-    return model.generate(**models.prompts(lengths), **settings, assistant_model=drafter)
 
 
 # ---------------------------------------------------------------------- one text
@@ -190,25 +175,6 @@ def test_draws_are_those_of_eager_forwards(settings: dict[str, Any], recorded: b
 @pytest.mark.parametrize("kind", ["lookup", "fixed", "hybrid"])
 def test_rows_that_come_and_go(kind: str) -> None:
     come_and_go(models.llama(), DRAFTERS[kind](models.llama(seed=1)))
-
-
-def come_and_go(model: Any, drafter: Any) -> None:
-    """More rows than there is room for at once, of uneven lengths: buffers grow and shrink."""
-    prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
-    news = (30, 5, 20, 12, 25)
-    plain = [
-        model.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
-        for ids, new in zip(prompts, news, strict=True)
-    ]
-    for _ in range(2):  # the second one replays what the first has recorded
-        with traced(), hf_specdec.BatchDecoder(model, drafter, max_rows=3, forwards="captured") as decoder:
-            answers = [
-                decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in zip(prompts, news, strict=True)
-            ]
-            assert [answer.result() for answer in answers] == plain
-            assert Traced.played and not any("dropped" in note for note in decoder.stats.notes)
-    assert {kept.rows for kept in shelf_of(model).kept} >= {1, 2, 4}
-    assert not any(kept.busy for kept in shelf_of(model).kept)
 
 
 def test_a_batch_decoder_has_one_way_for_all_requests() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from captured_calls import CAPTURED, come_and_go, decode
 from compare import uneven_eos
 from stream_models import BATCHES, TARGETS, WAYS, join, streams_of, target_of
-from test_captured import CAPTURED, come_and_go, decode
 from torch import Tensor
 from traced import Traced, traced
 

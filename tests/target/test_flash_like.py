@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import head_pairs
 import models
 import pytest
 import stream_models
-import test_heads
 import torch
-from test_transfers import disco
+from each_kind import MAKES
 from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -22,12 +22,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_specdec import (
     BatchDecoder,
     DraftModelDrafter,
-    HybridDrafter,
-    PearlDrafter,
     PromptLookupDrafter,
     SpeculationError,
     SpeculationWarning,
-    SuffixDrafter,
 )
 from hf_specdec.drafters.streaming import Upper
 from hf_specdec.target.probe import Support, ability
@@ -100,24 +97,6 @@ def said() -> Iterator[list[str]]:
 
 def options(lengths: list[int], **more: Any) -> dict[str, Any]:
     return {**models.prompts(lengths), "max_new_tokens": 24, "do_sample": False} | more
-
-
-MAKES: dict[str, Any] = {
-    "lookup": lambda target, draft: PromptLookupDrafter(),
-    "lookup, branches": lambda target, draft: PromptLookupDrafter(num_branches=3),
-    "suffix": lambda target, draft: SuffixDrafter(),
-    "draft": lambda target, draft: DraftModelDrafter(draft, num_draft_tokens=3),
-    "tree": lambda target, draft: DraftModelDrafter(draft, num_draft_tokens=3, num_candidates=2),
-    "hybrid": lambda target, draft: HybridDrafter(draft, num_draft_tokens=3),
-    "disco": lambda target, draft: disco_over(draft),
-    "pearl": lambda target, draft: PearlDrafter(draft, window=3, worker="thread"),
-}
-
-
-def disco_over(draft: Any) -> Any:
-    drafter = disco(models.llama(16))
-    drafter.draft = draft
-    return drafter
 
 
 @pytest.mark.grid(pairs=True)
@@ -210,10 +189,10 @@ def test_no_streams_are_trained_in_it() -> None:
 @pytest.mark.parametrize("lengths", [[7], [7, 4]], ids=["one row", "uneven rows"])
 @pytest.mark.parametrize("pair", ["DFlash, mixed", "GLM-4-MoE, 3"])
 def test_heads_draft_with_their_own_attention(pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    test_heads.never_declined(monkeypatch)
-    test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
+    head_pairs.never_declined(monkeypatch)
+    head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
     try:
-        target, drafter = test_heads.PAIRS[pair]()
+        target, drafter = head_pairs.PAIRS[pair]()
         flashing(target)
         plain = target.generate(**options(lengths))
         assert torch.equal(target.generate(**options(lengths), assistant_model=drafter), plain)
@@ -223,4 +202,4 @@ def test_heads_draft_with_their_own_attention(pair: str, lengths: list[int], mon
         with pytest.raises(SpeculationError, match='load their model with attn_implementation="sdpa"'):
             target.generate(**options(lengths), assistant_model=drafter)
     finally:
-        test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
+        head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()

@@ -5,10 +5,10 @@ import threading
 from contextlib import nullcontext
 from typing import Any
 
+import head_pairs
 import models
 import pytest
 import stream_models
-import test_heads
 import torch
 import toy_drafters as drafters
 from compare import PROMPTS, Sides
@@ -159,9 +159,9 @@ def test_nor_do_others_that_are_fed_masks(how: str, copies: list[int], monkeypat
     """Requests that come and go, trees of beams, streams in the target, heads beside it."""
     model, draft = models.llama(), models.llama(seed=3)
     drafter: Any = DraftModelDrafter(draft, num_draft_tokens=3)
-    if how in test_heads.PAIRS:
-        test_heads.never_declined(monkeypatch)
-        model, drafter = test_heads.PAIRS[how]()
+    if how in head_pairs.PAIRS:
+        head_pairs.never_declined(monkeypatch)
+        model, drafter = head_pairs.PAIRS[how]()
     if how == "streams":
         model = stream_models.target_of("Llama")
         drafter = stream_models.streams_of(model)

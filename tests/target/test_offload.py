@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import head_pairs
 import models
 import pytest
 import stream_models
-import test_heads
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 
@@ -114,16 +114,16 @@ def test_streams_want_the_head_in_memory() -> None:
 def test_heads_of_such_a_target(
     pair: str, who: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    test_heads.never_declined(monkeypatch)
-    test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
+    head_pairs.never_declined(monkeypatch)
+    head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
     try:
-        target, drafter = test_heads.PAIRS[pair]()
+        target, drafter = head_pairs.PAIRS[pair]()
         plain = target.generate(**models.prompts(lengths), **OPTIONS)
         heads = drafter.draft_model if pair.startswith("DFlash") else drafter.model  # type: ignore[attr-defined]
         offloaded(target if who == "target" else heads, "cpu", tmp_path)
         agree(target, drafter, lengths, plain)
     finally:
-        test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
+        head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
 
 
 def test_beams(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import each_kind
+import encoder_decoders
+import head_pairs
 import models
 import pytest
 import stream_models
-import test_encoder_decoder as encoder_decoders
-import test_flash_like as flash_like
-import test_heads
 import torch
 from accelerate import dispatch_model
 from pretended_devices import Placed, pretended_devices
@@ -66,7 +66,7 @@ def test_what_lies_apart_does_not_meet() -> None:
     assert {parameter.device.index for parameter in model.parameters()} == {1, 2}
 
 
-MAKES = {kind: make for kind, make in flash_like.MAKES.items() if kind != "disco"}
+MAKES = {kind: make for kind, make in each_kind.MAKES.items() if kind != "disco"}
 OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 ROWS = pytest.mark.parametrize("lengths", [[7], [7, 4]], ids=["one row", "uneven rows"])
 
@@ -205,10 +205,10 @@ def test_streams_in_such_a_target(way: dict[str, Any], name: str) -> None:
 @ROWS
 @pytest.mark.parametrize("pair", ["DFlash, mixed", "GLM-4-MoE, 3"])
 def test_heads_beside_such_a_target(pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    test_heads.never_declined(monkeypatch)
-    test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
+    head_pairs.never_declined(monkeypatch)
+    head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
     try:
-        target, drafter = test_heads.PAIRS[pair]()
+        target, drafter = head_pairs.PAIRS[pair]()
         plain = target.generate(**models.prompts(lengths), **OPTIONS)
         spread(target)
         if pair.startswith("DFlash"):
@@ -217,7 +217,7 @@ def test_heads_beside_such_a_target(pair: str, lengths: list[int], monkeypatch: 
             on(drafter.model.layers, 2)
         agree(target, drafter, lengths, plain)
     finally:
-        test_heads.mtp.cache_clear(), test_heads.dflash.cache_clear()
+        head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
 
 
 @pytest.mark.set_times

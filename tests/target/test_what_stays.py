@@ -7,9 +7,9 @@ from typing import Any
 import models
 import pytest
 import torch
+from captured_calls import CAPTURED, DRAFTERS, decode
+from head_pairs import PAIRS, drafting_goes_on
 from stream_models import streams_of, target_of
-from test_captured import CAPTURED, DRAFTERS, decode
-from test_heads import PAIRS, drafting_goes_on
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -8,7 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from test_pearl import close_to
+from close_drafts import close_to
 
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.tools.audit.findings import AuditSettings

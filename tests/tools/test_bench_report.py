@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from measured import measurement
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -32,32 +33,6 @@ from hf_specdec.tools.explain.settings import ExplainSettings
 
 DEMO = Path(__file__).parents[1] / "pair"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def measurement(method: str, prompt: int, repeat: int, tokens: int, seconds: float, **more) -> Measurement:
-    figures = {
-        "dataset": "set",
-        "batch_size": 1,
-        "temperature": 0.0,
-        "prefill_seconds": 0.1,
-        "draft_seconds": 0.2,
-        "verify_seconds": 0.3,
-        "bare_seconds": 0.4,
-        "target_step_seconds": 0.02,
-        "draft_step_seconds": None if method == "plain" else 0.002,
-        "target_calls": 10,
-        "draft_calls": 0 if method == "plain" else 20,
-        "row_steps": 9,
-        "drafted_per_position": [] if method == "plain" else [9, 9],
-        "accepted_per_position": [] if method == "plain" else [6, 3],
-        "acceptance_sum": 0.0 if method == "plain" else 12.0,
-        "acceptance_count": 0 if method == "plain" else 15,
-        "same_text": True,
-        "difference": None,
-        "peak_memory_bytes": 1000,
-    }
-    figures |= {"method": method, "prompt": prompt, "repeat": repeat, "tokens": tokens, "seconds": seconds}
-    return Measurement.of_row(figures | more)
 
 
 def sample() -> list[Measurement]:

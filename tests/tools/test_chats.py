@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from chats import TEMPLATE, save_pair, talking_tokenizer
-from test_bench_report import measurement
+from measured import measurement
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 

@@ -6,7 +6,7 @@ import shlex
 import pytest
 import torch
 from clocks import Clock
-from test_disco import classifier, close_to, tiny
+from disco_models import classifier, close_to, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -12,6 +12,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from questions import LETTERS, QUESTIONS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import DraftModelDrafter, SpeculationError
@@ -27,8 +28,6 @@ TEMPLATE = (
     "{% for m in messages %}<s>{{ 'ab' if m['role'] == 'user' else 'cd' }}{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<s>cd{% endif %}"
 )
-LETTERS = "abcdefghi"
-QUESTIONS = [LETTERS[i % 9 :] + LETTERS[: i % 7] * (1 + i % 3) + LETTERS[i // 9] for i in range(60)]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import eagle_heads
 import models
 import pytest
 import torch
+from head_pairs import never_declined
+from questions import QUESTIONS
 from safetensors.torch import load_file
-from test_draft_training import QUESTIONS
-from test_heads import never_declined
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, EagleDrafter, SpeculationError

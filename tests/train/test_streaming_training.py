@@ -13,8 +13,8 @@ from typing import Any
 import models
 import pytest
 import torch
+from questions import QUESTIONS
 from safetensors.torch import load_file
-from test_draft_training import QUESTIONS
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, SpeculationError, StreamingDrafter

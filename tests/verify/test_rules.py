@@ -9,10 +9,10 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
+from close_drafts import close_to
+from random_walks import documents
+from sampled_triples import FEWER, LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value, sample, table, target
 from scipy import stats
-from test_distribution import FEWER, LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value, sample, table, target
-from test_ngram import documents
-from test_pearl import close_to
 from torch import Tensor
 
 from hf_specdec import (
@@ -39,8 +39,7 @@ from hf_specdec.verify.verification import (
     traverse,
 )
 
-assert target  # a fixture
-
+__all__ = ["target"]
 MODEL = models.llama(seed=1)
 DRAFT = close_to(MODEL, 0.05)
 WIDE = {"sampling": "coupled"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import models
 import torch
-from test_disco import classifier
+from disco_models import classifier
 
 from hf_specdec import DiscoDrafter, DraftModelDrafter, HybridDrafter, NGramDrafter, PromptLookupDrafter, SuffixDrafter
 from hf_specdec.train.ngram import train_ngram

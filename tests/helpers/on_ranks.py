@@ -12,9 +12,9 @@ import pytest
 import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
+from close_drafts import close_to
 from models import hooked, llama, prompts
 from processes import free_port
-from test_pearl import close_to
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 

@@ -25,7 +25,7 @@ from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, Gemma4Drafter, Stre
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.hub.registry import drafter_class, drafter_types
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 
 
