@@ -2,12 +2,12 @@
 
 import functools
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import models
 import torch
+from processes import folder_of_the_session
 from published import written
 from safetensors.torch import load_file
 from torch import Tensor
@@ -106,7 +106,7 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor] | Non
 
 @functools.cache
 def folder_of(kind: str) -> Path:
-    return write(Path(tempfile.mkdtemp(prefix="dflash")), CONFIGS[kind])
+    return write(folder_of_the_session(), CONFIGS[kind])
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def tiny(vocab: int) -> DFlashDrafter:
     nested = scales | {"target_layer_ids": [0, 1], "mask_token_id": vocab - 1, "output_multiplier": 2.0}
     config = SLIDING | {"layer_types": ["sliding_attention", "full_attention"], "dflash_config": nested}
     config |= {"hidden_size": 8, "intermediate_size": 8, "vocab_size": vocab}
-    return DFlashDrafter.from_pretrained(write(Path(tempfile.mkdtemp(prefix="dflash")), config))
+    return DFlashDrafter.from_pretrained(write(folder_of_the_session(), config))
 
 
 # ------------------------------------------------------------------ the reference

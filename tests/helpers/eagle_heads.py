@@ -2,12 +2,12 @@
 
 import functools
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import models
 import torch
+from processes import folder_of_the_session
 from published import written
 from safetensors.torch import load_file
 from torch import Tensor
@@ -117,7 +117,7 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor] | Non
 
 @functools.cache
 def folder_of(kind: str) -> Path:
-    return write(Path(tempfile.mkdtemp(prefix="eagle")), CONFIGS[kind])
+    return write(folder_of_the_session(), CONFIGS[kind])
 
 
 @functools.cache

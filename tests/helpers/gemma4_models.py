@@ -1,13 +1,13 @@
 """Small Gemma 4 targets and assistants with random weights, and transformers' own drafts over a text."""
 
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import models
 import torch
 import transformers as tf
+from processes import folder_of_the_session
 from torch import Tensor
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
@@ -83,7 +83,7 @@ def pair(kind: str) -> tuple[Any, Any]:
 @functools.cache
 def folder_of(kind: str) -> Path:
     """An assistant as they are published."""
-    folder = Path(tempfile.mkdtemp(prefix="gemma4"))
+    folder = folder_of_the_session()
     pair(kind)[1].save_pretrained(folder)
     return folder
 

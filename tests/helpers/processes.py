@@ -1,8 +1,10 @@
-"""What tests ask the system for: a free port, who was started by whom, and time."""
+"""What tests ask the system for: a free port, a folder, who was started by whom, and time."""
 
 import socket
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 
@@ -10,6 +12,16 @@ def free_port() -> int:
     """Of loopback; nothing listens there at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
+
+
+@cache
+def _session() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="hf_specdec-tests-")
+
+
+def folder_of_the_session() -> Path:
+    """A new one, which goes when the session ends."""
+    return Path(tempfile.mkdtemp(dir=_session().name))
 
 
 def children(parent: int) -> list[int]:

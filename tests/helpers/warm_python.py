@@ -14,11 +14,11 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import types
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
+
+from processes import folder_of_the_session
 
 FRONT = """#!{python} -IS
 import json, os, signal, socket, sys, time
@@ -53,7 +53,7 @@ os._exit(status)
 @cache
 def executable() -> str:
     """Its path. The server starts with the first process that is asked for, and ends with this one."""
-    folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
+    folder = folder_of_the_session()
     front, python, owner = folder / "python", sys.executable, str(os.getpid())
     address = str(folder / "address")
     front.write_text(FRONT.format(python=python, address=address, server=__file__, owner=owner, env=dict(os.environ)))
