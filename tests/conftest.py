@@ -59,6 +59,18 @@ def python(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def tried_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of models of one kind the first is tried, but where a test is about just that."""
+    if request.node.get_closest_marker("tries"):
+        yield
+        return
+    import known_kinds
+
+    with known_kinds.tried_once():
+        yield
+
+
+@pytest.fixture(autouse=True)
 def captured(request: pytest.FixtureRequest) -> Iterator[None]:
     """With `--captured` forwards are captured on a CPU, too, unless a call says how they run."""
     if not request.config.getoption("--captured"):

@@ -204,6 +204,7 @@ def test_what_a_batch_gains(kept: list[int], beside: int, lockstep: bool, gained
             )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.4, 0.6, 0.9])
 @pytest.mark.parametrize(("c", "slope"), [(0.1, 0.0), (0.3, 0.1), (0.6, 0.0), (1.5, 0.0)])
 def test_tries_cost_a_share_of_the_time_however_often_they_are_right(c: float, slope: float, alpha: float) -> None:

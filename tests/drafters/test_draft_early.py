@@ -80,6 +80,7 @@ def test_an_early_draft_is_what_would_have_been_drafted_later(
     assert sum(taken) >= len(taken) - 3 - GAMMA - len(lengths)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_in_lockstep_a_draft_behind_more_than_all_rows_took_is_dropped(

@@ -124,6 +124,7 @@ def small() -> tuple[Any, Any]:
     return gemma4_models.small(VOCAB)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("copies", [False, True], ids=["alone", "with copies"])
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
 @pytest.mark.usefixtures("width_costs_nothing")

@@ -31,6 +31,7 @@ def test_greedy_text_is_the_targets(pair: str, lengths: list[int]) -> None:
     assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens > 0
 
 
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_drafts_are_those_of_the_heads_over_each_text_alone(

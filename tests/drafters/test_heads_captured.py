@@ -79,6 +79,7 @@ def test_greedy_text_is_plain_decodings(replayed: bool, pair: str, lengths: list
     assert drafter.last_stats.drafted_tokens and not any("captured" in note for note in drafter.last_stats.notes)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "settings", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8}, {"no_repeat_ngram_size": 2}], ids=str
 )
@@ -94,6 +95,7 @@ def test_draws_are_those_of_eager_forwards(pair: str, settings: dict[str, Any]) 
     assert torch.equal(*texts)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("pair", FEW)
 def test_a_text_outgrows_its_buffers(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "MOST_AHEAD", 1)

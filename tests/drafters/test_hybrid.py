@@ -330,6 +330,7 @@ def test_without_a_model_greedy_text_is_plain_decodings(lengths, eos):
     assert {part for name in stats.sources for part in name.split("+")} <= {"none", *NAMES.values()}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.usefixtures("width_costs_nothing")
 def test_without_a_model_sampled_text_has_the_targets_distribution(settings):

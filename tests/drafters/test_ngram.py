@@ -181,6 +181,7 @@ def test_greedy_text_is_plain_decodings(lengths, eos, order, window):
     same_greedy_text(NGramDrafter(model, num_draft_tokens=window), lengths, eos)
 
 
+@pytest.mark.grid
 @pytest.mark.set_times
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("slope", [0.0, 3.0])
@@ -218,6 +219,7 @@ def test_nothing_forbidden_is_proposed(lengths, settings, sampled, window):
     proposes_nothing_forbidden(drafter, lengths, settings | {"do_sample": sampled})
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.usefixtures("width_costs_nothing")
 def test_sampled_text_has_the_targets_distribution(settings):

@@ -129,6 +129,7 @@ def test_a_kept_cache_and_scores_are_plain_decodings():
     assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
 @pytest.mark.parametrize("draft", ["good", "middling"])
 def test_a_seeded_text_depends_on_no_fixed_window_no_timing_and_no_correction_foreseen(draft, lengths):
@@ -244,6 +245,7 @@ def test_testing_the_first_token_twice_is_caught(monkeypatch):
     assert chi_square({"window": 2}, calls=2) > 8
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("told", [1, 2, 3, 4])
 @pytest.mark.parametrize("draws", [(), (1,), (2, 4), correction.DRAWS], ids=str)
 def test_a_correction_is_a_draw_from_the_residual(draws, told, monkeypatch):

@@ -63,6 +63,7 @@ def test_a_lost_worker_is_not_missed_where_q_is_known() -> None:
     assert corrected(q, 0, 9, Randomness(2), likely(p, 1), lambda *_: None) is None
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("top_k", "temperature"), [(0, 1.0), (0, 0.7), (50, 1.0), (50, 0.4)])
 def test_few_rejections_lead_to_a_question(top_k: int, temperature: float, monkeypatch: Any) -> None:
     """Told of one token only, most do; a text depends on neither. None asks where `top_k` leaves 63 tokens at most."""

@@ -66,6 +66,7 @@ def test_a_correction_that_was_fed_costs_no_forward(
     assert calls[1] < calls[0]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1)], ids=str)
 @pytest.mark.parametrize("at", range(1, 14))
 def test_an_end_of_text_or_a_length_anywhere_in_a_round_ends_the_row(

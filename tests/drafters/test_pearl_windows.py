@@ -27,6 +27,7 @@ def shown(folder: Any, capsys: Any, acceptance: float) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()[2:]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("acceptance", [0.9, 0.97])
 def test_the_fastest_window_is_the_ratio(acceptance: float, tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)

@@ -47,6 +47,7 @@ def test_greedy_text_survives(model: Any, fault: str, settings: dict, lengths: l
         assert bad.sessions[0].closed == 1
 
 
+@pytest.mark.grid(pairs=True)
 @BATCHES
 @pytest.mark.parametrize("fault", FAULTS)
 def test_sampling_and_stepwise_judgement_survive(model: Any, fault: str, lengths: list[int]) -> None:

@@ -37,6 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ON_ANY_TARGET)
 def test_push_and_load(name: str, target: PreTrainedModel, hub: HubServer) -> None:
     drafter = drafter_of(name)

@@ -47,6 +47,7 @@ def decode(model: Any, drafter: Any, lengths: list[int], **more: Any) -> Tensor:
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 7]], ids=["one row", "three rows"])
 @pytest.mark.parametrize(("dtype", "packed"), KINDS)
 def test_one_text_whatever_drafts(dtype: torch.dtype, packed: bool, lengths: list[int]) -> None:

@@ -159,6 +159,7 @@ def test_the_cache_that_is_returned_is_plain_decodings(lengths: list[int], recor
         torch.testing.assert_close(mine.keys, theirs.keys, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.8}, {"no_repeat_ngram_size": 2}]
 )
@@ -358,6 +359,7 @@ def test_a_call_says_why_its_forwards_are_not_captured(why: str) -> None:
     assert any(why in note for note in drafter.last_stats.notes)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", RAGGED)
 def test_forwards_run_without_values(name: str) -> None:
     """All but mixtures of experts in float32, whose kernel exists in bfloat16 only."""

@@ -212,6 +212,7 @@ def test_a_hook_may_say_that_it_sees_any_forward() -> None:
     assert torch.equal(sides.ours(), sides.plain) and sides.stats.accepted_tokens
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_a_model_that_only_generates_is_not_tried_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither plain calls nor drafted ones, hidden states or texts past a rotary limit change what it is known by."""

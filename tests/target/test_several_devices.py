@@ -135,6 +135,7 @@ def test_encoder_decoders(name: str, rows: int) -> None:
     assert not any("dropped" in note for note in drafter.last_stats.notes), drafter.last_stats.notes
 
 
+@pytest.mark.grid
 @pytest.mark.set_times
 @ROWS
 @pytest.mark.parametrize("kind", ["draft", "hybrid", "pearl"])

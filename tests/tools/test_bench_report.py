@@ -283,6 +283,7 @@ DRAFTING = ["draft_model:num_draft_tokens=4", "prompt_lookup", "suffix:num_branc
 DRAFTERS = [*DRAFTING, "draft_model"]  # the last may find that no draft pays
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_explain_shows_the_whole_text_wherever_it_ends(pair, spec: str, max_new_tokens: int) -> None:

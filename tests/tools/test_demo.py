@@ -70,6 +70,7 @@ def inputs_of(tokenizer, text):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("spec", ["draft_model:num_draft_tokens=5", "draft_model", "prompt_lookup"])
 @pytest.mark.parametrize("name", list(PROMPTS))
 @pytest.mark.parametrize("coloured", [False, True])
@@ -126,6 +127,7 @@ def test_generate_answers_with_any_pair(capsys):
     assert "same" not in capsys.readouterr().out
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tokens", [1, 2, 24])
 def test_a_comparison_copies_no_answer_of_its_own(tokens, capsys):
     """A drafter that remembers past outputs has seen the answer in the repetition before."""

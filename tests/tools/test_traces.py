@@ -13,6 +13,7 @@ from hf_specdec.budget import Cost, Learned
 from hf_specdec.tools.instruments.traces import TracingDrafter, calibration_error
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("lengths", [[7], PROMPTS], ids=["one row", "four rows"])
 @pytest.mark.parametrize("kind", ["lookup", "branches", "hybrid"])
 @pytest.mark.parametrize("slope", [0.01, 0.2])

@@ -277,6 +277,7 @@ def coupled(prompts: dict[str, Tensor], drafter: Any = None, seed: int = 0, **op
     return MODEL.generate(**prompts, **COUPLED | options, assistant_model=drafter)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_seed_one_text(kind: str, count: int) -> None:
@@ -304,6 +305,7 @@ def test_other_seeds_and_other_copies_are_other_texts() -> None:
     assert torch.equal(texts[:1], coupled(prompts, DraftModelDrafter(DRAFT)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drafted", [False, True])
 def test_coupled_text_has_the_targets_distribution(target: Any, drafted: bool) -> None:
     told, processors = SETTINGS["temperature"]

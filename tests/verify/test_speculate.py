@@ -78,6 +78,7 @@ def test_the_power_is_as_stated() -> None:
     assert stats.ncx2.sf(stats.chi2.ppf(1 - LEVEL, 26), 26, nc=0.05 * TRIPLES) > 0.999
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("guess", "gamma"), [*((guess, 3) for guess in GUESSES), ("near", 1), ("far", 2)])
 def test_steps_are_distributed_as_f_says(guess: str, gamma: int) -> None:
     assert p_value(TRIPLES, GUESSES[guess], gamma) > LEVEL
