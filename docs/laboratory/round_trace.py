@@ -21,6 +21,7 @@ from hf_specdec.engine.engine import Engine
 
 PACKAGE = hf_specdec.__name__
 SIZES: dict[str, Any] = {"num_attention_heads": 4, "num_hidden_layers": 2, "pad_token_id": 0, "eos_token_id": None}
+SIZES |= {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
 
 
 class Met:
@@ -53,7 +54,7 @@ class Met:
 def main(names: Annotated[bool, typer.Option(help="List them, with how often each was met.")] = False) -> None:
     """Count what a call meets, and its rounds alone."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(64, 32, 64, **SIZES)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     prompt, drafter = torch.randint(1, 64, (1, 12)), HybridDrafter(model)
     call: dict[str, Any] = {"max_new_tokens": 48, "do_sample": False, "assistant_model": drafter}
     model.generate(prompt, **call)

@@ -222,12 +222,12 @@ class Engine:
         drafting, width = share.drafting, share.judged.tokens.shape[1]
         correct = None if drafting is None else drafting.schedule.correct
         results: dict[int, Result] = {}
-        groups = list(self._groups(share.places))
+        groups, place_in_share = list(self._groups(share.places)), {b: i for i, b in enumerate(share.places)}
         meanwhile = None
         if drafting is not None and drafting.drafts_early and len(groups) == 1:
             meanwhile = drafting.drafts_on(self.rows.last(), share.places)
         for group, places in groups:
-            mine = [share.places.index(b) for b in places]
+            mine = [place_in_share[b] for b in places]
             draft = rows_of_draft(share.judged, mine)
             answered = None if share.answered is None else [share.answered[i] for i in mine]
             # A schedule that corrects drafts for one group only, whose rows are the share's.

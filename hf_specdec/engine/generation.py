@@ -171,7 +171,7 @@ class Generation(Engine):
     def _leave(self, places: list[int]) -> None:
         """Rows in lockstep stay until all have stopped."""
         if self.mode.ragged and places:
-            stay = [b for b in range(len(self.rows)) if b not in places]
+            stay = sorted(set(range(len(self.rows))) - set(places))
             self.rows.leave(stay)
             self.runner.retire(stay, keep=self.call.keeps_cache)
 

@@ -85,7 +85,7 @@ class Trial:
             flat: [B · K] the draft's tokens, on the host.
         """
         k = self.draft.tokens.shape[1]
-        return [flat[b * k :][: length if sound else 0] for b, length in enumerate(self.draft.lengths)]
+        return [flat[b * k : b * k + (length if sound else 0)] for b, length in enumerate(self.draft.lengths)]
 
     def decided(
         self,
@@ -115,6 +115,10 @@ class Trial:
         for b, (text, tokens) in enumerate(zip(self.sequences.tokens, drafted, strict=True)):
             by_node = {-1: text[-1]} if text else {}  # behind `inputs_embeds` there is no token
             by_node |= dict(enumerate(tokens))
-            fed = [(place, by_node[node]) for node, place in self.places(b).items() if node in by_node]
-            told.append([(token, list(likeliest[(b * places + place) * count :][:count])) for place, token in fed])
+            fed = [
+                ((b * places + place) * count, by_node[node])
+                for node, place in self.places(b).items()
+                if node in by_node
+            ]
+            told.append([(token, list(likeliest[at : at + count])) for at, token in fed])
         return told

@@ -126,7 +126,7 @@ class Draws:
         """
         for b, (n, tokens) in enumerate(zip(passed, drafted, strict=True)):
             tested = min(n + 1, len(tokens))
-            self.stats.acceptance_sum += sum(beta[b * k :][:tested])
+            self.stats.acceptance_sum += sum(beta[b * k : b * k + tested])
             self.stats.acceptance_count += tested
 
     # ------------------------------------------------------------------ trees

@@ -146,10 +146,11 @@ class OverCache(ABC):
         """Forget what was not accepted, and go on with the rows that are here now: those of `before`, and new ones.
         Whether there were any, whose text had to be read."""
         self.roll_back()
-        new = [b for b, row in enumerate(sequences.rows) if row not in before]
+        place = {row: i for i, row in enumerate(before)}
+        new = [b for b, row in enumerate(sequences.rows) if row not in place]
         for b in new:
             self.read(sequences.tokens[b])
-        order = [*before, *(sequences.rows[b] for b in new)]
-        if sequences.rows != order:
-            self.select([order.index(row) for row in sequences.rows])
+        place |= {sequences.rows[b]: i for i, b in enumerate(new, start=len(before))}
+        if sequences.rows != list(place):
+            self.select([place[row] for row in sequences.rows])
         return bool(new)

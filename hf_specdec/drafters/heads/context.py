@@ -132,7 +132,8 @@ class HeadContext:
             self.cache = self.empty(len(self.rows))
         elif self.cached != self.rows:
             self._roll_back()
-            self.cache.select([self.cached.index(row) for row in self.rows])
+            place = {row: i for i, row in enumerate(self.cached)}
+            self.cache.select([place[row] for row in self.rows])
         self.cached = list(self.rows)
         self._roll_back()
         return self.cache

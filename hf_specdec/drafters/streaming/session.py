@@ -241,8 +241,9 @@ class StreamingSession(DraftSession):
         if self.ends is None:
             return None, [0] * len(room)
         if rows != self.rows:
-            room = [most if row in self.rows else 0 for row, most in zip(rows, room, strict=True)]
-            places = [self.rows.index(row) if row in self.rows else 0 for row in rows]
+            known = {row: place for place, row in enumerate(self.rows)}
+            room = [most if row in known else 0 for row, most in zip(rows, room, strict=True)]
+            places = [known.get(row, 0) for row in rows]
             self.ends, self.rows = self.ends[to_device(places, self.ends.device)], list(rows)
         if self._runner is not None and any(room):
             self.ends = self._runner.streams_at(self.ends)
