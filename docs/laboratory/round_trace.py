@@ -69,7 +69,7 @@ def main(names: Annotated[bool, typer.Option(help="List them, with how often eac
         with rounds.noting():
             play(engine)
 
-    Engine.play_round = noted  # type: ignore[method-assign]
+    Engine.play_round = noted  # type: ignore[assignment, method-assign]
     model.generate(prompt, **call)
     if names:
         for met in (whole.types, whole.functions):
