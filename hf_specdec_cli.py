@@ -12,7 +12,6 @@ from typer.core import TyperCommand
 
 COMMANDS = {
     "bench": "Measure how fast drafters are, beside plain decoding and transformers' own speculation.",
-    "tune": "Find the fastest drafter and settings for your prompts, and write them as a folder.",
     "report": "Turn result files of bench into Markdown tables, plots and one HTML page.",
     "audit": "Check that drafters change nothing: texts, samples and stops are compared with plain decoding's.",
     "explain": "Show round by round what was drafted, what was accepted, and where the time went.",

@@ -205,28 +205,6 @@ def best_window(
     return max(range(max_window + 1), key=speed)
 
 
-def interpolate_widths(table: dict[int, float]) -> Callable[[int], float]:
-    """Time by width from a few measured widths: straight lines between them, and on from the last two.
-
-    Args:
-        table: seconds of a target forward by its width in tokens, at least one entry.
-    """
-    if not table:
-        raise SpeculationError("table must hold the measured time of at least one width, got an empty one")
-    widths = sorted(table)
-
-    def seconds(width: int) -> float:
-        if len(widths) == 1 or width <= widths[0]:
-            return table[widths[0]]
-        right = next((i for i, w in enumerate(widths) if w >= width), len(widths) - 1)
-        w0, w1 = widths[right - 1], widths[right]
-        slope = (table[w1] - table[w0]) / (w1 - w0)
-        beyond = width - w1
-        return table[w1] + (max(slope, 0.0) if beyond > 0 else slope) * beyond
-
-    return seconds
-
-
 def line_through(table: Mapping[int, float], weights: Mapping[int, float] | None = None) -> Callable[[int], float]:
     """Time by width as a straight line through measured widths (least squares), which never falls with the width.
 

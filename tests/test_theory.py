@@ -244,13 +244,6 @@ def test_best_window_takes_the_measured_cost_of_width(alpha: float) -> None:
     assert theory.best_window(1.0, flat, 0.0, 20) == 20
 
 
-def test_widths_are_interpolated() -> None:
-    seconds = theory.interpolate_widths({1: 1.0, 5: 2.0, 9: 6.0})
-    assert [seconds(w) for w in (1, 3, 5, 7, 9, 11)] == [1.0, 1.5, 2.0, 4.0, 6.0, 8.0]
-    assert theory.interpolate_widths({4: 3.0})(17) == 3.0
-    assert theory.interpolate_widths({1: 2.0, 4: 1.0})(9) == 1.0  # noise does not make wide forwards free
-
-
 @pytest.mark.parametrize(
     ("call", "named"),
     [
@@ -261,7 +254,6 @@ def test_widths_are_interpolated() -> None:
         (lambda: theory.streams_over_draft(2.0, 0.0, 4, 0.1), "zeta must be above 0, got 0"),
         (lambda: theory.best_window(0.5, lambda width: 0.0, 0.0, 3), "target_seconds"),
         (lambda: theory.best_window(0.5, lambda width: 1.0, 0.0, -3), "max_window"),
-        (lambda: theory.interpolate_widths({}), "table"),
         (lambda: theory.divergence([0.5, 0.5], [1.0]), "the same tokens, got 2 and 1"),
         (lambda: theory.acceptance_rate([0.5, 0.4], [0.5, 0.5]), "p must hold chances"),
         (lambda: theory.rejection_acceptance_rate([0.5, 0.5], [1.5, -0.5]), "q must hold chances"),

@@ -14,6 +14,7 @@ def bench(
     output: Annotated[
         Path, Option("--output", "--json", help="Result file (JSON) to write; `hf-specdec report` reads it.")
     ],
+    write: Annotated[Path | None, Option(help="New folder for the best drafter, if one beats plain decoding.")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the result file of an interrupted run.")] = False,
 ) -> None:
     r"""Measure drafters.
@@ -23,4 +24,4 @@ def bench(
     hf-specdec bench --target smollm2 --drafter hub_configs/hybrid --drafter prompt_lookup \
       --prompts chat --limit 4 --pack-linear --output chat.json
     """
-    raise Exit(run_bench(settings, output, resume))
+    raise Exit(run_bench(settings, output, resume, write))

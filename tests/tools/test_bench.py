@@ -6,22 +6,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from models import llama
 from typer.testing import CliRunner
 
+from hf_specdec import Drafter
 from hf_specdec.cli import app
 from hf_specdec.errors import SpeculationError
 from hf_specdec.tools.bench import results as results_module
 from hf_specdec.tools.bench import summary
+from hf_specdec.tools.bench.best import mean_speedups
 from hf_specdec.tools.bench.measure import Bench
 from hf_specdec.tools.bench.methods import BASELINES, build_method
 from hf_specdec.tools.bench.plan import Settings, plan
 from hf_specdec.tools.bench.results import Results
+from hf_specdec.tools.bench.run import run_bench
 from hf_specdec.tools.bench.summary import summarize
 from hf_specdec.tools.instruments.provenance import provenance
 from hf_specdec.tools.loading.drafters import parse_options
@@ -328,3 +333,66 @@ def test_an_ngram_drafter_is_trained_and_measured_by_commands(tmp_path: Path) ->
     result = CliRunner().invoke(app, bench_arguments(tmp_path, "--drafter", str(tmp_path / "drafter"), "--limit", "1"))
     assert result.exit_code == 0, result.output
     assert Results.load(tmp_path / "out.json").runs[-1]["identical"]
+
+
+# ------------------------------------------------------------------ the best
+
+
+def run(name: str, speedup: float, dataset: str = "set") -> dict[str, Any]:
+    return {"name": name, "speedup": speedup, "dataset": dataset}
+
+
+def test_the_best_have_the_highest_mean_of_those_measured_on_everything() -> None:
+    first = [run("plain", 1.0), run("even", 1.5), run("uneven", 1.9), run("alone", 3.0)]
+    second = [run("plain", 1.0, "other"), run("even", 1.5, "other"), run("uneven", 1.0, "other")]
+    assert list(mean_speedups(first + second).items()) == [("even", 1.5), ("uneven", pytest.approx(1.45))]
+    assert list(mean_speedups(first)) == ["alone", "uneven", "even"]
+    assert mean_speedups([run("plain", 1.0)]) == {}
+
+
+@pytest.fixture
+def as_fast_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Methods run as they do, and count as so many times as fast as plain decoding."""
+
+    def fast(**speedups: float) -> None:
+        def summarized(*args: Any) -> list[dict[str, Any]]:
+            return [one | {"speedup": speedups[one["name"].replace("-", "_")]} for one in summarize(*args)]
+
+        monkeypatch.setattr("hf_specdec.tools.bench.measure.summarize", summarized)
+
+    return fast
+
+
+@pytest.mark.parametrize("best", ["draft_model", "suffix"])
+def test_the_best_drafter_is_named_and_its_folder_drafts(tmp_path: Path, as_fast_as, best: str) -> None:
+    as_fast_as(**{"plain": 1.0, "draft_model": 1.2, "suffix": 1.1, best: 1.4})
+    folder = tmp_path / "mine"
+    bench = _settings(tmp_path, drafters=["draft_model", "suffix"], repeats=1)
+    assert run_bench(bench, tmp_path / "out.json", write=folder) == 0
+    drafter, pair = Drafter.from_pretrained(folder), bench.load()
+    assert drafter.config.drafter_type == best and "| 1.40x" in (folder / "README.md").read_text()
+    inputs = pair.tokenizer("def add(a, b):\n" * 3, return_tensors="pt")
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain = pair.target.generate(**inputs, **options)
+    assert torch.equal(plain, pair.target.generate(**inputs, **options, assistant_model=drafter))
+    assert drafter.last_stats.drafted_tokens
+    with pytest.raises(SpeculationError, match="holds a drafter already"):
+        run_bench(bench, tmp_path / "again.json", write=folder)
+
+
+@pytest.mark.parametrize(
+    ("assisted", "suffix", "said"),
+    [
+        (1.3, 1.1, "best: hf-assisted, 1.30x plain decoding; suffix is in "),
+        (1.3, 0.8, "best: hf-assisted, 1.30x plain decoding; it is transformers' own, and no drafter beats"),
+        (0.9, 0.8, "nothing beats plain decoding: the best, hf-assisted, runs at 0.90x"),
+    ],
+)
+def test_only_drafters_that_beat_plain_decoding_are_written(
+    tmp_path: Path, as_fast_as, assisted: float, suffix: float, said: str
+) -> None:
+    as_fast_as(plain=1.0, hf_assisted=assisted, suffix=suffix)
+    more = ["--drafter", "suffix", "--write", str(tmp_path / "mine")]
+    result = CliRunner().invoke(app, bench_arguments(tmp_path, *more))
+    assert result.exit_code == 0 and said in result.output
+    assert (tmp_path / "mine" / "config.json").exists() == (suffix > 1)

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from ...errors import SpeculationError
 from ..instruments.pretended import pretended_costs
 from ..instruments.provenance import provenance
+from .best import check_new, conclude
 from .measure import Bench
 from .plan import Settings, plan
 from .results import Results
@@ -25,8 +26,11 @@ METHOD_WIDTH = 20
 """letters for which a terminal of 80 columns has room"""
 
 
-def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
+def run_bench(settings: Settings, path: Path, resume: bool = False, write: Path | None = None) -> int:
     """Measure and write `path` after every prompt; returns the exit status.
+
+    Args:
+        write: a new folder for the best drafter.
 
     Raises:
         SpeculationError: bad settings, prompt files or models, a result file that exists or was made with other
@@ -36,6 +40,8 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
     check_installed()
     units = plan(settings)
     held = _held(settings, path, resume)
+    if write is not None:
+        check_new(write)
     bench = Bench.load(settings)
     results = held or Results(provenance(bench.device) | bench.about() | {"settings": asdict(settings)})
     results.save(path)  # now rather than after an hour, if the disk does not take it
@@ -62,6 +68,8 @@ def run_bench(settings: Settings, path: Path, resume: bool = False) -> int:
         Console().print(f"pretended costs: {', '.join(pretended)}")
     for table in summary_tables(results.runs):
         Console().print(table)
+    said = conclude(bench, results.runs, path, write)
+    Console().print(said, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -16,7 +17,6 @@ from transformers import DynamicCache, PreTrainedModel
 from ...clock import now
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
-from ...theory import interpolate_widths
 from .meter import Forward, Role
 
 REPEATS = 3
@@ -83,7 +83,8 @@ def _to_time(counts: Counter[Kind]) -> list[Kind]:
 def _read(timed: Mapping[Kind, float], kind: Kind) -> float:
     """A width's own time, or what lies between its neighbours'."""
     role, rows, width = kind
-    return interpolate_widths({w: t for (r, b, w), t in timed.items() if (r, b) == (role, rows)})(width)
+    widths = sorted(w for r, b, w in timed if (r, b) == (role, rows))
+    return float(np.interp(width, widths, [timed[role, rows, w] for w in widths]))
 
 
 def _prefilled(model: PreTrainedModel, ids: Tensor, rows: int, context: int) -> DynamicCache:
