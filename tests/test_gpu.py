@@ -12,8 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdec.tools.instruments.pretended import pad_mlps
-
 TESTS = Path(__file__).parent
 
 
@@ -39,7 +37,7 @@ def test_a_target_made_costly_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     before = target.generate(**inputs, **options)
     parameters = target.num_parameters()
     subjects.deepen(target, 10)
-    pad_mlps(target, 960)
+    subjects.widen(target, 960)
     assert len(target.model.layers) == 10 and target.num_parameters() > 1.3 * parameters
     assert torch.equal(target.generate(**inputs, **options), before)
 

@@ -21,11 +21,11 @@ from typer import Option
 
 from hf_specdec import SpeculationError
 from hf_specdec.commands.options import command
-from hf_specdec.tools.instruments.traces import Traced, TracingDrafter, calibration_error
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.drafters import load_drafter
 from hf_specdec.tools.loading.models import PairSettings
 from hf_specdec.tools.loading.prompts import load_prompts
+from traces import Traced, TracingDrafter, calibration_error
 
 LEARNED = 200
 """rounds after which is counted; what these took says how far measured times are off"""

@@ -22,7 +22,6 @@ from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.draft_model import DraftModelDrafter
 from hf_specdec.drafters.pearl import PearlDrafter
-from hf_specdec.tools.instruments.pretended import paced
 from hf_specdec.tools.instruments.recording import RecordingDrafter, Round
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.models import PairSettings
@@ -31,6 +30,7 @@ from hf_specdec.tools.loading.rows import set_name
 from hf_specdec.tools.loading.sampling import sampling_at
 from pearl_bounds import WINDOWS, acceptances, outcomes, pearl_seconds, serial_seconds
 from pearl_pace import Pace
+from pretended import paced
 
 
 @dataclass

@@ -18,12 +18,12 @@ from torch import Tensor
 from hf_specdec import PearlDrafter
 from hf_specdec.commands.options import expanded
 from hf_specdec.drafters.pearl import Timeline
-from hf_specdec.tools.instruments.pretended import synthetic_acceptance
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.models import PairSettings
 from hf_specdec.tools.loading.prompts import load_prompts
 from hf_specdec.tools.loading.rows import set_name
 from pearl_bounds import WINDOWS, acceptances, pearl_seconds, serial_seconds
+from pretended import synthetic_acceptance
 
 
 @dataclass

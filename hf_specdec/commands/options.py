@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import SpeculationError
-from ..tools.loading.models import EXPERIMENTS, LOADING
+from ..tools.loading.models import LOADING
 
 
 class _Command(TyperCommand):
@@ -58,7 +58,7 @@ def expanded(run: Callable[..., None]) -> Callable[..., None]:
 
 def _is_aside(parameter: inspect.Parameter) -> bool:
     panels = (getattr(option, "rich_help_panel", None) for option in getattr(parameter.annotation, "__metadata__", ()))
-    return not {LOADING, EXPERIMENTS}.isdisjoint(panels)
+    return LOADING in panels
 
 
 def _options(settings: Any) -> Iterator[inspect.Parameter]:

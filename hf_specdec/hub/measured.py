@@ -142,7 +142,6 @@ def _measured_where(provenance: dict[str, Any]) -> str:
         threads and f"{threads} thread{'s' * (threads != 1)}",
         str(provenance.get("time") or "")[: len("2026-01-31")],
         target and f"target `{method_name(target)}`",
-        *(provenance.get("pretended") or []),
         *(f"{name} {versions[name]}" for name in PACKAGES if versions.get(name)),
         revision and f"commit {revision}",
     ]

@@ -12,7 +12,6 @@ from samples import SAMPLES
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_specdec.tools.instruments.pretended import pad_mlps
 from hf_specdec.tools.loading.chat import prompt_ids
 from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
 from hf_specdec.tools.loading.prompts import load_prompts
@@ -96,7 +95,21 @@ def make_costly(model: Any, size: Size) -> None:
         mlp, hidden = model.model.layers[0].mlp, model.config.hidden_size
         per_unit, own = 3 * hidden * len(model.model.layers), sum(p.numel() for p in model.parameters())
         units = mlp.down_proj.in_features + (size.parameters - own) / per_unit
-        pad_mlps(model, max(mlp.down_proj.in_features, 64 * round(units / 64)))
+        widen(model, max(mlp.down_proj.in_features, 64 * round(units / 64)))
+
+
+@torch.no_grad()
+def widen(target: Any, units: int) -> None:
+    """Give each MLP of a Llama so many hidden units. The new ones read at random and add exactly nothing."""
+    for layer in target.model.layers:
+        mlp = layer.mlp
+        for linear in (mlp.gate_proj, mlp.up_proj):
+            old, extra = linear.weight, units - linear.out_features
+            new = old.new_empty(extra, linear.in_features).normal_(0, old.float().std().item())
+            linear.weight, linear.out_features = torch.nn.Parameter(torch.cat([old, new]), False), units
+        old = mlp.down_proj.weight
+        new = old.new_zeros(len(old), units - mlp.down_proj.in_features)
+        mlp.down_proj.weight, mlp.down_proj.in_features = torch.nn.Parameter(torch.cat([old, new], 1), False), units
 
 
 def deepen(target: Any, layers: int) -> None:

@@ -171,10 +171,8 @@ def test_a_missing_package_is_missed_at_once(tmp_path: Path, monkeypatch: pytest
 
 
 def test_bench_writes_measurements_and_runs(tmp_path: Path) -> None:
-    more = ["--drafter", "draft_model:num_draft_tokens=3", "--pad-draft-mlp", "600"]
-    result = CliRunner().invoke(app, bench_arguments(tmp_path, *more))
+    result = CliRunner().invoke(app, bench_arguments(tmp_path, "--drafter", "draft_model:num_draft_tokens=3"))
     assert result.exit_code == 0, result.output
-    assert "pretended costs: the draft's MLPs cost-padded to 600\n" in result.output
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["schema"] == 1
     assert {"versions", "git_revision", "command", "device", "threads", "settings"} <= set(content["provenance"])
@@ -261,7 +259,6 @@ def test_a_full_disk_leaves_the_last_whole_file(tmp_path: Path, monkeypatch: pyt
         (["--top-k", "10"], "add --temperature 1"),
         (["--batch-size", "0"], "batch_size"),
         (["--dtype", "int7"], "dtype"),
-        (["--synthetic-acceptance", "0.5", "--temperature", "1"], "synthetic_acceptance"),
         (["--drafter", "no_such"], "no_such"),
         (["--limit", "0"], "limit"),
         (["--max-new-tokens", "100000"], "context"),

@@ -1,4 +1,4 @@
-"""The forwards of a benchmark: made dearer without other outputs, counted, timed alone, asked where texts differ."""
+"""The forwards of a benchmark: given a pace, counted, timed alone, asked where texts differ."""
 
 import pickle
 import time
@@ -8,8 +8,9 @@ from typing import Any
 import models
 import pytest
 import torch
+from laboratory import script
 from traced import traced
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_specdec import DraftModelDrafter
 from hf_specdec.errors import SpeculationError
@@ -17,20 +18,17 @@ from hf_specdec.tools.bench.methods import build_method
 from hf_specdec.tools.instruments.audit import Audit, Difference, first_difference
 from hf_specdec.tools.instruments.bare import bare_seconds, time_bare_forwards
 from hf_specdec.tools.instruments.meter import Forward, Meter, metered
-from hf_specdec.tools.instruments.pretended import paced, pad_mlps, synthetic_acceptance
 
+pretended = script("pretended")
 PROMPT = torch.tensor([[5, 9, 3, 17, 4, 8]])
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def llama(seed: int, layers: int = 2) -> LlamaForCausalLM:
+    """Weights large enough that greedy text does not repeat one token."""
     torch.manual_seed(seed)
     config = LlamaConfig(**SIZES | {"num_hidden_layers": layers}, intermediate_size=48, eos_token_id=None)
-    return _varied(LlamaForCausalLM(config))
-
-
-def _varied(model):
-    """Weights large enough that greedy text does not repeat one token."""
+    model = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -43,57 +41,19 @@ def plain(model, tokens: int = 24) -> list[int]:
     return model.generate(PROMPT, max_new_tokens=tokens, do_sample=False)[0].tolist()
 
 
-# ------------------------------------------------------------------ cost-padding, pacing, synthetic acceptance
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-@pytest.mark.parametrize("width", [48, 100])
-def test_cost_padding_leaves_the_tokens_as_they_are(family: str, width: int) -> None:
-    torch.manual_seed(0)
-    model = {
-        "llama": lambda: llama(0),
-        "gpt2": lambda: _varied(GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_inner=48))),
-        "opt": lambda: _varied(OPTForCausalLM(OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32))),
-    }[family]()
-    tokens, logits = plain(model), model(PROMPT).logits
-    before = sum(p.numel() for p in model.parameters())
-    assert pad_mlps(model, width) == 2
-    assert plain(model) == tokens
-    torch.testing.assert_close(model(PROMPT).logits, logits)
-    assert (sum(p.numel() for p in model.parameters()) > before) == (width > 48)
-
-
-@pytest.mark.parametrize("padded", ["target", "draft"])
-def test_cost_padding_leaves_speculation_as_it_is(padded: str) -> None:
-    models = {"target": llama(0), "draft": llama(1, layers=1)}
-
-    def run() -> tuple[list[int], int]:
-        with metered(models["target"], models["draft"]) as meter:
-            output = models["target"].generate(PROMPT, max_new_tokens=24, assistant_model=models["draft"])
-        return output[0].tolist(), len(meter.forwards)
-
-    before = run()
-    pad_mlps(models[padded], 200)
-    assert run() == before
-
-
-def test_padding_names_what_it_cannot_do() -> None:
-    with pytest.raises(SpeculationError, match="larger width"):
-        pad_mlps(llama(0), 10)
-    with pytest.raises(SpeculationError, match="no MLP with layers named"):
-        pad_mlps(torch.nn.Sequential(torch.nn.Linear(2, 2)), 10)
+# ------------------------------------------------------------------ pacing, synthetic acceptance
 
 
 def test_pacing_takes_no_processor_time_and_changes_nothing() -> None:
     model = llama(0)
     tokens = plain(model, 8)
-    with paced(model, 30):
+    with pretended.paced(model, 30):
         cpu, wall = time.process_time(), time.perf_counter()
         assert plain(model, 8) == tokens
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     assert wall >= 8 * 0.030  # never less than was set
     assert "forward" not in vars(model)
-    with pytest.raises(SpeculationError, match="above 0"), paced(model, 0):
+    with pytest.raises(SpeculationError, match="above 0"), pretended.paced(model, 0):
         pass
 
 
@@ -102,7 +62,7 @@ def test_pacing_takes_no_processor_time_and_changes_nothing() -> None:
 @pytest.mark.parametrize("milliseconds", [5.0, 20.0])
 def test_pace_is_within_2_percent(milliseconds: float) -> None:
     model = llama(0)
-    with paced(model, milliseconds), metered(model) as meter:
+    with pretended.paced(model, milliseconds), metered(model) as meter:
         plain(model, 50)
     seconds = sorted(forward.seconds for forward in meter.forwards)
     assert seconds[len(seconds) // 2] == pytest.approx(milliseconds / 1000, rel=0.02)
@@ -114,13 +74,20 @@ def test_synthetic_acceptance_sets_what_both_loops_accept(acceptance: float) -> 
     tokens = plain(target, 200)
     for spec in ("hf-assisted:num_assistant_tokens=4", "draft_model:num_draft_tokens=4"):
         method = build_method(spec, draft)
-        with method.prepared(), synthetic_acceptance(draft, tokens, acceptance), metered(target, draft) as meter:
+        with (
+            method.prepared(),
+            pretended.synthetic_acceptance(draft, tokens, acceptance),
+            metered(target, draft) as meter,
+        ):
             output = target.generate(PROMPT, max_new_tokens=200, do_sample=False, **method.kwargs)
         assert output[0].tolist() == tokens
         rounds = meter.accepted_per_round(PROMPT.shape[1], 200)
         tested = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
         assert sum(accepted for _, accepted in rounds) / tested == pytest.approx(acceptance, abs=0.12), spec
-    with pytest.raises(SpeculationError, match=r"from 0 to 1, got 1\.5"), synthetic_acceptance(draft, tokens, 1.5):
+    with (
+        pytest.raises(SpeculationError, match=r"from 0 to 1, got 1\.5"),
+        pretended.synthetic_acceptance(draft, tokens, 1.5),
+    ):
         pass
 
 

@@ -5,7 +5,7 @@ import json
 import shutil
 import subprocess
 from dataclasses import replace
-from html import escape, unescape
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -184,27 +184,6 @@ def test_report_writes_markdown_plots_and_one_page(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "speedup.png").read_bytes().startswith(b"\x89PNG")
 
 
-COSTS = {"pad_target_mlp": 6000, "pad_draft_mlp": 64, "pace_target": 20.0, "pace_draft": 2.5}
-SAID = [
-    "the target's MLPs cost-padded to 6,000",
-    "the draft's MLPs cost-padded to 64",
-    "the target paced at 20 ms",
-    "the draft paced at 2.5 ms",
-]
-
-
-@pytest.mark.parametrize("given", [[], [0], [1, 2], [3], [0, 1, 2, 3]])
-def test_report_says_which_costs_are_pretended(tmp_path: Path, given: list[int]) -> None:
-    path = result_file(tmp_path)
-    results, options = Results.load(path), list(COSTS)
-    results.provenance["settings"] |= {name: COSTS[name] if i in given else None for i, name in enumerate(options)}
-    results.save(path)
-    write_report([path], tmp_path / "report")
-    for name in ("report.md", "report.html"):
-        shown = unescape((tmp_path / "report" / name).read_text())
-        assert [i for i, phrase in enumerate(SAID) if phrase in shown] == given
-
-
 def test_report_names_the_file_where_two_measured_the_same(tmp_path: Path) -> None:
     first = result_file(tmp_path)
     second = first.rename(tmp_path / "other.json")
@@ -257,17 +236,6 @@ def test_explain_accounts_for_every_token(pair, temperature: float) -> None:
     page = explain_page(found)
     assert page.count('class="t ') == sum(map(len, found.lines))
     assert page.count("<rect") == len(found.ours.meter.forwards) + len(found.plain.meter.forwards)
-
-
-@pytest.mark.parametrize("padding", [None, 6000])
-def test_explain_says_which_costs_are_pretended(pair, padding: int | None) -> None:
-    target, _, tokenizer = pair
-    settings = what("prompt_lookup", "a b a b", None, 4, pad_target_mlp=padding)
-    found = explain(settings, target, None, tokenizer)
-    console = Console(record=True, width=200, file=io.StringIO())
-    print_explanation(found, console)
-    for shown in (console.export_text(), unescape(explain_page(found))):
-        assert (SAID[0] in shown) == (padding is not None)
 
 
 def test_explain_on_the_command_line_without_a_draft_model(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 from clocks import Clock
 from compare import PROMPTS, Sides
+from laboratory import script
 
 from hf_specdec import HybridDrafter, PromptLookupDrafter
 from hf_specdec.budget import Cost, Learned
-from hf_specdec.tools.instruments.traces import TracingDrafter, calibration_error
+
+traces = script("traces")
 
 
 @pytest.mark.grid
@@ -28,7 +30,7 @@ def test_a_replay_decides_and_times_as_the_engine_did(
         "branches": PromptLookupDrafter(num_branches=3),
         "hybrid": HybridDrafter(draft),
     }[kind]
-    tracing, sides = TracingDrafter(inner), Sides(model, lengths, max_new_tokens=40)
+    tracing, sides = traces.TracingDrafter(inner), Sides(model, lengths, max_new_tokens=40)
     sides.ours()  # the probe
     monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     clock = Clock(monkeypatch)
@@ -48,7 +50,7 @@ def test_fates_are_what_the_text_says(monkeypatch: Any) -> None:
     """Of a draft model that is the target itself the first choices survive, and what hangs beside them does not. By a
     clock that forwards move alone: how much is drafted must not depend on the machine."""
     model, draft = models.llama(max_position_embeddings=256), models.llama(max_position_embeddings=256)
-    tracing, sides = TracingDrafter(HybridDrafter(draft)), Sides(model, [7], max_new_tokens=120)
+    tracing, sides = traces.TracingDrafter(HybridDrafter(draft)), Sides(model, [7], max_new_tokens=120)
     sides.ours()  # the probe
     monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))
     clock = Clock(monkeypatch)
@@ -64,7 +66,7 @@ def test_fates_are_what_the_text_says(monkeypatch: Any) -> None:
 
 def test_calibration_error_is_the_mean_distance_from_what_came_true() -> None:
     fates = [(0.25, True), (0.25, False), (0.25, False), (0.25, False), (0.85, True), (0.85, False)]
-    error, bins = calibration_error(fates)
+    error, bins = traces.calibration_error(fates)
     assert bins == [(0.25, 0.25, 4), (0.85, 0.5, 2)]
     assert error == pytest.approx(2 * 0.35 / 6)
-    assert calibration_error([]) == (0.0, [])
+    assert traces.calibration_error([]) == (0.0, [])

@@ -1,7 +1,6 @@
 """Measure: all methods decode each prompt in turn, in rotated order, so that drift of the machine cancels out."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,7 +14,6 @@ from ..instruments.audit import Audit
 from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
 from ..instruments.ends import end_tokens
 from ..instruments.meter import Forward
-from ..instruments.pretended import paced, pretended_costs, synthetic_acceptance
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..loading.chat import batch, prompt_ids
 from ..loading.models import Pair
@@ -53,7 +51,7 @@ class Bench:
                 repetitions have drafters of their own where that is not to count.
         """
         self.settings, self.passes = settings, passes
-        self.tokenizer, self.target, self.draft = pair.tokenizer, pair.target, pair.draft
+        self.tokenizer, self.target = pair.tokenizer, pair.target
         self.device = input_device(pair.target)
 
     @classmethod
@@ -74,23 +72,18 @@ class Bench:
     def about(self) -> dict[str, Any]:
         """Which target and which drafters these are, for whoever shows the figures elsewhere."""
         drafters = {method.name: facts(method.drafter.config) for method in self.passes[0] if method.drafter}
-        pretended = pretended_costs(asdict(self.settings))
-        return {"target": made_for(self.target, self.tokenizer), "drafters": drafters, "pretended": pretended}
+        return {"target": made_for(self.target, self.tokenizer), "drafters": drafters}
 
     def run(self, results: Results, units: list[Unit], save: Callable[[Results], None] = lambda _: None) -> None:
         """Measure every unit that `results` does not hold yet; `save` is called after each."""
         held = {measurement.unit for measurement in results.measurements}
-        with ExitStack() as stack:
-            for model, pace in ((self.target, self.settings.pace_target), (self.draft, self.settings.pace_draft)):
-                if model is not None and pace:
-                    stack.enter_context(paced(model, pace))
-            missing = [unit for unit in units if unit.key not in held]
-            if missing:
-                self.warm_up(missing[0], (method for methods in self.passes for method in methods))
-            for number, unit in enumerate(missing):
-                results.measurements += self.measure(unit, rotation=number)
-                results.runs = summarize(results.measurements, self.settings.seed)
-                save(results)
+        missing = [unit for unit in units if unit.key not in held]
+        if missing:
+            self.warm_up(missing[0], (method for methods in self.passes for method in methods))
+        for number, unit in enumerate(missing):
+            results.measurements += self.measure(unit, rotation=number)
+            results.runs = summarize(results.measurements, self.settings.seed)
+            save(results)
 
     def measure(self, unit: Unit, rotation: int = 0) -> list[Measurement]:
         """All methods and repetitions of one unit, turn by turn, as far as they fit into the target's context.
@@ -108,16 +101,12 @@ class Bench:
         self, unit: Unit, inputs: dict[str, Tensor], rotation: int
     ) -> tuple[list[Measurement], list[list[int]]]:
         """All methods and repetitions of one turn, and plain decoding's tokens in the first of them."""
-        reference = self._reference(unit, inputs)
         measured: list[Measurement] = []
         plain: list[list[int]] = []
         ids = inputs["input_ids"]
         for repeat, methods in enumerate(self.passes):
             methods = [method for method in methods if unit.batch_size == 1 or not method.single_row]
-            made = [
-                self.generate(method, unit, inputs, reference, repeat=repeat)
-                for method in _rotated(methods, rotation + repeat)
-            ]
+            made = [self.generate(method, unit, inputs, repeat) for method in _rotated(methods, rotation + repeat)]
             made.sort(key=lambda one: methods.index(one.generation.method))
             tables = self._bare_tables([one.generation for one in made], ids)
             step = tables[made[0].name].get(("target", len(ids), 1))
@@ -155,13 +144,6 @@ class Bench:
             return None
         return inputs
 
-    def _reference(self, unit: Unit, inputs: dict[str, Tensor]) -> list[int] | None:
-        """For synthetic acceptance: the prompt and plain decoding's continuation."""
-        if self.settings.synthetic_acceptance is None:
-            return None
-        plain = self.generate(self.passes[0][0], unit, inputs).generation
-        return inputs["input_ids"][0].tolist() + plain.rows[0]
-
     def options(self, unit: Unit) -> dict[str, Any]:
         options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens}
         options |= sampling_at(unit.temperature, self.settings.top_k)
@@ -170,26 +152,18 @@ class Bench:
         return options
 
     def generate(
-        self,
-        method: Method,
-        unit: Unit,
-        inputs: dict[str, Tensor],
-        reference: list[int] | None = None,
-        repeat: int = 0,
-        **options: Any,
+        self, method: Method, unit: Unit, inputs: dict[str, Tensor], repeat: int = 0, **options: Any
     ) -> Measured:
         """One call of a method. Every repetition has the same seed.
 
         Args:
-            reference: prompt and continuation that a draft of synthetic acceptance follows.
             options: of `generate`, instead of the unit's.
         """
-        seed, share = self.settings.seed + unit.index, self.settings.synthetic_acceptance
-        follows = reference is not None and share is not None and method.draft is not None
-        with synthetic_acceptance(method.draft, reference, share, seed) if follows else nullcontext():  # type: ignore[arg-type]
-            reset_peak_memory(self.device)
-            generation = decode(self.target, method, inputs, seed, **self.options(unit) | options)
-            return Measured(generation, repeat, peak_memory_bytes(self.device))
+        reset_peak_memory(self.device)
+        generation = decode(
+            self.target, method, inputs, self.settings.seed + unit.index, **self.options(unit) | options
+        )
+        return Measured(generation, repeat, peak_memory_bytes(self.device))
 
     def _text(self, row: list[int]) -> str:
         """What was said, without the tokens that end it."""

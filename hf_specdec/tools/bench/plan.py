@@ -9,7 +9,7 @@ from typer import Option
 
 from ...errors import SpeculationError
 from ..loading.checks import check_decoding
-from ..loading.models import PairSettings, experiment
+from ..loading.models import PairSettings
 from ..loading.prompts import Prompt, load_prompts
 from ..loading.rows import PROMPT_SOURCES, set_name
 from .methods import MethodSettings
@@ -36,15 +36,9 @@ class Settings(MethodSettings):
     repeats: Annotated[
         int, _decoding(help="How often each method decodes each prompt; the median of the times counts.")
     ] = 3
-    pace_target: Annotated[float | None, experiment("Milliseconds that every forward of the target takes.")] = None
-    pace_draft: Annotated[float | None, experiment("Milliseconds that every forward of the draft model takes.")] = None
-    synthetic_acceptance: Annotated[
-        float | None,
-        experiment("Share of draft tokens that are right, from 0 to 1, whatever the draft model has learned."),
-    ] = None
     raw: Annotated[bool, _decoding("--raw", help="Continue chats as plain text, without the chat template.")] = False
     system: Annotated[str | None, _decoding(help="System message for chats that have none.")] = None
-    seed: Annotated[int, _decoding(help="Seed of sampling, synthetic acceptance and bootstrap intervals.")] = 0
+    seed: Annotated[int, _decoding(help="Seed of sampling and bootstrap intervals.")] = 0
 
     def check(self) -> None:
         """Raise `SpeculationError` for values that cannot be measured."""
@@ -59,12 +53,6 @@ class Settings(MethodSettings):
             raise SpeculationError(f"repeats must be 1 or more, got {self.repeats}")
         if min(self.batch_sizes) < 1:
             raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
-        if self.draft is None and (self.pad_draft_mlp or self.pace_draft):
-            raise SpeculationError("pad_draft_mlp and pace_draft need a draft model; name one with --draft")
-        if self.synthetic_acceptance is not None and (
-            self.draft is None or max(self.temperatures) > 0 or max(self.batch_sizes) > 1
-        ):
-            raise SpeculationError("synthetic_acceptance needs a draft model (--draft), temperature 0 and batch size 1")
 
 
 def settings_of(shared: PairSettings, **more: Any) -> Settings:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SpeculationError
-from ..instruments.pretended import pretended_costs
 from ..showing import cards, html_page, html_table, write_page
 from .plots import Cells, save_plots
 from .results import Results
@@ -156,6 +155,10 @@ def _size(runs: list[dict[str, Any]]) -> str:
 def _machine(provenance: dict[str, Any]) -> str:
     settings, versions, threads = provenance["settings"], provenance["versions"], provenance["threads"]
     facts = [provenance["device"], f"{threads} thread{'s' * (threads != 1)}", settings["dtype"]]
-    facts += [f"target {settings['target']}", *pretended_costs(settings)]
-    facts += [f"torch {versions['torch']}", f"transformers {versions['transformers']}", provenance["time"]]
+    facts += [
+        f"target {settings['target']}",
+        f"torch {versions['torch']}",
+        f"transformers {versions['transformers']}",
+        provenance["time"],
+    ]
     return ", ".join(facts)

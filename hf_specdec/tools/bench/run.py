@@ -10,7 +10,6 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ...errors import SpeculationError
-from ..instruments.pretended import pretended_costs
 from ..instruments.provenance import provenance
 from .best import check_new, conclude
 from .measure import Bench
@@ -64,8 +63,6 @@ def run_bench(settings: Settings, path: Path, resume: bool = False, write: Path 
         raise SpeculationError(
             f"no prompt fits into the target's context together with max_new_tokens={settings.max_new_tokens}; lower it"
         )
-    if pretended := pretended_costs(vars(settings)):
-        Console().print(f"pretended costs: {', '.join(pretended)}")
     for table in summary_tables(results.runs):
         Console().print(table)
     said = conclude(bench, results.runs, path, write)
@@ -122,7 +119,7 @@ def _held(settings: Settings, path: Path, resume: bool) -> Results | None:
             f"cannot resume {path}: it was made by a version without the setting {', '.join(unknown)}; name "
             "another file"
         )
-    if changed := [name for name in now if before[name] != now[name]]:
+    if changed := [name for name in before | now if before.get(name) != now.get(name)]:
         raise SpeculationError(
             f"cannot resume {path}: it was made with another {', '.join(changed)}; name another file"
         )

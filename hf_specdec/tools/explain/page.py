@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..instruments.meter import Meter
-from ..instruments.pretended import pretended_costs
 from ..instruments.recording import Node
 from ..showing import cards, html_page, html_table
 from .reading import Candidate, Explanation, TokenInfo
@@ -54,8 +53,6 @@ def print_explanation(explanation: Explanation, console: Console | None = None) 
     console.print(Text("\n").append(Text("   ").join(legend)))
     for label, value in headline(explanation).items():
         console.print(f"{label:<28} {value}", highlight=False)
-    for phrase in pretended_costs(vars(explanation.settings)):
-        console.print(f"{'pretended costs':<28} {phrase}", highlight=False)
     if explanation.rejections:
         console.print("\nCostliest rejections", style="bold")
     for r in explanation.rejections:
@@ -105,11 +102,10 @@ def explain_page(explanation: Explanation) -> str:
         for kind, (*_, meaning) in KINDS.items()
         if kind != "first"
     )
-    how = ", ".join([f"T={e.settings.temperature:g}", *pretended_costs(vars(e.settings))])
     body = f"""
 <h1>{escape(e.settings.spec)}, round by round</h1>
-<p class="soft">Target <code>{escape(e.settings.target)}</code>, {how}. Each line is one call of the
-target. Hover over a token, or tap it, for its probabilities.</p>
+<p class="soft">Target <code>{escape(e.settings.target)}</code>, T={e.settings.temperature:g}. Each line is one call of
+the target. Hover over a token, or tap it, for its probabilities.</p>
 {cards(headline(e))}
 <h2>The prompt</h2><pre>{escape(e.settings.prompt)}</pre>
 <h2>What was drafted, what was kept</h2><p class="legend">{legend}</p>{rounds}

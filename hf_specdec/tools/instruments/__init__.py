@@ -1,1 +1,1 @@
-"""Instruments that show what a generation does and costs, and pretended costs."""
+"""Instruments that show what a generation does and costs."""

@@ -1,4 +1,4 @@
-"""Wrap a model's forward for a while, as the meter, pacing and synthetic acceptance do."""
+"""Wrap a model's forward for a while, as the meter does."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -15,7 +15,6 @@ from ...errors import SpeculationError
 from ...target.devices import DTYPES, device_name, dtype_name
 from ...target.packing import pack_linear as packed
 from ...target.packing import packable_dtypes
-from ..instruments.pretended import pad_mlps
 from ..showing import quiet
 from . import gguf
 from .names import public_name, whole_name, without_the_hub
@@ -30,8 +29,6 @@ class ModelSource:
     """a folder, a Hub repo, a GGUF file, or one of `names.NAMES`"""
     dtype: str = "auto"
     device: str = "cpu"
-    pad_mlp: int | None = None
-    """hidden units to widen every MLP to, so that it costs more; 0 or None leaves them"""
     device_map: str | None = None
     """in place of `device`"""
     revision: str | None = None
@@ -53,18 +50,13 @@ class Pair:
     draft: PreTrainedModel | None
 
 
-LOADING, EXPERIMENTS = "How models are loaded", "Experiments: pretended costs"
-"""headings of `--help`"""
+LOADING = "How models are loaded"
+"""a heading of `--help`"""
 
 
 def _how(help: str, *names: str) -> Any:
     """An option that says how models are loaded."""
     return Option(*names, help=help, rich_help_panel=LOADING)
-
-
-def experiment(help: str, *names: str) -> Any:
-    """An option that makes a model seem slower, or a draft seem better, than it is."""
-    return Option(*names, help=help, rich_help_panel=EXPERIMENTS)
 
 
 @dataclass(kw_only=True)
@@ -157,11 +149,6 @@ class PairSettings(TargetSettings):
 
     draft: Annotated[str | None, Option(help="Draft model: a folder, a Hub repo or a GGUF file.")] = None
     draft_revision: Annotated[str | None, _how("Branch, tag or commit of the draft model's Hub repo.")] = None
-    pad_target_mlp: Annotated[
-        int | None,
-        experiment("Widen every MLP of the target to this many units: it costs more, its outputs are the same."),
-    ] = None
-    pad_draft_mlp: Annotated[int | None, experiment("The same for the draft model.")] = None
 
     def load(self) -> Pair:
         """The target, its tokenizer and the draft model if one is named, with torch set to the number of threads.
@@ -172,14 +159,8 @@ class PairSettings(TargetSettings):
         pair = super().load()
         if self.draft:
             alike = replace(self.target_source(), gguf_file=None, quantization=None)
-            pair.draft = load_model(
-                replace(alike, name=self.draft, revision=self.draft_revision, pad_mlp=self.pad_draft_mlp)
-            )
+            pair.draft = load_model(replace(alike, name=self.draft, revision=self.draft_revision))
         return pair
-
-    def target_source(self) -> ModelSource:
-        """The target, as `load_model` and `load_tokenizer` take it."""
-        return replace(super().target_source(), pad_mlp=self.pad_target_mlp)
 
 
 def load(
@@ -245,7 +226,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
-    """A decoder-only model, cost-padded and packed where asked for.
+    """A decoder-only model, packed where asked for.
 
     Raises:
         SpeculationError: there is none, or it cannot be loaded as asked.
@@ -258,18 +239,12 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if source.device_map is not None:
         options["device_map"] = _device_map(source.device_map)
     if source.quantization is not None:
-        if source.pad_mlp:
-            raise SpeculationError(
-                "quantization and padded MLPs cannot be combined; leave out --quantization, or --pad-target-mlp"
-            )
         options["quantization_config"] = quantization_config(source.quantization, dtype)
         options.setdefault("device_map", device)  # quantized weights cannot always be moved
     with _named("model", source):
         model = AutoModelForCausalLM.from_pretrained(source.name, **options)
     if known is not None:  # not by the folder that it was converted to
         model.name_or_path = model.config.name_or_path = known
-    if source.pad_mlp:
-        pad_mlps(model, source.pad_mlp)
     model = model if "device_map" in options else model.to(device)
     if source.pack_linear:
         packed(model)

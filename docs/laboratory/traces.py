@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...budget import Advance, most_per_second
-from ...clock import now
-from ...drafters.base import Drafter
-from ...protocol import Draft, DraftContext, Sequences, Verdict
-from ...session import DraftSession
-from .recording import Listening
+from hf_specdec.budget import Advance, most_per_second
+from hf_specdec.clock import now
+from hf_specdec.drafters import Draft, DraftContext, Drafter, DraftSession, Sequences, Verdict
+from hf_specdec.tools.instruments.recording import Listening
 
 BINS = 10
 
