@@ -1,4 +1,4 @@
-"""What PEARL gains by drafting for corrections, and by feeding them to the target as branches.
+"""What PEARL gains by drafting for corrections.
 
     python docs/laboratory/pearl_corrections.py --target TARGET --draft DRAFT --prompts FILE
 
@@ -8,14 +8,12 @@ ratio, at any width. γ is the ratio.
 
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 import torch
 import typer
 
 from hf_specdec import PearlDrafter
-from hf_specdec.budget import Learned, Overlap
 from hf_specdec.commands.options import expanded
 from hf_specdec.tools.loading.chat import batch, prompt_ids
 from hf_specdec.tools.loading.models import PairSettings
@@ -32,19 +30,7 @@ class Settings(SetTimes):
     corrections: Annotated[list[int], typer.Option(help="For each token; repeat for several.")] = field(
         default_factory=lambda: [1, 4]
     )
-    spare: Annotated[int, typer.Option(help="Tokens that the target may be fed in branches.")] = 64
     limit: Annotated[int, typer.Option(help="Prompts per source.")] = 8
-
-
-class SetWidth(Overlap):
-    """So much width is free, whatever the clock says."""
-
-    def __init__(self, spare: int, *settings: Any) -> None:
-        super().__init__(*settings)
-        self.free = spare
-
-    def spare(self, rows: int, width: int) -> int:
-        return self.free
 
 
 @dataclass
@@ -58,17 +44,14 @@ class Count:
     """tokens; each has a correction"""
     foreseen: int = 0
     """corrections that a draft was ready for, for the next round"""
-    fed: int = 0
-    """corrections that the target had been fed as a branch"""
 
 
-def count(pair: Any, inputs: list[Any], c: int, corrections: int, spare: int, new: int) -> Count:
+def count(pair: Any, inputs: list[Any], c: int, corrections: int, new: int) -> Count:
     """Every text by itself."""
     counted = Count()
     options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": pair.tokenizer.pad_token_id}
     for x in inputs:
         with closing(PearlDrafter(pair.draft, window=c, corrections=corrections, worker="thread")) as drafter:
-            drafter.planners = Learned(partial(SetWidth, spare, c, corrections, True))
             text = pair.target.generate(**x, **options, assistant_model=drafter)
         line = drafter.last_timeline
         assert line is not None
@@ -76,17 +59,16 @@ def count(pair: Any, inputs: list[Any], c: int, corrections: int, spare: int, ne
         rejected, foreseen = map(sum, zip(*line.corrections, strict=True))
         counted.tokens += text.shape[1] - x["input_ids"].shape[1] - 1
         counted.seconds += pearl_seconds(line, c, c, 1.0)
-        counted.rejected += rejected + line.sides
+        counted.rejected += rejected
         counted.foreseen += foreseen
-        counted.fed += line.sides
     return counted
 
 
 def run(settings: Settings) -> None:
     """Speeds over plain decoding in set times."""
     pair = PairSettings(target=settings.target, draft=settings.draft, dtype="float32", threads=1).load()
-    kinds = [(0, 0), *((n, spare) for n in settings.corrections for spare in (0, settings.spare))]
-    typer.echo("| prompts | c |" + "".join(f" {n}{' and branches' * (spare > 0)} |" for n, spare in kinds))
+    kinds = [0, *settings.corrections]
+    typer.echo("| prompts | c |" + "".join(f" {n} |" for n in kinds))
     typer.echo("|---" * (2 + len(kinds)) + "|")
     for source in settings.prompts:
         prompts = load_prompts(source, settings.limit)
@@ -94,9 +76,9 @@ def run(settings: Settings) -> None:
         for c in settings.ratio:
             cells = []
             for kind in kinds:
-                found = count(pair, inputs, c, *kind, settings.max_new_tokens)
+                found = count(pair, inputs, c, kind, settings.max_new_tokens)
                 speed = c * found.tokens / found.seconds
-                cells.append(f"{speed:.2f} ({found.foreseen} + {found.fed} of {found.rejected})")
+                cells.append(f"{speed:.2f} ({found.foreseen} of {found.rejected})")
             typer.echo(f"| {set_name(source)} | {c} | {' | '.join(cells)} |")
 
 

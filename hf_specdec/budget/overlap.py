@@ -8,13 +8,11 @@ from .acceptance import Acceptance
 from .account import Account
 from .controller import DRAFTED, GUESS, UNMEASURED
 from .cost import Cost, Times
-from .decision import MOST_NODES, WORTH_IT
+from .decision import WORTH_IT
 from .evidence import Evidence
 
 LARGEST = 24
 """γ at most, where it is chosen"""
-FREE = 1.02
-"""times a forward's seconds that a wider one may take whose width is called free"""
 UNBROKEN, BROKEN = Evidence.of(DRAFTED), Evidence.of("drafted behind a rejected token")
 CORRECTIONS = (1, 4, 0)
 """for each token that is being verified, how many are drafted for, where that is chosen"""
@@ -31,8 +29,6 @@ class Plan(NamedTuple):
     """for each token that is being verified, how many corrections are drafted for"""
     speed: float = 0.0
     """tokens per second that a row is promised; 0 where nothing was measured yet"""
-    spare: int = 0
-    """tokens that a forward of the target may read beside γ, as they cost it next to nothing"""
 
 
 class Overlap:
@@ -94,12 +90,7 @@ class Overlap:
             return pearl_tokens_per_second(alpha, gamma, seconds(gamma), step, foreseen, first=broken)
 
         window = max(self.windows, key=speed)
-        return Plan(window, True, corrections, speed(window), self.spare(rows, window) if corrections else 0)
-
-    def spare(self, rows: int, width: int) -> int:
-        """How many tokens per row a forward of this width may read more, for next to nothing."""
-        seconds, most = self.beside.round(rows), min(self.beside.most(rows) + 1 - width, MOST_NODES)
-        return max((n for n in range(1, most + 1) if seconds(width + n) <= FREE * seconds(width)), default=0)
+        return Plan(window, True, corrections, speed(window))
 
     def _in_turns(self, rows: int) -> Plan:
         cost, step = self.alone if self.alone.known else self.beside, self._step(False)

@@ -53,9 +53,8 @@ class GuardedSchedule:
         fine = len(answered) == len(self.room) and all(0 <= n <= width for n in answered)
         expect(fine, "answered nodes", f"{len(self.room)} numbers from 0 to {width}, as many as were fed", answered)
         draft = self._checked(draft)
-        same = (draft.parents is None) is (fed.parents is None)
-        expect(same, "a draft of more than was fed", "a chain behind a chain, a tree behind a tree", draft.parents)
-        return from_fed(draft, fed, answered), answered
+        expect(draft.parents is None is fed.parents, "a draft of more than was fed", "a chain", draft.parents)
+        return _from_fed(draft, fed.tokens, answered), answered
 
     def _checked(self, draft: Draft) -> Draft:
         checked = on_device(checked_draft(draft, self.room, self.vocab), self.device)
@@ -82,16 +81,11 @@ class GuardedSchedule:
         self._ask(lambda own: own.settle(verdict), lambda: None)
 
 
-def from_fed(draft: Draft, fed: Draft, answered: list[int]) -> Draft:
-    """The draft, beginning with what was fed: in each row as many tokens as the forward answers for. Behind them a
-    chain has one more of its own, a tree any."""
-    parents = draft.parents
-    if parents is None or fed.parents is None:
-        draft = cut(draft, [min(length, n + 1) for length, n in zip(draft.lengths, answered, strict=True)])
-    else:
-        rows = zip(fed.parents, parents, answered, strict=True)
-        parents = [[*before[:n], *behind[n:]][: len(behind)] for before, behind, n in rows]
-    tokens, width, device = draft.tokens.clone(), min(draft.tokens.shape[1], fed.tokens.shape[1]), fed.tokens.device
-    was_fed = torch.arange(width, device=device) < to_device(answered, device)[:, None]
-    tokens[:, :width] = torch.where(was_fed, fed.tokens[:, :width], tokens[:, :width])
-    return replace(draft, tokens=tokens, parents=parents)
+def _from_fed(draft: Draft, fed: Tensor, answered: list[int]) -> Draft:
+    """The draft, beginning with the tokens that were fed: in each row as many of them as the forward answers for, and
+    one more of its own."""
+    draft = cut(draft, [min(length, n + 1) for length, n in zip(draft.lengths, answered, strict=True)])
+    tokens, width = draft.tokens.clone(), min(draft.tokens.shape[1], fed.shape[1])
+    was_fed = torch.arange(width, device=fed.device) < to_device(answered, fed.device)[:, None]
+    tokens[:, :width] = torch.where(was_fed, fed[:, :width], tokens[:, :width])
+    return replace(draft, tokens=tokens)

@@ -10,7 +10,6 @@ from pearl_pairs import DRAFTS, TARGET, generate, pearl, second_best
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
-from hf_specdec.budget import Overlap
 from hf_specdec.drafters.pearl import PearlDrafter, PearlSession, Timeline, correction
 from hf_specdec.drafters.pearl.likely import Likely
 from hf_specdec.drafters.pearl.schedule import Overlapped
@@ -301,7 +300,7 @@ def test_a_perfect_draft_is_never_rejected_and_saves_target_calls():
 @pytest.mark.parametrize("window", [1, 3])
 def test_accepted_tokens_in_a_row_are_not_bounded_by_the_window(window):
     """Table 4: a rejection ends the run, the window does not."""
-    drafter, runs = pearl(DRAFTS["good"], window=window, corrections=0), [0]
+    drafter, runs = pearl(DRAFTS["good"], window=window), [0]
     observe = PearlSession.observe
 
     def watched(session, verdict):
@@ -334,9 +333,8 @@ def test_the_worker_remembers_q_of_what_is_not_verified_only(monkeypatch):
 
 @pytest.mark.parametrize("window", [2, 4])
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
-def test_every_correction_may_be_foreseen(lengths, window, monkeypatch):
+def test_every_correction_may_be_foreseen(lengths, window):
     """Every test fails, and its correction has been drafted for. Only the last token's has no room for a draft."""
-    monkeypatch.setattr(Overlap, "spare", lambda *_: 0)  # behind a branch of the target's nothing is foreseen
     drafter = pearl(second_best(TARGET), window=window, corrections=1)
     options = {"max_new_tokens": 12}
     assert torch.equal(generate(drafter, lengths, **options), generate(None, lengths, **options))

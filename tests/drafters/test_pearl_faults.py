@@ -107,10 +107,10 @@ def changed(kind, change):
     return serve_changed
 
 
-def with_fork(body, first, origin=0):
+def with_fork(body, first):
     """A step that tells of one more fork."""
     step = Step.decode(body)
-    step.forks.append(Fork(origin, 9, 1, first))
+    step.forks.append(Fork(0, 9, 1, first))
     return step.encode()
 
 
@@ -139,7 +139,6 @@ FAULTS = {
     "old news for ever": answers(lambda kind, body: itertools.repeat(frame(Kind.DONE, encode_numbers(-5, 1)))),
     "forks of no step": changed(Kind.STEP, lambda body: with_fork(body, first=7)),
     "forks without a branch": changed(Kind.STEP, lambda body: with_fork(body, first=0)),
-    "forks of no branch": changed(Kind.STEP, lambda body: with_fork(body, first=1, origin=99)),
     "half a fork": changed(Kind.STEP, lambda body: with_fork(body, first=1)[:-8]),
 }
 ANSWERS = {

@@ -70,7 +70,6 @@ class PearlDrafter(ModelDrafter):
             post_verify=post_verify,
             corrections=corrections,
         )
-        self.proposes_trees = corrections != 0 and post_verify
         free = window == "auto" and pre_verify and post_verify
         overlapped = None if free else pre_verify or post_verify
         self.planners = Learned(partial(Overlap, window, corrections, overlapped))

@@ -27,42 +27,6 @@ Chain = list[Drafted]
 """drafted tokens, one behind the other"""
 
 
-class Side(NamedTuple):
-    """A likely correction of a carried token, and what was drafted behind it."""
-
-    at: int
-    """which carried token it stands in the place of"""
-    chain: Chain
-    """as far as the carried tokens go"""
-    branch: int
-    """of the worker's last order"""
-
-
-class Carried(NamedTuple):
-    """What a row carries into a round."""
-
-    chain: Chain
-    sides: Sequence[Side] = ()
-
-
-class Tree(NamedTuple):
-    """What is tested of a row: its carried tokens, its sides, and the first token drafted behind each of them."""
-
-    tokens: list[int]
-    parents: list[int]
-    lines: list[int]
-    """which of those each token belongs to: 0 for the carried ones, n for the n-th side"""
-
-    def add(self, parent: int, line: int, chain: Chain) -> int:
-        """The last node of a chain that is hung on a node."""
-        for place in chain:
-            self.tokens.append(place.token)
-            self.parents.append(parent)
-            self.lines.append(line)
-            parent = len(self.tokens) - 1
-        return parent
-
-
 @dataclass(frozen=True)
 class Plan:
     """How to run a round."""
@@ -75,8 +39,6 @@ class Plan:
     """whether drafting goes on while the target checks a row's draft"""
     corrections: int
     """for each token that is being checked, how many corrections are drafted for"""
-    spare: int = 0
-    """tokens that the target may be fed beside a row's carried ones"""
 
 
 class Mode(Enum):
@@ -112,8 +74,6 @@ class Turn:
     """what the target is fed behind the last accepted token"""
     wanted: int
     """tokens to draft behind `carried` while the target verifies"""
-    sides: Sequence[Side] = ()
-    """branches of what the target is fed, drafted on just as much"""
 
     @property
     def mode(self) -> Mode:
@@ -124,23 +84,6 @@ class Turn:
     def tested(self, fresh: Chain) -> Chain:
         """The tokens that are tested, where `fresh` is what has been drafted behind the carried ones so far."""
         return self.carried + fresh[:1]
-
-    @property
-    def fed(self) -> int:
-        """Tokens that the target is fed."""
-        return len(self.carried) + sum(len(side.chain) for side in self.sides)
-
-    def tree(self, fresh: Sequence[Chain] = ()) -> Tree:
-        """What the target is fed, and behind that what is tested of `fresh`: of what has been drafted so far behind the
-        carried tokens, and behind each side."""
-        tokens = [place.token for place in self.carried]
-        tree = Tree(tokens, list(range(-1, len(tokens) - 1)), [0] * len(tokens))
-        ends = [len(tokens) - 1]
-        for line, side in enumerate(self.sides, start=1):
-            ends.append(tree.add(side.at - 1, line, side.chain))
-        for line, (end, chain) in enumerate(zip(ends, fresh, strict=False)):
-            tree.add(end, line, chain[:1])
-        return tree
 
     def outcome(self, fresh: Chain, accepted: int, stopped: bool) -> Outcome:
         """What comes next, once so many of the tested tokens were accepted."""
@@ -166,21 +109,14 @@ def drafted_first(plan: Plan, carried: Sequence[Chain], room: Sequence[int]) -> 
     return [0 if chain else min(plan.window, most) for chain, most in zip(carried, room, strict=True)]
 
 
-def turn(plan: Plan, carried: Chain, room: int, sides: Sequence[Side] = ()) -> Turn:
+def turn(plan: Plan, carried: Chain, room: int) -> Turn:
     """A row's part in the next round.
 
     Args:
         room: tokens that may be drafted in all, the carried ones included.
-        sides: of the carried tokens; those are fed, one after the other, that there is room and spare width for.
     """
     overlaps = plan.post_verify or (plan.pre_verify and not carried)
-    wanted = min(plan.window, max(0, room - len(carried))) if overlaps else 0
-    left, fed = min(plan.spare, room - len(carried)) if wanted else 0, []
-    for side in sides:
-        if len(side.chain) <= left:
-            fed.append(side)
-            left -= len(side.chain)
-    return Turn(carried, wanted, fed)
+    return Turn(carried, min(plan.window, max(0, room - len(carried))) if overlaps else 0)
 
 
 def in_step(turns: Sequence[Turn], passive: Sequence[bool]) -> list[Turn]:

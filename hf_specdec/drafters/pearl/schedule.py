@@ -8,7 +8,7 @@ from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Correct, Guarded, Round
 from ...verify.picking import DraftPicker
 from .correction import corrected
-from .overlap import NO_TURN, Carried, Chain, Mode, Outcome, Plan, Tree, Turn, drafted_first, in_step, together, turn
+from .overlap import NO_TURN, Chain, Mode, Outcome, Plan, Turn, drafted_first, in_step, together, turn
 from .session import as_draft
 
 
@@ -19,14 +19,12 @@ class Overlapped:
         self.session, self.context = session, context
         assert isinstance(context.pick, DraftPicker)
         self.randomness = context.pick.randomness
-        self.carried: dict[int, Carried] = {}
+        self.carried: dict[int, Chain] = {}
         """by row, what it carries into the next round"""
         self.turns: list[Turn] = []
         """[B] of the present round"""
         self.fresh: list[Chain] = []
         """[B] what has been drafted behind the carried tokens"""
-        self.trees: list[Tree] = []
-        """[B] what is tested"""
         self.drafting = False
         """whether anything is being drafted while the target verifies"""
         self.fed_at = 0.0
@@ -44,48 +42,44 @@ class Overlapped:
         if not self.session.alive:
             self.turns = [NO_TURN] * rows
         self.fed_at = now()
-        return self._as_draft([turn.carried for turn in self.turns], [turn.tree() for turn in self.turns])
+        return self._as_draft([turn.carried for turn in self.turns])
 
     def _turns(self, plan: Plan) -> list[Turn]:
         """Each row's part in this round, after a wait for a draft where the plan asks for one."""
         room = self.round.room
-        brought = [self.carried.get(row, Carried([])) for row in self.rows]
-        carried = [one.chain[:most] for one, most in zip(brought, room, strict=True)]
+        carried = [self.carried.get(row, [])[:most] for row, most in zip(self.rows, room, strict=True)]
         self.turns = [Turn(chain, 0) for chain in carried]
         first = drafted_first(plan, carried, room)
         if any(first):
             self._order(plan, first)
-            drafted = self.session.ask(lambda d: d.wait(None)) or [[[]] for _ in carried]
-            carried = [chain + new for chain, (new,) in zip(carried, drafted, strict=True)]
-        sides = [() if any(first) else one.sides for one in brought]  # which were branches of the order before
-        turns = [turn(plan, *row) for row in zip(carried, room, sides, strict=True)]
+            drafted = self.session.ask(lambda d: d.wait(None)) or [[] for _ in carried]
+            carried = [chain + new for chain, new in zip(carried, drafted, strict=True)]
+        turns = [turn(plan, chain, most) for chain, most in zip(carried, room, strict=True)]
         return in_step(turns, self.round.passive) if self.round.lockstep else turns
 
     def _order(self, plan: Plan, wanted: list[int], beside: bool = False) -> None:
-        turns = list(self.turns)
-        self.session.ask(lambda d: d.order(self.round.sequences, wanted, turns, plan, beside))
+        carried = [turn.carried for turn in self.turns]
+        self.session.ask(lambda d: d.order(self.round.sequences, wanted, carried, plan.corrections, beside))
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
         """The carried tokens, and the first token drafted behind each row's, which is waited for."""
         if self.context.device.type == "cuda":
             torch.cuda.current_stream(self.context.device).synchronize()  # the draft may be at work on another
         over, rows = now(), len(self.turns)
-        drafted: list[list[Chain]] = [[[]]] * rows
+        self.fresh = [[]] * rows
         if self.drafting:
-            drafted = self.session.ask(lambda d: d.wait(1)) or drafted
+            self.fresh = self.session.ask(lambda d: d.wait(1)) or self.fresh
         if not self.session.alive:  # nobody is left to ask for q: as if nothing had been drafted
-            drafted, self.turns = [[[]]] * rows, [NO_TURN] * rows
-        self.fresh = [lines[0] for lines in drafted]
+            self.fresh, self.turns = [[]] * rows, [NO_TURN] * rows
         span, width = (self.fed_at, over), fed.tokens.shape[1] + 1
         alone, paused = not self.drafting, not any(self.round.room)
         self.session.tell(lambda d: d.saw_target(rows, width, span, alone, paused))
         self._waited(over)
-        self.trees = [turn.tree(lines) for turn, lines in zip(self.turns, drafted, strict=True)]
         tested = [turn.tested(new) for turn, new in zip(self.turns, self.fresh, strict=True)]
         if self.round.lockstep:
             width = min(len(chain) for chain, out in zip(tested, self.round.passive, strict=True) if not out)
             tested = [chain[:width] for chain in tested]
-        return self._as_draft(tested, self.trees), [turn.fed for turn in self.turns]
+        return self._as_draft(tested), [len(turn.carried) for turn in self.turns]
 
     @property
     def correct(self) -> Correct | None:
@@ -108,21 +102,17 @@ class Overlapped:
         rounds = zip(self.turns, self.fresh, verdict.accepted, verdict.stopped, strict=True)
         outcomes = [turn.outcome(fresh, accepted, stopped) for turn, fresh, accepted, stopped in rounds]
         outcomes = together(outcomes) if self.round.lockstep else outcomes
-        passed: dict[int, int] = {}
+        passed: list[int] = []
         corrections: list[tuple[int, int, int]] = []
-        for b, (row, tokens, outcome) in enumerate(zip(verdict.rows, verdict.tokens, outcomes, strict=True)):
-            line = self.trees[b].lines[verdict.paths[b][-1]] if verdict.paths[b] else 0
+        for row, start, tokens, outcome in zip(verdict.rows, self.starts, verdict.tokens, outcomes, strict=True):
             if outcome is Outcome.PASSED:
-                passed[row] = line
-            elif outcome is Outcome.REJECTED:  # behind a side nothing was foreseen
-                corrections.append((row, self.starts[b] + len(tokens) - 1, -1 if line else tokens[-1]))
+                passed.append(row)
+            elif outcome is Outcome.REJECTED:
+                corrections.append((row, start + len(tokens) - 1, tokens[-1]))
         self.carried = self.session.ask(lambda d: d.settle(passed, corrections)) or {}
         self._waited(began)
 
-    def _as_draft(self, chains: list[Chain], trees: list[Tree]) -> Draft:
-        """These chains, or the trees of which they are the first branches."""
-        if any(turn.sides for turn in self.turns):  # no row samples, and none is passive
-            return Draft.from_trees([(tree.tokens, tree.parents) for tree in trees], self.context.device)
+    def _as_draft(self, chains: list[Chain]) -> Draft:
         draft = as_draft(chains, self.context)
         draft.lengths = [0 if out else n for n, out in zip(draft.lengths, self.round.passive, strict=True)]
         return draft

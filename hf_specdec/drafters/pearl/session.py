@@ -1,7 +1,5 @@
 """`PearlSession`: the target's side of drafting in the background."""
 
-from itertools import islice
-
 import torch
 from torch import Tensor
 
@@ -11,9 +9,9 @@ from ...session import DraftSession
 from ...transfer import to_device
 from ...verify.picking import DraftPicker
 from .config import PearlConfig
-from .overlap import NO_TURN, Carried, Chain, Drafted, Plan, Side, Turn
+from .overlap import Chain, Plan
 from .timeline import Timeline
-from .worker import Conversation, Fork, Order, Setup, Worker
+from .worker import Conversation, Order, Setup, Worker
 
 SHORT = 4
 """rounds of a call that say nothing yet: the last one has no room for a draft anyway"""
@@ -45,13 +43,10 @@ class PearlSession(DraftSession):
         self.rows = list(range(len(context.prompt_ids)))
         """[B] of the present order"""
         self.forks_can_be = forks and (len(self.rows) == 1 or not context.lockstep)
-        self.sides_can_be = self.forks_can_be and context.trees and not (context.lockstep or context.do_sample)
         self.told: dict[int, int] = dict.fromkeys(self.rows, context.prompt_ids.shape[1])
         """by row, accepted columns at the time of the last order: what the worker was told of them never changes"""
         self.branches = {row: row for row in self.rows}
         """by row, the branch of the present order that goes on as the row"""
-        self.sides: dict[int, list[int]] = {}
-        """by row, the branches of the present order that go on as its sides"""
         self.wanted: list[int] = []
         """[B] of the present order"""
         self.recorded = 0
@@ -62,8 +57,6 @@ class PearlSession(DraftSession):
         """for each unverified token, how many it drafts for"""
         self.broken: set[int] = set()
         """rows whose last test rejected a token"""
-        self.taken = 0
-        """rows of the last round that were accepted along a side"""
         self.rounds = {True: 0, False: 0}
         """how many there were, with drafting and with drafting paused"""
         assert isinstance(context.pick, DraftPicker)
@@ -87,44 +80,40 @@ class PearlSession(DraftSession):
         pre_verify, post_verify = self.config.pre_verify, self.config.post_verify
         if not found.overlapped:
             pre_verify = post_verify = False
-        return Plan(found.window, pre_verify, post_verify, found.corrections, found.spare if self.sides_can_be else 0)
+        return Plan(found.window, pre_verify, post_verify, found.corrections)
 
-    def order(self, sequences: Sequences, wanted: list[int], turns: list[Turn], plan: Plan, beside: bool) -> None:
+    def order(
+        self, sequences: Sequences, wanted: list[int], carried: list[Chain], corrections: int = 0, beside: bool = False
+    ) -> None:
         """Have the worker draft `wanted[b]` tokens behind each row's accepted tokens and what it carries.
 
         Args:
-            beside: the target verifies meanwhile: draft behind corrections of the unverified tokens, too, and where
-                there is width to spare, behind such of the new ones.
+            corrections: how many likely ones of each token to remember.
+            beside: the target verifies meanwhile: draft behind corrections of the unverified tokens, too.
         """
-        corrections = plan.corrections if self.forks_can_be else 0
-        pending = [turn.carried for turn in turns]
+        self.corrections = corrections if self.forks_can_be else 0
         starts = [self.told[row] for row in sequences.rows]
         tokens = [
             text[len(text) - (end - start) :] + [place.token for place in chain]
-            for text, end, start, chain in zip(sequences.tokens, sequences.lengths, starts, pending, strict=True)
+            for text, end, start, chain in zip(sequences.tokens, sequences.lengths, starts, carried, strict=True)
         ]
         order = Order(
             width=max(wanted),
-            corrections=corrections,
-            forking=beside and corrections > 0,
-            siding=plan.spare if beside and corrections > 0 else 0,
+            corrections=self.corrections,
+            forking=beside and self.corrections > 0,
             branches=[self.branches[row] for row in sequences.rows],
             starts=starts,
-            sides=[side.branch for turn in turns for side in turn.sides],
             wanted=list(wanted),
-            unverified=[len(chain) for chain in pending],
+            unverified=[len(chain) for chain in carried],
             tokens=tokens,
         )
         self.rows, self.wanted, self.beside, self.recorded = list(sequences.rows), list(wanted), beside, 0
-        self.corrections = corrections
         self.told |= zip(self.rows, sequences.lengths, strict=True)
         self.branches = {row: branch for branch, row in enumerate(self.rows)}
-        numbers = iter(range(len(self.rows), len(self.rows) + len(order.sides)))
-        self.sides = {row: list(islice(numbers, len(turn.sides))) for row, turn in zip(self.rows, turns, strict=True)}
         self.worker.draft(order)
 
-    def wait(self, steps: int | None) -> list[list[Chain]]:
-        """[B] what was drafted behind each row and behind its sides, once so many steps are there (None: all of them).
+    def wait(self, steps: int | None) -> list[Chain]:
+        """[B] what was drafted, once this many steps are there (None: all of them).
 
         Raises:
             ConnectionError: the worker is gone or answers garbage.
@@ -132,49 +121,32 @@ class PearlSession(DraftSession):
         """
         self.worker.wait(steps)
         self._record()
-        return [
-            [self._chain(branch, 0, most) for branch in [b, *self.sides[row]]]
-            for b, (row, most) in enumerate(zip(self.rows, self.wanted, strict=True))
-        ]
+        return [self._chain(b, 0, most) for b, most in enumerate(self.wanted)]
 
-    def settle(self, passed: dict[int, int], corrected: list[tuple[int, int, int]]) -> dict[int, Carried]:
+    def settle(self, passed: list[int], corrected: list[tuple[int, int, int]]) -> dict[int, Chain]:
         """By row, what it carries into the next round, once it is there. Drafting that is of use to none is cancelled.
 
         Args:
-            passed: rows that passed all their tests, by which line: 0 are the carried tokens, n is the n-th side. They
-                carry their new tokens but the first, which was tested.
+            passed: rows that passed all their tests. They carry their new tokens but the first, which was tested.
             corrected: (row, column, token) of the other rows' corrections, which may have been drafted for.
         """
         self._record()
-        order, rows = self.worker.order, range(len(self.rows))
-        ready = {(self.rows[f.origin], f.column, f.token): n for n, f in self._forks().items() if f.origin in rows}
-        foreseen = {place[0]: ready[place] for place in corrected if place in ready}
+        order, forks = self.worker.order, {(f.row, f.column, f.token): i for i, f in enumerate(self.worker.forks)}
+        foreseen = {place[0]: forks[place] for place in corrected if place in forks}
         self.timeline.corrections.append((len(corrected), len(foreseen)))
         if order is not None and order.forking:
-            made, seen = len(corrected) + self.taken, len(foreseen) + self.taken
-            self.planner.observe_corrections(made, seen, order.corrections)
+            self.planner.observe_corrections(len(corrected), len(foreseen), order.corrections)
         if not passed and not foreseen:
             self.worker.cancel()
             return {}
-        self.wait(None)
-        onward = {row: ([self.branches[row], *self.sides[row]][line], 1) for row, line in passed.items()}
-        onward |= {row: (n, self._forks()[n].first) for row, n in foreseen.items()}
-        self.branches |= {row: branch for row, (branch, _) in onward.items()}
-        return {row: self._carried(row, branch, first) for row, (branch, first) in onward.items()}
+        chains = dict(zip(self.rows, self.wait(None), strict=True))
+        return {row: chains[row][1:] for row in passed} | {row: self._go_on_from(i) for row, i in foreseen.items()}
 
-    def _forks(self) -> dict[int, Fork]:
-        """Those of the present order by the numbers of their branches, behind those of rows and sides."""
-        return dict(enumerate(self.worker.forks, start=len(self.rows) + sum(map(len, self.sides.values()))))
-
-    def _carried(self, row: int, branch: int, first: int) -> Carried:
-        """What a branch was given from step `first` on, and the sides that were forked off that."""
-        last = self.wanted[self.rows.index(row)]
-        sides = [
-            Side(fork.first - 1 - first, [Drafted(fork.token), *self._chain(n, fork.first, last)], n)
-            for n, fork in self._forks().items()
-            if fork.origin == branch and first < fork.first <= last
-        ]
-        return Carried(self._chain(branch, first, last), sides)
+    def _go_on_from(self, index: int) -> Chain:
+        """What was drafted behind a correction that the target has made."""
+        fork = self.worker.forks[index]
+        self.branches[fork.row] = branch = len(self.rows) + index
+        return self._chain(branch, fork.first, self.wanted[self.rows.index(fork.row)])
 
     def _chain(self, branch: int, first: int, last: int) -> Chain:
         """What the steps from `first` until before `last` have drafted in a branch."""
@@ -212,25 +184,19 @@ class PearlSession(DraftSession):
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         """Draft and wait, in transformers' own loop."""
-        plan = self.plan(len(room))
-        self.order(sequences, [min(plan.window, most) for most in room], [NO_TURN] * len(room), plan, beside=False)
-        return as_draft([chain for (chain,) in self.wait(None)], self.context)
+        window = self.planner.plan(len(room)).window
+        self.order(sequences, [min(window, most) for most in room], [[]] * len(room))
+        return as_draft(self.wait(None), self.context)
 
     def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
         return self.question(self.rows[row], self.told[self.rows[row]] + node, tokens)
 
     def observe(self, verdict: Verdict) -> None:
         self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))
-        self.taken = 0
-        for b, (row, tested, accepted) in enumerate(zip(verdict.rows, verdict.drafted, verdict.accepted, strict=True)):
-            straight = along_first(verdict, b)
-            self.planner.observe_tests(tested, straight, row in self.broken)
-            if straight < accepted:  # then comes a correction, and what was drafted behind it
-                self.taken += 1
-                self.planner.observe_tests(tested - straight - 1, accepted - straight - 1, True)
+        for row, tested, accepted in zip(verdict.rows, verdict.drafted, verdict.accepted, strict=True):
+            self.planner.observe_tests(tested, accepted, row in self.broken)
             if tested:
                 (self.broken.add if accepted < tested else self.broken.discard)(row)
-        self.timeline.sides += self.taken
 
     def close(self) -> None:
         """Free the worker, or end it if it may be in trouble."""
@@ -238,15 +204,6 @@ class PearlSession(DraftSession):
             self.planner.resting = self.rounds[False] > self.rounds[True]
         self.timeline.messages, self.timeline.bytes = self.worker.traffic
         self.worker.close()
-
-
-def along_first(verdict: Verdict, b: int) -> int:
-    """How many tokens of a row were accepted before the first that is not its parent's first child."""
-    parents = None if verdict.draft is None else verdict.draft.parents
-    if parents is None:
-        return verdict.accepted[b]
-    path, row = verdict.paths[b], parents[b]
-    return next((i for i, node in enumerate(path) if row.index(row[node]) < node), len(path))
 
 
 def _autocast() -> dict[str, torch.dtype]:

@@ -24,8 +24,6 @@ class Timeline:
     """per round, draft tokens tested and passed, summed over its rows"""
     corrections: list[tuple[int, int]] = field(default_factory=list)
     """per round, rows that failed a test, and those of them whose correction had been drafted for"""
-    sides: int = 0
-    """corrections that the target was fed beside the token that they replaced"""
     questions: int = 0
     """to the worker, for q of a rejected place: round trips for which the target waited"""
     messages: int = 0
@@ -54,8 +52,8 @@ class Timeline:
 
         With one α for all tokens it is α / (1 − α) in the mean. None where none was rejected.
         """
-        rejected = sum(rows for rows, _ in self.corrections) + self.sides
-        return (sum(passed for _, passed in self.tests) - self.sides) / rejected if rejected else None
+        rejected = sum(rows for rows, _ in self.corrections)
+        return sum(passed for _, passed in self.tests) / rejected if rejected else None
 
     def text(self, width: int = 100) -> str:
         """Two lines of blocks for a terminal: what each model did, from left to right."""

@@ -37,7 +37,7 @@ class Conversation:
         self.steps: list[Step] = []
         """of the present order, as far as they were heard"""
         self.forks: list[Fork] = []
-        """of the present order: branches behind its rows and their sides"""
+        """of the present order: branches behind those of its rows"""
         self.over = True
         """whether no further step of the present order will be heard"""
 
@@ -120,13 +120,10 @@ class Conversation:
         """The next step of the present order."""
         assert self.order is not None
         index = len(self.steps)
-        firsts = {0, 1} if index == 0 and self.order.forking else {index + 1} if self.order.siding else set()
-        rows = len(self.order.branches) + len(self.order.sides)
-        known = range(rows + len(self.forks) + len(step.forks))
-        if any(fork.first not in firsts or fork.origin not in known for fork in step.forks):
+        if step.forks and (index or not self.order.forking or any(fork.first not in (0, 1) for fork in step.forks)):
             raise garbage("forks that nobody asked for")
         self.forks += step.forks
-        branches = rows + sum(fork.first <= index for fork in self.forks)
+        branches = len(self.order.branches) + sum(fork.first <= index for fork in self.forks)
         fine = len(step.tokens) == branches and all(0 <= token < self.vocab for token in step.tokens)
         if self.do_sample:
             fine = fine and step.token_probs is not None and all(0 < q <= 1.0001 for q in step.token_probs)

@@ -4,7 +4,7 @@ It drafts behind *branches*: each row's own text, and *forks* of it, in which a 
 likely to make (`foresight.py`). All branches share the draft's steps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ...draft_model.model_draft import write_tokens
 from ...draft_model.over_cache import DraftCall
 from ...draft_model.translating import model_of, over_cache
 from ..likely import TOLD, Likely
-from .foresight import REMEMBERED, WORTH_A_BRANCH, Place, corrections, likeliest
+from .foresight import REMEMBERED, Place, likeliest
 from .wire import Fork, Kind, Link, Order, Setup, Step
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
-NEVER = 1 << 62
-"""a column that is never reached"""
 
 
 class CancelledError(Exception):
@@ -44,10 +42,6 @@ class Branch:
     """of the call's batch"""
     text: list[int]
     """by column, left padding and drafted tokens included"""
-    chance: float = 1.0
-    """that the target goes this way"""
-    carried: int = NEVER
-    """column from which it is carried into the next round, if it is chosen"""
     q: dict[int, Tensor] = field(default_factory=dict)
     """[V] by drafted column"""
     places: dict[int, Place] = field(default_factory=dict)
@@ -107,70 +101,35 @@ class BackgroundDraft:
         texts = zip(rows, order.starts, order.tokens, order.unverified, strict=True)
         kept = [branch.go_on(start, tokens, unverified) for branch, start, tokens, unverified in texts]
         width = min(order.width, self.model.context_limit - max(len(branch.text) for branch in rows))
-        sides = [self.branches[i] for i in order.sides]
-        ends = {branch.row: len(branch.text) for branch in rows}
-        for side in sides:
-            del side.text[ends[side.row] :]
-        for branch in rows:
-            branch.chance = 1.0
-        for branch in rows + sides:
-            branch.carried = len(branch.text) + 1  # as the first token that is drafted now is tested in this round
         going = list(zip(rows, order.branches, kept, strict=True))
-        origins = going + [(side, i, len(side.text)) for side, i in zip(sides, order.sides, strict=True)]
         if width > 0:
-            forks = self._foreseen(order, rows, order.unverified, 0, sides)
-            origins += [(fork, *going[b][1:]) for b, fork in forks]
-        self._go_on_with(origins, order.width)
-        left = order.siding * len(order.branches)
+            going += [(fork, *going[b][1:]) for b, fork in self._foreseen(order, rows, order.unverified, first=0)]
+        self._go_on_with(going, order.width)
         for step in range(width):
             if self.is_useless(self.epoch):
                 raise CancelledError
             drawn = self._draw(self._logits(first=step == 0), order.corrections > 0)
             if step == 0 and width > 1:
-                self._fork(order, self._foreseen(order, rows, [1] * len(rows), first=1))
-            if left:
-                sided = self._sides(order, step + 1, left)
-                left -= len(sided)
-                self._fork(order, sided)
+                self._fork(order, rows)
             self._tell(*drawn)
 
     def _foreseen(
-        self, order: Order, rows: list[Branch], unverified: list[int], first: int, sides: Sequence[Branch] = ()
+        self, order: Order, rows: list[Branch], unverified: list[int], first: int
     ) -> list[tuple[int, Branch]]:
-        """Forks for the likely corrections of each row's last, unverified tokens, each with the row that it is of.
-
-        Args:
-            first: the step that is going to draft behind them.
-            sides: for which there need be none.
-        """
+        """Forks for the likely corrections of each row's last, unverified tokens, each with the row that it is of."""
         branches = []
         for b, (branch, most, wanted) in enumerate(zip(rows, unverified, order.wanted, strict=True)):
             end = len(branch.text)
             columns = range(end - most, end) if wanted and order.forking else range(0)
             places = [(column, branch.places[column]) for column in columns if column in branch.places]
-            for chance, column, token in likeliest(places, order.corrections * len(places)):
-                fork = Branch(branch.row, [*branch.text[:column], token], chance, column + 1)
-                if not any(side.row == fork.row and side.text[: column + 1] == fork.text for side in sides):
-                    self.forks.append(Fork(b, column, token, first))
-                    branches.append((b, fork))
+            for column, token in likeliest(places, order.corrections * len(places)):
+                self.forks.append(Fork(branch.row, column, token, first))
+                branches.append((b, Branch(branch.row, [*branch.text[:column], token])))
         return branches
 
-    def _sides(self, order: Order, first: int, most: int) -> list[tuple[int, Branch]]:
-        """So many forks at most, for likely corrections of the token last given to a branch, and perhaps carried on."""
-        branches: list[tuple[int, Branch]] = []
-        for b, branch in enumerate(self.branches):
-            last = len(branch.text) - 1
-            places = [(column, branch.places[column]) for column in range(branch.carried, last + 1)]
-            new = [one for one in corrections(places) if one.column == last][: order.corrections]
-            for chance, column, token in new:
-                if len(branches) < most and (chance := branch.chance * chance) > WORTH_A_BRANCH:
-                    self.forks.append(Fork(b, column, token, first))
-                    branches.append((b, Branch(branch.row, [*branch.text[:column], token], chance)))
-        return branches
-
-    def _fork(self, order: Order, forks: list[tuple[int, Branch]]) -> None:
-        """Let forks that share all but their last token with a branch join the branches."""
-        if forks:
+    def _fork(self, order: Order, rows: list[Branch]) -> None:
+        """Let forks for the corrections of each row's first new token join the branches."""
+        if forks := self._foreseen(order, rows, [1] * len(rows), first=1):
             going = [(branch, i, len(branch.text)) for i, branch in enumerate(self.branches)]
             self._go_on_with(going + [(fork, b, len(fork.text) - 1) for b, fork in forks], order.width)
 

@@ -148,18 +148,14 @@ class Order(NamedTuple):
     """how many likely ones to remember for each drafted token"""
     forking: bool
     """whether to draft behind corrections of the unverified tokens, too"""
-    siding: int
-    """behind how many likely corrections of each row's new tokens to draft, too"""
     branches: list[int]
-    """[B] numbers of branches of the last order: its rows come first, then its sides, then its forks"""
+    """[B] numbers of branches of the last order: its rows come first, then its forks"""
     starts: list[int]
     """[B] columns of the row's text that are as they were at the last order"""
     tokens: list[list[int]]
     """[B] the row's text behind `starts`, unverified tokens included"""
     unverified: list[int]
     """[B] how many of the row's last tokens the target has not seen"""
-    sides: list[int]
-    """numbers of more branches that are drafted behind: they end in the same columns as the row that they fork off"""
     wanted: list[int]
     """[B] tokens that are wanted; those of later steps are thrown away"""
     epoch: int = -1
@@ -194,13 +190,12 @@ def decode(body: bytes) -> Any:
 class Fork(NamedTuple):
     """A branch for a correction that the target may make: the row's text up to there, and the correction behind it."""
 
-    origin: int
-    """number of the branch that it forks off"""
+    row: int
     column: int
     """of the correction"""
     token: int
     first: int
-    """the draft step of the order that gives the first token behind it"""
+    """the draft step of the order that gives the first token behind it: 0 or 1"""
 
 
 @dataclass
@@ -218,7 +213,7 @@ class Step:
     token_probs: list[float] | None = None
     """q of each token; None for a draft that does not sample"""
     forks: list[Fork] = field(default_factory=list)
-    """new branches, behind all that there are"""
+    """in an order's first step, all of the order: branches behind those of its rows"""
     likely: Likely | None = None
     """[L, K] where each branch's token was drawn from; None for a draft that does not sample"""
 
