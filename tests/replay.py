@@ -46,6 +46,7 @@ def cell(kind: str, mode: str, rows: str, forwards: str) -> dict[str, Any]:
     clocks.forget()
     with clocks.set_times(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
         torch.manual_seed(0)
         target, drafter = PAIRS[kind]()
         seen: dict[str, Any] = {"texts": [], "calls": [], "widths": [], "sources": []}

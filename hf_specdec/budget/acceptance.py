@@ -10,6 +10,8 @@ PRIOR = 4.0
 """tests that a guess counts as: a first surprise is not yet a rule"""
 MEMORY = 0.99
 """weight of the past at each test: about the last hundred count, so that the shares follow the text"""
+NEVER = 0.0, 0.0
+"""right and tested, of what was never seen"""
 CENTRES = [sum(edges) / 2 for edges in pairwise((0.0, *EDGES, 1.0))]
 
 
@@ -26,8 +28,8 @@ class Acceptance:
         Args:
             guess: what to begin with, from 0 to 1.
         """
-        right, tested = self._counted(evidence, guess)
-        return right / tested
+        right, tested = self._seen.get(evidence, NEVER)
+        return (right + PRIOR * guess) / (tested + PRIOR)
 
     def calibrated(self, evidence: Evidence) -> float:
         """The chance of tokens with such an estimate. A higher estimate never has a lower one."""
@@ -40,7 +42,7 @@ class Acceptance:
 
     def observe(self, evidence: Evidence, right: bool) -> None:
         """One token with this evidence was tested."""
-        before, tested = self._seen.get(evidence, (0.0, 0.0))
+        before, tested = self._seen.get(evidence, NEVER)
         self._seen[evidence] = MEMORY * before + right, MEMORY * tested + 1
         if evidence.band is not None:
             self._rising.pop(evidence._replace(band=None), None)
@@ -53,11 +55,13 @@ class Acceptance:
             evidence: of one source without an estimate.
             guess: its chance before anything was tested.
         """
-        node, chance = tree.at(parent, token), self.chance(evidence, guess)
-        if node is None or not (known := _joint(tree.evidence[node])) or known.speakers == evidence.speakers:
+        node, chance = tree.at.get((parent, token)), self.chance(evidence, guess)
+        if node is None or not (known := _joint(tree.evidence[node])):
             return tree.add(parent, token, chance, evidence)
-        (source,) = evidence.sources
-        if source.name not in known.speakers:
+        (source,), names = evidence.sources, [other.name for other in known.sources]
+        if names == [source.name]:
+            return tree.add(parent, token, chance, evidence)
+        if source.name not in names:
             together = known._replace(sources=(*known.sources, source))
             best = max(chance, tree.chances[node])
             tree.evidence[node], tree.chances[node] = (together,), self.chance(together, best)
@@ -70,15 +74,12 @@ class Acceptance:
                 for evidence in tree.evidence[node]:
                     self.observe(evidence, right)
 
-    def _counted(self, evidence: Evidence, guess: float) -> tuple[float, float]:
-        right, tested = self._seen.get(evidence, (0.0, 0.0))
-        return right + PRIOR * guess, tested + PRIOR
-
     def _pooled(self, family: Evidence) -> list[float]:
         """Its bands' chances; neighbours that would fall are taken together until all rise."""
         pools: list[tuple[float, float, int]] = []
         for index, centre in enumerate(CENTRES):
-            right, tested, bands = *self._counted(family._replace(band=index), centre), 1
+            right, tested = self._seen.get(family._replace(band=index), NEVER)
+            right, tested, bands = right + PRIOR * centre, tested + PRIOR, 1
             while pools and pools[-1][0] / pools[-1][1] > right / tested:
                 lower = pools.pop()
                 right, tested, bands = right + lower[0], tested + lower[1], bands + lower[2]

@@ -49,6 +49,7 @@ class Cost:
     def __init__(self) -> None:
         self._between: dict[bool, Times] = {}  # with nodes or without
         self._times: dict[tuple[int, int], Times] = {}  # by rows and tokens per row
+        self._figures: dict[tuple[int, int], Times] = {}  # those of them that are known
         self._met: dict[tuple[int, int], int] = {}  # forwards before the shape was met last
         self._forwards = self._narrow = 0  # all, and those of one token in a row
         self._wide: dict[int, int] = {}  # by rows, forwards of several tokens in a row
@@ -63,15 +64,12 @@ class Cost:
         self._met = {known: at for known, at in met.items() if self._forwards - at < FORGOTTEN}
         times = self._times | {shape: self._times.get(shape, Times()).add(seconds)}
         self._times, self._curves = {known: times[known] for known in self._met}, {}
+        self._figures = {shape: known for shape, known in self._times.items() if known.known}
 
     def observe_between(self, width: int, seconds: float) -> None:
         """So much of a round with a forward of this width was neither drafting nor the forward."""
         before = self._between.get(width > 1, Times())
         self._between, self._curves = self._between | {width > 1: before.add(max(seconds, 0.0))}, {}
-
-    @property
-    def _figures(self) -> dict[tuple[int, int], Times]:
-        return {shape: times for shape, times in self._times.items() if times.known}
 
     @property
     def known(self) -> bool:
@@ -119,9 +117,9 @@ class Cost:
         line = _line(wide if len(wide) > 1 else mine)
 
         def seconds(width: int) -> float:
-            return mine[width].seconds if width in mine else line(width)
+            return (drafted if width > 1 else plain) + (mine[width].seconds if width in mine else line(width))
 
-        return lambda width: (drafted if width > 1 else plain) + seconds(width)
+        return seconds
 
 
 class CostView:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from math import prod, sqrt
 from statistics import NormalDist
 
@@ -75,11 +76,9 @@ def most_per_second(
     if advance.lockstep and len(rows) > 1:
         rows = [[prod(chances) for chances in zip(*rows, strict=False)]]
     count = min(most, max(map(len, rows), default=0))
-    gained = [1.0] * len(rows)
-    speeds = [advance.tokens(gained) / (seconds(1) + spent)]
-    for n in range(count):
-        gained = [have + row[n] if n < len(row) else have for have, row in zip(gained, rows, strict=True)]
-        speeds.append(advance.tokens(gained) / (seconds(2 + n) + spent))
+    worth = advance.tokens if advance.length and len(rows) > 1 else sum
+    gained = [accumulate((*row[:count], *[0.0] * (count - len(row))), initial=1.0) for row in rows]
+    speeds = [worth(each) / (seconds(width) + spent) for width, each in enumerate(zip(*gained, strict=True), start=1)]
     best = max(range(len(speeds)), key=speeds.__getitem__)
     best = best if speeds[best] > WORTH_IT * speeds[0] else 0
     return best, speeds[best]

@@ -1,6 +1,7 @@
 """`Evidence`: what speaks for a drafted token."""
 
 from bisect import bisect
+from functools import cache
 from typing import NamedTuple
 
 EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
@@ -27,16 +28,13 @@ class Evidence(NamedTuple):
     band: int | None = None
     """of the source's own estimate, from the lowest; None where it has none"""
 
-    @classmethod
-    def of(cls, name: str, rank: int = 0, match: int = 0) -> "Evidence":
+    @staticmethod
+    @cache
+    def of(name: str, rank: int = 0, match: int = 0) -> "Evidence":
         """One source alone."""
-        return cls((Source(name, rank, match),))
+        return Evidence((Source(name, rank, match),))
 
     def at(self, estimate: float) -> "Evidence":
         """The same with an estimate, from 0 to 1, that the token is right."""
         return self._replace(band=bisect(EDGES, estimate))
 
-    @property
-    def speakers(self) -> list[str]:
-        """The sources' names."""
-        return [source.name for source in self.sources]

@@ -1,6 +1,7 @@
 """`Tree`: what several sources draft for one row, each token once."""
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from .evidence import Evidence
 
@@ -15,7 +16,8 @@ class Tree:
         """of each node, to be right where its parent was"""
         self.evidence: list[tuple[Evidence, ...]] = []
         """of each node, what its fate is counted under"""
-        self._at: dict[tuple[int, int], int] = {}
+        self.at: dict[tuple[int, int], int] = {}
+        """(parent, token) → the node of a token behind its parent"""
         self._below: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
@@ -24,7 +26,7 @@ class Tree:
     def add(self, parent: int, token: int, chance: float, *evidence: Evidence) -> int:
         """The node of a token behind `parent`: a new one, or the one that is there, which is as likely as the better
         of those who say so."""
-        node = self._at.setdefault((parent, token), len(self.tokens))
+        node = self.at.setdefault((parent, token), len(self.tokens))
         if node < len(self.tokens):
             self.chances[node] = max(self.chances[node], chance)
             self.evidence[node] += tuple(each for each in evidence if each not in self.evidence[node])
@@ -35,10 +37,6 @@ class Tree:
         self.evidence.append(evidence)
         self._below.setdefault(parent, []).append(node)
         return node
-
-    def at(self, parent: int, token: int) -> int | None:
-        """The node of a token behind `parent`."""
-        return self._at.get((parent, token))
 
     def merge(self, other: "Tree") -> None:
         """Add all that another tree says."""
@@ -64,7 +62,7 @@ class Tree:
         nodes: list[int] = []
         here = -1
         for token in text:
-            if (node := self._at.get((here, token))) is None:
+            if (node := self.at.get((here, token))) is None:
                 break
             nodes.append(node)
             here = node
@@ -79,7 +77,7 @@ class Tree:
 
     def ranked(self) -> list[tuple[int, float]]:
         """All nodes with their chances to survive, the likeliest first, each after its parent."""
-        return sorted(enumerate(self.survival()), key=lambda found: -found[1])  # stable: parents before their children
+        return sorted(enumerate(self.survival()), key=itemgetter(1), reverse=True)  # stable: parents before children
 
     def chain(self) -> list[tuple[int, float]]:
         """The path from the root that promises most tokens, with the nodes' chances to survive."""

@@ -80,7 +80,7 @@ def checked_draft(draft: Draft, room: Sequence[int], vocab: int) -> Draft:
     expect(len(sources) in (0, rows), "sources", f"empty, or {rows} strings", sources)
     survival = None if draft.survival is None else [[float(chance) for chance in row] for row in draft.survival]
     if survival is not None:
-        fine = len(survival) == rows and all(0 <= chance <= 1 for row in survival for chance in row)
+        fine = len(survival) == rows and all([0 <= chance <= 1 for row in survival for chance in row])
         fine = fine and all(len(row) >= length for row, length in zip(survival, lengths, strict=True))
         expect(fine, "survival", f"a chance from 0 to 1 for each of {lengths} nodes", survival)
     probs = None if draft.token_probs is None else tensor("token_probs", draft.token_probs, (rows, width))
@@ -92,7 +92,7 @@ def _parents(parents: Any, rows: int, width: int) -> list[list[int]]:
     """[B][K] on the host; a tensor is taken, too."""
     lists = parents.tolist() if isinstance(parents, Tensor) else [list(row) for row in parents]
     fine = len(lists) == rows and all(len(row) == width for row in lists)
-    fine = fine and all(type(parent) is int and -1 <= parent < i for row in lists for i, parent in enumerate(row))
+    fine = fine and all([type(parent) is int and -1 <= parent < i for row in lists for i, parent in enumerate(row)])
     expect(fine, "parents", f"{rows} rows of {width} integers, each -1 or an earlier node", lists)
     return lists
 

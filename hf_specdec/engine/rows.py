@@ -125,7 +125,7 @@ class Rows:
 
     def holds_all(self, places: Sequence[int]) -> bool:
         """Whether these are all rows, in their order."""
-        return len(places) == len(self.all) and all(b == place for b, place in enumerate(places))
+        return len(places) == len(self.all) and [*places] == [*range(len(places))]
 
     def last(self) -> Tensor:
         """The last accepted token of each row [B, 1]."""

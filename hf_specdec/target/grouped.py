@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .attention import is_stock
 
 NAME = "sdpa"
-SPECIAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")
+SPECIAL = frozenset(("position_bias", "softcap", "s_aux", "cache", "output_attentions"))
 """arguments that only stock attention knows what to do with"""
 
 A_CALL = 400
@@ -112,7 +112,7 @@ class _Grouped:
         [B, 1, T, S]; None for a single token that sees all."""
         rows, heads, width, size = query.shape
         groups = heads // key.shape[1]
-        special = options.get("dropout") or any(_given(options.get(name)) for name in SPECIAL)
+        special = options.get("dropout") or any(_given(options[name]) for name in SPECIAL.intersection(options))
         groupable = attention_mask.shape[1] == 1 if attention_mask is not None else width == 1 and _is_slow_alone(key)
         if not _here.depth or groups == 1 or special or not groupable:
             return self.stock(module, query, key, value, attention_mask, **options)

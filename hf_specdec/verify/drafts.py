@@ -37,7 +37,7 @@ def inputs_of(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list
     if not draft.tokens.shape[1]:
         return last, None
     tokens = torch.cat([last, draft.tokens.clamp(0, vocab - 1)], dim=1)
-    return tokens, None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
+    return tokens, None if draft.parents is None else [[-1, *[parent + 1 for parent in row]] for row in draft.parents]
 
 
 def as_tree(draft: Draft) -> Draft:

@@ -147,7 +147,7 @@ class GrowingSession(TreeSession):
             likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends
         ):
             parent, token = found[above] if above >= 0 else -1, tokens[i][rank]
-            node = tree.at(parent, token)
+            node = tree.at.get((parent, token))
             if node is None:
                 node = tree.add(parent, token, likely[i][rank], seen[i][rank])
                 self._own[b].add(node)
@@ -156,7 +156,7 @@ class GrowingSession(TreeSession):
     def _add(self, b: int, tip: int, token: int, chance: float, rank: int, agrees: bool | None) -> int:
         mean = Evidence.of(DRAFTED, rank)
         here = seen_at(rank, chance)._replace(agrees=agrees)
-        known = self.trees[b].at(tip, token)
+        known = self.trees[b].at.get((tip, token))
         node = self.trees[b].add(tip, token, self.acceptance.calibrated(here), mean, here)
         if known is None:
             self._own[b].add(node)

@@ -51,8 +51,8 @@ class Sources:
         """[B] who proposes these nodes of each row's tree, for the statistics."""
         names = []
         for tree, mine in zip(trees, nodes, strict=True):
-            speakers = (name for node in mine for evidence in tree.evidence[node] for name in evidence.speakers)
-            mentioned = {NAMES.get(name, self.drawn) for name in speakers}
+            known = {evidence.sources for node in mine for evidence in tree.evidence[node]}
+            mentioned = {NAMES.get(source.name, self.drawn) for sources in known for source in sources}
             names.append("+".join(sorted(mentioned)) or "none")
         return names
 
