@@ -1,7 +1,8 @@
 """What whoever follows one greedy hybrid call meets: types, functions, and calls a round.
 
 Run as `python docs/laboratory/round_trace.py`. A small random Llama drafts for itself, one row, the second call of
-two, on a clock that only forwards move. Counted are this package's own functions, and its own types among what these are given; `--names` lists both.
+two, on a clock that only forwards move. Counted are this package's own functions, and its own types among what these
+are given; `--names` lists both.
 """
 
 import sys

@@ -37,4 +37,3 @@ class Evidence(NamedTuple):
     def at(self, estimate: float) -> "Evidence":
         """The same with an estimate, from 0 to 1, that the token is right."""
         return self._replace(band=bisect(EDGES, estimate))
-
