@@ -13,7 +13,8 @@ NEW = 32
 
 
 def text(target: Any, drafter: Any, lengths: list[int], **options: Any) -> torch.Tensor:
-    prompts = {name: ids.to(DEVICE) for name, ids in models.prompts(lengths, target.config.vocab_size).items()}
+    vocab = target.config.get_text_config(decoder=True).vocab_size
+    prompts = {name: ids.to(DEVICE) for name, ids in models.prompts(lengths, vocab).items()}
     options = {"max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": None} | options
     torch.manual_seed(0)
     with drafting_goes_on():
