@@ -31,7 +31,7 @@ ANY_FORWARD = "sees_any_forward"
 def why_plain(model: Any) -> str:
     """What of plain decoding has been changed that the engine would leave out, or ask otherwise, in words that go on
     from the model's name; empty where it is nothing."""
-    return _changed_step(model) or _foreign_hook(model) or _compiled_part(model)
+    return _changed_step(model) or _changed_module(model)
 
 
 def why_not_joined(model: Any) -> str:
@@ -50,35 +50,34 @@ def _changed_step(model: Any) -> str:
     return ""
 
 
-def _foreign_hook(model: nn.Module) -> str:
+def _changed_module(model: nn.Module) -> str:
     """A hook may count calls, press the prompt's keys or steer the last token. What it sees of drafts, of rejected
-    tokens and of trials is not what it would see of plain decoding."""
+    tokens and of trials is not what it would see of plain decoding. That the whole model is compiled is another matter:
+    it falls back by itself where it has seen too many widths."""
     for module in model.modules():
-        if module._forward_hooks or module._forward_pre_hooks or module is model:
-            for hook in hooks(module):
-                function = getattr(
-                    hook, "func", hook
-                )  # of a partial, which holds something of one call, as of its rows
-                name = getattr(function, "__qualname__", type(function).__name__)
-                known = function is hook and _package(function) in HOOKS_OF
-                if not known and not hasattr(hook, ANY_FORWARD):
-                    return (
-                        f"has a forward hook ({name}), which would see other forwards than plain decoding's; set its "
-                        f"attribute {ANY_FORWARD} = True if that does not matter to it"
-                    )
+        whole = module is model
+        if (module._forward_hooks or module._forward_pre_hooks or whole) and (name := _foreign_hook(module)):
+            return (
+                f"has a forward hook ({name}), which would see other forwards than plain decoding's; set its "
+                f"attribute {ANY_FORWARD} = True if that does not matter to it"
+            )
+        if not whole and (module._compiled_call_impl is not None or is_compiled(module.forward)):
+            return "has compiled modules, which would be compiled for each width that is verified"
+    return ""
+
+
+def _foreign_hook(module: nn.Module) -> str:
+    """The name of a hook of which nobody knows what it does with forwards."""
+    for hook in hooks(module):
+        function = getattr(hook, "func", hook)  # of a partial, which holds something of one call, as of its rows
+        known = function is hook and _package(function) in HOOKS_OF
+        if not known and not hasattr(hook, ANY_FORWARD):
+            return str(getattr(function, "__qualname__", type(function).__name__))
     return ""
 
 
 def _package(function: Any) -> str:
     return str(getattr(function, "__module__", "")).partition(".")[0]
-
-
-def _compiled_part(model: nn.Module) -> str:
-    """The whole model is another matter: it falls back by itself where it has seen too many widths."""
-    parts = (part for part in model.modules() if part is not model)
-    if any(part._compiled_call_impl is not None or is_compiled(part.forward) for part in parts):
-        return "has compiled modules, which would be compiled for each width that is verified"
-    return ""
 
 
 def is_compiled(forward: Any) -> bool:
