@@ -24,6 +24,8 @@ from hf_specdec import (
 )
 from hf_specdec.target.probe import Support, ability
 
+pytestmark = pytest.mark.tries
+
 SEEN: list[int] = []
 """dimensions of the masks that attention was given"""
 
