@@ -106,7 +106,9 @@ class Bench:
         ids = inputs["input_ids"]
         for repeat, methods in enumerate(self.passes):
             methods = [method for method in methods if unit.batch_size == 1 or not method.single_row]
-            made = [self.generate(method, unit, inputs, repeat) for method in _rotated(methods, rotation + repeat)]
+            made = [
+                self.generate(method, unit, inputs, repeat=repeat) for method in _rotated(methods, rotation + repeat)
+            ]
             made.sort(key=lambda one: methods.index(one.generation.method))
             tables = self._bare_tables([one.generation for one in made], ids)
             step = tables[made[0].name].get(("target", len(ids), 1))
