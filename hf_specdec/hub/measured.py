@@ -178,8 +178,8 @@ def _place(run: dict[str, Any], found: dict[str, Any]) -> str:
     return f"{run['dataset']} {found['prompt']}{turn} (token {found['position']})"
 
 
-def markdown(header: Collection[str], rows: list[list[str]]) -> str:
-    """A table with figures to the right."""
+def markdown(header: Collection[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table: text to the left in the first column, figures to the right in the others."""
     align = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, align, *rows])
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SpeculationError
+from ...hub.measured import markdown as table_of
 from ..showing import cards, html_page, html_table, write_page
 from .plots import Cells, save_plots
 from .results import Results
-from .tables import COLUMN_HELP, COLUMNS, DIFFERENCES, differences, figures, overview
+from .tables import COLUMN_HELP, COLUMNS, DIFFERENCES, differences, figures, overview, title_of
 
 TITLE = "What speculation gains"
 PARTED = (
@@ -72,11 +73,6 @@ def cells_of(files: dict[Path, Results]) -> Cells:
     return cells
 
 
-def title_of(run: dict[str, Any]) -> str:
-    """What a run was measured on."""
-    return f"{run['dataset']}, batch {run['batch_size']}, T={run['temperature']:g}"
-
-
 def sections(cells: Cells) -> Iterable[Section]:
     """All tables: an overview where there are several cells, and for each cell its figures and where texts differ."""
     if len(cells) > 1:
@@ -96,17 +92,11 @@ def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, P
     for results in files.values():
         parts += [f"    {results.provenance['command']}", f"On {_machine(results.provenance)}."]
     for section in sections(cells):
-        table = markdown_table(section.header, section.rows)
+        table = table_of(section.header, section.rows)
         parts += filter(None, [section.title and f"## {section.title}", section.before, table, section.after])
     parts += [f"![{caption}]({path.name})" for caption, path in plots.items()]
     rows = "\n".join(f"| {name} | {text} |" for name, text in COLUMN_HELP.items())
     return "\n\n".join([*parts, f"| column | meaning |\n|---|---|\n{rows}"]) + "\n"
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """Text to the left in the first column, figures to the right in the others."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:

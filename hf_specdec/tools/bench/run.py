@@ -16,7 +16,7 @@ from .measure import Bench
 from .plan import Settings, plan
 from .results import Results
 from .summary import check_installed
-from .tables import DIFFERENCES, NARROW, differences, figures
+from .tables import DIFFERENCES, NARROW, differences, figures, title_of
 
 INTERRUPTED = 130
 MOST_DIFFERENCES = 10
@@ -72,21 +72,17 @@ def run_bench(settings: Settings, path: Path, resume: bool = False, write: Path 
 
 def summary_tables(runs: list[dict[str, Any]]) -> Iterator[Table]:
     """The figures that matter most, a table per data set, batch size and temperature, for the terminal."""
-    for cell in dict.fromkeys((run["dataset"], run["batch_size"], run["temperature"]) for run in runs):
-        dataset, batch_size, temperature = cell
-        title = f"{dataset}, batch {batch_size}, T={temperature:g}"
+    for title in dict.fromkeys(map(title_of, runs)):
+        mine = [run for run in runs if title_of(run) == title]
         table = Table(title=title, **LOOKS)
         table.add_column(NARROW[0], overflow="fold", max_width=METHOD_WIDTH)  # the only one that gives way
         for name in NARROW[1:]:
             table.add_column(name.replace("/call", "\n/call").replace(" text", "\ntext"), justify="right", no_wrap=True)
-        for run in runs:
-            if (run["dataset"], run["batch_size"], run["temperature"]) == cell:
-                method, *numbers, same = (figures(run)[name] for name in NARROW)
-                table.add_row(_broken(method), *numbers, same.replace(" (", "\n("))
+        for run in mine:
+            method, *numbers, same = (figures(run)[name] for name in NARROW)
+            table.add_row(_broken(method), *numbers, same.replace(" (", "\n("))
         yield table
-        if parted := differences(
-            run for run in runs if (run["dataset"], run["batch_size"], run["temperature"]) == cell
-        ):
+        if parted := differences(mine):
             yield _difference_table(parted)
 
 

@@ -63,6 +63,11 @@ def figures(run: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def title_of(run: dict[str, Any]) -> str:
+    """What a run was measured on."""
+    return f"{run['dataset']}, batch {run['batch_size']}, T={run['temperature']:g}"
+
+
 def overview(cells: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
     """Speed-ups of all methods (rows, after a header) on all data (columns)."""
     names = dict.fromkeys(run["name"] for runs in cells.values() for run in runs)

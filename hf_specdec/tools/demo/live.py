@@ -12,14 +12,10 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
+from ..explain.page import KINDS
 from ..instruments.recording import Round
 
 STYLES = {"accepted": "green", "rejected": "red strike", "own": "bold blue"}
-MEANINGS = {
-    "accepted": "drafted and accepted",
-    "rejected": "drafted and rejected",
-    "own": "the target's own: a correction, or the bonus token",
-}
 PATIENCE = 32
 """tokens that are held back until their round is known"""
 
@@ -77,7 +73,7 @@ class LiveText(BaseStreamer):
 
 def legend() -> Text:
     """What the colours mean."""
-    return Text("   ").join(Text(text, style=STYLES[kind]) for kind, text in MEANINGS.items())
+    return Text("   ").join(Text(KINDS[kind][-1], style=style) for kind, style in STYLES.items())
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], tokens: Sequence[int]) -> str:

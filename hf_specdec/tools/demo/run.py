@@ -11,7 +11,6 @@ from tqdm import tqdm
 from typer import Option
 
 from ...clock import now
-from ...drafters import Drafter
 from ...errors import SpeculationError
 from ..bench.decoding import Generation, decode
 from ..bench.measure import Bench
@@ -19,8 +18,8 @@ from ..bench.methods import PLAIN, Method, build_method
 from ..bench.plan import Unit, settings_of
 from ..instruments.recording import RecordingDrafter
 from ..loading.checks import check_decoding
-from ..loading.drafters import DEFAULT, SPEC, load_drafter, own_model
-from ..loading.models import Pair, PairSettings
+from ..loading.drafters import DrafterSettings, own_model
+from ..loading.models import Pair
 from ..loading.outputs import writable_file
 from ..loading.prompts import Prompt
 from ..showing import quiet
@@ -40,14 +39,10 @@ NEXT = """Your own model:
 
 
 @dataclass(kw_only=True)
-class DemoSettings(PairSettings):
+class DemoSettings(DrafterSettings):
     """What to show, and with which models."""
 
     target: Annotated[str, Option(help="Model to speed up: a folder, a Hub repo, a GGUF file, or smollm2.")] = "smollm2"
-    drafter: Annotated[
-        str | None,
-        Option(help=f"Drafter: {SPEC}. Default: {DEFAULT}."),
-    ] = None
     beside: Annotated[list[str], Option(help="Another drafter to compare with; may be given several times.")] = field(
         default_factory=list
     )
@@ -81,10 +76,6 @@ class DemoSettings(PairSettings):
         if self.output is not None:
             writable_file(self.output, "output")
 
-    def load_ours(self, pair: Pair) -> Drafter:
-        """The drafter that is shown."""
-        return load_drafter(self.drafter or DEFAULT, pair.draft, target=pair.target, **self.of_drafts())
-
 
 def run_demo(settings: DemoSettings) -> None:
     """Show answers as they are written, then decode the same prompts by all methods and print what was gained.
@@ -98,7 +89,7 @@ def run_demo(settings: DemoSettings) -> None:
         with console.status("loading the models"):
             pair = settings.load()
             methods = _methods(settings, pair)
-            recorder = RecordingDrafter(settings.load_ours(pair))
+            recorder = RecordingDrafter(settings.load_drafter(pair))
         ends = now() + settings.seconds
         console.print(_introduction(settings, pair, recorder), markup=False)
         chosen = settings_of(settings, max_new_tokens=settings.max_new_tokens)
@@ -125,7 +116,7 @@ def run_demo(settings: DemoSettings) -> None:
 
 def _methods(settings: DemoSettings, pair: Pair) -> list[Method]:
     """Plain decoding and ours first; transformers' assisted decoding where there is a draft model."""
-    drafter = settings.load_ours(pair)
+    drafter = settings.load_drafter(pair)
     draft = own_model(drafter) or pair.draft
     assisted = [] if draft is None else [_named(ASSISTED, build_method("hf-assisted", draft))]
     lookup = _named(LOOKUP, build_method("hf-prompt-lookup", None))
