@@ -115,7 +115,6 @@ def rules(pair: Pair, trained: DiscoDrafter, settings: TableSettings) -> list[Wa
         heuristic = "hf-assisted:num_assistant_tokens_schedule=heuristic"
         methods += [
             *(build_method(spec, draft) for spec in (heuristic, "hf-confidence")),
-            drafted("DISCO, entropy", DiscoDrafter(draft, rule="entropy")),
             drafted("DISCO, token", DiscoDrafter(draft, classifier, rule="token", **options)),
         ]
     return [Way(method=method) for method in methods]

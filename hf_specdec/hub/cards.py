@@ -55,7 +55,7 @@ OPTIONS = {
         "num_candidates": "tokens tried per position in greedy decoding",
     },
     "disco": {
-        "rule": 'when to stop: `"budget"` by measured times, `"token"` by a threshold, `"entropy"` without training',
+        "rule": 'when to stop: `"budget"` by measured times, `"token"` by a threshold',
         "max_draft_tokens": "the longest draft",
     },
     "pearl": {

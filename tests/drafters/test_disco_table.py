@@ -62,7 +62,7 @@ def test_all_rules_are_compared_with_as_many_candidates(settings, candidates, mo
     names = ["plain", "γ = 1", "γ = 3", "the draft's own chances", "DISCO, budget"]
     if candidates == 1:  # the others draft chains
         names += ["hf-assisted:num_assistant_tokens_schedule=heuristic", "hf-confidence"]
-        names += ["DISCO, entropy", "DISCO, token"]
+        names += ["DISCO, token"]
     assert [row[0] for row in methods] == names
     by_name = {row[0]: row for row in methods}
     assert by_name["plain"][1:4] == ["1.00", "1.00", "0.0 ± 0.0"] and by_name["γ = 3"][4:6] == ["1.00", "1.00"]

@@ -13,7 +13,6 @@ from random_walks import documents
 from stream_models import streams_of
 
 from hf_specdec import (
-    DiscoDrafter,
     DraftModelDrafter,
     HybridDrafter,
     NGramDrafter,
@@ -36,9 +35,6 @@ KNOWN: dict[tuple[str, str, bool], list[Counter[str]]] = {}
 DRAFTERS: dict[str, Any] = {
     "draft_model": lambda target: DraftModelDrafter(nearly(target), num_draft_tokens=4),
     "disco": disco,
-    "disco, entropy": lambda target: DiscoDrafter(
-        nearly(target), rule="entropy", tau=0.05, tau_sampled=0.05, max_draft_tokens=6
-    ),
     "pearl": lambda target: PearlDrafter(nearly(target), window=3, worker="thread"),
     "prompt_lookup": lambda target: PromptLookupDrafter(),
     "prompt_lookup, 3 branches": lambda target: PromptLookupDrafter(num_branches=3),

@@ -16,11 +16,9 @@ class DiscoConfig(DrafterConfig):
 
     drafter_type: ClassVar[str] = "disco"
 
-    rule: Literal["token", "budget", "entropy"] = "budget"
+    rule: Literal["token", "budget"] = "budget"
     tau: float = ranged(0.4, 0, 1)
     tau_sampled: float = ranged(0.4, 0, 1)
-    entropy_factor: float = ranged(0.2, 0, 10)
-    acceptance_goal: float = ranged(0.9, 0, 1)
     max_draft_tokens: int = ranged(16, 1, LONGEST_DRAFT)
     num_candidates: int = ranged(1, 1, MOST_CANDIDATES)
     lookup: bool = True
@@ -30,7 +28,7 @@ class DiscoConfig(DrafterConfig):
     draft_fingerprint: str | None = None
 
     def threshold(self, do_sample: bool) -> float:
-        """τ of a generation, or λ to begin with."""
+        """τ of a generation."""
         return self.tau_sampled if do_sample else self.tau
 
     def validate_fingerprint(self) -> None:

@@ -7,10 +7,8 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from ...errors import SpeculationError
-from ...transfer import to_host
 from .classifier import NONE, Recurrence, read
 from .drafter import DiscoDrafter
-from .entropy import bound
 
 
 class DiscoStoppingCriteria(StoppingCriteria):
@@ -25,7 +23,7 @@ class DiscoStoppingCriteria(StoppingCriteria):
     def __init__(self, drafter: DiscoDrafter, do_sample: bool = False, prompt_length: int | None = None) -> None:
         """
         Args:
-            drafter: whose classifier and τ to use; with rule "entropy" its bound, and τ, which stays.
+            drafter: whose classifier and τ to use.
             do_sample: whether the draft samples; there is a τ for each.
             prompt_length: columns of the prompt where `generate` continues a text; else its input is the prompt.
         """
@@ -41,11 +39,8 @@ class DiscoStoppingCriteria(StoppingCriteria):
                 "output_scores=True)"
             )
         tau, longest = self.drafter.config.threshold(self.do_sample), self.drafter.config.max_draft_tokens
-        if self.drafter.config.rule == "entropy":
-            said = to_host(bound(scores[-1].float().softmax(-1), self.drafter.config.entropy_factor))
-        else:
-            said = self._chances(input_ids, scores)
-        return torch.tensor([len(scores) >= longest or c < tau for c in said], device=input_ids.device)
+        chances = self._chances(input_ids, scores)
+        return torch.tensor([len(scores) >= longest or c < tau for c in chances], device=input_ids.device)
 
     def _chances(self, input_ids: Tensor, scores: tuple[Tensor, ...]) -> list[float]:
         """The classifier's chance C [B] of each row's last token."""

@@ -1,7 +1,6 @@
 """`DiscoDrafter`: after every drafted token a classifier decides whether to draft one more (Mamou 2024, §3)."""
 
 import hashlib
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -26,7 +25,6 @@ from ..draft_model import (
 from ..draft_model.translating import model_of
 from .classifier import StopClassifier
 from .config import DiscoConfig
-from .entropy import Adapted, EntropyBound, Lambda
 from .session import Classified, Threshold
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 @register_drafter
 class DiscoDrafter(ModelDrafter):
-    """A draft model with a trained stop rule, made by `hf-specdec train disco`, or with one that needs no training."""
+    """A draft model with a trained stop rule, made by `hf-specdec train disco`."""
 
     config_class = DiscoConfig
     config: DiscoConfig
@@ -45,11 +43,9 @@ class DiscoDrafter(ModelDrafter):
         draft_model: "PreTrainedModel | Translated",
         classifier: StopClassifier | None = None,
         *,
-        rule: Literal["token", "budget", "entropy"] = "budget",
+        rule: Literal["token", "budget"] = "budget",
         tau: float = 0.4,
         tau_sampled: float = 0.4,
-        entropy_factor: float = 0.2,
-        acceptance_goal: float = 0.9,
         max_draft_tokens: int = 16,
         num_candidates: int = 1,
         lookup: bool = True,
@@ -62,21 +58,16 @@ class DiscoDrafter(ModelDrafter):
         Args:
             draft_model: the one that the classifier was trained for; `Translated` where its tokenizer is not the
                 target's.
-            classifier: of this draft; sets `sees_token`, `k`, `hidden` and `draft_fingerprint`. None for rule
-                "entropy", or where weights are loaded later.
+            classifier: of this draft; sets `sees_token`, `k`, `hidden` and `draft_fingerprint`. None where
+                weights are loaded later.
             rule: "token" stops when the last token's chance of acceptance falls below τ; "budget" when another step
                 does not promise more tokens per second, by those chances and measured times. It needs no τ, and drafts
-                nothing where nothing pays. "entropy" needs no classifier: it stops when 1 − √(f · H(q)), H(q) the
-                entropy of the draft's distribution, falls below λ, which begins at τ and follows acceptance (AdaEDL,
-                Agrawal et al. 2024).
+                nothing where nothing pays.
             tau: τ in greedy decoding, from 0 to 1.
             tau_sampled: τ in sampling, from 0 to 1.
-            entropy_factor: f of rule "entropy", from 0 to 10.
-            acceptance_goal: α of rule "entropy", from 0 to 1: λ rises while a smaller share of drafted tokens is
-                accepted, and else falls.
             max_draft_tokens: SLmax, from 1 to 512.
             num_candidates: tokens tried at each position of a greedy draft on the CPU by rule "budget", from 1 to 16.
-                The other rules, and draft models on an accelerator, draft chains.
+                Rule "token", and draft models on an accelerator, draft chains.
             lookup: whether the classifier sees what copying from earlier text proposes; set by training.
             sees_token: whether the classifier sees the drafted token: its chance, and whether copying proposes it;
                 written by training.
@@ -96,8 +87,6 @@ class DiscoDrafter(ModelDrafter):
             rule=rule,
             tau=tau,
             tau_sampled=tau_sampled,
-            entropy_factor=entropy_factor,
-            acceptance_goal=acceptance_goal,
             max_draft_tokens=max_draft_tokens,
             num_candidates=num_candidates,
             lookup=lookup,
@@ -122,15 +111,9 @@ class DiscoDrafter(ModelDrafter):
         self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden, self.config.sees_token)
         self.classifier.requires_grad_(False)
         self._experience = Learned(Experience)
-        self._lambdas = [
-            Learned(partial(Lambda, self.config.threshold(sampled), self.config.acceptance_goal))
-            for sampled in (False, True)
-        ]
 
     def weights(self) -> dict[str, Tensor]:
-        """The classifier's; nothing where the rule needs none, and none was trained (a trained one knows its draft)."""
-        needless = self.config.rule == "entropy" and self.config.draft_fingerprint is None
-        return {} if needless else dict(self.classifier.state_dict())
+        return dict(self.classifier.state_dict())
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         self.classifier.load_state_dict(weights)
@@ -139,13 +122,12 @@ class DiscoDrafter(ModelDrafter):
     def check_trained(self) -> None:
         """
         Raises:
-            SpeculationError: the rule needs a classifier, and there is none.
+            SpeculationError: there is no classifier.
         """
-        if not self.trained and self.config.rule != "entropy":
+        if not self.trained:
             raise SpeculationError(
-                f"speculation_type='disco' with rule={self.config.rule!r} needs a trained stop classifier; train one "
-                "with `hf-specdec train disco` and pass it as assistant_model=Drafter.from_pretrained(folder) or "
-                "speculation={'drafter': folder}; or set rule='entropy', which needs none"
+                "speculation_type='disco' needs a trained stop classifier; train one with `hf-specdec train disco` and "
+                "pass it as assistant_model=Drafter.from_pretrained(folder) or speculation={'drafter': folder}"
             )
 
     def check_target(self, target: "PreTrainedModel") -> None:
@@ -154,11 +136,6 @@ class DiscoDrafter(ModelDrafter):
 
     def start(self, context: DraftContext) -> DraftSession:
         self.check_prompt(context)
-        if self.config.rule == "entropy":
-            lam = self._lambdas[context.do_sample].of(context.target)
-            bounded = EntropyBound(self.config.entropy_factor)
-            adapted = Adapted(bounded, lam, self.config.max_draft_tokens)
-            return DraftModelSession(context, ModelDraft(context, self.draft, DraftCost()), adapted)
         classified = Classified(context, self.config, self.classifier)
         if self.config.rule == "token":
             rule = Threshold(classified, self.config.threshold(context.do_sample), self.config.max_draft_tokens)
