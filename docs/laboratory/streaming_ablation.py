@@ -3,8 +3,8 @@
     python docs/laboratory/streaming_ablation.py --target smollm2 --pack-linear --streams hub_configs/streaming \\
         --prompts PROMPTS --picture ablation.png
 
-The trained streams are used in part: the first γ of them, k candidates of each, trees of so many nodes, and the paper's
-full product with and without pruning. Copies are left out. All ways take turns at each prompt; plain decoding is 1.
+The trained streams are used in part: the first γ of them, k candidates of each, and trees of so many nodes with and
+without pruning. Copies are left out. All ways take turns at each prompt; plain decoding is 1.
 `nodes` is what a forward is fed in its lower layers, `kept` what is left of it in the upper ones.
 """
 
@@ -33,7 +33,7 @@ class AblationSettings(PairSettings):
     limit: Annotated[int, Option(help="Prompts of each file.")] = 4
     max_new_tokens: Annotated[int, Option(help="Per prompt.")] = 64
     chat: Annotated[bool, Option("--chat", help="Ask texts as questions, as streams of one task were trained.")] = False
-    prune_below: Annotated[float, Option(help="Chance below which pruned products lose a node.")] = 0.05
+    prune_below: Annotated[float, Option(help="Chance below which pruned trees lose a node.")] = 0.05
     picture: Annotated[str | None, Option(help="Picture to save.")] = None
 
 
@@ -82,11 +82,8 @@ def parts_of(whole: StreamingDrafter, prune_below: float) -> list[Part]:
     parts = [part("streams", g, g, num_nodes=most) for g in range(1, gamma + 1)]
     parts += [part("candidates", k, num_nodes=most, num_candidates=k) for k in (1, 2, 4, 8)]
     parts += [part("nodes", n, num_nodes=n) for n in (4, 8, 16, 32)]
-    parts += [part("nodes by the budget", 0)]
-    for panel, chance in (("product", 0.0), ("product, pruned", prune_below)):
-        product = {"tree": "product", "prune_below": chance}
-        parts += [part(panel, k, min(3, gamma), num_candidates=k, **product) for k in (1, 2, 3, 4)]
-    return parts
+    parts += [part("nodes, pruned", n, num_nodes=n, prune_below=prune_below) for n in (4, 8, 16, 32)]
+    return [*parts, part("nodes by the budget", 0)]
 
 
 def first_streams(whole: StreamingDrafter, gamma: int, **options: Any) -> StreamingDrafter:
@@ -100,16 +97,15 @@ def first_streams(whole: StreamingDrafter, gamma: int, **options: Any) -> Stream
 
 
 def draw(parts: Sequence[Part], plain: Part, path: str) -> None:
-    """Tokens per call and speed-up by what was varied; the products' speed-up in one panel, as in Figure 5."""
+    """Tokens per call and speed-up by what was varied, as in Figure 5."""
     figure = Figure(figsize=(10, 3), layout="constrained")
-    panels = {"streams": "γ", "candidates": "k", "nodes": "nodes", "product": "k of the full product, γ = 3"}
+    panels = {"streams": "γ", "candidates": "k", "nodes": "nodes"}
     for axes, (panel, label) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         for name in dict.fromkeys(part.panel for part in parts if part.panel.startswith(panel) and part.x):
             mine = [part for part in parts if part.panel == name]
             xs = [part.x for part in mine]
             axes.plot(xs, [part.speed / plain.speed for part in mine], "o-", label=f"{name}: speed-up")
-            if panel != "product":
-                axes.plot(xs, [part.per_call for part in mine], "o--", label="tokens per call")
+            axes.plot(xs, [part.per_call for part in mine], "o--", label=f"{name}: tokens per call")
         axes.set(xlabel=label)
         axes.legend(fontsize=7)
     figure.savefig(path, dpi=150)

@@ -9,7 +9,7 @@ from stream_models import GAMMA, streams_of, target_of
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_specdec.drafters.streaming import Streams, Upper, product_tree, with_streams
+from hf_specdec.drafters.streaming import Streams, Upper, with_streams
 from hf_specdec.drafters.streaming.late import LateStreams, own_layers
 from hf_specdec.drafters.streaming.runner import StreamRunner, early_chances
 from hf_specdec.target.inputs import CACHE
@@ -197,15 +197,6 @@ def test_pruning_is_by_the_early_exits_own_softmax(target: Any) -> None:
         m = m + streams.pruning.up.weight @ (streams.pruning.down.weight @ m)
         p = target.lm_head(target.model.norm(m)).softmax(-1)
         torch.testing.assert_close(chances[0, i], p[tokens[0, i]], rtol=1e-4, atol=1e-7)
-
-
-def test_the_full_product_has_as_many_nodes_as_the_paper_says() -> None:
-    for gamma in range(1, 5):
-        for k in range(1, 5):
-            nodes = product_tree(gamma, k)
-            assert 1 + len(nodes) == 1 + sum(k**g for g in range(1, gamma + 1))
-            assert all(node.parent < i for i, node in enumerate(nodes))
-            assert all(node.place == (nodes[node.parent].place + 1 if node.parent >= 0 else 0) for node in nodes)
 
 
 def test_parameters_are_as_many_as_the_paper_says(target: Any) -> None:

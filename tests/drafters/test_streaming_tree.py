@@ -9,7 +9,7 @@ import toy_drafters as drafters
 from stream_models import GAMMA, streams_of, target_of
 
 from hf_specdec.budget import Cost, Evidence
-from hf_specdec.drafters.streaming import StreamingSession, product_tree
+from hf_specdec.drafters.streaming import StreamingSession
 from hf_specdec.drafters.streaming.session import LastDraft
 from hf_specdec.drafters.streaming.tree import joined, level_by_level
 from hf_specdec.drafters.trees import Node, likeliest_nodes
@@ -21,12 +21,23 @@ def target() -> Any:
     return target_of("Llama")
 
 
+def product_of(places: int, ranks: int) -> list[Node]:
+    """Every candidate of each place behind every one of the place before."""
+    nodes: list[Node] = []
+    above = [-1]
+    for place in range(places):
+        level = [Node(parent, place, rank) for parent in above for rank in range(ranks)]
+        above = list(range(len(nodes), len(nodes) + len(level)))
+        nodes += level
+    return nodes
+
+
 def test_the_likeliest_nodes_are_the_likeliest() -> None:
     """Against all nodes of the product, sorted by the product of their chances."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
         chances = torch.rand(3, 3, generator=generator).div(3).tolist()
-        nodes = product_tree(3, 3)
+        nodes = product_of(3, 3)
         value: list[float] = []
         for node in nodes:
             value.append(chances[node.place][node.rank] * (value[node.parent] if node.parent >= 0 else 1.0))
@@ -50,7 +61,7 @@ def test_nothing_stands_behind_what_does_not_go_on(closed: set[Any]) -> None:
     for _ in range(10):
         chances = torch.rand(3, 3, generator=generator).div(3).tolist()
         value: dict[int, float] = {-1: 1.0}
-        for i, node in enumerate(nodes := product_tree(3, 3)):
+        for i, node in enumerate(nodes := product_of(3, 3)):
             if node.parent < 0 or (node.parent in value and goes_on(nodes[node.parent])):
                 value[i] = value[node.parent] * chances[node.place][node.rank]
         found = likeliest_nodes(chances, 12, goes_on)
@@ -107,10 +118,10 @@ def chances(session: StreamingSession) -> list[list[float]]:
 
 def test_a_chance_is_learned_from_what_is_accepted(target: Any) -> None:
     """An oracle of two ranks: the figures go to what is true."""
-    session = session_of(target, num_streams=2, num_candidates=2, tree="product")
+    session = session_of(target, num_streams=2, num_candidates=2, num_nodes=6)
     generator = torch.Generator().manual_seed(0)
     nodes = session._unseen(1)
-    assert nodes == product_tree(2, 2)
+    assert sorted(nodes) == sorted(product_of(2, 2))
     for _ in range(600):
         first = int(torch.rand((), generator=generator) < 0.3)  # rank 0 is right 70% of the time, rank 1 otherwise
         judged(session, nodes, [first])
@@ -122,7 +133,7 @@ def test_a_chance_is_learned_from_what_is_accepted(target: Any) -> None:
 def test_what_was_not_verified_teaches_nothing(target: Any) -> None:
     """Nodes that were cut, and those behind a node that was pruned in mid-forward."""
     for how in ({"lengths": 2}, {"kept": torch.tensor([[-1, 1, -1, -1, -1, -1]])}):
-        session = session_of(target, num_streams=2, num_candidates=2, tree="product")
+        session = session_of(target, num_streams=2, num_candidates=2, num_nodes=6)
         before = chances(session)
         for _ in range(20):
             judged(session, session._unseen(1), [0], **how)
@@ -145,7 +156,7 @@ def test_without_trees_the_likeliest_chain_is_drafted(target: Any, rows: int) ->
     for count, expected in (("auto", GAMMA), (2, 2), (0, 0), (9, GAMMA)):
         session = session_of(target, trees=False, rows=rows, num_nodes=count, **tables)
         session.context.cost = wide_forwards(rows, 0.01)
-        assert session._unseen(rows) == product_tree(GAMMA, 1)[:expected]
+        assert session._unseen(rows) == product_of(GAMMA, 1)[:expected]
     session = session_of(target, trees=False, rows=rows, **tables)
     session.context.cost = wide_forwards(rows, 2.0)
     assert not session._unseen(rows)

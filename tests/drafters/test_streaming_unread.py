@@ -26,7 +26,7 @@ def target() -> Any:
 @pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("new", [2, 3, 4, 24])
-@pytest.mark.parametrize("way", [{"copies": False}, {}, {"tree": "product", "num_candidates": 2}])
+@pytest.mark.parametrize("way", [{"copies": False}, {}])
 def test_how_many_streams_a_forward_has(
     target: Any, batch: str, new: int, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,9 +49,7 @@ def test_every_answer_is_generates(kind: str, rows: int) -> None:
     assert not [note for note in decoder.stats.notes if "dropped" in note]
 
 
-@pytest.mark.parametrize(
-    "ways", [{"copies": False}, {"num_nodes": 8}, {"tree": "product"}], ids=["by value", "copies", "product"]
-)
+@pytest.mark.parametrize("ways", [{"copies": False}, {"num_nodes": 8}], ids=["by value", "copies"])
 def test_streams_inside_the_target(ways: dict[str, Any]) -> None:
     model = target_of("Llama")
     drafter = streams_of(model, **ways)

@@ -15,7 +15,6 @@ BATCHES = {"one row": [9], "four uneven rows": [9, 5, 1, 7]}
 WAYS: dict[str, dict[str, Any]] = {
     "by value": {"copies": False},
     "with copies": {},
-    "full product": {"tree": "product"},
     "pruned": {"prune_below": 0.02, "num_nodes": 20},
     "rotated": {"rotation": 0.05},
 }

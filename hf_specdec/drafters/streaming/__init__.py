@@ -4,7 +4,6 @@ from .config import StreamingConfig, StreamingOptions
 from .drafter import StreamingDrafter
 from .session import StreamingSession
 from .streams import LowRank, Streams
-from .tree import product_tree
 from .upper import Upper, with_streams
 
 __all__ = [
@@ -15,6 +14,5 @@ __all__ = [
     "StreamingSession",
     "Streams",
     "Upper",
-    "product_tree",
     "with_streams",
 ]

@@ -9,8 +9,6 @@ from ...budget import MOST_NODES
 from ...config import DrafterConfig, ranged
 
 MOST_STREAMS, MOST_CANDIDATES = 16, 16
-LARGEST_PRODUCT = 4096
-"""nodes of a full product"""
 WIDEST = 2**20
 """units of a layer that an adapter may stand beside"""
 
@@ -20,7 +18,6 @@ WIDEST = 2**20
 class StreamingOptions(DrafterConfig):
     """What a user may set of `StreamingDrafter`, which says what it means."""
 
-    tree: Literal["value", "product"] = "value"
     num_nodes: int | Literal["auto"] = ranged("auto", 0, MOST_NODES)
     num_candidates: int = ranged(4, 1, MOST_CANDIDATES)
     prune_below: float = ranged(0.0, 0, 1)
@@ -76,12 +73,8 @@ class StreamingConfig(StreamingOptions):
             if table and (len(table) != self.num_streams or len(numbers) > MOST_STREAMS * MOST_CANDIDATES):
                 raise ValueError(f"{name} must have {self.num_streams} lists, one per stream, got {len(table)}")
 
-    def validate_product(self) -> None:
-        gamma, k = self.num_streams, self.num_candidates
-        if self.tree == "product" and sum(k**g for g in range(1, gamma + 1)) > LARGEST_PRODUCT:
+    def validate_candidates(self) -> None:
+        if 0 < self.known_tokens < self.num_candidates:
             raise ValueError(
-                f"tree='product' allows at most {LARGEST_PRODUCT} nodes, and {k} candidates of {gamma} streams "
-                "make more; set num_candidates lower, or tree to 'value'"
+                f"num_candidates must be at most known_tokens={self.known_tokens}, got {self.num_candidates}"
             )
-        if 0 < self.known_tokens < k:
-            raise ValueError(f"num_candidates must be at most known_tokens={self.known_tokens}, got {k}")

@@ -41,7 +41,6 @@ class StreamingDrafter(Drafter):
     def __init__(
         self,
         *,
-        tree: Literal["value", "product"] = "value",
         num_nodes: int | Literal["auto"] = "auto",
         num_candidates: int = 4,
         prune_below: float = 0.0,
@@ -50,14 +49,12 @@ class StreamingDrafter(Drafter):
     ) -> None:
         """
         Args:
-            tree: "value" drafts the likeliest tokens as far as they pay; "product" every candidate of each stream
-                behind every one of the stream before, as the paper does.
-            num_nodes: drafted tokens per round of a tree by value, from 0 to 64; "auto" chooses by measured acceptance
+            num_nodes: drafted tokens per round, the likeliest ones, from 0 to 64; "auto" chooses by measured acceptance
                 and times.
             num_candidates: k, tokens tried per stream, from 1 to 16.
             prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 to 1; 0 for
                 none. For streams with a pruning map.
-            copies: whether what followed the same words before joins a tree by value, and on a CPU also what the target
+            copies: whether what followed the same words before joins the tree, and on a CPU also what the target
                 found likely there. On an accelerator rounds that have something to copy read from it twice.
             trained: what the streams are, written by training:
 
@@ -80,7 +77,6 @@ class StreamingDrafter(Drafter):
             SpeculationError: a bad option.
         """
         super().__init__(
-            tree=tree,
             num_nodes=num_nodes,
             num_candidates=num_candidates,
             prune_below=prune_below,

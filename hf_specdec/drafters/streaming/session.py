@@ -28,7 +28,7 @@ from .config import StreamingConfig
 from .late import LateStreams, OwnLayers
 from .runner import StreamRunner
 from .streams import Streams
-from .tree import joined, level_by_level, product_tree
+from .tree import joined, level_by_level
 from .upper import Upper
 
 BRANCHES = 3
@@ -87,7 +87,7 @@ class StreamingSession(DraftSession):
         self.acceptance = experience.acceptance
         self.control = Controller(context, experience, candidates=config.num_candidates, longest=config.num_streams)
         """asked whether the streams' own pass pays: a draft of γ steps that are made at once"""
-        if own is not None and config.tree == "value" and config.num_nodes == "auto" and context.trees:
+        if own is not None and config.num_nodes == "auto" and context.trees:
             self.weighs = True
         self.guesses = config.shares(context.do_sample)
         self.evidence = [
@@ -107,14 +107,13 @@ class StreamingSession(DraftSession):
         self.rested = False
         """whether the last round's nodes, chosen before their tokens were seen, were none"""
         self.last = LastDraft()
-        self.by_value = config.tree == "value" and context.trees
         self.sources = self._sources(context)
         self.likeliest = self.sources.likeliest
 
     def _sources(self, context: DraftContext) -> Sources:
         """What joins the streams' tokens. On accelerators nothing is recycled: each round would wait for what the
         streams say."""
-        if not (self.config.copies and self.by_value):
+        if not (self.config.copies and context.trees):
             return Sources(self.config.drafter_type)
         copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), self.acceptance)
         recycled = None if waits(context.device) else Recycled(context, self.acceptance, SUCCESSORS)
@@ -187,7 +186,7 @@ class StreamingSession(DraftSession):
         self.sources.join(offered, sequences, room)
         told = any(map(len, offered))
         # Elsewhere to look at what streams say would be to wait for it.
-        looks = told or (self.by_value and not waits(self.context.device))
+        looks = told or (self.context.trees and not waits(self.context.device))
         nodes = [] if looks else self._unseen(len(room))
         if self._runner is not None:
             self._runner.rides = self._are_read(sequences, looks or bool(nodes))
@@ -252,8 +251,6 @@ class StreamingSession(DraftSession):
     def _unseen(self, rows: int) -> list[Node]:
         """The nodes of each row, chosen before it is known what they say, in order of depth."""
         config, k = self.config, self.config.num_candidates if self.context.trees else 1
-        if config.tree == "product":
-            return product_tree(config.num_streams, k)
         chances = [
             [self.acceptance.chance(*known) for known in zip(evidence[:k], guesses, strict=False)]
             for evidence, guesses in zip(self.evidence, self.guesses, strict=True)

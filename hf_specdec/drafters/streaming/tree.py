@@ -6,18 +6,6 @@ from ...budget import Evidence, Tree
 from ..trees import Node
 
 
-def product_tree(gamma: int, k: int) -> list[Node]:
-    """Every candidate of each stream behind every one of the stream before: Σ k^g nodes for g = 1 … γ. A node's place
-    is its stream."""
-    nodes: list[Node] = []
-    above = [-1]
-    for stream in range(gamma):
-        level = [Node(parent, stream, rank) for parent in above for rank in range(k)]
-        above = list(range(len(nodes), len(nodes) + len(level)))
-        nodes += level
-    return nodes
-
-
 def joined(
     likeliest: Sequence[tuple[float, Node]],
     tokens: Sequence[Sequence[float]],
