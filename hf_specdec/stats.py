@@ -27,7 +27,7 @@ class SpeculationStats:
     draft_calls: int = 0
     """Forwards of the draft model (0 for drafters without one)."""
     row_steps: int = 0
-    """Verifications, counted per row; with beams each counts once."""
+    """Verifications, counted per row."""
     emitted_tokens: int = 0
     """New tokens kept, the prefill's first one included, padding not."""
     drafted_per_position: Counter[int] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class SpeculationStats:
     window: int = 0
     """γ, where it was set to a number; 0 where the drafter chooses it, has none, or runs of several are summed."""
     mode: str = ""
-    """How the rows ran: `lockstep`, `staggered`, `ragged`, `beams` or `plain`; in sums of several joined by `+`."""
+    """How the rows ran: `lockstep`, `staggered`, `ragged` or `plain`; in sums of several joined by `+`."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know: why drafting was stopped, why the drafter was dropped, why the call ran plainly."""
 

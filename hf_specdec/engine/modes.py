@@ -58,6 +58,8 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     both = call.model_kwargs.get(CACHE)
     cache = own_cache(both)
     name = type(call.target).__name__
+    if (beams := call.config.num_beams or 1) > 1:
+        raise PlainDecodingNeeded(call, f"num_beams={beams}, and drafts do not make beam search faster")
     if why := why_plain(call.target):
         raise PlainDecodingNeeded(call, f"{name} {why}")
     if why := lacks(call, both) or changed_cache(both):

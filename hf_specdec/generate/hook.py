@@ -27,7 +27,6 @@ from ..hub.registry import drafter_types, reader_for
 from ..schedule import AnyDrafter
 from ..target.packing import look_at
 from ..verify.rules import Rules
-from .beam_search import with_beams
 from .calls import calls
 from .layers import beneath, is_there, put_around, take_away
 from .plain import decoded_plainly
@@ -198,8 +197,6 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
     if isinstance(drafter, Drafter):
         check_made_for(drafter.config.target, model)
         drafter.check_target(model)
-    if (beams := setting(model, named, "num_beams") or 1) > 1:
-        return with_beams(original, model, named, drafter, beams, rules)
     streamer = named.pop("streamer", None)
     plain = dict(named)
     _take_over_stop_strings(model, named)

@@ -169,13 +169,12 @@ def test_wherever_a_drafter_is_named(target: Any) -> None:
         BatchDecoder(target, "autos")
 
 
-def test_beams_without_a_draft_model_are_searched_plainly(target: Any) -> None:
+def test_beams_are_searched_plainly(target: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "num_beams": 2, "do_sample": False}
     plain, drafter = target.generate(PROMPT, **options), AutoDrafter()
-    with pytest.warns(SpeculationWarning, match="beam search needs a draft model"):
+    with pytest.warns(SpeculationWarning, match="num_beams=2"):
         assert torch.equal(target.generate(PROMPT, **options, assistant_model=drafter), plain)
     assert drafter.last_stats is not None and drafter.last_stats.emitted_tokens == 12
-    assert torch.equal(target.generate(PROMPT, **options, assistant_model=AutoDrafter(tiny_model(1))), plain)
 
 
 # ---------------------------------------------------------------------- what the target brings

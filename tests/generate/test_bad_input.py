@@ -102,7 +102,6 @@ def test_a_draft_that_reads_a_source_for_a_target_that_has_none(model: Any) -> N
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_beams", 3),
         ("prompt_lookup_num_tokens", 4),
         ("num_assistant_tokens", 7),
         ("assistant_confidence_threshold", 0.3),

@@ -21,7 +21,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_specdec import (
     BatchDecoder,
-    DraftModelDrafter,
     PromptLookupDrafter,
     SpeculationError,
     SpeculationWarning,
@@ -159,14 +158,6 @@ def test_a_batch_of_requests_goes_on_without_such_a_draft(kind: str) -> None:
         for n, answer in answers.items():
             assert answer.result(60) == plain[n]
     assert len(lines) == 1 and "does not support rows of different lengths" in lines[0]
-
-
-@pytest.mark.parametrize("who", ["target", "draft"])
-def test_beams_refuse_it(who: str) -> None:
-    target, draft = models.llama(), models.llama(seed=3)
-    flashing(target if who == "target" else draft)
-    with pytest.raises(SpeculationError, match=r"cannot read a tree of texts .* does not accept custom masks"):
-        target.generate(**options([7], num_beams=3), assistant_model=DraftModelDrafter(draft))
 
 
 @pytest.mark.parametrize("lengths", [[7], [7, 4]], ids=["one row", "uneven rows"])

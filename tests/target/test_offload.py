@@ -126,13 +126,6 @@ def test_heads_of_such_a_target(
         head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
 
 
-def test_beams(tmp_path: Path) -> None:
-    target, draft = models.llama(), models.llama(seed=3)
-    plain = target.generate(**models.prompts([7, 4]), **OPTIONS, num_beams=2)
-    target, draft = (offloaded(model, "cpu", tmp_path) for model in (target, draft))
-    agree(target, DraftModelDrafter(draft, num_draft_tokens=3), [7, 4], plain, num_beams=2)
-
-
 @pytest.mark.parametrize("kind", ["draft", "hybrid"])
 def test_requests_that_come_and_go(kind: str, tmp_path: Path) -> None:
     target, draft = models.llama(), models.llama(seed=3)

@@ -230,10 +230,3 @@ def test_requests_that_come_and_go() -> None:
         for n, answer in answers.items():
             assert answer.result(60) == plain[n]
     assert decoder.stats.drafted_tokens > 0
-
-
-def test_beams() -> None:
-    target, draft = models.llama(), models.llama(seed=3)
-    plain = target.generate(**models.prompts([7, 4]), **OPTIONS, num_beams=2)
-    drafter = DraftModelDrafter(spread(draft, 3), num_draft_tokens=3)
-    agree(spread(target), drafter, [7, 4], plain, num_beams=2)
