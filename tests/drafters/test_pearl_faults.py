@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 import warnings
@@ -24,7 +25,7 @@ from hf_specdec.drafters.pearl.likely import Likely
 from hf_specdec.drafters.pearl.worker import drafting, serving
 from hf_specdec.drafters.pearl.worker import thread as in_thread
 from hf_specdec.drafters.pearl.worker.serving import serve
-from hf_specdec.drafters.pearl.worker.wire import FRAME, Fork, Kind, Order, Setup, Step, decode, encode, encode_numbers
+from hf_specdec.drafters.pearl.worker.wire import Fork, Kind, Link, Order, Setup, Step, decode, encode, encode_numbers
 from hf_specdec.drafters.pearl.worker.workers import Worker, Workers
 from hf_specdec.verify.picking import DraftPicker
 from hf_specdec.verify.processing import Processing
@@ -60,7 +61,7 @@ def answers(make):
             while True:
                 kind, body = link.receive()
                 for part in make(kind, body):
-                    link.socket.sendall(part)
+                    os.write(link.connection.fileno(), part)
         except OSError:
             link.close()
 
@@ -68,7 +69,10 @@ def answers(make):
 
 
 def frame(kind, body, size=None):
-    return FRAME.pack(kind, len(body) if size is None else size) + body
+    """A message as a connection has it, whose length may be a lie."""
+    size = 1 + (len(body) if size is None else size)
+    header = struct.pack("!i", size) if size < 2**31 else struct.pack("!iQ", -1, size)
+    return header + bytes([kind]) + body
 
 
 def a_step(tokens, q=None, size=None):
@@ -251,8 +255,8 @@ def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):
 
     def serve_for_a_while(link, model, stream=None):
         def cut():
-            with suppress(OSError):
-                link.socket.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError), socket.socket(fileno=os.dup(link.connection.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
 
         timer = threading.Timer(moments.uniform(0.0, 0.08), cut)
         timer.start()
@@ -356,6 +360,15 @@ def test_a_worker_in_use_when_its_drafter_is_closed_ends_after_the_call():
         process = drafter.workers.free[0].process
         assert torch.equal(generate(drafter, streamer=Interrupt(4, drafter.close)), generate(None))
         assert is_gone(process) and drafter.workers.free == []
+
+
+def test_a_message_that_nobody_takes_is_given_up():
+    mine, theirs = map(Link, socket.socketpair())
+    mine.limit(0.1)
+    with pytest.raises(OSError, match="unavailable"):
+        mine.send(Kind.OPEN, bytes(1 << 24))
+    assert not mine.whole
+    mine.close(), theirs.close()
 
 
 def test_a_worker_is_lent_once():

@@ -230,16 +230,16 @@ def test_times_are_told_by_the_leading_ranks_clock(ahead, monkeypatch):
     here = 17.0
     monkeypatch.setattr(tcp, "now", lambda: here)
     theirs.sendall(tcp.TIME.pack(here + ahead))
+    told = tcp.clock_ahead(mine)
     line = Link(mine)
-    line.ahead = tcp.clock_ahead(mine)
+    line.ahead = told
     assert line.ahead == ahead
     Link(theirs).send(Kind.STEP, Step(7, 3, here + ahead, here + ahead + 2.0, [5, 6], [0.5, 0.25]).encode())
-    kind, body = line.receive(5.0)
+    kind, body = line.receive()
     step = Step.decode(body, line.ahead)
     assert kind is Kind.STEP and (step.epoch, step.draft_calls, step.tokens) == (7, 3, [5, 6])
     assert (step.began, step.ended) == (here, here + 2.0)
-    for end in (mine, theirs):
-        end.close()
+    line.close()
 
 
 def seats(draft, **options):

@@ -25,7 +25,7 @@ class Conversation:
             patience: seconds to wait for an answer, and for a message to be taken.
         """
         self.worker, self.link, self.patience = worker, worker.link, patience
-        self.link.patience = patience
+        self.link.limit(patience)
         self.vocab, self.do_sample = setup.picker.vocab, setup.picker.do_sample
         self.before = (self.link.messages, self.link.bytes)
         self._setup: bytes | None = encode(setup, on_host=True)
@@ -103,7 +103,7 @@ class Conversation:
 
     def _hear(self, deadline: Deadline) -> tuple[Kind, bytes]:
         """The next message, taken in. What was drafted for older orders is passed over."""
-        message = None if deadline.over else self.link.receive(deadline.left)
+        message = None if deadline.over else self.link.receive()
         if message is None:
             raise TimeoutError(f"the draft worker gave no usable answer for {self.patience} seconds")
         kind, body = message

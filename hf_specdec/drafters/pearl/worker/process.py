@@ -84,13 +84,12 @@ def make_ready(worker: Worker, draft: "PreTrainedModel | Translated", threads: i
     Raises:
         RuntimeError: it could not start. It is closed then, as it is when the wait is interrupted.
     """
-    worker.link.patience = START_PATIENCE
     try:
+        worker.link.limit(START_PATIENCE)
         worker.link.send(Kind.MODEL, _packed(draft, threads))
-        answer = worker.link.receive(QUIET)
-        if answer is None:
+        if not worker.link.connection.poll(QUIET):
             _log.warning("PEARL starts its draft worker in a process. This takes some seconds, once per drafter")
-            answer = worker.link.receive(START_PATIENCE)
+        answer = worker.link.receive()
         if answer is None or answer[0] is not Kind.READY:
             reason = "it did not answer" if answer is None else answer[1].decode(errors="replace")
             raise RuntimeError(f"the draft worker could not start: {reason}")

@@ -48,9 +48,10 @@ def connect(card: dict) -> Link:
     """On the leading rank: call the drafting one, which has left this card."""
     end = socket.create_connection((card["host"], card["port"]), timeout=PATIENCE)
     end.sendall(bytes.fromhex(card["secret"]))
-    link = Link(end)
-    link.ahead = clock_ahead(end)
+    ahead = clock_ahead(end)
     _tune(end)
+    link = Link(end)
+    link.ahead = ahead
     return link
 
 

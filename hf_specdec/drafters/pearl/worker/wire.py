@@ -1,23 +1,24 @@
-"""The wire between target and worker: framed binary messages over a socket.
+"""The wire between target and worker: a connection of the standard library, whose messages begin with their kind.
 
 The worker is told the call's setup, orders and questions. It answers token ids and one q per drafted token. No answer
-is unpickled: it is a kind, a length and plain numbers, and all of them are checked.
+is unpickled: it is a kind and plain numbers, and all of them are checked.
 """
 
 import io
+import os
 import pickle
 import socket
 import struct
 import threading
 from dataclasses import dataclass, field
 from enum import IntEnum
+from multiprocessing.connection import Connection
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ....clock import Deadline
 from ....verify.picking import DraftPicker
 from ..likely import Likely
 from ..overlap import Drafted
@@ -40,7 +41,8 @@ class Kind(IntEnum):
     ERROR = 14
 
 
-FRAME = struct.Struct("<BQ")
+TIMEVAL = struct.Struct("ll")
+"""seconds and microseconds, as POSIX tells a socket"""
 LARGEST_ANSWER = 1 << 26
 """bytes; an announced length above it is garbage"""
 
@@ -49,63 +51,56 @@ class Link:
     """One end of the wire. Several threads may send; only one may receive."""
 
     def __init__(self, end: socket.socket) -> None:
-        self.socket = end
-        self.patience: float | None = None
-        """seconds after which a message that the other side does not take is an error; None waits for ever"""
+        self.connection = Connection(end.detach())
+        self.largest: int | None = None
+        """bytes of a message"""
         self.ahead = 0.0
         """seconds that the other side's clock is ahead of this one's"""
         self.messages = self.bytes = 0
         self.whole = True
         """False once a message was sent in part: nothing that follows could be read"""
-        self._buffer = bytearray()
         self._sending = threading.Lock()
 
+    def limit(self, patience: float) -> None:
+        """Doubt the other side: it may take so many seconds to send what is waited for, or to take what is sent, and
+        what it sends is no larger than `LARGEST_ANSWER`."""
+        self.largest = LARGEST_ANSWER
+        seconds, rest = divmod(patience, 1)
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                end.setsockopt(socket.SOL_SOCKET, option, TIMEVAL.pack(int(seconds), int(rest * 1e6)))
+
     def send(self, kind: Kind, body: bytes = b"") -> None:
+        message = bytes([kind]) + body
         with self._sending:
             self.whole = False
-            self.socket.settimeout(self.patience)
-            self.socket.sendall(FRAME.pack(kind, len(body)) + body)
+            self.connection.send_bytes(message)
             self.whole = True
-        self._count(body)
+        self._count(message)
 
-    def receive(self, timeout: float | None = None) -> tuple[Kind, bytes] | None:
-        """The next message; None where none is complete after `timeout` seconds.
+    def receive(self) -> tuple[Kind, bytes] | None:
+        """The next message; None where the other side's time is over.
 
         Raises:
-            ConnectionError: the other side is gone, or what came is no message.
+            OSError: the other side is gone, or what came is no message.
         """
-        deadline = None if timeout is None else Deadline(timeout)
-        while (message := self._complete()) is None:
-            self.socket.settimeout(None if deadline is None else deadline.left)
-            try:
-                part = self.socket.recv(1 << 20)
-            except (TimeoutError, BlockingIOError):
-                return None
-            if not part:
-                raise ConnectionError("the draft worker is gone")
-            self._buffer += part
-        self._count(message[1])
-        return message
-
-    def _complete(self) -> tuple[Kind, bytes] | None:
-        if len(self._buffer) < FRAME.size:
+        try:
+            message = self.connection.recv_bytes(self.largest)
+        except BlockingIOError:
             return None
-        kind, size = FRAME.unpack_from(self._buffer)
-        if kind not in Kind.__members__.values() or (kind >= Kind.READY and size > LARGEST_ANSWER):
-            raise garbage(f"kind {kind}, {size} bytes")
-        end = FRAME.size + size
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[FRAME.size : end])
-        del self._buffer[:end]
-        return Kind(kind), body
+        except EOFError as error:
+            raise ConnectionError("the draft worker is gone") from error
+        if not message or message[0] not in Kind.__members__.values():
+            raise garbage(f"a message of {len(message)} bytes")
+        self._count(message)
+        return Kind(message[0]), message[1:]
 
-    def _count(self, body: bytes) -> None:
+    def _count(self, message: bytes) -> None:
         self.messages += 1
-        self.bytes += FRAME.size + len(body)
+        self.bytes += len(message)
 
     def close(self) -> None:
-        self.socket.close()
+        self.connection.close()
 
 
 def garbage(what: str) -> ConnectionError:
