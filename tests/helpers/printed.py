@@ -27,7 +27,7 @@ def fences(page: str, language: str) -> list[str]:
 
 
 def snippets(page: str) -> list[str]:
-    """Python that runs. Scripts for a launcher are marked ```py; tests/drafters/test_pearl_ranks.py runs them."""
+    """Python that runs. What is not run is marked ```py."""
     if page.endswith(".ipynb"):
         cells = json.loads((ROOT / page).read_text())["cells"]
         return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

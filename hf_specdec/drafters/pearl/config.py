@@ -16,7 +16,7 @@ class PearlConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "pearl"
 
     window: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
-    worker: Literal["auto", "thread", "process", "rank"] = "auto"
+    worker: Literal["auto", "thread", "process"] = "auto"
     pre_verify: bool = True
     post_verify: bool = True
     corrections: int | Literal["auto"] = ranged("auto", 0, 8)

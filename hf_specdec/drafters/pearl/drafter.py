@@ -11,14 +11,12 @@ from ...protocol import DraftContext
 from ...schedule import Guarded, Schedule
 from ...session import DraftSession
 from ...target.devices import input_device
-from ...target.probe import Support
-from ...target.ranks import ranks_of
 from ..draft_model import ModelDrafter, Translated
 from .config import PearlConfig
 from .schedule import Overlapped
 from .session import PearlSession
 from .timeline import Timeline
-from .worker import Processes, Seat, Threads, Workers, join
+from .worker import Processes, Threads, Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +38,7 @@ class PearlDrafter(ModelDrafter):
         draft_model: "PreTrainedModel | Translated",
         *,
         window: int | Literal["auto"] = "auto",
-        worker: Literal["auto", "thread", "process", "rank"] = "auto",
+        worker: Literal["auto", "thread", "process"] = "auto",
         pre_verify: bool = True,
         post_verify: bool = True,
         corrections: int | Literal["auto"] = "auto",
@@ -51,8 +49,8 @@ class PearlDrafter(ModelDrafter):
                 the target's.
             window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the fastest by measured times and
                 acceptance (mostly the speed ratio, Theorem 1).
-            worker: where the draft model runs: a thread (its own CUDA stream), a process, the last rank of a launch;
-                "auto" is the thread for drafts on a GPU or offloaded by accelerate, the process for others.
+            worker: where the draft model runs: a thread (its own CUDA stream) or a process; "auto" is the thread for
+                drafts on a GPU or offloaded by accelerate, the process for others.
             pre_verify: verify the first draft token while drafting goes on (§3.2).
             post_verify: go on drafting while the target verifies (§3.3).
             corrections: for each token that the target is verifying, draft behind so many corrections, the likeliest
@@ -79,14 +77,8 @@ class PearlDrafter(ModelDrafter):
         """What runs beside the drafter, and is its own."""
         self.last_timeline: Timeline | None = None
         """when each model was busy in the last call, and what was sent between them"""
-        self.workers: Workers | None = None
-        """None before `join()`"""
-        if self.config.worker != "rank":
-            self._work_in(Threads() if self._in_thread() else Processes())
-
-    def _work_in(self, workers: Workers) -> None:
-        self.workers = workers
-        weakref.finalize(self, workers.close)
+        self.workers: Workers = Threads() if self._in_thread() else Processes()
+        weakref.finalize(self, self.workers.close)
 
     def _in_thread(self) -> bool:
         # A model that accelerate has spread or offloaded cannot be sent to a process.
@@ -101,53 +93,9 @@ class PearlDrafter(ModelDrafter):
         vars(self).update(state)
         self._begin()
 
-    # ------------------------------------------------------------------ over the ranks of a launch
-
-    def join(self) -> "PearlDrafter":
-        """With `worker="rank"`: take this process's place in the launch, on every rank at once, before the target is
-        loaded. Returns the drafter itself.
-
-        Raises:
-            SpeculationError: there is no launch of 2 ranks or more, or it is taken, or `worker` is another.
-        """
-        if self.config.worker != "rank":
-            raise SpeculationError(f'join() is for worker="rank"; worker={self.config.worker!r} needs no launch')
-        self._work_in(join(self.draft_model))
-        return self
-
-    @property
-    def seat(self) -> Seat | None:
-        """With `worker="rank"`, what this process is in the launch; None before `join()`."""
-        return self.workers if isinstance(self.workers, Seat) else None
-
-    @property
-    def drafts(self) -> bool:
-        """With `worker="rank"`, whether this process is the drafting rank, whose part is `serve()`."""
-        return self.seat is not None and self.seat.drafts
-
-    def serve(self) -> None:
-        """On the drafting rank: draft until the target's ranks have closed their drafter.
-
-        Raises:
-            SpeculationError: this is no drafting rank, or it has served.
-        """
-        if self.config.worker != "rank":
-            raise SpeculationError(f'serve() is for worker="rank"; worker={self.config.worker!r} serves itself')
-        self._joined().serve(self.draft)
-
-    def _joined(self) -> Seat:
-        if self.seat is None:
-            raise SpeculationError('worker="rank": call join() on every rank first, before the target is loaded')
-        return self.seat
-
     # ------------------------------------------------------------------ a call
 
-    def draft_support(self) -> Support:
-        return super().draft_support() if self.seat is None else self.seat.support
-
     def check_target(self, target: "PreTrainedModel") -> None:
-        if self.config.worker == "rank":
-            self._joined().check(ranks_of(target))
         if target.config.is_encoder_decoder:
             raise SpeculationError(
                 f"PEARL does not support encoder-decoders such as {type(target).__name__}; use "
@@ -160,7 +108,7 @@ class PearlDrafter(ModelDrafter):
 
     def start(self, context: DraftContext) -> DraftSession:
         """Two calls at once get a worker each."""
-        worker = (self.workers or self._joined()).take(self.draft, context.device)
+        worker = self.workers.take(self.draft, context.device)
         self.last_timeline = timeline = Timeline()
         try:
             planner = self.planners.of(context.target, (context.rows, context.do_sample))
@@ -170,10 +118,8 @@ class PearlDrafter(ModelDrafter):
             raise
 
     def close(self) -> None:
-        """End the worker processes; the next call starts a new one. With `worker="rank"`, end the drafting rank's
-        `serve()`, for good."""
-        if self.workers is not None:
-            self.workers.close()
+        """End the worker processes; the next call starts a new one."""
+        self.workers.close()
 
     def __enter__(self) -> "PearlDrafter":
         return self

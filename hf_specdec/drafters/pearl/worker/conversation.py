@@ -111,7 +111,7 @@ class Conversation:
             raise RuntimeError(f"the draft worker raised {body[:1000].decode(errors='replace')}")
         if kind in (Kind.STEP, Kind.DONE) and epoch_of(body) == self.worker.epoch and not self.over:
             if kind is Kind.STEP:
-                self._take(Step.decode(body, self.link.ahead))
+                self._take(Step.decode(body))
             else:
                 self.over = True
         return message

@@ -35,9 +35,6 @@ class Serving:
         """of the present call"""
         self.cancelled = -1
         """orders up to this epoch are useless"""
-        self.in_call = False
-        self.error = ""
-        """what went wrong, if anything did"""
 
     def begin(self, draft: "PreTrainedModel | Translated") -> None:
         """Start the drafting thread."""
@@ -65,7 +62,6 @@ class Serving:
                 with torch.no_grad(), on_stream(self.stream):  # behind the step that q is of, not behind the target
                     self.link.send(Kind.ANSWER, self.draft.answer(branch, column, tokens))
             else:
-                self.in_call = kind is not Kind.CLOSE
                 self.orders.put((kind, body))
 
     def work(self, draft: "PreTrainedModel | Translated") -> None:
@@ -95,8 +91,7 @@ class Serving:
             except OSError:
                 raise
             except Exception as error:
-                self.error = repr(error)
-                self.link.send(Kind.ERROR, self.error.encode())
+                self.link.send(Kind.ERROR, repr(error).encode())
 
     def end(self) -> None:
         self.cancelled = 2**62
@@ -107,15 +102,12 @@ class Serving:
         self.link.close()
 
 
-def serve(link: Link, draft: "PreTrainedModel | Translated | None" = None, stream: Any = None) -> Serving:
+def serve(link: Link, draft: "PreTrainedModel | Translated | None" = None, stream: Any = None) -> None:
     """Serve until the other side hangs up. A second thread drafts, so that questions never wait for it.
 
     Args:
         draft: what to draft with; None where it comes over the wire, with the number of threads to compute with.
         stream: CUDA stream to draft on; None makes one where the model is on a GPU.
-
-    Returns:
-        how things stood at the end.
     """
     serving = Serving(link, stream)
     try:
@@ -125,4 +117,3 @@ def serve(link: Link, draft: "PreTrainedModel | Translated | None" = None, strea
             serving.read()
     finally:
         serving.end()
-    return serving

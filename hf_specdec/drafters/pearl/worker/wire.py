@@ -54,8 +54,6 @@ class Link:
         self.connection = Connection(end.detach())
         self.largest: int | None = None
         """bytes of a message"""
-        self.ahead = 0.0
-        """seconds that the other side's clock is ahead of this one's"""
         self.messages = self.bytes = 0
         self.whole = True
         """False once a message was sent in part: nothing that follows could be read"""
@@ -230,11 +228,8 @@ class Step:
         return body
 
     @classmethod
-    def decode(cls, body: bytes, ahead: float = 0.0) -> "Step":
+    def decode(cls, body: bytes) -> "Step":
         """
-        Args:
-            ahead: seconds that the worker's clock is ahead of this one's.
-
         Raises:
             ConnectionError: it is no step.
         """
@@ -246,7 +241,7 @@ class Step:
             raise garbage(f"a step of {len(body)} bytes for {count} tokens and {forks} forks")
         numbers = decode_numbers(body[cls.HEAD.size : end])
         found = [Fork(*numbers[i : i + 4]) for i in range(count, len(numbers), 4)]
-        step = cls(epoch, calls, began - ahead, ended - ahead, numbers[:count], forks=found)
+        step = cls(epoch, calls, began, ended, numbers[:count], forks=found)
         if len(body) > end:
             middle = end + 4 * count * (1 + width)
             told = np.frombuffer(body[end:middle], "<f4"), np.frombuffer(body[end:middle], "<i4")
