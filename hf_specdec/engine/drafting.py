@@ -5,6 +5,7 @@ It can only cost time: the session and the order are guarded.
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from ..budget import Cost, CostView
 from ..clock import Moment, mark, now
 from ..protocol import Draft, DraftContext, Feature, Verdict
-from ..schedule import Meanwhile, Round, Schedule
+from ..schedule import Correct, Meanwhile, Round
 from ..stats import SpeculationStats
 from ..target.ranks import Ranks
 from ..transfer import to_device
@@ -25,10 +26,9 @@ from .call import Call
 from .checks import MOST_FED, MOST_SUCCESSORS, whole
 from .guard import GuardedDrafter, GuardedSession, take_over
 from .modes import Mode
-from .own_schedule import schedule_of
+from .own_schedule import GuardedSchedule, schedule_of
 from .paying import Paying, record_of
 from .ranks import SharedSession
-from .serial import Serial
 
 
 class Bounds(NamedTuple):
@@ -107,12 +107,11 @@ class Drafting:
         self.session: GuardedSession | SharedSession = (
             GuardedSession(drafter, context) if ranks is None else SharedSession(ranks, drafter, context)
         )
-        self.schedule: Schedule = Serial(self.session)
+        self.order: GuardedSchedule | None = None
+        """the drafter's own; None where drafting comes before verifying (Leviathan et al. 2023, Algorithm 1)"""
         self.paying: Paying | None = None
         self.features: tuple[Feature, ...] = ()
         """of the target's forwards, that the session reads"""
-        self.serial = True
-        """whether drafting comes before verifying"""
         self._settling = 0.0
         """seconds that the last round's settling took"""
         self._early: tuple[Moment, Moment] | None = None
@@ -133,8 +132,7 @@ class Drafting:
         self.weighs = bool(ask(lambda session: bool(session.weighs)))
         self.early = isinstance(self.session, GuardedSession) and bool(ask(lambda session: bool(session.drafts_early)))
         if takes_order:
-            self.schedule = schedule_of(self.drafter, self.session, self.context, self.device, self.vocab)
-            self.serial = isinstance(self.schedule, Serial)
+            self.order = schedule_of(self.drafter, self.session, self.context, self.device, self.vocab)
 
     def pause_where_it_loses(
         self,
@@ -153,7 +151,7 @@ class Drafting:
         """
         kind = self.drafter.drafter, id(target), do_sample
         record = (lambda rows: record_of(*kind, "joined")) if joined else (lambda rows: record_of(*kind, rows))
-        self.schedule = self.paying = Paying(self.schedule, record, keeps_state, not self.serial, clock)
+        self.paying = Paying(record, keeps_state, not self.serial, clock)
 
     def feed(self, round: Round, beside: int = 0) -> Draft:
         """What the target verifies of these rows.
@@ -164,7 +162,26 @@ class Drafting:
         self._early, self._for_this_round = None, self._early
         self.session.tell(lambda _: self.randomness.advance(round.sequences.rows))  # which it may have spoilt
         self.cost.beside = beside
-        return self.schedule.feed(round)
+        if self.paying is not None and self.paying.rests(len(round.room)):
+            round = replace(round, room=[0] * len(round.room))
+        draft = self.session.draft(round.sequences, round.room) if self.order is None else self.order.feed(round)
+        if self.paying is not None:
+            self.paying.draws |= draft.token_probs is not None
+        return draft
+
+    @property
+    def serial(self) -> bool:
+        """Whether drafting comes before verifying."""
+        return self.order is None
+
+    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
+        """What is judged, and how many of its nodes the forward answers for; as in `Schedule`."""
+        return (fed, None) if self.order is None else self.order.test(fed)
+
+    @property
+    def correct(self) -> Correct | None:
+        """As in `Schedule`."""
+        return None if self.order is None else self.order.correct
 
     @property
     def drafts_early(self) -> bool:
@@ -195,7 +212,8 @@ class Drafting:
             self.paying.observe(sum(map(len, verdict.tokens)))
         self.session.ask(lambda session: session.observe(verdict))
         settling = now()
-        self.schedule.settle(verdict)
+        if self.order is not None:
+            self.order.settle(verdict)
         self._settling = now() - settling
 
     @property

@@ -17,14 +17,13 @@ from ..schedule import Round
 from ..stats import SpeculationStats
 from ..target.devices import input_device
 from ..transfer import moved, to_device
-from ..verify.drafts import as_chain, inputs_of
+from ..verify.drafts import as_chain, in_step, inputs_of
 from .checks import cut, most_nodes
 from .drafting import Drafting
 from .group import Group
 from .modes import Mode
 from .results import Result, rows_of_draft, rows_of_forward, verdict_of
 from .rows import Row, Rows
-from .serial import in_step
 from .taking import Taking, Tested
 from .watch import Watch, count_forward, count_row
 
@@ -103,7 +102,7 @@ class Engine:
         # 3. What is judged: a schedule that drafted meanwhile may add to what was fed.
         for share in shares:
             if share.drafting is not None:
-                share.judged, share.answered = share.drafting.schedule.test(share.fed)
+                share.judged, share.answered = share.drafting.test(share.fed)
         serial = all(share.drafting is None or share.drafting.serial for share in shares)
         watch.tested()
 
@@ -220,7 +219,7 @@ class Engine:
     def _judge(self, share: Share, forward: Forward) -> dict[int, Result]:
         """Results of a share's rows, by their places."""
         drafting, width = share.drafting, share.judged.tokens.shape[1]
-        correct = None if drafting is None else drafting.schedule.correct
+        correct = None if drafting is None else drafting.correct
         results: dict[int, Result] = {}
         groups, place_in_share = list(self._groups(share.places)), {b: i for i, b in enumerate(share.places)}
         meanwhile = None

@@ -13,19 +13,19 @@ from ..schedule import Correct, Guarded, Round, Schedule
 from ..transfer import to_device
 from .checks import Unfit, checked_draft, cut, expect, on_device, tensor
 from .guard import GuardedDrafter
-from .serial import Serial
 
 T = TypeVar("T")
 
 
 def schedule_of(
     drafter: GuardedDrafter, session: Guarded, context: DraftContext, device: torch.device, vocab: int
-) -> Schedule:
-    """The drafter's own order of a call, or one after the other. The context is the drafter's: nobody reads it."""
+) -> "GuardedSchedule | None":
+    """The drafter's own order of a call; None where it drafts, then verifies. The context is the drafter's: nobody
+    reads it."""
     if not session.alive:
-        return Serial(session)
+        return None
     own = session.attempt(lambda: drafter.drafter.schedule(session, context), lambda: None)
-    return Serial(session) if own is None else GuardedSchedule(own, session, device, vocab)
+    return None if own is None else GuardedSchedule(own, session, device, vocab)
 
 
 class GuardedSchedule:

@@ -3,13 +3,10 @@ where a rejection costs a second forward. Each round with drafts is held against
 to an `Account`, and while that has nothing left, rounds go without drafts."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 from ..budget import SAVED, Account, Learned, Times
 from ..clock import now
-from ..protocol import Draft, Verdict
-from ..schedule import Correct, Round, Schedule
 
 TRIAL = 4
 """rounds in a row of an order of the drafter's own: the first ones only begin what later ones gain from"""
@@ -44,11 +41,10 @@ def record_of(drafter: Any, *key: Hashable) -> Record:
 
 
 class Paying:
-    """A schedule that is asked for drafts while the account lasts."""
+    """Of one call, in which there are drafts while the account lasts."""
 
     def __init__(
         self,
-        inner: Schedule,
         record: Callable[[int], Record],
         keeps_state: bool,
         own_order: bool = False,
@@ -61,7 +57,7 @@ class Paying:
             own_order: whether the drafter has brought its schedule, which goes by a clock itself.
             clock: seconds of rounds.
         """
-        self.inner, self.keeps_state, self.own_order, self.clock = inner, keeps_state, own_order, clock
+        self.keeps_state, self.own_order, self.clock = keeps_state, own_order, clock
         self._record_of, self.record = record, Record()
         self.draws = False
         """whether drafts are drawn at random: a seed would give another text where they are left out by the clock"""
@@ -77,12 +73,9 @@ class Paying:
         """rounds without a draft still to come, to find out what they take"""
         self.tokens = self.rows = 0
 
-    @property
-    def correct(self) -> Correct | None:
-        return self.inner.correct
-
-    def feed(self, round: Round) -> Draft:
-        began, rows = self.clock(), len(round.room)
+    def rests(self, rows: int) -> bool:
+        """Whether the round that begins now, of so many rows, goes without a draft."""
+        began = self.clock()
         if self.rounds:
             self._account(began - self.began)
         else:
@@ -92,14 +85,12 @@ class Paying:
         self.began, self.rows, self.rounds = began, rows, self.rounds + 1
         pauses = self.record.account.left < 0 and self.drafted % self.trial == 0
         self.resting = pauses or self.looks > 0
-        if not self.resting:
+        if self.resting:
+            self.record.account.wait()
+            self.paused, self.looks, self.drafted = self.paused + pauses, max(0, self.looks - 1), 0
+        else:
             self.drafted += 1
-            draft = self.inner.feed(round)
-            self.draws |= draft.token_probs is not None
-            return draft
-        self.record.account.wait()
-        self.paused, self.looks, self.drafted = self.paused + pauses, max(0, self.looks - 1), 0
-        return self.inner.feed(replace(round, room=[0] * rows))
+        return self.resting
 
     def _look(self, rows: int) -> None:
         """Have rounds without a draft, of which the first is no measure, if none were timed."""
@@ -129,12 +120,6 @@ class Paying:
             why = "plain decoding was as fast"
         return f"drafting was paused in {self.paused} of {self.rounds} rounds, as it did not pay: {why}"
 
-    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
-        return self.inner.test(fed)
-
     def observe(self, tokens: int) -> None:
         """A round gave so many tokens."""
         self.tokens = tokens
-
-    def settle(self, verdict: Verdict) -> None:
-        self.inner.settle(verdict)

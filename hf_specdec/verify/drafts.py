@@ -89,3 +89,16 @@ def as_chain(draft: Draft) -> Draft:
     probs = None if draft.token_probs is None else draft.token_probs.gather(1, index)
     q = None if draft.q is None else draft.q.gather(1, index[..., None].expand(-1, -1, draft.q.shape[2]))
     return Draft(draft.tokens.gather(1, index), [len(branch) for branch in branches], None, probs, q, draft.sources)
+
+
+def in_step(draft: Draft, passive: list[bool], pad_token_id: int) -> Draft:
+    """A draft of chains for rows that advance together: as long as the shortest, padding for rows that are finished."""
+    width = min(length for length, out in zip(draft.lengths, passive, strict=True) if not out)
+    if width == draft.tokens.shape[1] and not any(passive):
+        return draft
+    tokens = draft.tokens[:, :width]
+    if any(passive):
+        tokens = tokens.masked_fill(to_device(passive, tokens.device, torch.bool)[:, None], pad_token_id)
+    probs = None if draft.token_probs is None else draft.token_probs[:, :width]
+    q = None if draft.q is None else draft.q[:, :width]
+    return Draft(tokens, [0 if out else width for out in passive], None, probs, q, draft.sources)

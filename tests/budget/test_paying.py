@@ -15,6 +15,7 @@ from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLoo
 from hf_specdec.budget import Cost, Learned
 from hf_specdec.budget.account import GIVEN, SAVED, SHARE
 from hf_specdec.drafters.trees import MANY
+from hf_specdec.engine.drafting import Drafting
 from hf_specdec.engine.paying import TRIAL, Paying, Record
 from hf_specdec.protocol import Draft
 from hf_specdec.schedule import Round
@@ -229,31 +230,23 @@ def test_a_round_in_which_nothing_pays_is_a_plain_one(monkeypatch: Any) -> None:
 
 
 class Slow:
-    """A schedule, and a clock that its rounds move: those with drafts by `takes`, plain ones by 1. Each row gets a
-    token either way."""
-
-    correct = None
+    """Rounds, and a clock that they move: those with drafts by `takes`, plain ones by 1. Each row gets a token either
+    way."""
 
     def __init__(self, takes: float) -> None:
         self.takes, self.now = takes, 0.0
         self.drafted: list[bool] = []
         self.records: dict[int, Record] = {}
 
-    def feed(self, round: Round) -> Draft:
-        self.drafted.append(any(round.room))
-        return Draft.from_lists([[5] * min(3, room) for room in round.room])
-
     def call(self) -> Paying:
-        """The schedule of a call, which knows of earlier ones."""
-        inner: Any = self
+        """One that knows of earlier ones."""
         record = self.records.setdefault
-        return Paying(inner, lambda rows: record(rows, Record()), False, own_order=True, clock=lambda: self.now)
+        return Paying(lambda rows: record(rows, Record()), False, own_order=True, clock=lambda: self.now)
 
     def play(self, call: Paying, rows: int, rounds: int, gained: int = 0) -> None:
         """Rounds with drafts give so many tokens more."""
-        sequences: Any = None
         for _ in range(rounds):
-            call.feed(Round(sequences, [9] * rows, [False] * rows, lockstep=False))
+            self.drafted.append(not call.rests(rows))
             call.observe(rows + gained * self.drafted[-1])
             self.now += self.takes if self.drafted[-1] else 1.0
 
@@ -314,20 +307,20 @@ def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) ->
 
 def test_draws_of_which_none_counts_are_draws(monkeypatch: Any) -> None:
     """By the clock they are not left out: a seed would give another text."""
-    told, propose, feed = [], drafters.DrawingSession.propose, Paying.feed
+    told, propose, feed = [], drafters.DrawingSession.propose, Drafting.feed
 
     def none_of_it(self: Any, *given: Any) -> Draft:
         draft = propose(self, *given)
         draft.lengths, draft.sources = [0] * len(draft.lengths), ["mine"] * len(draft.lengths)
         return draft
 
-    def watched(self: Paying, round: Round) -> Draft:
-        draft = feed(self, round)
-        told.append(self.draws)
+    def watched(self: Drafting, round: Round, beside: int = 0) -> Draft:
+        draft = feed(self, round, beside)
+        told.append(self.paying is not None and self.paying.draws)
         return draft
 
     monkeypatch.setattr(drafters.DrawingSession, "propose", none_of_it)
-    monkeypatch.setattr(Paying, "feed", watched)
+    monkeypatch.setattr(Drafting, "feed", watched)
     drafter = drafters.with_logits(lambda last: torch.zeros(len(last), models.VOCAB), 3)
     options = {"max_new_tokens": 12, "do_sample": True, "eos_token_id": None, "pad_token_id": 0}
     models.llama().generate(**models.prompts([5]), **options, assistant_model=drafter)

@@ -15,8 +15,7 @@ from transformers.generation import (
 )
 
 from hf_specdec import Drafter, SpeculationStats
-from hf_specdec.engine.serial import Serial
-from hf_specdec.protocol import Draft, DraftContext
+from hf_specdec.protocol import Draft, DraftContext, Verdict
 from hf_specdec.schedule import Guarded, Round
 
 BATCHES = {"one row": [9], "equal rows": [9, 9, 9, 9], "uneven rows": [3, 14, 1, 9]}
@@ -64,23 +63,31 @@ def proposes_nothing_forbidden(drafter: Drafter, lengths: list[int], settings: d
     options |= settings
     allowed: list[bool] = []
 
-    class Watched(Serial):
-        """Sees every draft before the engine does."""
+    class Watched:
+        """Draft, then verify; and see every draft before the engine does."""
+
+        correct = None
 
         def __init__(self, session: Guarded, context: DraftContext) -> None:
-            super().__init__(session)
+            self.session = session
             self.processors = LogitsProcessorList(context.pick.processing.processors)
             assert self.processors
 
         def feed(self, round: Round) -> Draft:
             before = round.sequences.ids.clone()
-            draft = super().feed(round)
+            draft = self.session.draft(round.sequences, round.room)
             for b in range(len(round.room)):
                 text = before[b, : round.sequences.lengths[b]]
                 for token, prefix in _nodes(draft, text, b):
                     scores = self.processors(prefix[None], torch.zeros(1, vocab))
                     allowed.append(bool(scores[0, token] > -torch.inf))
             return draft
+
+        def test(self, fed: Draft) -> tuple[Draft, None]:
+            return fed, None
+
+        def settle(self, verdict: Verdict) -> None:
+            pass
 
     drafter.schedule = Watched  # type: ignore[method-assign, assignment]
     out = target.generate(**inputs, **options, assistant_model=drafter)
