@@ -19,9 +19,9 @@ class Rules:
     FORWARDS: ClassVar = ("auto", "eager", "captured", "bitwise")
 
     verification: Literal["block", "token"] = "block"
-    """of draws: a whole draft together, leaf to root, which never accepts fewer tokens in expectation; or one token
-    after the other (Algorithm 1). Both are exact. Where q is known at the drafted token only (PEARL), it is the
-    latter."""
+    """of draws: a whole chain together, which never accepts fewer tokens in expectation; or one token after the other
+    (Algorithm 1). Both are exact. Trees, and drafts whose q is known at the drafted token only (PEARL), are always
+    verified by the latter."""
     sampling: Literal["independent", "coupled"] = "independent"
     """`coupled`: a position's random numbers come from seed and position alone, so that one seed gives one text,
     whatever the drafter, window, batch or schedule. Each text has exactly the target's distribution."""

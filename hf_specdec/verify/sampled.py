@@ -23,7 +23,6 @@ from .verification import (
     distribution,
     draw,
     residual,
-    traverse,
 )
 
 
@@ -36,7 +35,7 @@ class Draws:
     rules: Rules
 
     def whole(self, draft: Draft) -> bool:
-        """Whether a draft is verified all together, which needs q over the whole vocabulary."""
+        """Whether a chain is verified all together, which needs q over the whole vocabulary."""
         return self.rules.verification == "block" and self.rules.lenience == EXACT and draft.q is not None
 
     # ------------------------------------------------------------------ chains
@@ -141,7 +140,7 @@ class Draws:
             tokens = drafted[b]
             parents = draft.parents[b][: len(tokens)]
             one = _Tree(tokens, parents, draft.q[b], trial.scores[b], trial.places(b), row, length, self)
-            path, left = one.traverse() if self.whole(draft) else one.descend()
+            path, left = one.descend()
             text = [tokens[node] for node in path]
             if left is not None:
                 u = self.randomness.tensor([row], [length + len(path)], Purpose.CHOOSE, left.device)
@@ -175,7 +174,7 @@ class Draws:
 
 @dataclass
 class _Tree:
-    """One row's tree. Its walks return the accepted nodes, and what to draw from behind them (None: nothing)."""
+    """One row's tree."""
 
     tokens: Sequence[int]
     """of the nodes that count"""
@@ -197,18 +196,12 @@ class _Tree:
         """[V] behind a node."""
         return distribution(self.scores[self.places[node]]) if node in self.places else None
 
-    def traverse(self) -> tuple[list[int], Tensor | None]:
-        """Traversal verification, leaf to root."""
-        randomness = self.draws.randomness
-
-        def r(node: int) -> float:
-            return float(randomness.uniform([self.row], [self.length + node], Purpose.BLOCK, randomness.round)[0])
-
-        found = traverse(-1, 1.0, self.children, self.p, lambda node: self.q[node], self.tokens, r)
-        return found if found is not None else ([], self.p(-1))
-
     def descend(self) -> tuple[list[int], Tensor | None]:
-        """Multi-candidate sampling, root to leaf."""
+        """Multi-candidate sampling, root to leaf.
+
+        Returns:
+            The accepted nodes, and what to draw from behind them (None: nothing).
+        """
         path: list[int] = []
         randomness, lenience = self.draws.randomness, self.draws.rules.lenience
         while (p := self.p(path[-1] if path else -1)) is not None:

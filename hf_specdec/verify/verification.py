@@ -4,12 +4,12 @@ Greedy decoding is sampling from a distribution with all its mass on one token (
 that the rules need. Probabilities are float32, and all tests are strict.
 
 Drawn tokens are tested in one of two exact ways. Token by token from the root: Algorithm 1 (`accepts`, `residual`), and
-`choose_candidate` on trees. Or all of a draft together: `block_verified` on chains (Sun et al. 2024), `traverse` on
-trees (Weng et al. 2025). The second way carries weights w(x) = min(1, w(parent) · p(x) / q(x)), so a likely token makes
-up for an unlikely one before it, and on average no fewer tokens are accepted.
+`choose_candidate` on trees. Or all of a chain together: `block_verified` (Sun et al. 2024), which carries weights
+w(x) = min(1, w(parent) · p(x) / q(x)), so a likely token makes up for an unlikely one before it, and on average no
+fewer tokens are accepted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -138,52 +138,6 @@ def block_verified(p: Tensor, q: Tensor, tokens: Tensor, lengths: Tensor, r: Ten
     passed = (r < h) & (places <= lengths[:, None])
     n = torch.where(passed, places, 0).amax(1)
     return n, torch.cat([torch.ones_like(w[:, :1]), w], 1).gather(1, n[:, None])[:, 0]
-
-
-def traverse(
-    node: int,
-    weight: float,
-    children: Callable[[int], Sequence[int]],
-    p: Callable[[int], Tensor | None],
-    q: Callable[[int], Tensor],
-    tokens: Sequence[int],
-    r: Callable[[int], float],
-) -> tuple[list[int], Tensor | None] | None:
-    """Traversal verification of a tree, leaf to root (Weng et al. 2025), below a node that weighs `weight`.
-
-    A child stands, with whatever is below it, with probability min(1, w · p(x) / q(x)). Where it does not, what it has
-    not used up is left for its siblings, and in the end for the node itself: w · p becomes max(0, w · p - q), of which
-    the sum s gives the new weight s / (s + 1 - w). A chain of it is block verification.
-
-    Args:
-        node: -1 the last accepted token, of weight 1.
-        children: of a node, in an order that does not look at p. Each was drawn from its q, whatever that depends on.
-        p: [V] the target's distribution behind a node; None where there is none (it was pruned).
-        q: [V] what a node was drawn from.
-        tokens: of the nodes.
-        r: a uniform number per node that decided nothing before.
-
-    Returns:
-        The accepted nodes below this one and what to draw from behind them (None: nothing to draw from); None if the
-        node itself does not stand.
-    """
-    mine = p(node)
-    if mine is None:
-        return ([], None) if r(node) < weight else None
-    if bool(mine[0].isnan()):  # nothing can be drawn, and nothing that was drafted stands
-        return ([], mine) if node < 0 or r(node) < weight else None
-    for child in children(node):
-        drawn_from, x = q(child), tokens[child]
-        chance = min(1.0, weight * float(mine[x].double() / drawn_from[x].double()))
-        below = traverse(child, chance, children, p, q, tokens, r)
-        if below is not None:
-            return [child, *below[0]], below[1]
-        left = (weight * mine.double() - drawn_from.double()).clamp_min(0)
-        total = float(left.sum())
-        if total == 0:  # nothing is left of this node's own share
-            return None if node >= 0 else ([], mine)
-        mine, weight = (left / total).to(mine), total / (total + 1 - weight)
-    return ([], mine) if node < 0 or r(node) < weight else None
 
 
 def choose_candidate(
