@@ -336,7 +336,7 @@ def test_a_full_queue_is_said_over_http() -> None:
 
 
 def test_what_no_drafter_serves_is_decoded_plainly(served: Served) -> None:
-    config = json.dumps({"num_beams": 2, "max_new_tokens": 12, "eos_token_id": 2, "pad_token_id": 0})
+    config = json.dumps({"prompt_lookup_num_tokens": 2, "max_new_tokens": 12, "eos_token_id": 2, "pad_token_id": 0})
     served.target.generation_config.speculation_type = "prompt_lookup"  # as a model may have been saved
     try:
         status, said = served.post(
@@ -345,7 +345,7 @@ def test_what_no_drafter_serves_is_decoded_plainly(served: Served) -> None:
     finally:
         del served.target.generation_config.speculation_type
     assert status == 200 and json.loads(said)["usage"]["completion_tokens"] > 0
-    assert any("decoded plainly: num_beams=2" in line for line in served.lines)
+    assert any("decoded plainly: prompt_lookup_num_tokens=2" in line for line in served.lines)
 
 
 def test_the_model_is_listed_by_its_name(served: Served) -> None:
