@@ -266,6 +266,14 @@ def test_what_opens_a_draft_is_no_step_of_it() -> None:
     assert cost.step == pytest.approx(0.5)
 
 
+def test_c_is_said_over_a_plain_step_of_the_target() -> None:
+    """Leviathan et al. 2023, Definition 3.7, with what opens a draft."""
+    cost = DraftCost()
+    for _ in range(3):
+        cost.observe(3, 1.5, 3.5)
+    assert cost.c(at(verify=lambda width: 3.0 * width).cost, 1) == pytest.approx((1.0 + 0.5) / 3.0)
+
+
 @pytest.mark.parametrize("disturbed", [5.0, 1e6])
 def test_a_disturbance_hardly_moves_a_figure(disturbed: float) -> None:
     cost = DraftCost()
