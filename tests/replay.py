@@ -20,7 +20,7 @@ import torch
 import typer
 
 TESTS = Path(__file__).parent
-for folder in (TESTS / "helpers", TESTS / "gpu"):
+for folder in (TESTS.parent, TESTS / "helpers", TESTS / "gpu"):  # this checkout's package, whatever is installed
     sys.path.insert(0, str(folder))
 
 os.environ["DEVICE"] = "cpu"
