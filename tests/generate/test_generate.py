@@ -11,7 +11,7 @@ import torch
 import toy_drafters as drafters
 import transformers
 from compare import NEW, Sides, uneven_eos
-from transformers import GenerationConfig, GenerationMixin
+from transformers import DynamicCache, GenerationConfig, GenerationMixin
 from transformers.cache_utils import DynamicLayer
 
 import hf_specdec
@@ -269,8 +269,11 @@ def test_a_cache_that_moves_layers_to_the_host_is_rolled_back_there(
 
 def test_use_cache_false_decodes_plainly_with_one_warning(model: Any) -> None:
     sides = Sides(model, [7], use_cache=False)
-    with pytest.warns(hf_specdec.SpeculationWarning):
+    with pytest.warns(hf_specdec.SpeculationWarning, match="uses no cache"):
         assert torch.equal(sides.ours(), sides.plain)
+    with pytest.warns(hf_specdec.SpeculationWarning, match="uses no cache"):
+        ours = sides.run(assistant_model=sides.drafter, past_key_values=DynamicCache())
+    assert torch.equal(ours, sides.run(past_key_values=DynamicCache()))
 
 
 # ------------------------------------------------------------------ nothing leaks
