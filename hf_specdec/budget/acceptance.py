@@ -55,11 +55,10 @@ class Acceptance:
             evidence: of one source without an estimate.
             guess: its chance before anything was tested.
         """
-        node, chance = tree.at.get((parent, token)), self.chance(evidence, guess)
-        if node is None or not (known := _joint(tree.evidence[node])):
-            return tree.add(parent, token, chance, evidence)
-        (source,), names = evidence.sources, [other.name for other in known.sources]
-        if names == [source.name]:
+        node, chance, (source,) = tree.at.get((parent, token)), self.chance(evidence, guess), evidence.sources
+        known = None if node is None else _joint(tree.evidence[node])
+        names = [] if known is None else [other.name for other in known.sources]
+        if node is None or known is None or names == [source.name]:
             return tree.add(parent, token, chance, evidence)
         if source.name not in names:
             together = known._replace(sources=(*known.sources, source))

@@ -72,10 +72,11 @@ def over_draft(draft_model: Any) -> Drafter:
 def _candidates(target: "PreTrainedModel", allowance: Allowance) -> Iterator[Candidate]:
     yield from _brought(target, allowance)
     for known in known_for(target):
-        if known.folder and ready_folder(known.folder) is None:
+        folder = ready_folder(known.folder) if known.folder else None
+        if known.folder and folder is None:
             continue  # it comes with a clone of the repository, and this is none
         why = f"known for {known.targets[0]}" + ", which this model is like" * (not known.names(target))
-        yield Candidate(known.name, why, partial(_of_known, known, target, allowance))
+        yield Candidate(known.name, why, partial(_of_known, known, folder, target, allowance))
     name = public_name(target.config.name_or_path) or type(target).__name__
     yield Candidate("without a draft model", f"it needs nothing, and nothing else is at hand for {name}", _hybrid)
 
@@ -126,16 +127,14 @@ def _beside(target: "PreTrainedModel", allowance: Allowance) -> HubSource | None
 # ---------------------------------------------------------------------- how it is made
 
 
-def _of_known(known: Known, target: "PreTrainedModel", allowance: Allowance) -> Drafter:
+def _of_known(known: Known, folder: Path | None, target: "PreTrainedModel", allowance: Allowance) -> Drafter:
     """
     Raises:
         SpeculationError: it is of a kind that this version does not know, is not at hand, or may not be fetched.
     """
     if known.kind not in drafter_types():
         raise SpeculationError(f"this version does not draft with {known.kind!r}")
-    if known.folder:
-        folder = ready_folder(known.folder)
-        assert folder is not None, "else it is no candidate"
+    if folder is not None:
         return _loaded(HubSource(folder), target, allowance)
     return _hybrid(load_model(allowance.model(HubSource(known.repo)), **_like(target)))
 
