@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from .errors import SpeculationError, shortened, shown
+from .errors import SpeculationError, shortened
+from .options import check_range, option, ranged
+
+__all__ = ["LONGEST_DRAFT", "DrafterConfig", "SameVocabulary", "option", "parse_options", "ranged"]
 
 ConfigT = TypeVar("ConfigT", bound="DrafterConfig")
 
@@ -16,22 +19,11 @@ LONGEST_DRAFT = 512
 """tokens per row and round: what longer drafts cost, no acceptance pays"""
 
 
-def ranged(default: Any, least: float, most: float, entries: int = 0) -> Any:
-    """An option that is a number from `least` to `most`, or a list of at most `entries` of them.
-
-    Where the option's type allows a word such as "auto", that is fine as well.
-    """
-    metadata = {"range": (least, most), "entries": entries}
-    if entries:
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
 @strict
 @dataclass(kw_only=True)
 class DrafterConfig:
-    """Base of every drafter's options; a subclass adds fields, `ranged` where they are numbers, and a `validate_*`
-    method per rule over several of them.
+    """Base of every drafter's options; a subclass adds fields, `ranged` where they are numbers and `option` where not,
+    and a `validate_*` method per rule over several of them.
 
     The two fields below are written by `save_pretrained` and read by `from_pretrained`; nobody sets them by hand.
     """
@@ -45,14 +37,18 @@ class DrafterConfig:
     `{"repo_id": ..., "revision": ...}`, perhaps with a "subfolder"."""
 
     def validate_each_range(self) -> None:
-        for option in dataclasses.fields(self):
-            if "range" in option.metadata:
-                _check_range(option, getattr(self, option.name))
+        for each in dataclasses.fields(self):
+            check_range(each, getattr(self, each.name))
+
+    @classmethod
+    def fields(cls) -> "list[dataclasses.Field[Any]]":
+        """The options: all fields but those two."""
+        return [f for f in dataclasses.fields(cls) if f.name not in ("target", "draft_model")]
 
     @classmethod
     def options(cls) -> list[str]:
-        """The names a user may set."""
-        return [f.name for f in dataclasses.fields(cls) if f.name not in ("target", "draft_model")]
+        """The options' names."""
+        return [f.name for f in cls.fields()]
 
     @classmethod
     def from_options(cls: type[ConfigT], options: dict[str, Any]) -> ConfigT:
@@ -88,17 +84,6 @@ class DrafterConfig:
     def get_text_config(self, **_: Any) -> "SameVocabulary":
         """Asked by transformers' pipelines of whatever is passed as `assistant_model`."""
         return SameVocabulary()
-
-
-def _check_range(option: "dataclasses.Field[Any]", value: Any) -> None:
-    """The type was checked before: `value` is a number, a list of numbers, or a word that the type allows."""
-    (least, most), entries = option.metadata["range"], option.metadata["entries"]
-    if entries and len(value) > entries:
-        raise ValueError(f"{option.name} must have at most {entries} entries, got {len(value)}")
-    for number in value if entries else [value]:
-        if not isinstance(number, str) and not least <= number <= most:  # NaN is in no range
-            word = f', or "{option.default}"' if isinstance(option.default, str) else ""
-            raise ValueError(f"{option.name} must be from {least} to {most}{word}, got {shown(number)}")
 
 
 class SameVocabulary:

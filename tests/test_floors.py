@@ -17,6 +17,7 @@ PACKAGE = "hf_specdec"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
     {"errors", "version", "clock", "transfer"},
+    {"options"},
     {"theory", "config", "picker"},
     {"budget"},
     {"stats"},

@@ -1,9 +1,7 @@
 """`Drafter`: what every way of drafting has in common. It lives long: its config, and its weights if it has any."""
 
-import functools
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import SpeculationError
 from ..hub import load_drafter, push_drafter, save_drafter
 from ..hub.registry import Storable
+from ..options import section, signature
 from ..protocol import DraftContext
 from ..schedule import Guarded, Schedule
 from ..session import DraftSession
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 class Drafter(Storable):
     """A way of drafting: config, weights, and a `start` that opens a session per `generate` call.
 
-    A constructor names its options, with their defaults, and passes them on to this one.
+    A constructor names what is no option, and passes `**options` on to this one. The class's signature and docstring
+    say which there are, as the config describes them.
     """
 
     proposes_trees: bool = False
@@ -42,8 +42,9 @@ class Drafter(Storable):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if (constructor := vars(cls).get("__init__")) is not None:
-            setattr(cls, "__init__", _refusing_unknown(constructor))  # noqa: B010  (mypy knows no other way)
+        described = cls.config_class.fields()
+        cls.__signature__ = signature(cls.__init__, described)  # type: ignore[attr-defined]
+        cls.__doc__ = "\n\n".join(filter(None, [inspect.cleandoc(cls.__doc__ or ""), section(described)]))
 
     def __init__(self, **options: Any) -> None:
         self.config = self.config_class.from_options(options)
@@ -175,18 +176,3 @@ class Drafter(Storable):
             SpeculationError: what cannot be saved as asked, or the Hub refuses.
         """
         return push_drafter(self, repo_id, **options)
-
-
-def _refusing_unknown(constructor: Callable[..., None]) -> Callable[..., None]:
-    """An option that a constructor does not name is refused like every other bad option, not by a TypeError."""
-    parameters = inspect.signature(constructor).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return constructor  # which passes it on
-
-    @functools.wraps(constructor)
-    def __init__(self: Drafter, *arguments: Any, **options: Any) -> None:
-        if unknown := {name: value for name, value in options.items() if name not in parameters}:
-            self.config_class.from_options(unknown)
-        constructor(self, *arguments, **options)
-
-    return __init__

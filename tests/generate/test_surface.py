@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import models
 import pytest
@@ -16,7 +16,6 @@ import torch
 
 import hf_specdec
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.drafters.streaming import StreamingConfig, StreamingOptions
 from hf_specdec.hub import load_drafter
 from hf_specdec.hub.cards import CardInfo
 from hf_specdec.hub.draft import load_draft
@@ -89,41 +88,52 @@ def keywords(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-TRAINED = {"streaming": set(StreamingConfig.options()) - set(StreamingOptions.options())}
-"""options that training writes, passed on as keywords: the docstring names them, the signature does not"""
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_constructor_names_its_options_as_the_config_does(name: str) -> None:
+def test_a_constructors_signature_has_the_options_of_its_config(name: str) -> None:
     made, config = drafter_class(name), drafter_class(name).config_class
-    expected = {option: getattr(config(), option) for option in config.options() if option not in TRAINED.get(name, ())}
-    assert keywords(made) == {option: None if default in ([], {}) else default for option, default in expected.items()}
-    passed_on = [p.name for p in inspect.signature(made).parameters.values() if p.kind is p.VAR_KEYWORD]
-    assert bool(passed_on) == (name in TRAINED)
-    hints = {p.name: p.annotation for p in inspect.signature(made).parameters.values()}
-    types = {f.name: f.type for f in dataclasses.fields(config)}
-    assert all(hints[option] in (types[option], types[option] | None) for option in expected)
+    assert keywords(made) == {option: getattr(config(), option) for option in config.options()}
+    parameters = inspect.signature(made).parameters.values()
+    assert not [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
+    hints = {p.name: p.annotation for p in parameters}
+    assert all(hints[field.name] == field.type for field in config.fields())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_constructor_says_what_its_options_mean_and_how_far_they_go(name: str) -> None:
-    text = inspect.getdoc(drafter_class(name).__init__)
-    assert text is not None
-    entries = dict(re.findall(r"^    (?:    - `)?(\w+)`?: (.*(?:\n     (?!   -).*)*)", text, flags=re.MULTILINE))
-    for option in dataclasses.fields(drafter_class(name).config_class):
+def test_a_class_says_what_its_options_mean_and_how_far_they_go(name: str) -> None:
+    text = inspect.getdoc(drafter_class(name)) or ""
+    entries = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE))
+    options = drafter_class(name).config_class.fields()
+    assert list(entries) == [option.name for option in sorted(options, key=lambda option: option.metadata["trained"])]
+    for option in options:
+        entry = " ".join(entries[option.name].split())
+        assert option.metadata["help"] and entry.startswith(option.metadata["help"])
         if "range" in option.metadata:
-            least, most = option.metadata["range"]
-            power = f"2^{int(most).bit_length() - 1}"
-            assert re.search(rf"\b{least} to ({most}|{re.escape(power)})\b", " ".join(entries[option.name].split()))
-        elif option.name in drafter_class(name).config_class.options():
-            assert entries[option.name]
+            assert "{} to {}; ".format(*option.metadata["range"]) in entry
+        words = get_args(option.type) if get_origin(option.type) is Literal else []
+        assert all(f'"{word}"' in entry for word in words)
+
+
+def test_a_constructor_may_name_options_of_its_own() -> None:
+    class Brief(hf_specdec.PromptLookupDrafter):
+        """Copies little."""
+
+        def __init__(self, times: int, *, max_match: int = 2, **options: Any) -> None:
+            super().__init__(max_match=max_match * times, **options)
+
+    assert list(inspect.signature(Brief).parameters)[:2] == ["times", "max_match"]
+    assert keywords(Brief) == keywords(hf_specdec.PromptLookupDrafter) | {"max_match": 2}
+    assert (inspect.getdoc(Brief) or "").startswith("Copies little.\n\nOptions:\n    max_draft_tokens: ")
+    assert (
+        Brief(2, num_branches=3).config.chosen()
+        == hf_specdec.PromptLookupDrafter(max_match=4, num_branches=3).config.chosen()
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_option_is_refused_like_any_other(name: str) -> None:
-    known = drafter_class(name).config_class.options()
+    made, known = drafter_class(name), drafter_class(name).config_class.options()
     with pytest.raises(SpeculationError, match=rf"unknown option 'gama'.*{known[0] if known else 'none'}"):
-        drafter_class(name)(gama=3)
+        made(*[None] * made.needs_draft_model, gama=3)
 
 
 def test_from_pretrained_names_what_can_be_said() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from huggingface_hub.dataclasses import strict
 
@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 @strict
 @dataclass(kw_only=True)
 class AutoConfig(DrafterConfig):
-    """Options of `AutoDrafter`, which says what they mean."""
+    """Options of `AutoDrafter`."""
 
     drafter_type: ClassVar[str] = "auto"
 
-    max_download_gb: float = ranged(2.0, 0, 10_000)
+    max_download_gb: float = ranged(
+        2.0,
+        0,
+        10_000,
+        "gigabytes that may be downloaded for a target. 0 uses what is on this machine, and asks the Hub nothing; with "
+        "the environment variable HF_HUB_OFFLINE nothing is downloaded either",
+    )
 
 
 @register_drafter
@@ -41,20 +47,16 @@ class AutoDrafter(Drafter):
     takes_draft_model = True
     proposes_trees = True
 
-    def __init__(
-        self, draft_model: "PreTrainedModel | Translated | None" = None, *, max_download_gb: float = 2.0
-    ) -> None:
+    def __init__(self, draft_model: "PreTrainedModel | Translated | None" = None, **options: Any) -> None:
         """
         Args:
             draft_model: a causal language model to draft with, beside copies; None chooses.
-            max_download_gb: gigabytes that may be downloaded for a target, from 0 to 10000; 0 uses what is on this
-                machine, and asks the Hub nothing. With the environment variable HF_HUB_OFFLINE nothing is downloaded
-                either.
+            options: of `AutoConfig`.
 
         Raises:
             SpeculationError: a bad option, or a model that cannot draft.
         """
-        super().__init__(max_download_gb=max_download_gb)
+        super().__init__(**options)
         self._given = None if draft_model is None else over_draft(draft_model)
         self._chosen = Learned(partial(Recent, 1))
 

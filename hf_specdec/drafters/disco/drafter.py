@@ -1,7 +1,7 @@
 """`DiscoDrafter`: after every drafted token a classifier decides whether to draft one more (Mamou 2024, §3)."""
 
 import hashlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,60 +42,24 @@ class DiscoDrafter(ModelDrafter):
         self,
         draft_model: "PreTrainedModel | Translated",
         classifier: StopClassifier | None = None,
-        *,
-        rule: Literal["token", "budget"] = "budget",
-        tau: float = 0.4,
-        tau_sampled: float = 0.4,
-        max_draft_tokens: int = 16,
-        num_candidates: int = 1,
-        lookup: bool = True,
-        sees_token: bool = False,
-        k: int = 10,
-        hidden: int = 32,
-        draft_fingerprint: str | None = None,
+        **options: Any,
     ) -> None:
         """
         Args:
             draft_model: the one that the classifier was trained for; `Translated` where its tokenizer is not the
                 target's.
-            classifier: of this draft; sets `sees_token`, `k`, `hidden` and `draft_fingerprint`. None where
-                weights are loaded later.
-            rule: "token" stops when the last token's chance of acceptance falls below τ; "budget" when another step
-                does not promise more tokens per second, by those chances and measured times. It needs no τ, and drafts
-                nothing where nothing pays.
-            tau: τ in greedy decoding, from 0 to 1.
-            tau_sampled: τ in sampling, from 0 to 1.
-            max_draft_tokens: SLmax, from 1 to 512.
-            num_candidates: tokens tried at each position of a greedy draft on the CPU by rule "budget", from 1 to 16.
-                Rule "token", and draft models on an accelerator, draft chains.
-            lookup: whether the classifier sees what copying from earlier text proposes; set by training.
-            sees_token: whether the classifier sees the drafted token: its chance, and whether copying proposes it;
-                written by training.
-            k: how many of the draft's top probabilities the classifier sees, from 1 to 1024; written by training.
-            hidden: its inner units, from 1 to 1024; written by training.
-            draft_fingerprint: of the draft that the classifier was trained for, at most 64 characters; written by
-                training.
+            classifier: of this draft; None where weights are loaded later.
+            options: of `DiscoConfig`; the classifier sets those that training writes, but for `lookup`.
 
         Raises:
             SpeculationError: a bad option, or a classifier trained for another draft.
         """
         if classifier is not None:
-            k, hidden, sees_token = classifier.k, classifier.inner.out_features, classifier.sees_token
-            draft_fingerprint = draft_fingerprint or fingerprint(model_of(draft_model))
-        super().__init__(
-            draft_model,
-            rule=rule,
-            tau=tau,
-            tau_sampled=tau_sampled,
-            max_draft_tokens=max_draft_tokens,
-            num_candidates=num_candidates,
-            lookup=lookup,
-            sees_token=sees_token,
-            k=k,
-            hidden=hidden,
-            draft_fingerprint=draft_fingerprint,
-        )
-        self.proposes_trees = num_candidates > 1 and rule == "budget" and not waits(input_device(self.draft_model))
+            options |= {"k": classifier.k, "hidden": classifier.inner.out_features, "sees_token": classifier.sees_token}
+            options["draft_fingerprint"] = options.get("draft_fingerprint") or fingerprint(model_of(draft_model))
+        super().__init__(draft_model, **options)
+        on_cpu = not waits(input_device(self.draft_model))
+        self.proposes_trees = self.config.num_candidates > 1 and self.config.rule == "budget" and on_cpu
         wanted, got = self.config.draft_fingerprint, fingerprint(self.draft_model)
         if wanted is not None and wanted != got:
             raise SpeculationError(

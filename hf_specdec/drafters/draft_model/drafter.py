@@ -1,7 +1,7 @@
 """`DraftModelDrafter`: any causal language model as the draft, one forward per drafted token over its own cache."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
@@ -27,12 +27,21 @@ MOST_CANDIDATES = 16
 @strict
 @dataclass(kw_only=True)
 class DraftModelConfig(DrafterConfig):
-    """Options of `DraftModelDrafter`, which says what they mean."""
+    """Options of `DraftModelDrafter`."""
 
     drafter_type: ClassVar[str] = "draft_model"
 
-    num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST_DRAFT)
-    num_candidates: int = ranged(1, 1, MOST_CANDIDATES)
+    num_draft_tokens: int | Literal["auto"] = ranged(
+        "auto", 1, LONGEST_DRAFT, 'γ, tokens drafted per round. "auto" chooses it from measured acceptance and times'
+    )
+    num_candidates: int = ranged(
+        1,
+        1,
+        MOST_CANDIDATES,
+        "k, tokens tried at each position of a greedy draft. They are the draft's likeliest ones, of which it goes on "
+        "with the first. Pays where a wide forward of the target costs little more than a narrow one; sampled drafts, "
+        "and targets that take no trees, try one",
+    )
 
 
 @register_drafter
@@ -42,28 +51,9 @@ class DraftModelDrafter(ModelDrafter):
     config_class = DraftModelConfig
     config: DraftModelConfig
 
-    def __init__(
-        self,
-        draft_model: "PreTrainedModel | Translated",
-        *,
-        num_draft_tokens: int | Literal["auto"] = "auto",
-        num_candidates: int = 1,
-    ) -> None:
-        """
-        Args:
-            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
-                the target's.
-            num_draft_tokens: γ, tokens drafted per round, from 1 to 512; "auto" chooses it from measured acceptance and
-                times.
-            num_candidates: k, tokens tried at each position of a greedy draft, from 1 to 16: the draft's likeliest
-                ones, of which it goes on with the first. Pays where a wide forward of the target costs little more than
-                a narrow one. Sampled drafts, and targets that take no trees, try one.
-
-        Raises:
-            SpeculationError: a bad option, or a model that cannot draft.
-        """
-        super().__init__(draft_model, num_draft_tokens=num_draft_tokens, num_candidates=num_candidates)
-        self.proposes_trees = num_candidates > 1
+    def __init__(self, draft_model: "PreTrainedModel | Translated", **options: Any) -> None:
+        super().__init__(draft_model, **options)
+        self.proposes_trees = self.config.num_candidates > 1
         self._experience = Learned(Experience)  # what a call has measured serves the next one
 
     def steps(self, context: DraftContext, cost: DraftCost, candidates: int | None = None) -> ModelDraft:

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 @strict
 @dataclass(kw_only=True)
 class EagleConfig(DrafterConfig):
-    """Options of `EagleDrafter`, which says what they mean."""
+    """Options of `EagleDrafter`."""
 
     drafter_type: ClassVar[str] = "eagle3"
 
-    num_draft_tokens: int = ranged(4, 1, 16)
+    num_draft_tokens: int = ranged(
+        4, 1, 16, "γ, steps of the head per round. Greedy decoding makes fewer where these promise more"
+    )
 
 
 @register_drafter
@@ -38,17 +40,16 @@ class EagleDrafter(HeadDrafter):
     config: EagleConfig
     needs_draft_model = True
 
-    def __init__(self, draft_model: "PreTrainedModel", *, num_draft_tokens: int = 4) -> None:
+    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
         """
         Args:
             draft_model: the head. `Drafter.from_pretrained(name)` loads published ones.
-            num_draft_tokens: γ, steps of the head per round, from 1 to 16. Greedy decoding makes fewer where these
-                promise more.
+            options: of `EagleConfig`.
 
         Raises:
             SpeculationError: a bad option, or a model that is no such head.
         """
-        super().__init__(num_draft_tokens=num_draft_tokens)
+        super().__init__(**options)
         if not self.takes(draft_model):
             raise SpeculationError(
                 f"draft_model {type(draft_model).__name__} is not an EAGLE-3 head; load one with "

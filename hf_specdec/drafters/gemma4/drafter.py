@@ -28,11 +28,17 @@ LONGEST, USUAL = 16, 4
 @strict
 @dataclass(kw_only=True)
 class Gemma4Config(DrafterConfig):
-    """Options of `Gemma4Drafter`, which says what they mean."""
+    """Options of `Gemma4Drafter`."""
 
     drafter_type: ClassVar[str] = "gemma4"
 
-    num_draft_tokens: int | Literal["auto"] = ranged("auto", 1, LONGEST)
+    num_draft_tokens: int | Literal["auto"] = ranged(
+        "auto",
+        1,
+        LONGEST,
+        "γ, steps of the assistant per round. Greedy decoding makes fewer where these promise more. "
+        '"auto" is `num_assistant_tokens` of the assistant\'s generation config, else 4',
+    )
 
 
 @register_drafter
@@ -43,17 +49,16 @@ class Gemma4Drafter(HeadDrafter):
     config: Gemma4Config
     needs_draft_model = True
 
-    def __init__(self, draft_model: "PreTrainedModel", *, num_draft_tokens: int | Literal["auto"] = "auto") -> None:
+    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
         """
         Args:
             draft_model: the assistant. `Drafter.from_pretrained(name)` loads published ones.
-            num_draft_tokens: γ, steps of the assistant per round, from 1 to 16. Greedy decoding makes fewer where these
-                promise more. "auto": `num_assistant_tokens` of the assistant's generation config, else 4.
+            options: of `Gemma4Config`.
 
         Raises:
             SpeculationError: a bad option, or a model that is no such assistant.
         """
-        super().__init__(num_draft_tokens=num_draft_tokens)
+        super().__init__(**options)
         if not self.takes(draft_model):
             raise SpeculationError(
                 f"draft_model {type(draft_model).__name__} is not an assistant of Gemma 4; use DraftModelDrafter"

@@ -123,16 +123,17 @@ class DFlashDrafter(HeadDrafter):
     config: DFlashConfig
     needs_draft_model = True
 
-    def __init__(self, draft_model: "PreTrainedModel") -> None:
+    def __init__(self, draft_model: "PreTrainedModel", **options: Any) -> None:
         """
         Args:
             draft_model: transformers' assistant for the target, such as `AutoModel.from_pretrained(name)` gives.
                 `DFlashDrafter.from_pretrained(name)` loads published ones of z-lab, too.
+            options: there are none.
 
         Raises:
             SpeculationError: a model that takes no hidden states of a target.
         """
-        super().__init__()
+        super().__init__(**options)
         if missing := _missing(draft_model):
             raise SpeculationError(
                 f"draft_model {type(draft_model).__name__} is not a DFlash model: its config has no "

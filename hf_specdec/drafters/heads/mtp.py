@@ -7,7 +7,7 @@ and drafts that are tested by what they were drawn from.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -95,15 +95,16 @@ class MtpDrafter(HeadDrafter):
     config_class = MtpConfig
     config: MtpConfig
 
-    def __init__(self, model: "MtpModel | None" = None) -> None:
+    def __init__(self, model: "MtpModel | None" = None, **options: Any) -> None:
         """
         Args:
             model: the layers; None loads those of the target's checkpoint in the first call.
+            options: there are none.
 
         Raises:
             SpeculationError: something else is given as a model.
         """
-        super().__init__()
+        super().__init__(**options)
         if model is not None and not isinstance(model, _mtp_model()):
             raise SpeculationError(f"model must be transformers' MtpModel, got {type(model).__name__}")
         self.model = model

@@ -2,7 +2,7 @@
 pay."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...budget import Acceptance, Controller, Experience, Learned
 from ...errors import SpeculationError
@@ -38,51 +38,19 @@ class HybridDrafter(Drafter):
     def __init__(
         self,
         draft_model: "PreTrainedModel | Translated | HeadDrafter | None" = None,
-        *,
-        num_draft_tokens: int | Literal["auto"] = "auto",
-        num_candidates: int = 4,
-        max_draft_tokens: int = 32,
-        tokens_per_match: int = 4,
-        min_match: int = 1,
-        max_match: int = 8,
-        num_branches: int = 3,
-        num_recycled: int = 4,
-        memory_mb: int = 0,
+        **options: Any,
     ) -> None:
         """
         Args:
             draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
                 the target's; or a drafter with heads, such as `DFlashDrafter(model)`. None drafts with what needs no
                 model: copies, past outputs and recycled candidates.
-            num_draft_tokens: γ of the draft model, from 1 to 512; "auto" stops where the next step does not promise to
-                pay.
-            num_candidates: of the draft model, tokens thought of at each position, from 1 to 16; those that pay are
-                verified.
-            max_draft_tokens: the longest copy, from 1 to 512.
-            tokens_per_match: copied tokens per matched token, from 1 to 512: a short match copies little, a long one
-                much.
-            min_match: shorter matches copy nothing; from 1 to 256.
-            max_match: places are found by so many last tokens at most; from 1 to 256, and at least `min_match`.
-            num_branches: competing copies that join the tree, from 1 to 64; those that pay are verified.
-            num_recycled: of the tokens that the target found likely behind each token of a call, how many are thought
-                of when it comes again, from 0 to 16.
-            memory_mb: bound of a memory of past outputs in 2^20 bytes, from 0 to 65536. Where it is not 0, what they
-                went on with joins the tree; the oldest make room.
+            options: of `HybridConfig`.
 
         Raises:
             SpeculationError: a bad option, one of the draft model's without any, or a model that cannot draft.
         """
-        super().__init__(
-            num_draft_tokens=num_draft_tokens,
-            num_candidates=num_candidates,
-            max_draft_tokens=max_draft_tokens,
-            tokens_per_match=tokens_per_match,
-            min_match=min_match,
-            max_match=max_match,
-            num_branches=num_branches,
-            num_recycled=num_recycled,
-            memory_mb=memory_mb,
-        )
+        super().__init__(**options)
         self.store = SuffixStore(self.config.memory_mb) if self.config.memory_mb else None
         self.model_drafter: DraftModelDrafter | HeadDrafter | None = None
         if isinstance(draft_model, HeadDrafter):

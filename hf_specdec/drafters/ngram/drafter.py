@@ -3,7 +3,7 @@
 A lookup costs next to nothing beside the target (c ≈ 0), and q is a true distribution, so sampling stays lossless.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -30,36 +30,18 @@ class NGramDrafter(Drafter):
     reads_prompt = False
     config: NGramConfig
 
-    def __init__(
-        self,
-        model: NGramModel | None = None,
-        *,
-        num_draft_tokens: int | Literal["auto"] = "auto",
-        vocab_size: int = 0,
-        sizes: list[int] | None = None,
-        tokenizer: dict | None = None,
-    ) -> None:
+    def __init__(self, model: NGramModel | None = None, **options: Any) -> None:
         """
         Args:
             model: as trained; sets `vocab_size` and `sizes`.
-            num_draft_tokens: γ, tokens per draft, from 1 to 512; "auto" verifies as many as pay, when decoding greedily
-                with other likely tokens beside each.
-            vocab_size: of the stored model, from 0 to 2^24; written by training.
-            sizes: stored n-grams of each order from 2 up: at most 15 orders, of 0 to 2^30 each; written by training.
-            tokenizer: fingerprint of the tokenizer that made the ids (`hub.tokenizer.fingerprint`), by training;
-                models without one are held against the target by the size of their vocabulary.
+            options: of `NGramConfig`.
 
         Raises:
             SpeculationError: a bad option.
         """
         if model is not None:
-            vocab_size, sizes = model.vocab_size, model.sizes
-        super().__init__(
-            num_draft_tokens=num_draft_tokens,
-            vocab_size=vocab_size,
-            sizes=[] if sizes is None else sizes,
-            tokenizer=tokenizer,
-        )
+            options |= {"vocab_size": model.vocab_size, "sizes": model.sizes}
+        super().__init__(**options)
         self.model = model
         self.proposes_trees = self.config.num_draft_tokens == "auto"
         # What a call has measured serves the next one.

@@ -2,7 +2,7 @@
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...budget import Learned, Overlap
 from ...errors import SpeculationError
@@ -33,44 +33,11 @@ class PearlDrafter(ModelDrafter):
     config_class = PearlConfig
     config: PearlConfig
 
-    def __init__(
-        self,
-        draft_model: "PreTrainedModel | Translated",
-        *,
-        window: int | Literal["auto"] = "auto",
-        worker: Literal["auto", "thread", "process"] = "auto",
-        pre_verify: bool = True,
-        post_verify: bool = True,
-        corrections: int | Literal["auto"] = "auto",
-    ) -> None:
-        """
-        Args:
-            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
-                the target's.
-            window: γ, tokens drafted per target forward, from 1 to 512; "auto" is the fastest by measured times and
-                acceptance (mostly the speed ratio, Theorem 1).
-            worker: where the draft model runs: a thread (its own CUDA stream) or a process; "auto" is the thread for
-                drafts on a GPU or offloaded by accelerate, the process for others.
-            pre_verify: verify the first draft token while drafting goes on (§3.2).
-            post_verify: go on drafting while the target verifies (§3.3).
-            corrections: for each token that the target is verifying, draft behind so many corrections, the likeliest
-                of all places together, from 0 to 8; "auto" is 1 while that pays, by the measured times and by how many
-                were foreseen.
-
-        Raises:
-            SpeculationError: a bad option, or a model that cannot draft.
-        """
-        super().__init__(
-            draft_model,
-            window=window,
-            worker=worker,
-            pre_verify=pre_verify,
-            post_verify=post_verify,
-            corrections=corrections,
-        )
-        free = window == "auto" and pre_verify and post_verify
-        overlapped = None if free else pre_verify or post_verify
-        self.planners = Learned(partial(Overlap, window, corrections, overlapped))
+    def __init__(self, draft_model: "PreTrainedModel | Translated", **options: Any) -> None:
+        super().__init__(draft_model, **options)
+        window, stages = self.config.window, (self.config.pre_verify, self.config.post_verify)
+        overlapped = None if window == "auto" and all(stages) else any(stages)
+        self.planners = Learned(partial(Overlap, window, self.config.corrections, overlapped))
         self._begin()
 
     def _begin(self) -> None:

@@ -11,15 +11,23 @@ from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 @strict
 @dataclass(kw_only=True)
 class PromptLookupConfig(DrafterConfig):
-    """Options of `PromptLookupDrafter`, which says what they mean."""
+    """Options of `PromptLookupDrafter`."""
 
     drafter_type: ClassVar[str] = "prompt_lookup"
 
-    max_draft_tokens: int = ranged(32, 1, LONGEST_DRAFT)
-    tokens_per_match: int = ranged(4, 1, LONGEST_DRAFT)
-    min_match: int = ranged(1, 1, 256)
-    max_match: int = ranged(8, 1, 256)
-    num_branches: int = ranged(1, 1, 64)
+    max_draft_tokens: int = ranged(32, 1, LONGEST_DRAFT, "the longest copy")
+    tokens_per_match: int = ranged(
+        4, 1, LONGEST_DRAFT, "tokens copied per matched token. A short match copies little, a long one much"
+    )
+    min_match: int = ranged(1, 1, 256, "the shortest match that is copied behind")
+    max_match: int = ranged(8, 1, 256, "the longest match that is looked for. At least `min_match`")
+    num_branches: int = ranged(
+        1,
+        1,
+        64,
+        "continuations drafted at once, as a tree. The i-th has 1/i of the first one's length; 1 drafts a chain. More "
+        "cost time on CPUs",
+    )
 
     def validate_matches(self) -> None:
         if self.max_match < self.min_match:

@@ -1,6 +1,6 @@
 """Speculative Streaming: the target drafts for itself (Bhendawade 2024)."""
 
-from .config import StreamingConfig, StreamingOptions
+from .config import StreamingConfig
 from .drafter import StreamingDrafter
 from .session import StreamingSession
 from .streams import LowRank, Streams
@@ -10,7 +10,6 @@ __all__ = [
     "LowRank",
     "StreamingConfig",
     "StreamingDrafter",
-    "StreamingOptions",
     "StreamingSession",
     "Streams",
     "Upper",

@@ -1,12 +1,12 @@
 """`StreamingConfig`: the options of the streaming drafter."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
 from ...budget import MOST_NODES
-from ...config import DrafterConfig, ranged
+from ...config import DrafterConfig, option, ranged
 
 MOST_STREAMS, MOST_CANDIDATES = 16, 16
 WIDEST = 2**20
@@ -15,34 +15,49 @@ WIDEST = 2**20
 
 @strict
 @dataclass(kw_only=True)
-class StreamingOptions(DrafterConfig):
-    """What a user may set of `StreamingDrafter`, which says what it means."""
-
-    num_nodes: int | Literal["auto"] = ranged("auto", 0, MOST_NODES)
-    num_candidates: int = ranged(4, 1, MOST_CANDIDATES)
-    prune_below: float = ranged(0.0, 0, 1)
-    copies: bool = True
-
-
-@strict
-@dataclass(kw_only=True)
-class StreamingConfig(StreamingOptions):
-    """All that is stored: these options, and what training writes of the streams."""
+class StreamingConfig(DrafterConfig):
+    """Options of `StreamingDrafter`, and what training writes of the streams."""
 
     drafter_type: ClassVar[str] = "streaming"
 
-    mode: Literal["untouched", "tuned"] = "untouched"
-    num_streams: int = ranged(4, 1, MOST_STREAMS)
-    num_layers: int = ranged(1, 1, 1024)
-    hidden_size: int = ranged(16, 1, WIDEST)
-    map_rank: int = ranged(0, 0, 1024)
-    adapter_rank: int = ranged(0, 0, 1024)
-    adapted: dict = field(default_factory=dict)
-    rotation: float = ranged(0.0, 0, 1)
-    prune_rank: int = ranged(0, 0, 1024)
-    known_tokens: int = ranged(0, 0, 2**24)
-    acceptance: list = field(default_factory=list)
-    acceptance_sampled: list = field(default_factory=list)
+    num_nodes: int | Literal["auto"] = ranged(
+        "auto", 0, MOST_NODES, 'drafted tokens per round, the likeliest ones. "auto" drafts those that pay'
+    )
+    num_candidates: int = ranged(4, 1, MOST_CANDIDATES, "k, tokens tried per stream")
+    prune_below: float = ranged(
+        0.0,
+        0,
+        1,
+        "chance below which nodes leave in mid-forward. Their parent gives it, by the streams' pruning map; 0 for none",
+    )
+    copies: bool = option(
+        True,
+        "whether what followed the same words before joins the tree. On a CPU so does what the target found likely "
+        "there; on an accelerator rounds that have something to copy read from it twice",
+    )
+
+    mode: Literal["untouched", "tuned"] = option(
+        "untouched",
+        '"untouched" where adapters act on streams only, "tuned" where the target learned with them (see `tune`)',
+        trained=True,
+    )
+    num_streams: int = ranged(4, 1, MOST_STREAMS, "γ, streams", trained=True)
+    num_layers: int = ranged(1, 1, 1024, "N_s, upper layers with streams", trained=True)
+    hidden_size: int = ranged(16, 1, WIDEST, "H, of the target", trained=True)
+    map_rank: int = ranged(0, 0, 1024, "η of the map that begins the streams; 0 is the identity", trained=True)
+    adapter_rank: int = ranged(0, 0, 1024, "of the adapters beside linear layers; 0 for none", trained=True)
+    adapted: dict = option(  # noqa: RUF009  (a field)
+        {}, "names of these linear layers within each layer, with their sizes [in, out]", trained=True
+    )
+    rotation: float = ranged(0.0, 0, 1, "ε of value rotation in radians; 0 for stream embeddings instead", trained=True)
+    prune_rank: int = ranged(0, 0, 1024, "θ of the pruning map; 0 for none", trained=True)
+    known_tokens: int = ranged(0, 0, 2**24, "how many tokens the streams foretell; 0 for all", trained=True)
+    acceptance: list = option(  # noqa: RUF009
+        [],
+        "γ lists of k shares, how often a candidate of a stream was right in greedy text where all before it were",
+        trained=True,
+    )
+    acceptance_sampled: list = option([], "likewise in text at temperature 1", trained=True)  # noqa: RUF009
 
     def shares(self, do_sample: bool) -> list[list[float]]:
         """[γ][k] how often a candidate of a stream was right where all before it were, as training has measured it. A

@@ -3,7 +3,7 @@
 import hashlib
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -38,52 +38,10 @@ class StreamingDrafter(Drafter):
     config: StreamingConfig
     proposes_trees = brings_runner = True
 
-    def __init__(
-        self,
-        *,
-        num_nodes: int | Literal["auto"] = "auto",
-        num_candidates: int = 4,
-        prune_below: float = 0.0,
-        copies: bool = True,
-        **trained: Any,
-    ) -> None:
-        """
-        Args:
-            num_nodes: drafted tokens per round, the likeliest ones, from 0 to 64; "auto" chooses by measured acceptance
-                and times.
-            num_candidates: k, tokens tried per stream, from 1 to 16.
-            prune_below: nodes to which their parent gives a smaller chance in mid-forward leave it, from 0 to 1; 0 for
-                none. For streams with a pruning map.
-            copies: whether what followed the same words before joins the tree, and on a CPU also what the target
-                found likely there. On an accelerator rounds that have something to copy read from it twice.
-            trained: what the streams are, written by training:
-
-                - `mode`: "untouched" where adapters act on streams only, "tuned" where the target learned with them
-                  (see `tune`).
-                - `num_streams`: γ, from 1 to 16.
-                - `num_layers`: N_s, upper layers with streams, from 1 to 1024.
-                - `hidden_size`: H, of the target, from 1 to 2^20.
-                - `map_rank`: η of the map that begins the streams, from 0 to 1024; 0 is the identity.
-                - `adapter_rank`: of the adapters beside linear layers, from 0 to 1024; 0 for none.
-                - `adapted`: names of these linear layers within each layer, with their sizes [in, out].
-                - `rotation`: ε of value rotation in radians, from 0 to 1; 0 for stream embeddings instead.
-                - `prune_rank`: θ of the pruning map, from 0 to 1024; 0 for none.
-                - `known_tokens`: how many tokens the streams foretell, from 0 to 2^24; 0 for all.
-                - `acceptance`: γ lists of k shares, how often a candidate of a stream was right in greedy text where
-                  all before it were.
-                - `acceptance_sampled`: likewise in text at temperature 1.
-
-        Raises:
-            SpeculationError: a bad option.
-        """
-        super().__init__(
-            num_nodes=num_nodes,
-            num_candidates=num_candidates,
-            prune_below=prune_below,
-            copies=copies,
-            **trained,
-        )
-        if prune_below > 0 and self.config.prune_rank == 0:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        prune_below = self.config.prune_below
+        if prune_below and self.config.prune_rank == 0:
             raise SpeculationError(
                 f"prune_below must be 0 for streams without a pruning map (prune_rank=0), got {prune_below}"
             )
@@ -93,7 +51,7 @@ class StreamingDrafter(Drafter):
         self._fitted: Remembered[Copied[Streams]] = Remembered(numbers=False, most=1)
         self._owned: Remembered[Copied[OwnLayers]] = Remembered(numbers=False, most=1)
         self._experience = Learned(Experience)
-        self.recordable = prune_below == 0  # which nodes are pruned is asked in mid-forward
+        self.recordable = not prune_below  # which nodes are pruned is asked in mid-forward
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.streams.state_dict())
