@@ -6,49 +6,30 @@ takes its tokens (`taking`): in lockstep, staggered, or ragged.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import torch
 
 from ..budget import Cost
 from ..protocol import Draft, Forward, Runner, Verdict
 from ..schedule import Round
 from ..stats import SpeculationStats
 from ..target.devices import input_device
-from ..transfer import moved, to_device
+from ..transfer import moved
 from ..verify.drafts import as_chain, in_step, inputs_of
+from ..verify.trial import Result, Trial
 from .checks import cut, most_nodes
 from .drafting import Drafting
 from .group import Group
 from .modes import Mode
-from .results import Result, rows_of_draft, rows_of_forward, verdict_of
+from .parts import BatchPart, rows_of_draft, rows_of_forward, together
 from .rows import Row, Rows
-from .taking import Taking, Tested
+from .taking import Taking
+from .verdicts import verdict_of
 from .watch import Watch, count_forward, count_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNSOUND = "it returned token ids or probabilities out of range, or a q that does not match them"
-
-
-@dataclass
-class Share:
-    """The rows of one drafter in a round."""
-
-    drafting: Drafting | None
-    """None where nobody drafts for them"""
-    places: list[int]
-    """in the batch"""
-    fed: Draft = field(init=False)
-    """what the target reads"""
-    judged: Draft = field(init=False)
-    """what is judged: that, or more where drafting went on meanwhile"""
-    answered: list[int] | None = field(default=None, init=False)
-    """[B] nodes that the forward answers for; None for all"""
-    sound: bool = field(default=True, init=False)
-    """whether its ids and probabilities were in range"""
 
 
 class Engine:
@@ -80,18 +61,19 @@ class Engine:
     def play_round(self) -> None:
         """One round, in eight steps. Before and after it the runner holds each row's tokens but for the last one.
 
-        In the letters of Leviathan et al. (2023), Algorithm 1: γ drafted tokens with their q are in `Share.judged`, the
-        target's p come from `forward.logits`, and of each row n tokens are accepted (`Result.path`) and n + 1 appended:
-        fewer where the row stops, and n where a token that was drafted beside the forward was the last to pass.
+        In the letters of Leviathan et al. (2023), Algorithm 1: γ drafted tokens with their q are in
+        `BatchPart.judged`, the target's p come from `forward.logits`, and of each row n tokens are accepted
+        (`Result.path`) and n + 1 appended: fewer where the row stops, and n where a token that was drafted beside the
+        forward was the last to pass.
         """
         rows, watch = self.rows, Watch(self.rows.device)
         active = [not row.stopped for row in rows.all]  # in lockstep a finished row stays, is fed padding, not counted
 
         # 1. Draft: each drafter proposes tokens for its rows, no more than there is room for.
-        shares = list(self._shares())
-        for share in shares:
-            share.fed = share.judged = self._draft(share)
-        fed = self._together(shares)
+        parts = list(self._parts())
+        for part in parts:
+            part.fed = part.judged = self._draft(part)
+        fed = together(parts, len(rows), rows.device)
 
         # 2. Verify: the target reads each row's last token and its draft, in one forward.
         watch.drafted()
@@ -100,17 +82,17 @@ class Engine:
         watch.launched()
 
         # 3. What is judged: a schedule that drafted meanwhile may add to what was fed.
-        for share in shares:
-            if share.drafting is not None:
-                share.judged, share.answered = share.drafting.test(share.fed)
-        serial = all(share.drafting is None or share.drafting.serial for share in shares)
+        for part in parts:
+            if part.drafting is not None:
+                part.judged, part.answered = part.drafting.test(part.fed)
+        serial = all(part.drafting is None or part.drafting.serial for part in parts)
         watch.tested()
 
         # 4. Judge and keep: each row takes the accepted tokens and one of the target's own, until it stops.
-        rows.reserve(max(fed.tokens.shape[1], *(share.judged.tokens.shape[1] for share in shares)) + 1)
+        rows.reserve(max(fed.tokens.shape[1], *(part.judged.tokens.shape[1] for part in parts)) + 1)
         results: dict[int, Result] = {}
-        for share in shares:
-            results |= self._judge(share, forward)
+        for part in parts:
+            results |= self._judge(part, forward)
         found = [results[b] for b in range(len(rows))]
         watch.judged(beside=not serial)
 
@@ -123,21 +105,21 @@ class Engine:
 
         # 6. Count.
         width = fed.tokens.shape[1] + 1
-        held_up = sum(share.drafting.held_up for share in shares if share.drafting is not None)
+        held_up = sum(part.drafting.held_up for part in parts if part.drafting is not None)
         stood_still = watch.draft_seconds + held_up
-        self._count(shares, found, active, watch, width, stood_still)
+        self._count(parts, found, active, watch, width, stood_still)
         if serial and watch.usual:  # beside a worker in the background a forward takes longer
             refed = max(starts) - min(starts) if self.mode.staggered else 0  # what faster rows have ahead
             self.cost.observe_forward(len(rows), refed + width, watch.forward_seconds)
 
         # 7. Tell: drafters learn what became of their drafts, and whoever waits for a row gets its tokens.
-        for share in shares:
-            if share.drafting is not None:
-                if not share.sound:
-                    share.drafting.session.drop(UNSOUND)
-                verdict = self._verdict(share, forward, results)
+        for part in parts:
+            if part.drafting is not None:
+                if not part.sound:
+                    part.drafting.session.drop(UNSOUND)
+                verdict = self._verdict(part, forward, results)
                 verdict.seconds, verdict.draft_seconds = watch.forward_seconds, stood_still
-                share.drafting.observe(verdict)
+                part.drafting.observe(verdict)
         for row, result in zip(rows.all, found, strict=True):
             self._tell(row, result)
 
@@ -148,12 +130,12 @@ class Engine:
 
     # ------------------------------------------------------------------ who drafts, and who chooses
 
-    def _shares(self) -> Iterator[Share]:
-        """Who drafts for which rows; rows for which nobody drafts are the share of nobody."""
-        places: dict[int, Share] = {}
+    def _parts(self) -> Iterator[BatchPart]:
+        """Who drafts for which rows; rows for which nobody drafts are the part of nobody."""
+        places: dict[int, BatchPart] = {}
         for b, row in enumerate(self.rows.all):
             drafting = row.group.drafting
-            places.setdefault(id(drafting), Share(drafting, [])).places.append(b)
+            places.setdefault(id(drafting), BatchPart(drafting, [])).places.append(b)
         yield from places.values()
 
     def _groups(self, places: Sequence[int]) -> Iterator[tuple[Group, list[int]]]:
@@ -166,20 +148,18 @@ class Engine:
 
     # ------------------------------------------------------------------ the parts of a round
 
-    def _draft(self, share: Share) -> Draft:
-        """What is fed of a share: a tree where that is welcome, else a chain; in lockstep all are equally long."""
-        rows, drafting = [self.rows.all[b] for b in share.places], share.drafting
-        alive = drafting is not None and drafting.session.alive
-        for group, places in self._groups(share.places):
+    def _draft(self, part: BatchPart) -> Draft:
+        """What is fed of a part: a tree where that is welcome, else a chain; in lockstep all are equally long."""
+        rows, drafting = [self.rows.all[b] for b in part.places], part.drafting
+        for group, places in self._groups(part.places):
             group.randomness.advance([self.rows.all[b].number for b in places])
-            group.judge.likeliest = drafting.likeliest if drafting is not None and alive else 0
         if drafting is None:
             return Draft.from_lists([[]] * len(rows), self.rows.device)
         most = self._most_nodes(drafting)
         room = [0 if row.stopped else max(0, min(most, row.end - row.length)) for row in rows]
         everywhere = self.taking.passive(self.rows)
-        passive = [everywhere[b] for b in share.places]
-        round = Round(self.rows.view(share.places), room, passive, not self.mode.ragged)
+        passive = [everywhere[b] for b in part.places]
+        round = Round(self.rows.view(part.places), room, passive, not self.mode.ragged)
         draft = drafting.feed(round, beside=len(self.rows) - len(rows))
         if max(draft.lengths) > most:
             draft = cut(draft, [min(n, most) for n in draft.lengths])
@@ -193,56 +173,38 @@ class Engine:
         """That a row may draft."""
         return most_nodes(len(self.rows))
 
-    def _together(self, shares: Sequence[Share]) -> Draft:
-        """What the target is fed: the drafts of all rows, in their places."""
-        if len(shares) == 1:
-            return shares[0].fed
-        rows, width = len(self.rows), max(share.fed.tokens.shape[1] for share in shares)
-        tokens = torch.zeros(rows, width, dtype=torch.long, device=self.rows.device)
-        lengths, parents = [0] * rows, [list(range(-1, width - 1)) for _ in range(rows)]
-        for share in shares:
-            draft = share.fed
-            tokens[to_device(share.places, tokens.device), : draft.tokens.shape[1]] = draft.tokens
-            for i, b in enumerate(share.places):
-                lengths[b] = draft.lengths[i]
-                if draft.parents is not None:
-                    parents[b] = [*draft.parents[i], *[-1] * (width - draft.tokens.shape[1])]
-        trees = any(share.fed.parents is not None for share in shares)
-        return Draft(tokens, lengths, parents if trees else None)
-
     def _forward(self, fed: Draft) -> Forward:
         tokens, parents = inputs_of(self.rows.last(), fed, self.vocab)
         forward = self.runner.forward(moved(tokens, self.device), parents)
         forward.logits = moved(forward.logits, self.rows.device)
         return forward
 
-    def _judge(self, share: Share, forward: Forward) -> dict[int, Result]:
-        """Results of a share's rows, by their places."""
-        drafting, width = share.drafting, share.judged.tokens.shape[1]
-        correct = None if drafting is None else drafting.correct
+    def _judge(self, part: BatchPart, forward: Forward) -> dict[int, Result]:
+        """Results of a part's rows, by their places."""
+        drafting, width = part.drafting, part.judged.tokens.shape[1]
         results: dict[int, Result] = {}
-        groups, place_in_share = list(self._groups(share.places)), {b: i for i, b in enumerate(share.places)}
-        meanwhile = None
-        if drafting is not None and drafting.drafts_early and len(groups) == 1:
-            meanwhile = drafting.drafts_on(self.rows.last(), share.places)
+        groups, place_in_part = list(self._groups(part.places)), {b: i for i, b in enumerate(part.places)}
         for group, places in groups:
-            mine = [place_in_share[b] for b in places]
-            draft = rows_of_draft(share.judged, mine)
-            answered = None if share.answered is None else [share.answered[i] for i in mine]
-            # A schedule that corrects drafts for one group only, whose rows are the share's.
-            tested = Tested(draft, rows_of_forward(forward, places, width), answered, correct, meanwhile)
-            results |= zip(places, self.taking.take(group, self.rows, places, tested), strict=True)
-            share.sound &= tested.sound
+            mine = [place_in_part[b] for b in places]
+            draft, answer = rows_of_draft(part.judged, mine), rows_of_forward(forward, places, width)
+            trial = Trial(draft, answer, self.rows.sequences(places))
+            trial.answered = None if part.answered is None else [part.answered[i] for i in mine]
+            if drafting is not None:
+                trial.correct = drafting.correct  # of one group only, whose rows are the part's
+                if drafting.drafts_early and len(groups) == 1:
+                    trial.meanwhile = drafting.drafts_on(self.rows.last(), part.places)
+                trial.successors = drafting.likeliest if drafting.session.alive else 0
+            results |= zip(places, self.taking.take(group.judge, self.rows, places, trial), strict=True)
+            part.sound &= trial.sound
         return results
 
-    def _verdict(self, share: Share, forward: Forward, results: dict[int, Result]) -> Verdict:
-        rows, mine = [self.rows.all[b] for b in share.places], [results[b] for b in share.places]
-        seen = rows_of_forward(forward, share.places, share.judged.tokens.shape[1])
-        return verdict_of([row.number for row in rows], [row.stopped for row in rows], share.judged, seen, mine)
+    def _verdict(self, part: BatchPart, forward: Forward, results: dict[int, Result]) -> Verdict:
+        seen = rows_of_forward(forward, part.places, part.judged.tokens.shape[1])
+        return verdict_of([self.rows.all[b] for b in part.places], part.judged, seen, [results[b] for b in part.places])
 
     def _count(
         self,
-        shares: Sequence[Share],
+        parts: Sequence[BatchPart],
         results: Sequence[Result],
         active: Sequence[bool],
         watch: Watch,
@@ -257,9 +219,9 @@ class Engine:
         everybody = {id(stats): stats for row in self.rows.all for stats in self._stats_of(row)}
         for stats in everybody.values():
             count_forward(stats, width, watch.forward_seconds, stood_still)
-        for share in shares:
-            draft = share.judged
-            for i, b in enumerate(share.places):
+        for part in parts:
+            draft = part.judged
+            for i, b in enumerate(part.places):
                 row = self.rows.all[b]
                 source = (draft.sources[i] if draft.lengths[i] else "none") if draft.sources else ""
                 for stats in self._stats_of(row):

@@ -20,18 +20,19 @@ from ..target.staggered import farthest
 from ..target.state import StateRunner
 from ..transfer import moved, to_device
 from ..verify.randomness import Randomness
+from ..verify.trial import Result
 from .call import Call
 from .drafting import Drafting, context_of
-from .engine import Engine, Share
+from .engine import Engine
 from .group import Group
 from .guard import GuardedDrafter
 from .modes import Mode, choose_mode
 from .outputs import StepOutputs
 from .own_runner import target_runner
-from .results import Result
+from .parts import BatchPart
 from .rows import Row, Rows
 from .static_cache import stand_in
-from .taking import Each, Together
+from .taking import Lockstep, Ragged
 
 _costs: Learned[Cost] = Learned(Cost)
 """of each target's forwards; apart of those that are captured, and of those that a drafter's own runner widens"""
@@ -64,7 +65,7 @@ class Generation(Engine):
         cost = _costs.of(call.target, (own, mode.runner is CapturedRunner))
         stats = SpeculationStats(mode=mode.name)
         self.steps = StepOutputs(call.config)
-        taking = Each(self._farthest if mode.staggered else None) if mode.ragged else Together(call, self.steps)
+        taking = Ragged(self._farthest if mode.staggered else None) if mode.ragged else Lockstep(call, self.steps)
         rows = Rows(call.input_ids.device)
         super().__init__(call.target, call.ability.vocab_size, rows, mode, taking, cost, stats)
         self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
@@ -116,7 +117,6 @@ class Generation(Engine):
         group.drafting = drafting = Drafting(self.drafter, context, drawing, self.ranks)
         self.runner = target_runner(call, drafting, self.mode)
         drafting.arrange()
-        group.judge.likeliest = drafting.likeliest
         keeps_state = self.mode.runner is StateRunner
         if self.ranks is None and (keeps_state or not drafting.weighs):  # ranks go by clocks of their own
             drafting.pause_where_it_loses(call.target, call.draws, keeps_state)
@@ -132,12 +132,12 @@ class Generation(Engine):
             row.end = min(self.call.most_columns - 1, position_limit(self.model) - held)
         layers = own_cache(self.call.model_kwargs[CACHE]).layers
         self.steps.windows = [getattr(layer, "sliding_window", None) for layer in layers]
-        share = Share(self.group.drafting, list(range(len(self.rows))))
-        share.judged = Draft.from_lists([[]] * len(self.rows), self.rows.device)
-        results = self._judge(share, forward)
+        part = BatchPart(self.group.drafting, list(range(len(self.rows))))
+        part.judged = Draft.from_lists([[]] * len(self.rows), self.rows.device)
+        results = self._judge(part, forward)
         self.stats.emitted_tokens += sum(result.emitted for result in results.values())
         self.stats.prefill_seconds = now() - began
-        verdict = super()._verdict(share, forward, results)
+        verdict = super()._verdict(part, forward, results)
         verdict.features = self._shown(forward.features)
         self._leave([b for b, row in enumerate(self.rows.all) if row.stopped])
         assert self.group.drafting is not None
@@ -157,8 +157,8 @@ class Generation(Engine):
             self.runner.features = ()
         return super()._forward(fed)
 
-    def _verdict(self, share: Share, forward: Forward, results: dict[int, Result]) -> Verdict:
-        verdict = super()._verdict(share, forward, results)
+    def _verdict(self, part: BatchPart, forward: Forward, results: dict[int, Result]) -> Verdict:
+        verdict = super()._verdict(part, forward, results)
         verdict.features = self._shown(verdict.features)
         return verdict
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from ..protocol import Draft, Feature, Forward, Verdict
-from ..transfer import to_device, to_host
+from ..protocol import Forward
 
 
 class StepOutputs:
@@ -32,8 +31,9 @@ class StepOutputs:
         asked = (config.output_scores, config.output_logits, config.output_hidden_states, config.output_attentions)
         return bool(config.return_dict_in_generate and any(asked))
 
-    def add(self, i: int, logits: Tensor, scores: Tensor | None, outputs: Any, is_prefill: bool) -> None:
-        """Take position i out of a forward over `logits` [B, T, V]; a prefill's states are kept whole."""
+    def add(self, i: int, forward: Forward, scores: Tensor | None, is_prefill: bool) -> None:
+        """Take position i, with its processed scores [B, V], out of a forward; a prefill's states are kept whole."""
+        logits, outputs = forward.logits, forward.outputs
         if self.scores is not None:
             assert scores is not None, "they are wanted"
             self.scores += (scores.clone(),)  # a view would keep the whole block alive
@@ -50,23 +50,3 @@ class StepOutputs:
                 end = layer.shape[-1] - later
                 step.append(layer[:, :, i : i + 1, max(0, end - window) if window else 0 : end])
             self.attentions += (outputs.attentions if is_prefill else tuple(step),)
-
-
-def along_paths(forward: Forward, draft: Draft, verdict: Verdict) -> dict[Feature, Tensor]:
-    """The features of each row where its tokens were decided [B, T, H]."""
-    width = max(map(len, verdict.tokens))
-    if not forward.features:
-        return {}
-    if draft.parents is None and forward.nodes is None:
-        return {name: states[:, :width] for name, states in forward.features.items()}
-    kept = None if forward.nodes is None else to_host(forward.nodes)
-    places = []
-    for b, path in enumerate(verdict.paths):
-        decided = path[: len(verdict.tokens[b]) - 1]
-        row = [0, *(1 + (node if kept is None else kept[b].index(node)) for node in decided)]
-        places.append(row + [0] * (width - len(row)))
-    found = {}
-    for name, states in forward.features.items():
-        index = to_device(places, states.device)[..., None].expand(-1, -1, states.shape[2])
-        found[name] = states.gather(1, index)
-    return found

@@ -26,6 +26,7 @@ from ..target.probe import Support, ability
 from ..target.stock import why_not_joined
 from ..transfer import moved
 from ..verify.randomness import RowRandomness
+from ..verify.trial import Result, Trial
 from .call import Call
 from .drafting import Bounds, Drafting, context_of
 from .engine import Engine
@@ -34,9 +35,9 @@ from .guard import GuardedDrafter
 from .modes import UNRECORDABLE, Mode
 from .own_runner import behind_own, features_of
 from .request import Request
-from .results import Result, verdict_of
 from .rows import Row, Rows
-from .taking import EachAlone, Tested
+from .taking import RaggedRequests
+from .verdicts import verdict_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,7 +78,7 @@ class Requests(Engine):
                 f"{why}; use model.generate"
             )
         cost, stats = _costs.of(model, most_rows), SpeculationStats(mode="joined")
-        super().__init__(model, vocab, Rows(input_device(model)), MODE, EachAlone(), cost, stats)
+        super().__init__(model, vocab, Rows(input_device(model)), MODE, RaggedRequests(), cost, stats)
         self.drafter, self.most_rows, self.most_tokens, self.forwards = drafter, most_rows, most_tokens, forwards
         self.limit = position_limit(model)
         self.bounds = Bounds(min(self.limit, most_tokens), most_rows, most_tokens)
@@ -248,11 +249,11 @@ class Requests(Engine):
         group.admit(request.number, request.randomness)
         tokens, end = list(request.prompt), min(request.end - 1, self.limit)
         self.rows.join([Row(request.number, request.call, tokens, len(tokens), group, end)], request.call.input_ids)
-        tested = Tested(Draft.from_lists([[]], self.rows.device), Forward(logits))
-        first = self.taking.take(group, self.rows, [len(self.rows) - 1], tested)[0]
+        nothing, last = Draft.from_lists([[]], self.rows.device), [len(self.rows) - 1]
+        trial = Trial(nothing, Forward(logits), self.rows.sequences(last))
+        (first,) = self.taking.take(group.judge, self.rows, last, trial)
         if group.drafting is not None and group.drafting.features:
-            stopped = [self.rows.all[-1].stopped]
-            verdict = verdict_of([request.number], stopped, tested.draft, tested.forward, [first])
+            verdict = verdict_of(self.rows.all[-1:], trial.draft, trial.forward, [first])
             verdict.features = reading.states()
             group.drafting.session.tell(lambda session: session.observe_prompt(verdict))
         return first

@@ -6,7 +6,7 @@ from ..clock import mark, now
 from ..stats import SpeculationStats
 from ..target.captures import recording
 from ..transfer import waits
-from .results import Result
+from ..verify.trial import Result
 
 
 class Watch:

@@ -42,6 +42,8 @@ def inputs_of(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list
 
 def as_tree(draft: Draft) -> Draft:
     """A chain, written as a tree."""
+    if draft.parents is not None:
+        return draft
     parents = [list(range(-1, draft.tokens.shape[1] - 1))] * len(draft.lengths)
     return Draft(draft.tokens, draft.lengths, parents, draft.token_probs, draft.q, draft.sources)
 

@@ -1,6 +1,6 @@
 """The judge of a round: from a draft and the target's logits to the tokens that are kept.
 
-Two ways that give the same tokens: `block` processes all positions at once (known processors only), `stepwise` one
+Two ways that give the same tokens: `verify` processes all positions at once (known processors only), `stepwise` one
 position after the other, so that a user's processor sees exactly plain decoding's calls.
 
 A node without logits of its own (it was pruned in mid-forward, or never fed) is tested like any other, by its parent's
@@ -13,22 +13,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..protocol import Draft, Sequences
-from ..schedule import Correct, Meanwhile
 from ..stats import SpeculationStats
 from ..transfer import to_device, to_host
-from .block import Block, Judgement, Trial
-from .drafts import NO_VALUES, as_tree, is_sound, to_host_together
-from .largest import argmax, topk
+from .drafts import as_tree, is_sound
+from .largest import argmax
 from .noise import Noise
 from .processing import Processing, depths_of_places
 from .randomness import Purpose, Randomness
 from .rules import EXACT, Rules
 from .sampled import Draws, drawn_from_points
+from .trial import Result, Trial
 from .verification import accepted_lengths, distribution, draw, follow, gumbel_max, tolerance
 
+Step = tuple[list[int], list[bool], Tensor]
+"""tokens [B], whether each row agrees with its draft, processed scores [B, V]"""
 
-@dataclass
+
+@dataclass(eq=False)
 class Judge:
     """Everything that decides which tokens are kept, for one call."""
 
@@ -42,12 +43,6 @@ class Judge:
     rules: Rules = field(default_factory=Rules)
     noise: Noise | None = None
     """of coupled sampling"""
-    likeliest: int = 0
-    """how many of the target's likeliest tokens to tell of every place"""
-    draws: Draws = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.draws = Draws(self.randomness, self.stats, self.rules)
 
     @property
     def tolerant(self) -> bool:
@@ -56,47 +51,27 @@ class Judge:
 
     # ------------------------------------------------------------------ all positions at once
 
-    def block(
-        self,
-        draft: Draft,
-        logits: Tensor,
-        sequences: Sequences,
-        nodes: Tensor | None = None,
-        answered: list[int] | None = None,
-        correct: Correct | None = None,
-        meanwhile: Meanwhile | None = None,
-    ) -> Block:
-        """Judge all rows at once.
-
-        Args:
-            logits: [B, N, V] after the last accepted token and after N - 1 nodes.
-            nodes: [B, N - 1] which ones (`Forward.nodes`); None for the first.
-            answered: [B] how many of those count in each row; None for all.
-            correct: what to draw from after a rejection; None where `draft.q` says it.
-            meanwhile: told of chains what the host is about to read.
-        """
+    def verify(self, trial: Trial) -> list[Result]:
+        """Judge all rows at once; returns what each gains [B], and completes the trial."""
+        draft, logits, nodes = trial.draft, trial.forward.logits, trial.forward.nodes
         rows, places, vocab = logits.shape
         kept: list[list[int]] | None = None
         if nodes is not None:  # judged as a tree, whose walk knows which nodes there are
-            draft, kept = draft if draft.parents is not None else as_tree(draft), to_host(nodes)
-        depths = depths_of_places(draft, places, kept)
-        trial = Trial(
-            draft,
-            sequences,
-            self.processing.of_draft(logits, draft, sequences, depths, kept),
-            kept or [range(count) for count in answered or [places - 1] * rows],
-            is_sound(draft, vocab),
-            topk(logits, self.likeliest)[1] if self.likeliest else NO_VALUES,
-        )
+            draft, kept = as_tree(draft), to_host(nodes)
+            trial.draft = draft
+        trial.depths, trial.in_range = draft.depths(), is_sound(draft, vocab)
+        trial.nodes = kept or [range(count) for count in trial.answered or [places - 1] * rows]
+        depths = depths_of_places(trial.depths, places, kept)
+        trial.scores = self.processing.of_draft(logits, draft, trial.sequences, depths, kept)
         if self.do_sample and draft.tokens.shape[1]:
             if self.rules.lenience != EXACT and draft.token_probs is None:
                 trial.draft = draft = drawn_from_points(draft, vocab)
             if draft.token_probs is not None:
-                chain = draft.parents is None
-                return self.draws.chain(trial, correct, meanwhile) if chain else self.draws.tree(trial)
-        return self._chosen(trial, depths, meanwhile)
+                draws = Draws(self.randomness, self.stats, self.rules)
+                return draws.chain(trial) if draft.parents is None else draws.tree(trial)
+        return self._chosen(trial, depths)
 
-    def _chosen(self, trial: Trial, depths: list[list[int]], meanwhile: Meanwhile | None) -> Block:
+    def _chosen(self, trial: Trial, depths: list[list[int]]) -> list[Result]:
         """Point masses: the target chooses a token at every place, and a draft is accepted as far as it agrees."""
         draft, places = trial.draft, trial.scores.shape[1]
         choices = self._choices(trial, depths)
@@ -105,21 +80,20 @@ class Judge:
 
         def chain_told() -> None:
             """The same on the device."""
-            if meanwhile is not None and draft.parents is None:
+            if trial.meanwhile is not None and draft.parents is None:
                 agrees = choices[:, : draft.tokens.shape[1]] == draft.tokens
-                meanwhile(accepted_lengths(agrees, trial.counted), choices)
+                trial.meanwhile(accepted_lengths(agrees, trial.counted), choices)
 
-        told = trial.sound, choices, draft.tokens, trial.likeliest
-        sound, chosen, flat, likeliest = to_host_together(*told, meanwhile=chain_told)
-        drafted, judged = trial.tokens(flat, all(sound)), []
-        for b, tokens in enumerate(drafted):
+        (chosen,) = trial.read(choices, meanwhile=chain_told)
+        results = []
+        for b, tokens in enumerate(trial.tokens):
             where, parents = trial.places(b), None if draft.parents is None else draft.parents[b]
             wanted = [chosen[b * places + where[i]] if i in where else None for i in range(-1, len(tokens))]
             path = follow(tokens, parents, wanted)
-            own = wanted[path[-1] + 1 if path else 0]
-            judged.append(Judgement(path, [tokens[node] for node in path] + ([] if own is None else [own])))
+            results.append(trial.result(b, path, wanted[path[-1] + 1 if path else 0]))
         # In a chain an accepted token is the one that was chosen.
-        return trial.decided(judged, all(sound), drafted, likeliest, choices if draft.parents is None else None)
+        trial.texts = choices if draft.parents is None else trial.as_texts(results)
+        return results
 
     def _choices(self, trial: Trial, depths: list[list[int]]) -> Tensor:
         """The target's own token at every place [B, N]."""
@@ -148,7 +122,7 @@ class Judge:
         tokens = draft.tokens.clamp(0, vocab - 1)
         at = trial.scores[every, place.clamp(max=places - 1)].view(-1, vocab)
         margin = tolerance(at, tokens.flatten(), self.rules.lenience).view(rows, width)
-        margin = torch.where(trial.sound & (place < nowhere), margin, -1.0)
+        margin = torch.where(trial.in_range & (place < nowhere), margin, -1.0)
         best = margin.new_full((rows, places + 1), -1.0).scatter_reduce(1, place, margin, "amax")
         wins = (margin >= 0) & (margin == best.gather(1, place))
         taken = torch.where(wins, place, nowhere)
@@ -156,20 +130,18 @@ class Judge:
 
     # ------------------------------------------------------------------ one position after the other
 
-    def stepwise(
-        self, draft: Draft, logits: Tensor, sequences: Sequences, correct: Correct | None = None
-    ) -> Iterator[tuple[list[int], list[bool], Tensor]]:
-        """Judge a lockstep batch of chains position by position; the caller appends to `sequences.ids` between steps.
-
-        Yields:
-            tokens [B], whether each row agreed with its draft, the processed scores [B, V].
-        """
+    def stepwise(self, trial: Trial) -> Iterator[Step]:
+        """Judge a lockstep batch of chains position by position, over the places that there are logits for in every
+        row. The caller appends to the sequences' ids between steps."""
+        draft, sequences, logits = trial.draft, trial.sequences, trial.forward.logits
         rows, places, vocab = logits.shape
-        sound = bool(is_sound(draft, vocab).all())
+        if trial.forward.nodes is not None:
+            places = 1 + min(row.index(-1) if -1 in row else len(row) for row in to_host(trial.forward.nodes))
+        trial.sound = sound = bool(is_sound(draft, vocab).all())
         if self.do_sample and self.rules.lenience != EXACT and draft.token_probs is None:
             draft = drawn_from_points(draft, vocab)
-        start = sequences.lengths[0]
-        drafted = draft.tokens.tolist()
+        start, drafted = sequences.lengths[0], draft.tokens.tolist()
+        draws = Draws(self.randomness, self.stats, self.rules)
         for i in range(places):
             position = start + i
             scores = self.all_processors(sequences.ids[:, :position], logits[:, i].float().clone())
@@ -182,7 +154,7 @@ class Judge:
             else:
                 p = distribution(scores)
                 if tested and draft.token_probs is not None:
-                    p = self.draws.one_test(draft, i, p, sequences.rows, position, correct)
+                    p = draws.one_test(draft, i, p, sequences.rows, position, trial.correct)
                 tokens = draw(p, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
             if tested and self.tolerant:
                 margins = tolerance(scores, draft.tokens[:, i], self.rules.lenience)

@@ -139,16 +139,18 @@ class Processing:
         return moved
 
 
-def depths_of_places(draft: Draft, places: int, kept: Sequence[Sequence[int]] | None) -> list[list[int]]:
-    """[B][N] how many drafted tokens lead to each place; `kept` as in `Processing.of_draft`."""
-    if kept is None and draft.parents is None:
-        return [list(range(places))] * len(draft.lengths)
-    depths = draft.depths()
+def depths_of_places(
+    depths: Sequence[Sequence[int]], places: int, kept: Sequence[Sequence[int]] | None
+) -> list[list[int]]:
+    """[B][N] how many drafted tokens lead to each place.
+
+    Args:
+        depths: [B][K] the same of each node, itself included.
+        kept: as in `Processing.of_draft`.
+    """
     if kept is None:
         return [[0, *below[: places - 1]] for below in depths]
-    return [
-        [0, *(below[node] if node >= 0 else 0 for node in nodes)] for below, nodes in zip(depths, kept, strict=True)
-    ]
+    return [[0, *[below[node] if node >= 0 else 0 for node in row]] for below, row in zip(depths, kept, strict=True)]
 
 
 def _prefixes(

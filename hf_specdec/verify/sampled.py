@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, Sequences
-from ..schedule import Correct, Meanwhile
+from ..schedule import Correct
 from ..stats import SpeculationStats
-from ..transfer import to_device
-from .block import Block, Judgement, Trial
-from .drafts import to_host_together
+from ..transfer import to_device, to_host
 from .randomness import Purpose, Randomness
 from .rules import EXACT, Rules
+from .trial import Result, Trial
 from .verification import (
     accepted_lengths,
     accepts,
@@ -40,14 +39,10 @@ class Draws:
 
     # ------------------------------------------------------------------ chains
 
-    def chain(self, trial: Trial, correct: Correct | None, meanwhile: Meanwhile | None) -> Block:
-        """Algorithm 1 on a batch of chains, or block verification.
-
-        Args:
-            correct: what to draw from after a rejection; None where `draft.q` says it.
-            meanwhile: told what the host is about to read; not where the drafter corrects.
-        """
-        draft, scores = trial.draft, trial.scores
+    def chain(self, trial: Trial) -> list[Result]:
+        """Algorithm 1 on a batch of chains, or block verification. Where the drafter corrects, nobody is told
+        meanwhile."""
+        draft, scores, correct, meanwhile = trial.draft, trial.scores, trial.correct, trial.meanwhile
         rows, places, vocab = scores.shape
         assert draft.token_probs is not None
         k, device, p = draft.tokens.shape[1], scores.device, distribution(scores)
@@ -67,30 +62,28 @@ class Draws:
         beta = (px / qx.clamp_min(1e-30)).clamp(max=1.0)
         last = n.clamp(max=places - 1)
         p_own, u_own = p[every, last], u[every, last]
-        told = [trial.sound, n, tokens, one_by_one, beta, trial.likeliest]
+        told = n, one_by_one, beta
         if correct is None:
             if draft.q is not None:
                 left = residual((w[:, None] * p_own).to(p), draft.q[every, n.clamp(max=k - 1)].to(p))
                 p_own = torch.where((n < lengths)[:, None], left, p_own)
             own = draw(p_own, u_own)
-            texts = self._texts(tokens, n, own)
-            read = to_host_together(*told, own, meanwhile=meanwhile and partial(meanwhile, n, texts))
-            sound, accepted, flat, passed, beta_told, likeliest, owns = read
+            trial.texts = self._texts(tokens, n, own)
+            told_early = meanwhile and partial(meanwhile, n, trial.texts)
+            accepted, passed, beta_told, owns = trial.read(*told, own, meanwhile=told_early)
         else:  # the drafter has a say in what is drawn, once it is known what was rejected
-            sound, accepted, flat, passed, beta_told, likeliest = to_host_together(*told)
+            accepted, passed, beta_told = trial.read(*told)
             for b, count in enumerate(accepted):
-                if sound[0] and count < draft.lengths[b]:
+                if trial.sound and count < draft.lengths[b]:
                     p_own[b] = correct(p_own[b], b, count)
             own = draw(p_own, u_own)
-            texts = self._texts(tokens, n, own)
-            (owns,) = to_host_together(own)
-        drafted = trial.tokens(flat, sound[0])
-        self._note_acceptance(passed, drafted, beta_told, k)
-        judged = []
-        for b, count in enumerate(accepted):
-            answered = count - 1 in trial.places(b)
-            judged.append(Judgement(list(range(count)), drafted[b][:count] + ([owns[b]] if answered else [])))
-        return trial.decided(judged, sound[0], drafted, likeliest, texts)
+            trial.texts = self._texts(tokens, n, own)
+            owns = to_host(own)
+        self._note_acceptance(passed, trial.tokens, beta_told, k)
+        return [
+            trial.result(b, list(range(count)), owns[b] if count - 1 in trial.places(b) else None)
+            for b, count in enumerate(accepted)
+        ]
 
     @staticmethod
     def _texts(tokens: Tensor, n: Tensor, own: Tensor) -> Tensor:
@@ -130,23 +123,23 @@ class Draws:
 
     # ------------------------------------------------------------------ trees
 
-    def tree(self, trial: Trial) -> Block:
+    def tree(self, trial: Trial) -> list[Result]:
         """Trees, row by row. Siblings are independent draws, each from its q."""
-        draft, sequences = trial.draft, trial.sequences
+        draft, sequences, results = trial.draft, trial.sequences, []
         assert draft.parents is not None and draft.q is not None
-        sound, flat, likeliest = to_host_together(trial.sound, draft.tokens, trial.likeliest)
-        drafted, judged = trial.tokens(flat, sound[0]), []
+        trial.read()
         for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
-            tokens = drafted[b]
+            tokens = trial.tokens[b]
             parents = draft.parents[b][: len(tokens)]
             one = _Tree(tokens, parents, draft.q[b], trial.scores[b], trial.places(b), row, length, self)
             path, left = one.descend()
-            text = [tokens[node] for node in path]
+            own: int | None = None
             if left is not None:
                 u = self.randomness.tensor([row], [length + len(path)], Purpose.CHOOSE, left.device)
-                text.append(int(draw(left[None], u)))
-            judged.append(Judgement(path, text))
-        return trial.decided(judged, sound[0], drafted, likeliest)
+                own = int(draw(left[None], u))
+            results.append(trial.result(b, path, own))
+        trial.texts = trial.as_texts(results)
+        return results
 
     # ------------------------------------------------------------------ one position
 

@@ -229,17 +229,18 @@ def test_a_draw_shared_by_two_tokens_is_caught(monkeypatch):
 
 
 def test_testing_the_first_token_twice_is_caught(monkeypatch):
-    def block(self, draft, logits, *rest):
+    def verify(self, trial):
         """x1 of a pre-verified row has to pass a second test."""
+        draft, logits = trial.draft, trial.forward.logits
         again = torch.rand(len(draft.lengths)).tolist()
         scores = torch.log_softmax(logits[:, 0].float(), -1)
         for b, (length, r) in enumerate(zip(draft.lengths, again, strict=True)):
             if length == 1 and r * float(draft.token_probs[b, 0]) >= float(scores[b, draft.tokens[b, 0]].exp()):
                 draft.token_probs[b, 0] = 1e4 * draft.token_probs[b, 0]  # never passes
-        return original(self, draft, logits, *rest)
+        return original(self, trial)
 
-    original = Judge.block
-    monkeypatch.setattr(Judge, "block", block)
+    original = Judge.verify
+    monkeypatch.setattr(Judge, "verify", verify)
     monkeypatch.setattr("hf_specdec.verify.judging.is_sound", lambda draft, vocab: torch.tensor(True))
     assert chi_square({"window": 2}, calls=2) > 8
 
@@ -264,9 +265,9 @@ def test_a_correction_is_a_draw_from_the_residual(draws, told, monkeypatch):
 def test_corrections_ask_for_the_q_that_was_sampled_from(window, rows, options, new, monkeypatch):
     draft, checked, now = DRAFTS["middling"], [], []
 
-    def block(self, proposal, logits, sequences, *rest):
-        now[:] = proposal, sequences
-        return block_of(self, proposal, logits, sequences, *rest)
+    def verify(self, trial):
+        now[:] = trial.draft, trial.sequences
+        return verify_of(self, trial)
 
     def corrected(self, p, b, node):
         proposal, sequences = now
@@ -278,8 +279,8 @@ def test_corrections_ask_for_the_q_that_was_sampled_from(window, rows, options, 
         checked.append(b)
         return corrected_of(self, p, b, node)
 
-    block_of, corrected_of = Judge.block, Overlapped._correct
-    monkeypatch.setattr(Judge, "block", block)
+    verify_of, corrected_of = Judge.verify, Overlapped._correct
+    monkeypatch.setattr(Judge, "verify", verify)
     monkeypatch.setattr(Overlapped, "_correct", corrected)
     torch.manual_seed(0)
     generate(pearl(window=window, **options), (7,) * rows, do_sample=True, top_k=0, max_new_tokens=new)

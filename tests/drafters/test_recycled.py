@@ -13,9 +13,12 @@ from models import llama, prompts
 from hf_specdec import HybridDrafter, SpeculationWarning
 from hf_specdec.budget import Acceptance, Evidence, Tree
 from hf_specdec.drafters.sources.recycled import FIRST, LEAST, RECYCLED, Recycled
-from hf_specdec.protocol import Sequences, Verdict
+from hf_specdec.protocol import Forward, Sequences, Verdict
 from hf_specdec.session import DraftSession
-from hf_specdec.verify.block import Judgement, Trial
+from hf_specdec.verify.judging import Judge
+from hf_specdec.verify.processing import Processing
+from hf_specdec.verify.randomness import Randomness
+from hf_specdec.verify.trial import Trial
 
 COUNT = 3
 
@@ -114,16 +117,16 @@ def test_only_places_that_count_are_told_of() -> None:
     for b in range(2):
         for place in range(3):
             logits[b, place, 3 * b + place] = 1.0
-    drafted, likeliest = [[6, 7], [6, 7]], logits.argmax(-1).flatten()
 
-    def behind(nodes: Any) -> Any:
-        trial = Trial(drafters.Draft.from_lists(drafted), text, logits, nodes, torch.tensor(True), likeliest)
-        return trial.decided([Judgement([], [])] * 2, True, drafted, likeliest.tolist()).likeliest
+    def behind(answered: Any = None, nodes: Any = None) -> Any:
+        draft, judge = drafters.Draft.from_lists([[6, 7]] * 2), Judge(Processing([]), None, False, Randomness(0), None)
+        trial = Trial(draft, Forward(logits, nodes), text, answered, successors=1)
+        return [result.likeliest for result in judge.verify(trial)]
 
     whole = [(5, [3]), (6, [4]), (7, [5])]
-    assert behind([range(2)] * 2) == [[(5, [0]), (6, [1]), (7, [2])], whole]
-    assert behind([range(1), range(2)]) == [[(5, [0]), (6, [1])], whole]
-    assert behind([[1, -1], [0, 1]]) == [[(5, [0]), (7, [1])], whole]
+    assert behind() == [[(5, [0]), (6, [1]), (7, [2])], whole]
+    assert behind([1, 2]) == [[(5, [0]), (6, [1])], whole]
+    assert behind(nodes=torch.tensor([[1, -1], [0, 1]])) == [[(5, [0]), (7, [1])], whole]
 
 
 def context(**more: Any) -> Any:

@@ -305,28 +305,30 @@ def test_a_draft_of_nothing_asks_for_no_hidden_states(model: Any) -> None:
 
 def test_a_draft_for_a_node_that_was_pruned_is_tested_all_the_same() -> None:
     """Accepted, it ends the row's text; there is nothing to draw another token from."""
-    from hf_specdec.protocol import Sequences
+    from hf_specdec.protocol import Forward, Sequences
     from hf_specdec.stats import SpeculationStats
     from hf_specdec.verify.judging import Judge
     from hf_specdec.verify.processing import Processing
     from hf_specdec.verify.randomness import Randomness
+    from hf_specdec.verify.trial import Trial
 
     judge = Judge(Processing([]), None, False, Randomness(0), SpeculationStats())
     draft = Draft(torch.tensor([[1, 2, 3]] * 3), [3] * 3, [[-1, -1, 1]] * 3)
     said = torch.tensor([[1, 0], [2, 3], [4, 0]])  # after the root, and after node 1
     logits = torch.nn.functional.one_hot(said, 5).float()
     sequences = Sequences(torch.zeros(3, 8, dtype=torch.long), [2] * 3, [0, 1, 2], [[0, 0]] * 3)
-    block = judge.block(draft, logits, sequences, nodes=torch.tensor([[1]] * 3))
-    assert [(j.path, j.text) for j in block.rows] == [([0], [1]), ([1, 2], [2, 3]), ([], [4])]
+    results = judge.verify(Trial(draft, Forward(logits, torch.tensor([[1]] * 3)), sequences))
+    assert [(result.path, result.tokens) for result in results] == [([0], [1]), ([1, 2], [2, 3]), ([], [4])]
 
 
 def test_the_root_of_a_sampled_tree_is_tested_by_its_own_logits() -> None:
     """Where rows were pruned unevenly, -1 fills the shorter ones: it is no node, and not the root."""
-    from hf_specdec.protocol import Sequences
+    from hf_specdec.protocol import Forward, Sequences
     from hf_specdec.stats import SpeculationStats
     from hf_specdec.verify.judging import Judge
     from hf_specdec.verify.processing import Processing
     from hf_specdec.verify.randomness import Randomness
+    from hf_specdec.verify.trial import Trial
 
     judge = Judge(Processing([]), None, True, Randomness(0), SpeculationStats())
     tokens = torch.tensor([[1, 2, 3]] * 2)
@@ -334,7 +336,6 @@ def test_the_root_of_a_sampled_tree_is_tested_by_its_own_logits() -> None:
     draft.token_probs = torch.ones(2, 3)
     said = torch.tensor([[2, 3, 0], [2, 0, 3]])  # after the root, and after the nodes that are left
     sequences = Sequences(torch.zeros(2, 8, dtype=torch.long), [2] * 2, [0, 1], [[0, 0]] * 2)
-    block = judge.block(
-        draft, 1e4 * torch.nn.functional.one_hot(said, 5).float(), sequences, nodes=torch.tensor([[1, -1], [0, 1]])
-    )
-    assert [(j.path, j.text) for j in block.rows] == [([1, 2], [2, 3])] * 2
+    logits = 1e4 * torch.nn.functional.one_hot(said, 5).float()
+    results = judge.verify(Trial(draft, Forward(logits, torch.tensor([[1, -1], [0, 1]])), sequences))
+    assert [(result.path, result.tokens) for result in results] == [([1, 2], [2, 3])] * 2

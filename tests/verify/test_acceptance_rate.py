@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from hf_specdec import SpeculationStats, theory
-from hf_specdec.protocol import Draft, Sequences
-from hf_specdec.verify.block import Trial
-from hf_specdec.verify.drafts import NO_VALUES
+from hf_specdec.protocol import Draft, Forward, Sequences
+from hf_specdec.verify.judging import Judge
+from hf_specdec.verify.processing import Processing
 from hf_specdec.verify.randomness import Randomness
 from hf_specdec.verify.rules import Rules
-from hf_specdec.verify.sampled import Draws
+from hf_specdec.verify.trial import Trial
 from hf_specdec.verify.verification import draw
 
 ROUNDS, K, VOCAB, LIMIT = 3_000, 5, 4, 0.012
@@ -47,12 +47,13 @@ def counted(p: Tensor, q: Tensor, rules: Rules) -> tuple[SpeculationStats, float
     token_probs = drawn_from.gather(2, tokens[..., None])[..., 0]
     lengths = torch.randint(0, K + 1, (ROUNDS,), generator=generator).tolist()
     sequences = Sequences(torch.zeros(ROUNDS, 1, dtype=torch.long), [1] * ROUNDS, list(range(ROUNDS)), [[0]] * ROUNDS)
-    draft = Draft(tokens, lengths, None, token_probs, drawn_from)
-    trial = Trial(draft, sequences, scores, [range(K)] * ROUNDS, torch.tensor(True), NO_VALUES)
-    stats = SpeculationStats()
-    block = Draws(Randomness(2), stats, rules).chain(trial, None, None)
+    trial, stats = (
+        Trial(Draft(tokens, lengths, None, token_probs, drawn_from), Forward(scores), sequences),
+        SpeculationStats(),
+    )
+    results = Judge(Processing([]), None, True, Randomness(2), stats, rules).verify(trial)
     beta = (scores[:, :K].exp().gather(2, tokens[..., None])[..., 0] / token_probs).clamp(max=1)
-    kept = [min(len(row.path) + 1, length) for row, length in zip(block.rows, lengths, strict=True)]
+    kept = [min(len(result.path) + 1, length) for result, length in zip(results, lengths, strict=True)]
     return stats, float(beta[torch.arange(K) < torch.tensor(kept)[:, None]].mean())
 
 
