@@ -48,9 +48,9 @@ class Way:
         self.tokens += made.tokens
         self.seconds += made.meter.seconds
         self.calls += len(made.meter.of("target"))
-        self.accepted += sum(made.acceptance.accepted_per_position)
-        self.verified.update(dict(enumerate(made.acceptance.drafted_per_position)))
-        self.steps += made.acceptance.row_steps
+        self.accepted += sum(made.accepted_per_position)
+        self.verified.update(dict(enumerate(made.drafted_per_position)))
+        self.steps += made.row_steps
 
 
 def take_turns(

@@ -1,7 +1,6 @@
 """`hf-specdec explain`."""
 
-from ..tools.explain.run import run_explain
-from ..tools.explain.settings import ExplainSettings
+from ..tools.explain.run import ExplainSettings, run_explain
 
 
 def explain(settings: ExplainSettings) -> None:

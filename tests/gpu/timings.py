@@ -34,7 +34,6 @@ from hf_specdec.target.grouped import grouped_attention
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.tools.bench.methods import Method, build_method
 from hf_specdec.tools.instruments.audit import Audit
-from hf_specdec.tools.instruments.bare import decode_forwards
 from hf_specdec.tools.instruments.meter import Meter, metered
 from hf_specdec.tools.instruments.provenance import peak_memory_bytes, reset_peak_memory
 from hf_specdec.tools.loading.sampling import sampling_at
@@ -151,7 +150,7 @@ def figures(run: Run, method: Method, plain: Run) -> dict[str, Any]:
         "warned": run.warned,
     }
     if run.meter is not None:
-        steps, drafts = decode_forwards(run.meter.of("target")), decode_forwards(run.meter.of("draft"))
+        steps, drafts = ([f for f in run.meter.of(role) if f.context] for role in ("target", "draft"))
         beside = run.meter.decode_seconds - sum(f.seconds for f in steps)
         if not method.name.startswith("pearl"):  # which drafts meanwhile
             beside -= sum(f.seconds for f in drafts)

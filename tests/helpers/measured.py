@@ -11,9 +11,6 @@ def measurement(method: str, prompt: int, repeat: int, tokens: int, seconds: flo
         "prefill_seconds": 0.1,
         "draft_seconds": 0.2,
         "verify_seconds": 0.3,
-        "bare_seconds": 0.4,
-        "target_step_seconds": 0.02,
-        "draft_step_seconds": None if method == "plain" else 0.002,
         "target_calls": 10,
         "draft_calls": 0 if method == "plain" else 20,
         "row_steps": 9,
@@ -26,4 +23,4 @@ def measurement(method: str, prompt: int, repeat: int, tokens: int, seconds: flo
         "peak_memory_bytes": 1000,
     }
     figures |= {"method": method, "prompt": prompt, "repeat": repeat, "tokens": tokens, "seconds": seconds}
-    return Measurement.of_row(figures | more)
+    return Measurement(**figures | more)

@@ -3,7 +3,6 @@
 import pickle
 import time
 from contextlib import nullcontext
-from typing import Any
 
 import models
 import pytest
@@ -16,7 +15,6 @@ from hf_specdec import DraftModelDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.tools.bench.methods import build_method
 from hf_specdec.tools.instruments.audit import Audit, Difference, first_difference
-from hf_specdec.tools.instruments.bare import bare_seconds, time_bare_forwards
 from hf_specdec.tools.instruments.meter import Forward, Meter, metered
 
 pretended = script("pretended")
@@ -121,40 +119,6 @@ def test_a_metered_model_can_be_sent_to_another_process() -> None:
         copied = pickle.loads(pickle.dumps(model))
     assert "forward" not in vars(model)
     torch.testing.assert_close(copied(PROMPT).logits, model(PROMPT).logits)
-
-
-def test_bare_forwards_cover_every_kind_that_was_made() -> None:
-    target, draft = llama(0), llama(1, layers=1)
-    with metered(target, draft) as meter:
-        output = target.generate(PROMPT, max_new_tokens=12, assistant_model=draft)
-    table = time_bare_forwards({"target": target, "draft": draft}, meter.forwards, output)
-    expected = sum(table[f.role, f.rows, f.width] for f in meter.forwards if f.context)
-    assert bare_seconds(meter.forwards, table) == expected > 0
-    assert {("target", 1, 1), ("draft", 1, 1)} <= set(table)
-
-
-@pytest.mark.parametrize("grouped", [True, False])
-def test_bare_forwards_may_have_stock_attention(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def attend(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        seen.append(query.shape[1])
-        return torch.nn.functional.scaled_dot_product_attention(query, *args, **kwargs)
-
-    monkeypatch.setattr("hf_specdec.target.grouped.scaled_dot_product_attention", attend)
-    made, ids = [Forward("target", 1, width, 8, 0.0) for width in (1, 3)], torch.ones(1, 32, dtype=torch.long)
-    model = models.llama()
-    assert model.config.num_key_value_heads < model.config.num_attention_heads
-    time_bare_forwards({"target": model}, made, ids, grouped)
-    assert set(seen) == ({model.config.num_key_value_heads} if grouped else set())
-
-
-def test_of_many_widths_those_made_least_often_lie_between_the_others() -> None:
-    made = [Forward("target", 1, width, 8, 0.0) for width in range(1, 21) for _ in range(1 + (width in (3, 5, 7)))]
-    table = time_bare_forwards({"target": llama(0)}, made, torch.ones(1, 32, dtype=torch.long))
-    assert set(table) == {("target", 1, width) for width in range(1, 21)}
-    steps = [table["target", 1, width + 1] - table["target", 1, width] for width in range(10, 19)]
-    assert max(steps) - min(steps) < 1e-9  # one straight line up to the widest
 
 
 def test_rounds_of_a_loop_that_drafts_before_the_prefill() -> None:

@@ -17,7 +17,6 @@ from hf_specdec.tools.bench.plan import Settings, plan
 from hf_specdec.tools.bench.results import Results
 from hf_specdec.tools.bench.run import run_bench
 from hf_specdec.tools.bench.summary import ratio_interval
-from hf_specdec.tools.bench.turns import whole_conversations
 from hf_specdec.tools.loading.chat import ask, batch, prompt_ids
 from hf_specdec.tools.loading.prompts import Prompt, load_prompts
 from hf_specdec.train.disco import extraction
@@ -147,16 +146,14 @@ def bench_of(folder: Path, *rows: object, template: str | None = TEMPLATE, model
     return Bench.load(Settings(**pair, prompts=[str(path)], drafters=drafters, **small | more))
 
 
-def listen(bench: Bench, monkeypatch) -> list[tuple[str, int, int, list[list[int]], list[list[int]]]]:
-    """Method, turn, repetition, prompts and answers (without padding) of every measured call."""
+def listen(bench: Bench, monkeypatch) -> list[tuple[str, int, list[list[int]], list[list[int]]]]:
+    """Method, turn, prompts and answers (without padding) of every measured call."""
     heard, honest = [], bench.generate
 
-    def generate(method, unit, inputs, *args, **kwargs):
-        made = honest(method, unit, inputs, *args, **kwargs)
-        if "repeat" in kwargs:
-            pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
-            prompts = [ids[m == 1].tolist() for ids, m in pairs]
-            heard.append((method.name, unit.turn, made.repeat, prompts, made.generation.rows))
+    def generate(method, unit, inputs):
+        made = honest(method, unit, inputs)
+        pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+        heard.append((method.name, unit.turn, [ids[m == 1].tolist() for ids, m in pairs], made.rows))
         return made
 
     monkeypatch.setattr(bench, "generate", generate)
@@ -176,10 +173,10 @@ def test_each_turn_is_asked_behind_plain_decodings_answers(tmp_path, monkeypatch
     for turn in range(3):
         calls = [call for call in heard if call[1] == turn]
         assert len(calls) == 6 and {call[0] for call in calls} == {method.name for method in bench.passes[0]}
-        assert all(call[3] == [prompt_ids(tokenizer, prompt, raw, "Be kind.")] for call in calls), "the same for all"
-        ((answer,),) = (call[4] for call in calls if (call[0], call[2]) == ("plain", 0))
+        assert all(call[2] == [prompt_ids(tokenizer, prompt, raw, "Be kind.")] for call in calls), "the same for all"
+        (answer,) = next(call[3] for call in calls if call[0] == "plain")
         prompt = prompt.after(tokenizer.decode(answer, skip_special_tokens=True))
-    assert [m.turn for m in measured] == [0] * 6 + [1] * 6 + [2] * 6 and {m.unit for m in measured} == {unit.key}
+    assert len(measured) == 6 and {m.unit for m in measured} == {unit.key}
     assert all(m.same_text for m in measured) or temperature
 
 
@@ -195,8 +192,8 @@ def test_in_a_batch_those_with_more_turns_go_on(tmp_path, monkeypatch):
     heard = listen(bench, monkeypatch)
     (unit,) = plan(bench.settings)
     measured = bench.measure(unit)
-    rows = {call[1]: call[3] for call in heard if call[0] == "plain"}
-    answers = {call[1]: call[4] for call in heard if call[0] == "plain"}
+    rows = {call[1]: call[2] for call in heard if call[0] == "plain"}
+    answers = {call[1]: call[3] for call in heard if call[0] == "plain"}
     assert {turn: len(prompts) for turn, prompts in rows.items()} == {0: 3, 1: 2, 2: 1}
     assert rows[0] == [prompt_ids(bench.tokenizer, prompt) for prompt in unit.prompts]
     first, third = (
@@ -205,7 +202,8 @@ def test_in_a_batch_those_with_more_turns_go_on(tmp_path, monkeypatch):
         if prompt.turns[1:]
     )
     assert rows[1] == [prompt_ids(bench.tokenizer, first), prompt_ids(bench.tokenizer, third)]
-    assert all(m.same_text for m in measured) and len(measured) == 6
+    assert all(m.same_text for m in measured) and len(measured) == 2
+    assert measured[0].tokens == sum(len(row) for turn in answers.values() for row in turn)
 
 
 def test_turns_beyond_the_context_are_left_out_with_a_warning(tmp_path):
@@ -214,51 +212,40 @@ def test_turns_beyond_the_context_are_left_out_with_a_warning(tmp_path):
         SpeculationWarning, match=r"chats 0 from turn 2 on left out: .* it needs \d+ positions, and the target has 48"
     ):
         measured = bench.measure(plan(bench.settings)[0])
-    assert {m.turn for m in measured} == {0}
+    assert [m.tokens for m in measured if m.method == "plain"] == [6, 6], "of the first turn"
 
 
 def test_a_conversation_is_one_prompt_of_the_figures(tmp_path):
     bench, saved = bench_of(tmp_path), []
     results = Results({})
     bench.run(results, plan(bench.settings), save=lambda results: saved.append(len(results.measurements)))
-    assert saved == [12, 16, 24], "units are saved whole"
+    assert saved == [4, 8, 12], "units are saved whole"
     assert all(run["prompts"] == 3 and run["identical"] for run in results.runs)
     plain = results.runs[0]
     assert plain["tokens"] == 6 * 6 and plain["repeats"] == 2
-    mine = [m for m in whole_conversations(results.measurements) if m.method == "plain"]
+    mine = [m for m in results.measurements if m.method == "plain"]
     assert len(mine) == 6 and ratio_interval(mine[::2], mine[::2]) == (1.0, 1.0)
 
 
 def test_turns_are_put_together_by_sums():
-    def turn(number, seconds, **more):
-        counts = {"drafted_per_position": [3, 2], "accepted_per_position": [2], "draft_step_seconds": None}
-        counts |= {"target_step_seconds": 0.2 * (number + 1), "difference": None, "same_text": True}
-        return measurement("fast", 0, 0, 10, seconds, turn=number, **counts | more)
+    def turn(seconds, **more):
+        counts = {"drafted_per_position": [3, 2], "accepted_per_position": [2], "same_text": True}
+        return measurement("fast", 0, 0, 10, seconds, **counts | more)
 
-    difference = {"position": 3, "near_tie": True}
-    parted = turn(1, 2.0, same_text=False, difference=difference, accepted_per_position=[1, 1], peak_memory_bytes=2000)
-    (whole,) = whole_conversations([turn(0, 1.0), parted, turn(2, 4.0)])
-    assert (whole.tokens, whole.seconds, whole.turn, whole.peak_memory_bytes) == (30, 7.0, 0, 2000)
-    drafted, accepted = whole.acceptance.drafted_per_position, whole.acceptance.accepted_per_position
-    assert (drafted, accepted) == ([9, 6], [5, 1])
-    assert whole.times.target_step_seconds == pytest.approx(0.4) and whole.times.draft_step_seconds is None
-    assert whole.same_text is False and whole.difference == difference | {"turn": 1}
-    others = [
-        measurement("plain", 0, 0, 10, 1.0),
-        measurement("plain", 0, 1, 10, 1.0),
-        measurement("plain", 1, 0, 9, 1.0),
-    ]
-    assert whole_conversations(others) == others
+    difference = {"position": 3, "near_tie": True, "turn": 1}
+    parted = turn(2.0, same_text=False, difference=difference, accepted_per_position=[1, 1], peak_memory_bytes=2000)
+    whole = turn(1.0).then(parted).then(turn(4.0))
+    assert (whole.tokens, whole.seconds, whole.peak_memory_bytes) == (30, 7.0, 2000)
+    assert (whole.drafted_per_position, whole.accepted_per_position) == ([9, 6], [5, 1])
+    assert whole.same_text is False and whole.difference == difference
 
 
-def test_results_of_before_there_were_turns_load_and_are_not_gone_on_with(tmp_path):
+def test_results_without_a_setting_are_not_gone_on_with(tmp_path):
     bench = bench_of(tmp_path)
     settings = json.loads(json.dumps(vars(bench.settings)))
     old = {name: value for name, value in settings.items() if name not in ("raw", "system")}
-    rows = [{k: v for k, v in measurement("plain", 0, 0, 10, 1.0).row().items() if k != "turn"}]
     path = tmp_path / "old.json"
-    path.write_text(json.dumps({"schema": 1, "provenance": {"settings": old}, "measurements": rows, "runs": []}))
-    assert Results.load(path).measurements[0].turn == 0
+    Results({"settings": old}, [measurement("plain", 0, 0, 10, 1.0)]).save(path)
     with pytest.raises(
         SpeculationError, match=r"cannot resume .*old\.json: .* without the setting raw, system; name another"
     ):
@@ -273,11 +260,11 @@ def test_bench_takes_chats_by_command_and_goes_on(tmp_path):
     result = CliRunner().invoke(app, [*arguments, "--system", "Be kind."])
     assert result.exit_code == 0, result.output
     results = Results.load(tmp_path / "out.json")
-    assert [run["prompts"] for run in results.runs] == [3, 3] and len(results.measurements) == 12
+    assert [run["prompts"] for run in results.runs] == [3, 3] and len(results.measurements) == 6
     results.measurements = [m for m in results.measurements if m.prompt != 1]
     results.save(tmp_path / "out.json")
     assert CliRunner().invoke(app, [*arguments, "--system", "Be kind.", "--resume"]).exit_code == 0
-    assert len(Results.load(tmp_path / "out.json").measurements) == 12
+    assert len(Results.load(tmp_path / "out.json").measurements) == 6
     changed = CliRunner().invoke(app, [*arguments, "--raw", "--resume"])
     assert changed.exit_code == 2 and "another raw, system" in changed.output
 

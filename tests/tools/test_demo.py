@@ -19,10 +19,9 @@ from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.tools.bench.decoding import Generation, decode
-from hf_specdec.tools.bench.measure import Bench, Measured
+from hf_specdec.tools.bench.measure import Bench
 from hf_specdec.tools.bench.methods import PLAIN, Method
 from hf_specdec.tools.bench.plan import Unit, settings_of
-from hf_specdec.tools.bench.results import Acceptance
 from hf_specdec.tools.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate, turns
 from hf_specdec.tools.demo.live import LiveText, Pictured, aside
 from hf_specdec.tools.demo.prompts import BATCH, SAMPLES
@@ -270,14 +269,14 @@ class Played:
     def warm_up(self, unit: Unit, methods: Iterable[Method]) -> None:
         pass
 
-    def generate(self, method: Method, unit: Unit, inputs: dict[str, torch.Tensor]) -> Measured:
+    def generate(self, method: Method, unit: Unit, inputs: dict[str, torch.Tensor]) -> Generation:
         if self.left == 0:
             raise KeyboardInterrupt
         self.left -= 1
         seconds = self.times.get((method.name, unit.dataset), self.times.get(method.name))
         self.now += seconds
-        counts = Acceptance(5, 5, [5], [5], 5.0, 5)
-        return Measured(Generation(method, [[1] * 10], Meter(seconds=seconds), counts), 0, 0)
+        counts: dict[str, Any] = {"row_steps": 5, "accepted_per_position": [5], "tokens": 10, "seconds": seconds}
+        return Generation(method=method, rows=[[1] * 10], meter=Meter(), **counts)
 
     def turns(self, seconds: float, kinds: Sequence[str] = ("chat",)) -> Turns:
         """Those that were taken in so many seconds, or until Ctrl-C."""
@@ -366,7 +365,7 @@ def test_no_answer_is_copied_from_an_earlier_turn(talkative):
     units = [Unit("chat", 0, 1, 0.0, [Prompt((SAMPLES["chat"],), chat=True)])]
     answers = Turns(bench, clock.now() + 1e6).take(units)
     made = [next(answers) for _ in range(4)]
-    assert made[1].acceptance == made[3].acceptance and len(drafter.store) > 0
+    assert made[1].drafted_per_position == made[3].drafted_per_position and len(drafter.store) > 0
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])

@@ -11,33 +11,18 @@ from transformers import PreTrainedModel
 from ..instruments.ends import until_end
 from ..instruments.meter import Meter, metered
 from .methods import Method
-from .results import Acceptance
+from .results import Counts
 
 
-@dataclass
-class Generation:
+@dataclass(kw_only=True)
+class Generation(Counts):
     """One `generate` call of a method."""
 
     method: Method
     rows: list[list[int]]
     """new tokens per row, up to the end of its text"""
     meter: Meter
-    acceptance: Acceptance
-
-    @property
-    def tokens(self) -> int:
-        """New tokens of all rows."""
-        return sum(map(len, self.rows))
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole call."""
-        return self.meter.seconds
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per verification, the target's own included; 1 for plain decoding."""
-        return self.acceptance.mean_length
+    peak_memory_bytes: int = 0
 
 
 def decode(
@@ -54,32 +39,43 @@ def decode(
     with metered(target, method.draft) as meter:
         rows = method.generate(target, inputs, **options)
     rows = [until_end(target, row) for row in rows]
-    return Generation(method, rows, meter, _acceptance(method, meter, inputs["input_ids"].shape[1], rows))
+    return Generation(
+        method=method,
+        rows=rows,
+        meter=meter,
+        tokens=sum(map(len, rows)),
+        seconds=meter.seconds,
+        prefill_seconds=meter.prefill_seconds,
+        draft_seconds=meter.total("draft"),
+        verify_seconds=meter.total("target"),
+        target_calls=len(meter.of("target")),
+        **_acceptance(method, meter, inputs["input_ids"].shape[1], rows),
+    )
 
 
-def _acceptance(method: Method, meter: Meter, prompt: int, rows: Sequence[Sequence[int]]) -> Acceptance:
-    """From the drafter's statistics, or, for transformers' loops, from the target's forwards."""
+def _acceptance(method: Method, meter: Meter, prompt: int, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The other counts, from the drafter's statistics, or, for transformers' loops, from the target's forwards."""
     stats = method.drafter.last_stats if method.drafter is not None else None
     if stats is not None:
         known = stats.acceptance_count > 0
-        return Acceptance(
-            draft_calls=stats.draft_calls,
-            row_steps=stats.row_steps,
-            drafted_per_position=_by_position(stats.drafted_per_position),
-            accepted_per_position=_by_position(stats.accepted_per_position),
-            acceptance_sum=stats.acceptance_sum if known else float(stats.accepted_tokens),
-            acceptance_count=stats.acceptance_count if known else stats.accepted_tokens + stats.rejections,
-        )
+        return {
+            "draft_calls": stats.draft_calls,
+            "row_steps": stats.row_steps,
+            "drafted_per_position": _by_position(stats.drafted_per_position),
+            "accepted_per_position": _by_position(stats.accepted_per_position),
+            "acceptance_sum": stats.acceptance_sum if known else float(stats.accepted_tokens),
+            "acceptance_count": stats.acceptance_count if known else stats.accepted_tokens + stats.rejections,
+        }
     rounds = meter.accepted_per_round(prompt, len(rows[0])) if len(rows) == 1 else []
     longest = max((drafted for drafted, _ in rounds), default=0)
-    return Acceptance(
-        draft_calls=len(meter.of("draft")),
-        row_steps=len(rounds) or sum(map(len, rows)),  # only plain decoding takes a batch
-        drafted_per_position=[sum(drafted > i for drafted, _ in rounds) for i in range(longest)],
-        accepted_per_position=[sum(accepted > i for _, accepted in rounds) for i in range(longest)],
-        acceptance_sum=float(sum(accepted for _, accepted in rounds)),
-        acceptance_count=sum(accepted + (accepted < drafted) for drafted, accepted in rounds),
-    )
+    return {
+        "draft_calls": len(meter.of("draft")),
+        "row_steps": len(rounds) or sum(map(len, rows)),  # only plain decoding takes a batch
+        "drafted_per_position": [sum(drafted > i for drafted, _ in rounds) for i in range(longest)],
+        "accepted_per_position": [sum(accepted > i for _, accepted in rounds) for i in range(longest)],
+        "acceptance_sum": float(sum(accepted for _, accepted in rounds)),
+        "acceptance_count": sum(accepted + (accepted < drafted) for drafted, accepted in rounds),
+    }
 
 
 def _by_position(counts: Mapping[int, int]) -> list[int]:

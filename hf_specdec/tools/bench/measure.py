@@ -1,7 +1,7 @@
 """Measure: all methods decode each prompt in turn, in rotated order, so that drift of the machine cancels out."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -11,9 +11,7 @@ from ...hub import made_for
 from ...hub.measured import facts
 from ...target.devices import input_device
 from ..instruments.audit import Audit
-from ..instruments.bare import Kind, bare_seconds, time_bare_forwards
 from ..instruments.ends import end_tokens
-from ..instruments.meter import Forward
 from ..instruments.provenance import peak_memory_bytes, reset_peak_memory
 from ..loading.chat import batch, prompt_ids
 from ..loading.models import Pair
@@ -22,23 +20,10 @@ from ..loading.sampling import sampling_at
 from .decoding import Generation, decode
 from .methods import BASELINES, PLAIN, Method
 from .plan import Settings, Unit
-from .results import Measurement, Results, Times
+from .results import Counts, Measurement, Results
 from .summary import summarize
 
 T = TypeVar("T")
-
-
-@dataclass
-class Measured:
-    """One generation of a repetition."""
-
-    generation: Generation
-    repeat: int
-    peak_memory: int
-
-    @property
-    def name(self) -> str:
-        return self.generation.method.name
 
 
 class Bench:
@@ -90,37 +75,29 @@ class Bench:
 
         The turns before stand in the prompt with plain decoding's answers, the same for all methods.
         """
-        measured: list[Measurement] = []
+        whole: dict[tuple[str, int], Measurement] = {}
         while unit.prompts and (inputs := self.tokenize(unit)) is not None:
-            new, plain = self._measure_turn(unit, inputs, rotation + unit.turn)
-            measured += new
+            made = self._take_turns(unit, inputs, rotation + unit.turn)
+            plain = made[0][1].rows
+            audit = Audit(self.target, inputs["input_ids"][:1], plain[0], **self.options(unit))
+            for repeat, one in made:
+                new = _measurement(unit, one, repeat)
+                if unit.temperature == 0:
+                    new.same_text = one.rows == plain
+                    new.difference = _difference(one, audit, unit.turn) if len(plain) == 1 and repeat == 0 else None
+                key = new.method, repeat
+                whole[key] = whole[key].then(new) if key in whole else new
             unit = unit.after([self._text(row) for row in plain])
-        return measured
+        return list(whole.values())
 
-    def _measure_turn(
-        self, unit: Unit, inputs: dict[str, Tensor], rotation: int
-    ) -> tuple[list[Measurement], list[list[int]]]:
-        """All methods and repetitions of one turn, and plain decoding's tokens in the first of them."""
-        measured: list[Measurement] = []
-        plain: list[list[int]] = []
-        ids = inputs["input_ids"]
+    def _take_turns(self, unit: Unit, inputs: dict[str, Tensor], rotation: int) -> list[tuple[int, Generation]]:
+        """Repetition and generation of all methods, in their own order: the first is plain decoding's."""
+        found: list[tuple[int, Generation]] = []
         for repeat, methods in enumerate(self.passes):
             methods = [method for method in methods if unit.batch_size == 1 or not method.single_row]
-            made = [
-                self.generate(method, unit, inputs, repeat=repeat) for method in _rotated(methods, rotation + repeat)
-            ]
-            made.sort(key=lambda one: methods.index(one.generation.method))
-            tables = self._bare_tables([one.generation for one in made], ids)
-            step = tables[made[0].name].get(("target", len(ids), 1))
-            plain = plain or made[0].generation.rows
-            audit = Audit(self.target, ids[:1], plain[0], **self.options(unit))
-            for one in made:
-                measurement = self._measurement(unit, one, tables[one.name], step)
-                if unit.temperature == 0:
-                    measurement.same_text = one.generation.rows == plain
-                    measurement.difference = _difference(one, audit)
-                measured.append(measurement)
-        return measured, plain
+            made = [self.generate(method, unit, inputs) for method in _rotated(methods, rotation + repeat)]
+            found += [(repeat, one) for one in sorted(made, key=lambda one: methods.index(one.method))]
+        return found
 
     def warm_up(self, unit: Unit, methods: Iterable[Method]) -> None:
         """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured."""
@@ -132,6 +109,7 @@ class Bench:
                 self.generate(method, unit, inputs, max_new_tokens=min(16, self.settings.max_new_tokens))
 
     def tokenize(self, unit: Unit) -> dict[str, Tensor] | None:
+        """Ids and mask; None, with a warning, where they do not fit into the target's context."""
         raw, system = self.settings.raw, self.settings.system
         rows = [prompt_ids(self.tokenizer, prompt, raw, system) for prompt in unit.prompts]
         inputs = batch(rows, self.tokenizer.pad_token_id, self.device)
@@ -147,88 +125,49 @@ class Bench:
         return inputs
 
     def options(self, unit: Unit) -> dict[str, Any]:
+        """Of `generate`."""
         options: dict[str, Any] = {"max_new_tokens": self.settings.max_new_tokens}
         options |= sampling_at(unit.temperature, self.settings.top_k)
         if self.tokenizer.pad_token_id is not None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         return options
 
-    def generate(
-        self, method: Method, unit: Unit, inputs: dict[str, Tensor], repeat: int = 0, **options: Any
-    ) -> Measured:
+    def generate(self, method: Method, unit: Unit, inputs: dict[str, Tensor], **options: Any) -> Generation:
         """One call of a method. Every repetition has the same seed.
 
         Args:
             options: of `generate`, instead of the unit's.
         """
         reset_peak_memory(self.device)
-        generation = decode(
-            self.target, method, inputs, self.settings.seed + unit.index, **self.options(unit) | options
-        )
-        return Measured(generation, repeat, peak_memory_bytes(self.device))
+        made = decode(self.target, method, inputs, self.settings.seed + unit.index, **self.options(unit) | options)
+        made.peak_memory_bytes = peak_memory_bytes(self.device)
+        return made
 
     def _text(self, row: list[int]) -> str:
         """What was said, without the tokens that end it."""
         ends = end_tokens(self.target)
         return self.tokenizer.decode([token for token in row if token not in ends], skip_special_tokens=True)
 
-    def _bare_tables(self, generations: list[Generation], ids: Tensor) -> dict[str, dict[Kind, float]]:
-        """Bare times of all forwards made, by method: drafters' with this package's attention, others' with
-        transformers' own. Methods share the target's, and each draft model's."""
-        tables: dict[str, dict[Kind, float]] = {}
-        for ours in (False, True):
-            mine = [g for g in generations if (g.method.drafter is not None) is ours]
-            of_target = time_bare_forwards({"target": self.target}, _forwards(mine), ids, ours)
-            for draft in {id(g.method.draft): g.method.draft for g in mine}.values():
-                users = [g for g in mine if g.method.draft is draft]
-                of_draft = {} if draft is None else time_bare_forwards({"draft": draft}, _forwards(users), ids, ours)
-                tables |= {g.method.name: of_target | of_draft for g in users}
-        return tables
 
-    def _measurement(
-        self, unit: Unit, measured: Measured, table: dict[Kind, float], target_step_seconds: float | None
-    ) -> Measurement:
-        """The figures of a generation; its text is not compared yet."""
-        generation = measured.generation
-        meter, acceptance = generation.meter, generation.acceptance
-        return Measurement(
-            dataset=unit.dataset,
-            prompt=unit.index,
-            batch_size=unit.batch_size,
-            temperature=unit.temperature,
-            method=measured.name,
-            repeat=measured.repeat,
-            tokens=generation.tokens,
-            times=Times(
-                seconds=meter.seconds,
-                prefill_seconds=meter.prefill_seconds,
-                draft_seconds=meter.total("draft"),
-                verify_seconds=meter.total("target"),
-                bare_seconds=bare_seconds(meter.forwards, table),
-                target_step_seconds=target_step_seconds,
-                draft_step_seconds=table.get(("draft", len(generation.rows), 1)) if acceptance.draft_calls else None,
-            ),
-            target_calls=len(meter.of("target")),
-            acceptance=acceptance,
-            same_text=None,
-            difference=None,
-            peak_memory_bytes=measured.peak_memory,
-            turn=unit.turn,
-        )
+def _measurement(unit: Unit, made: Generation, repeat: int) -> Measurement:
+    return Measurement(
+        dataset=unit.dataset,
+        prompt=unit.index,
+        batch_size=unit.batch_size,
+        temperature=unit.temperature,
+        method=made.method.name,
+        repeat=repeat,
+        same_text=None,
+        difference=None,
+        peak_memory_bytes=made.peak_memory_bytes,
+        **{f.name: getattr(made, f.name) for f in fields(Counts)},
+    )
 
 
-def _forwards(generations: Sequence[Generation]) -> list[Forward]:
-    """All that they made."""
-    return [forward for generation in generations for forward in generation.meter.forwards]
-
-
-def _difference(measured: Measured, audit: Audit) -> dict[str, Any] | None:
-    """Where a single row's text leaves plain's; looked up once, in the first repetition."""
-    rows = measured.generation.rows
-    if len(rows) > 1 or measured.repeat:
-        return None
-    found = audit.difference(rows[0])
-    return asdict(found) | {"near_tie": found.near_tie} if found else None
+def _difference(made: Generation, audit: Audit, turn: int) -> dict[str, Any] | None:
+    """Where a single row's text leaves plain's."""
+    found = audit.difference(made.rows[0])
+    return asdict(found) | {"near_tie": found.near_tie, "turn": turn} if found else None
 
 
 def _rotated(items: Sequence[T], by: int) -> list[T]:

@@ -1,44 +1,25 @@
-"""`hf-specdec report`: result files as a Markdown page, PNG plots and one self-contained HTML page."""
+"""`hf-specdec report`: result files as a page of Markdown tables, with a picture."""
 
-import base64
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import SpeculationError
-from ...hub.measured import markdown as table_of
-from ..showing import cards, html_page, html_table, write_page
-from .plots import Cells, save_plots
+from ...hub.measured import markdown
+from .plots import Cells, plot_speedups
 from .results import Results
 from .tables import COLUMN_HELP, COLUMNS, DIFFERENCES, differences, figures, overview, title_of
 
-TITLE = "What speculation gains"
 PARTED = (
     "Where texts first differ from plain decoding's. The gap is the logit of plain decoding's token less that "
     "of the other token. At a near tie, the two are plain decoding's top two tokens and at most 4 rounding "
     "steps of the dtype apart, or the other token ranks third or lower and is at most 2 steps apart."
 )
-
-
-@dataclass
-class Section:
-    """A table of the report with the text around it."""
-
-    title: str
-    """empty where the section goes on"""
-    before: str
-    header: Sequence[str]
-    rows: list[list[str]]
-    after: str = ""
-    best: int | None = None
-    """the row to point out"""
+CAPTION = "Speed-up over plain decoding, with the 95% bootstrap interval over prompts."
 
 
 def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
-    """Write `report.md`, `report.html` and the plots into `folder`; returns what was written.
+    """Write `report.md` and `speedup.png` into `folder`; returns what was written.
 
     Raises:
         SpeculationError: a result file cannot be read or is empty, or the folder cannot be written to.
@@ -50,15 +31,14 @@ def write_report(paths: Sequence[Path], folder: Path) -> list[Path]:
                 f"{path} holds no finished prompt; run the benchmark again, with --resume to continue it"
             )
     cells = cells_of(files)
+    page, picture = folder / "report.md", folder / "speedup.png"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        page.write_text("\n\n".join(_parts(cells, files)) + "\n", encoding="utf-8")
     except OSError as error:
-        raise SpeculationError(f"cannot make the folder {folder}: {error.strerror or error}") from error
-    plots = save_plots(cells, folder)
-    markdown, page = folder / "report.md", folder / "report.html"
-    write_page(markdown, report_markdown(cells, files, plots))
-    write_page(page, report_html(cells, files, plots))
-    return [markdown, page, *plots.values()]
+        raise SpeculationError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
+    plot_speedups(cells, picture)
+    return [page, picture]
 
 
 def cells_of(files: dict[Path, Results]) -> Cells:
@@ -73,73 +53,30 @@ def cells_of(files: dict[Path, Results]) -> Cells:
     return cells
 
 
-def sections(cells: Cells) -> Iterable[Section]:
-    """All tables: an overview where there are several cells, and for each cell its figures and where texts differ."""
+def _parts(cells: Cells, files: dict[Path, Results]) -> Iterator[str]:
+    """Commands, an overview where there are several cells, each cell's figures and where its texts differ."""
+    yield "# What speculation gains"
+    for results in files.values():
+        yield f"    {results.provenance['command']}"
+        yield f"On {_machine(results.provenance)}."
+    yield f"![{CAPTION}](speedup.png)"
     if len(cells) > 1:
         header, *rows = overview(cells)
-        yield Section("At a glance", "", header, rows)
+        yield f"## At a glance\n\n{markdown(header, rows)}"
     for title, runs in cells.items():
-        best = max(range(len(runs)), key=lambda i: runs[i]["speedup"])
         rows = [list(figures(run).values()) for run in runs]
-        yield Section(title, "", COLUMNS, rows, _size(runs), best)
+        yield f"## {title}\n\n{markdown(COLUMNS, rows)}\n\n{_size(runs[0])}"
         if parted := differences(runs):
-            yield Section("", PARTED, DIFFERENCES, parted)
-
-
-def report_markdown(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
-    """Commands, tables and pictures."""
-    parts = [f"# {TITLE}"]
-    for results in files.values():
-        parts += [f"    {results.provenance['command']}", f"On {_machine(results.provenance)}."]
-    for section in sections(cells):
-        table = table_of(section.header, section.rows)
-        parts += filter(None, [section.title and f"## {section.title}", section.before, table, section.after])
-    parts += [f"![{caption}]({path.name})" for caption, path in plots.items()]
-    rows = "\n".join(f"| {name} | {text} |" for name, text in COLUMN_HELP.items())
-    return "\n\n".join([*parts, f"| column | meaning |\n|---|---|\n{rows}"]) + "\n"
-
-
-def report_html(cells: Cells, files: dict[Path, Results], plots: dict[str, Path]) -> str:
-    """One page with everything inside it."""
-    best = max((run for runs in cells.values() for run in runs), key=lambda run: run["speedup"])
-    tables = "".join(
-        (f"<h2>{escape(section.title)}</h2>" if section.title else "")
-        + (f"<p>{escape(section.before)}</p>" if section.before else "")
-        + html_table(section.header, section.rows, COLUMN_HELP, section.best)
-        + (f'<p class="soft">{escape(section.after)}</p>' if section.after else "")
-        for section in sections(cells)
+            yield f"{PARTED}\n\n{markdown(DIFFERENCES, parted)}"
+    yield "\n".join(
+        ["| column | meaning |", "|---|---|", *(f"| {name} | {said} |" for name, said in COLUMN_HELP.items())]
     )
-    pictures = "".join(
-        f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,'
-        f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
-        for caption, path in plots.items()
-    )
-    meanings = "".join(f"<dt><b>{escape(k)}</b></dt><dd>{escape(v)}</dd>" for k, v in COLUMN_HELP.items())
-    sources = "".join(
-        f"<details><summary>How {escape(path.name)} was measured</summary>"
-        f"<pre>{escape(json.dumps(results.provenance, indent=1))}</pre></details>"
-        for path, results in files.items()
-    )
-    headline = cards(
-        {
-            f"best: {best['name']} on {best['dataset']}, T={best['temperature']:g}": f"{best['speedup']:.2f}x",
-            "methods": str(len({run["name"] for runs in cells.values() for run in runs})),
-            "generations measured": str(sum(len(results.measurements) for results in files.values())),
-        }
-    )
-    body = (
-        f'<h1>{TITLE}</h1><p class="soft">{escape(_machine(next(iter(files.values())).provenance))}</p>'
-        f"{headline}{tables}<h2>Pictures</h2>{pictures}"
-        f"<h2>What the columns say</h2><dl>{meanings}</dl>{sources}"
-    )
-    return html_page(TITLE, body)
 
 
-def _size(runs: list[dict[str, Any]]) -> str:
-    first = runs[0]
-    unit = "batches" if first["batch_size"] > 1 else "prompts"
-    times = "once" if first["repeats"] == 1 else f"{first['repeats']} times, of which the median counts"
-    return f"{first['prompts']} {unit}, each decoded by each method {times}."
+def _size(run: dict[str, Any]) -> str:
+    unit = "batches" if run["batch_size"] > 1 else "prompts"
+    times = "once" if run["repeats"] == 1 else f"{run['repeats']} times, of which the median counts"
+    return f"{run['prompts']} {unit}, each decoded by each method {times}."
 
 
 def _machine(provenance: dict[str, Any]) -> str:

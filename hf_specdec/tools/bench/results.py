@@ -3,56 +3,56 @@
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from ...errors import SpeculationError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
-@dataclass
-class Times:
-    """Seconds of one generation."""
+@dataclass(kw_only=True)
+class Counts:
+    """What generations came to: sums, which `+` adds up. Times are seconds."""
 
-    seconds: float
-    """of the whole `generate` call"""
-    prefill_seconds: float
+    tokens: int = 0
+    """new tokens of all rows, without padding"""
+    seconds: float = 0.0
+    """of whole `generate` calls"""
+    prefill_seconds: float = 0.0
     """in forwards over an empty cache, of target and draft"""
-    draft_seconds: float
+    draft_seconds: float = 0.0
     """in the draft's other forwards"""
-    verify_seconds: float
+    verify_seconds: float = 0.0
     """in the target's other forwards"""
-    bare_seconds: float
-    """what those other forwards take alone (`instruments.bare`)"""
-    target_step_seconds: float | None
-    """a bare forward of the target, one token per row; None where there was none"""
-    draft_step_seconds: float | None
-
-
-@dataclass
-class Acceptance:
-    """What one generation drafted and accepted."""
-
-    draft_calls: int
-    row_steps: int
-    drafted_per_position: list[int]
-    accepted_per_position: list[int]
-    acceptance_sum: float
+    target_calls: int = 0
+    draft_calls: int = 0
+    row_steps: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    acceptance_sum: float = 0.0
     """Σ β where q is known, else accepted tokens; over `acceptance_count` it is α"""
-    acceptance_count: int
+    acceptance_count: int = 0
     """positions at which the draft was put to the test"""
 
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(**{f.name: _added(getattr(self, f.name), getattr(other, f.name)) for f in fields(Counts)})
+
     @property
-    def mean_length(self) -> float:
+    def mean_acceptance_length(self) -> float:
         """Tokens per verification, the target's own included; 1 for plain decoding."""
         return 1 + sum(self.accepted_per_position) / max(self.row_steps, 1)
 
 
-@dataclass
-class Measurement:
-    """One generation: a prompt's turn (or those of a batch), a method, a repetition."""
+def _added(a: Any, b: Any) -> Any:
+    return [x + y for x, y in zip_longest(a, b, fillvalue=0)] if isinstance(a, list) else a + b
+
+
+@dataclass(kw_only=True)
+class Measurement(Counts):
+    """A prompt (all turns of a conversation) or a batch of them, decoded by a method in one repetition."""
 
     dataset: str
     prompt: int
@@ -61,41 +61,26 @@ class Measurement:
     temperature: float
     method: str
     repeat: int
-    tokens: int
-    """new tokens of all rows, without padding"""
-    times: Times
-    target_calls: int
-    acceptance: Acceptance
     same_text: bool | None
     """greedy only: whether the tokens are plain decoding's"""
     difference: dict[str, Any] | None
     """the first place where they are not (`instruments.audit`)"""
     peak_memory_bytes: int
-    turn: int = 0
-    """of a conversation, from 0"""
 
     @property
     def unit(self) -> tuple[str, int, int, float]:
         """What is measured in one go."""
         return self.dataset, self.prompt, self.batch_size, self.temperature
 
-    @property
-    def seconds(self) -> float:
-        return self.times.seconds
-
-    def row(self) -> dict[str, Any]:
-        """As it stands in a result file: times and acceptance on one level with all else."""
-        row = asdict(self)
-        times, acceptance = row.pop("times"), row.pop("acceptance")
-        return row | times | acceptance
-
-    @classmethod
-    def of_row(cls, row: dict[str, Any]) -> "Measurement":
-        """The measurement of a result file's row."""
-        own = dict(row)
-        times = Times(**{f.name: own.pop(f.name) for f in fields(Times)})
-        acceptance = Acceptance(**{f.name: own.pop(f.name) for f in fields(Acceptance)})
-        return cls(times=times, acceptance=acceptance, **own)
+    def then(self, later: "Measurement") -> "Measurement":
+        """Together with a later turn of the conversation."""
+        return replace(
+            self,
+            **vars(self + later),
+            same_text=None if self.same_text is None else bool(self.same_text and later.same_text),
+            difference=self.difference or later.difference,
+            peak_memory_bytes=max(self.peak_memory_bytes, later.peak_memory_bytes),
+        )
 
 
 @dataclass
@@ -113,11 +98,10 @@ class Results:
             SpeculationError: it cannot be written (a full disk, a folder that is not there).
         """
         path = Path(path)
-        content = {"schema": SCHEMA} | vars(self) | {"measurements": [m.row() for m in self.measurements]}
         unfinished = path.with_name(path.name + ".part")
         try:
             with unfinished.open("w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
+                json.dump({"schema": SCHEMA} | asdict(self), file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
@@ -143,7 +127,6 @@ class Results:
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise SpeculationError(f"{path} is not a result file with schema {SCHEMA}; measure again with this version")
         try:
-            measurements = [Measurement.of_row(row) for row in content["measurements"]]
-            return cls(content["provenance"], measurements, content["runs"])
+            return cls(content["provenance"], [Measurement(**row) for row in content["measurements"]], content["runs"])
         except (KeyError, TypeError) as error:
             raise SpeculationError(f"{path} is damaged or edited: {error}; measure again") from error

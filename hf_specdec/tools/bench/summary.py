@@ -2,29 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ... import theory
 from ...errors import SpeculationError
 from .methods import PLAIN
-from .results import Acceptance, Measurement
-from .turns import total_acceptance, total_times, whole_conversations
+from .results import Counts, Measurement
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-
-
-class Timed(Protocol):
-    """What has a speed."""
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def seconds(self) -> float: ...
 
 
 def check_installed() -> None:
@@ -39,8 +27,7 @@ def check_installed() -> None:
 
 def summarize(measurements: Sequence[Measurement], seed: int = 0) -> list[dict[str, Any]]:
     """The `runs` of a result file, in the order in which methods were first measured."""
-    measurements = whole_conversations(measurements)
-    cells = dict.fromkeys((m.dataset, m.batch_size, m.temperature) for m in measurements)
+    cells = dict.fromkeys(map(_cell, measurements))
     return [run for cell in cells for run in _summarize_cell([m for m in measurements if _cell(m) == cell], seed)]
 
 
@@ -53,7 +40,7 @@ def median_repeats(measurements: Iterable[Measurement]) -> list[Measurement]:
     return [repeats[len(repeats) // 2] for repeats in ranked]
 
 
-def speed_ratio(method: Iterable[Timed], other: Iterable[Timed]) -> float:
+def speed_ratio(method: Iterable[Counts], other: Iterable[Counts]) -> float:
     """Tokens per second of one method over those of another."""
     return _speed(method) / _speed(other)
 
@@ -102,7 +89,7 @@ def _summarize_cell(measurements: list[Measurement], seed: int) -> list[dict[str
 
 
 def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Measurement], seed: int) -> dict[str, Any]:
-    mine = medians[name]
+    mine, plain = medians[name], sum(medians[PLAIN], Counts())
     ratios = {
         other: {"ratio": speed_ratio(mine, rows), "interval": ratio_interval(mine, rows, seed)}
         for other, rows in medians.items()
@@ -110,11 +97,12 @@ def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Meas
     }
     speeds = sorted(m.tokens / m.seconds for m in mine)
     repeats = [[m for m in everything if m.repeat == repeat] for repeat in sorted({m.repeat for m in everything})]
-    times, acceptance = total_times(m.times for m in mine), total_acceptance(m.acceptance for m in mine)
-    decode = times.seconds - times.prefill_seconds
-    drafted, accepted = acceptance.drafted_per_position, acceptance.accepted_per_position
-    alpha, c = _alpha(acceptance), _cost_coefficient(mine)
-    gamma = sum(drafted) / acceptance.row_steps if acceptance.row_steps else 0.0
+    total = sum(mine, Counts())
+    decode = total.seconds - total.prefill_seconds
+    drafted, accepted = total.drafted_per_position, total.accepted_per_position
+    alpha = total.acceptance_sum / total.acceptance_count if total.acceptance_count else None
+    c = _cost_coefficient(total, plain, len(medians[PLAIN]))
+    gamma = sum(drafted) / total.row_steps if total.row_steps else 0.0
     same = [m.same_text for m in everything if m.same_text is not None]
     return {
         "name": name,
@@ -124,49 +112,46 @@ def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Meas
         "prompts": len(mine),
         "repeats": len(repeats),
         "identical": all(same) if same else None,
-        "tokens": sum(m.tokens for m in mine),
-        "seconds": times.seconds,
+        "tokens": total.tokens,
+        "seconds": total.seconds,
         "tokens_per_second": _speed(mine),
         "tokens_per_second_spread": [speeds[0], speeds[len(speeds) // 2], speeds[-1]],
         "tokens_per_second_by_repeat": [_speed(rows) for rows in repeats],
         "speedup": speed_ratio(mine, medians[PLAIN]),
         "speedup_interval": ratios[PLAIN]["interval"] if PLAIN in ratios else None,
         "ratios": ratios,
-        "mean_acceptance_length": acceptance.mean_length,
+        "mean_acceptance_length": total.mean_acceptance_length,
         "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
-        "acceptance_per_position": [a / d for a, d in zip_longest(accepted, drafted, fillvalue=0) if d],
+        "acceptance_per_position": [a / d for a, d in zip(accepted, drafted, strict=False) if d],
         "gamma": gamma,
         "alpha": alpha,
         "c": c,
         "predicted_speedup": _predicted(alpha, c, gamma),
-        "bound_share": times.bare_seconds / decode if decode > 0 and times.bare_seconds else None,
-        "bare_seconds": times.bare_seconds,
-        "prefill_seconds": times.prefill_seconds,
+        "prefill_seconds": total.prefill_seconds,
         "decode_seconds": decode,
-        "draft_seconds": times.draft_seconds,
-        "verify_seconds": times.verify_seconds,
-        "overhead_seconds": decode - times.draft_seconds - times.verify_seconds,
-        "target_calls": sum(m.target_calls for m in mine),
-        "draft_calls": acceptance.draft_calls,
+        "draft_seconds": total.draft_seconds,
+        "verify_seconds": total.verify_seconds,
+        "overhead_seconds": decode - total.draft_seconds - total.verify_seconds,
+        "target_calls": total.target_calls,
+        "draft_calls": total.draft_calls,
         "peak_memory_bytes": max(m.peak_memory_bytes for m in everything),
         "differences": [m.difference | {"prompt": m.prompt} for m in everything if m.difference],
     }
 
 
-def _speed(measurements: Iterable[Timed]) -> float:
-    rows = list(measurements)
-    return sum(m.tokens for m in rows) / sum(m.seconds for m in rows)
+def _speed(counts: Iterable[Counts]) -> float:
+    total = sum(counts, Counts())
+    return total.tokens / total.seconds
 
 
-def _alpha(acceptance: Acceptance) -> float | None:
-    return acceptance.acceptance_sum / acceptance.acceptance_count if acceptance.acceptance_count else None
-
-
-def _cost_coefficient(measurements: list[Measurement]) -> float | None:
-    """c = T_draft / T_target by bare steps, 0 for drafts without a model, None where nothing was timed."""
-    target = sum(m.times.target_step_seconds or 0.0 for m in measurements)
-    draft = sum(m.times.draft_step_seconds or 0.0 for m in measurements)
-    return draft / target if target else None
+def _cost_coefficient(mine: Counts, plain: Counts, prompts: int) -> float | None:
+    """c = T_draft / T_target by mean steps, 0 for drafts without a model, None where no step was seen."""
+    steps = plain.target_calls - prompts  # one forward of each reads its prompt
+    if not mine.draft_calls:
+        return 0.0
+    if not mine.draft_seconds or not steps:
+        return None
+    return (mine.draft_seconds / mine.draft_calls) / (plain.verify_seconds / steps)
 
 
 def _predicted(alpha: float | None, c: float | None, gamma: float) -> float | None:

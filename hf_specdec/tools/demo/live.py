@@ -12,7 +12,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from ..explain.page import KINDS
+from ..explain.showing import KINDS
 from ..instruments.recording import Round
 
 STYLES = {"accepted": "green", "rejected": "red strike", "own": "bold blue"}

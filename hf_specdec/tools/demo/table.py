@@ -7,8 +7,8 @@ from rich.table import Table
 from ..bench.decoding import Generation
 from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Method
+from ..bench.results import Counts
 from ..bench.summary import speed_ratio
-from ..bench.turns import total_acceptance
 from ..instruments.audit import Audit, Difference
 from .turns import Turn, inputs_of
 
@@ -80,7 +80,7 @@ def _speed_up(pairs: Sequence[Pair]) -> float:
 
 
 def _tokens_per_call(pairs: Sequence[Pair]) -> str:
-    return f"{total_acceptance(made.acceptance for made, _ in pairs).mean_length:.2f}" if pairs else "-"
+    return f"{sum((made for made, _ in pairs), Counts()).mean_acceptance_length:.2f}" if pairs else "-"
 
 
 def differences(bench: Bench, turns: Iterable[Turn]) -> Iterator[tuple[str, str, Difference]]:

@@ -68,7 +68,7 @@ class Turns:
         inputs = inputs_of(self.bench, turn.unit)
         if not any(method.name in before.made for before in self.taken):
             self.bench.warm_up(turn.unit, [method])
-        made = turn.made[method.name] = self.bench.generate(method, turn.unit, inputs).generation
+        made = turn.made[method.name] = self.bench.generate(method, turn.unit, inputs)
         return made
 
     def _expected(self, method: Method, unit: Unit) -> float:

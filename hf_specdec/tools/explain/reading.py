@@ -1,6 +1,5 @@
-"""Take one generation apart: decode with the drafter and plainly, and put texts and probabilities to every round."""
+"""Take one generation apart: decode with the drafter and plainly, and put texts to every round."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,64 +12,51 @@ from ...stats import SpeculationStats
 from ...target.devices import input_device
 from ..bench.decoding import Generation, decode
 from ..bench.methods import PLAIN, Method
-from ..instruments.audit import Audit, Difference
-from ..instruments.recording import Node, RecordingDrafter, Round
+from ..instruments.audit import Audit
+from ..instruments.recording import RecordingDrafter, Round
 from ..loading.checks import check_tokens
-from ..loading.drafters import own_model
+from ..loading.drafters import DrafterSettings, own_model
 from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT
 from ..loading.sampling import sampling_at
-from .settings import ExplainSettings
-from .timeline import see_worker, timeline_of
+from .timeline import timeline_of
 
 COSTLIEST = 10
 """rejections that are shown"""
+SAMPLED = "Exactness: sampled text is not compared; its distribution is the target's."
+
+Likeliest = list[tuple[str, float]]
+"""tokens, and how likely a model found them"""
 
 
-class Candidate(NamedTuple):
-    """A token, and how likely a model found it."""
-
-    text: str
-    prob: float
-
-
-@dataclass
-class Rejection:
-    """A drafted token that the target replaced."""
-
-    round: int
-    drafted: str
-    replaced_by: str
-    target_top: list[Candidate]
-    draft_top: list[Candidate]
-    """empty for drafters without a model"""
-    wasted_tokens: int
-    wasted_seconds: float
-
-
-@dataclass
-class TokenInfo:
+class Token(NamedTuple):
     """A token as it is shown."""
 
     text: str
     kind: str
     """first (from the prefill), accepted, rejected, own (the target's correction or bonus token), dropped (drafted
     after a rejection)"""
-    p: float | None
-    """the target's probability of it"""
-    q: float | None
-    """the draft's"""
+
+
+class Rejection(NamedTuple):
+    """A drafted token that the target replaced."""
+
+    round: int
+    drafted: str
+    replaced_by: str
+    target_top: Likeliest
+    draft_top: Likeliest
+    """empty for drafters without a model"""
+    wasted_tokens: int
+    wasted_seconds: float
 
 
 @dataclass
 class Explanation:
     """All that is shown of a generation."""
 
-    settings: ExplainSettings
-    lines: list[list[TokenInfo]]
+    lines: list[list[Token]]
     """the prefill's token, a line per round, and what the target wrote alone after the drafter was dropped"""
-    trees: list[list[tuple[str, Node]]]
-    """text and node of each drafted token, per line; empty where the draft was no tree"""
     rounds: list[Round]
     rejections: list[Rejection]
     """the costliest first"""
@@ -78,70 +64,56 @@ class Explanation:
     ours: Generation
     plain: Generation
     timeline: Timeline
-    same_text: bool | None
-    """None when sampling"""
     exactness: str
     """whether the text is plain decoding's, in a sentence"""
 
 
 def explain(
-    settings: ExplainSettings,
-    target: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase,
+    settings: DrafterSettings, pair: Pair, prompt: str, max_new_tokens: int, temperature: float = 0.0, seed: int = 0
 ) -> Explanation:
     """Decode the prompt with the drafter and plainly, both after a warm-up, and look at every round."""
-    recorder = RecordingDrafter(settings.load_drafter(Pair(tokenizer, target, draft)))
+    target, tokenizer = pair.target, pair.tokenizer
+    recorder = RecordingDrafter(settings.load_drafter(pair))
     draft = own_model(recorder.inner)
     warm_up, inputs = (
         {name: found[name] for name in ("input_ids", "attention_mask")}
-        for found in (
-            tokenizer(t, return_tensors="pt").to(input_device(target)) for t in (WARM_UP_TEXT, settings.prompt)
-        )
+        for found in (tokenizer(text, return_tensors="pt").to(input_device(target)) for text in (WARM_UP_TEXT, prompt))
     )
-    prompt = inputs["input_ids"]
-    check_tokens(prompt, settings.prompt)
-    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
-    options |= sampling_at(settings.temperature)
+    ids = inputs["input_ids"]
+    check_tokens(ids, prompt)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
+    options |= sampling_at(temperature)
 
     def generated(method: Method) -> Generation:
-        decode(target, method, warm_up, **options | {"max_new_tokens": min(16, settings.max_new_tokens)})
-        return decode(target, method, inputs, settings.seed, **options)
+        decode(target, method, warm_up, **options | {"max_new_tokens": min(16, max_new_tokens)})
+        return decode(target, method, inputs, seed, **options)
 
     plain = generated(Method(PLAIN))
     ours = generated(Method(settings.spec, {"assistant_model": recorder}, draft, recorder))
-    timeline = timeline_of(recorder.inner, ours.meter, recorder.rounds)
-    see_worker(ours.meter, timeline)
     (new,), (expected,) = ours.rows, plain.rows
-    greedy = settings.temperature == 0
-    difference = Audit(target, prompt, expected, **options).difference(new) if greedy else None
-    ids = torch.cat([prompt, torch.tensor([new], device=prompt.device)], dim=1)
-    p = _next_probs(target, ids, settings.temperature)
-    q = _next_probs(draft, ids, settings.temperature) if draft is not None else None
-    reader = _Reader(tokenizer, prompt.shape[1], new, p, q)
+    exactness = SAMPLED if temperature else _exactness(tokenizer, Audit(target, ids, expected, **options), new)
+    whole = torch.cat([ids, torch.tensor([new], device=ids.device)], dim=1)
+    models = [target] if draft is None else [target, draft]
+    chances = [_next_probs(model, whole, temperature)[ids.shape[1] - 1 :] for model in models]
+    rejections = _rejections(tokenizer, recorder.rounds, chances)
     return Explanation(
-        settings=settings,
-        lines=reader.lines(recorder.rounds),
-        trees=[[], *([(reader.text(node.token), node) for node in r.tree] for r in recorder.rounds)],
+        lines=_lines(tokenizer, recorder.rounds, new),
         rounds=recorder.rounds,
-        rejections=reader.rejections(recorder.rounds)[:COSTLIEST],
+        rejections=sorted(rejections, key=lambda found: (-found.wasted_seconds, found.round))[:COSTLIEST],
         stats=recorder.last_stats,
         ours=ours,
         plain=plain,
-        timeline=timeline,
-        same_text=expected == new if greedy else None,
-        exactness=_exactness(tokenizer, difference) if greedy else SAMPLED,
+        timeline=timeline_of(recorder.inner, ours.meter, recorder.rounds),
+        exactness=exactness,
     )
 
 
-SAMPLED = "Exactness: sampled text is not compared; its distribution is the target's."
-
-
-def _exactness(tokenizer: PreTrainedTokenizerBase, difference: Difference | None) -> str:
-    if difference is None:
+def _exactness(tokenizer: PreTrainedTokenizerBase, audit: Audit, new: list[int]) -> str:
+    found = audit.difference(new)
+    if found is None:
         return "Exactness: every token is plain decoding's."
-    unexplained = difference.gap is not None and not difference.near_tie
-    return f"Exactness: the text {difference.said(tokenizer)}." + (" Please report this." if unexplained else "")
+    unexplained = found.gap is not None and not found.near_tie
+    return f"Exactness: the text {found.said(tokenizer)}." + (" Please report this." if unexplained else "")
 
 
 @torch.inference_mode()
@@ -151,59 +123,36 @@ def _next_probs(model: PreTrainedModel, ids: Tensor, temperature: float) -> Tens
     return torch.softmax(logits / (temperature or 1.0), dim=-1)
 
 
-@dataclass
-class _Reader:
-    """Puts texts and probabilities to the tokens of the rounds."""
+def _lines(tokenizer: PreTrainedTokenizerBase, rounds: list[Round], new: list[int]) -> list[list[Token]]:
+    def named(tokens: list[int], kind: str) -> list[Token]:
+        return [Token(tokenizer.decode([token]), kind) for token in tokens]
 
-    tokenizer: PreTrainedTokenizerBase
-    prompt_length: int
-    new: list[int]
-    p: Tensor
-    q: Tensor | None
+    lines = [named(new[:1], "first")]  # the prefill's token comes before any round
+    for r in rounds:
+        rejected = [] if r.rejected is None else [r.rejected]
+        dropped = r.draft[r.accepted + len(rejected) :]
+        line = named(r.tokens[: r.accepted], "accepted") + named(rejected, "rejected") + named(dropped, "dropped")
+        lines.append(line + named(r.tokens[r.accepted :], "own"))
+    alone = new[1 + sum(len(r.tokens) for r in rounds) :]
+    return [*lines, named(alone, "own")] if alone else lines
 
-    def lines(self, rounds: Sequence[Round]) -> list[list[TokenInfo]]:
-        at = 1  # the prefill's token comes before any round
-        lines = [[self._info(self.new[0], 0, "first")]]
-        for r in rounds:
-            line = [self._info(token, at + i, "accepted") for i, token in enumerate(r.tokens[: r.accepted])]
-            if r.rejected is not None:
-                line.append(self._info(r.rejected, at + r.accepted, "rejected"))
-            dropped = r.draft[r.accepted + (r.rejected is not None) :]
-            line += [TokenInfo(self.text(token), "dropped", None, None) for token in dropped]
-            line += [self._info(t, at + r.accepted + i, "own") for i, t in enumerate(r.tokens[r.accepted :])]
-            lines.append(line)
-            at += len(r.tokens)
-        alone = [self._info(token, at + i, "own") for i, token in enumerate(self.new[at:])]
-        return [*lines, alone] if alone else lines
 
-    def rejections(self, rounds: Sequence[Round]) -> list[Rejection]:
-        found, at = [], 1
-        for number, r in enumerate(rounds, start=1):
-            if r.rejected is not None:
-                position = at + r.accepted
-                found.append(
-                    Rejection(
-                        round=number,
-                        drafted=self.text(r.rejected),
-                        replaced_by=self.text(r.tokens[r.accepted]),
-                        target_top=self._top(self.p, position),
-                        draft_top=self._top(self.q, position) if self.q is not None else [],
-                        wasted_tokens=r.drafted - r.accepted,
-                        wasted_seconds=r.wasted_seconds,
-                    )
-                )
-            at += len(r.tokens)
-        return sorted(found, key=lambda rejection: (-rejection.wasted_seconds, rejection.round))
+def _rejections(tokenizer: PreTrainedTokenizerBase, rounds: list[Round], chances: list[Tensor]) -> list[Rejection]:
+    """
+    Args:
+        chances: [new tokens, V] of each new token, by the target, and by the draft where there is one.
+    """
 
-    def text(self, token: int) -> str:
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+    def top(place: int) -> list[Likeliest]:
+        tops = [probs[place].topk(2) for probs in chances]
+        return [[(tokenizer.decode([i]), p) for p, i in zip(*map(Tensor.tolist, two), strict=True)] for two in tops]
 
-    def _info(self, token: int, position: int, kind: str) -> TokenInfo:
-        row = self.prompt_length + position - 1
-        q = self.q[row, token].item() if self.q is not None and token < self.q.shape[1] else None
-        return TokenInfo(self.text(token), kind, self.p[row, token].item(), q)
-
-    def _top(self, probs: Tensor, position: int) -> list[Candidate]:
-        top = probs[self.prompt_length + position - 1].topk(2)
-        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        return [Candidate(self.text(token), prob) for token, prob in pairs]
+    found, at = [], 1
+    for number, r in enumerate(rounds, start=1):
+        if r.rejected is not None:
+            target_top, draft_top = [*top(at + r.accepted), []][:2]
+            drafted, own = (tokenizer.decode([token]) for token in (r.rejected, r.tokens[r.accepted]))
+            wasted = r.drafted - r.accepted
+            found.append(Rejection(number, drafted, own, target_top, draft_top, wasted, r.wasted_seconds))
+        at += len(r.tokens)
+    return found

@@ -1,43 +1,67 @@
-"""`hf-specdec explain`: load, take apart, print and write."""
+"""`hf-specdec explain`: load, take apart, print, and keep what was printed as a page."""
 
+import io
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from ...drafters.pearl import Timeline
+from rich.console import Console
+from typer import Option
+
 from ...errors import SpeculationError
-from ..showing import quiet, write_page
-from .page import explain_page, print_explanation
+from ..loading.checks import check_decoding
+from ..loading.drafters import DrafterSettings
+from ..loading.outputs import writable_file
+from ..showing import quiet
 from .reading import Explanation, explain
-from .settings import PAGES, ExplainSettings
+from .showing import print_explanation
+
+WIDTH = 110
+"""letters per line of a page"""
+
+
+@dataclass(kw_only=True)
+class ExplainSettings(DrafterSettings):
+    """What to explain."""
+
+    prompt: Annotated[str, Option(help="Text to continue.")]
+    output: Annotated[
+        Path | None, Option("--output", "--html", help="Page (.html) or picture (.svg) of what is printed, to write.")
+    ] = None
+    max_new_tokens: Annotated[int, Option(help="New tokens, at most.")] = 128
+    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = 0.0
+    seed: Annotated[int, Option(help="Seed of sampling.")] = 0
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: an argument out of range, or a page that cannot be written.
+        """
+        if not self.prompt.strip():
+            raise SpeculationError(f"prompt must hold text to continue, got {self.prompt!r}")
+        check_decoding(self.max_new_tokens, self.temperature, self.seed)
+        if self.output is not None:
+            if self.output.suffix not in (".html", ".svg"):
+                raise SpeculationError(f"output must be a page (.html) or a picture (.svg), got {str(self.output)!r}")
+            writable_file(self.output, "output")
 
 
 def run_explain(settings: ExplainSettings) -> Explanation:
-    """Generate, print what was found, and write the files that are asked for.
+    """Generate, print what was found, and write the page that is asked for.
 
     Raises:
         SpeculationError: bad settings, models that do not work, or a file that cannot be written.
     """
     settings.check()
-    files = settings.files()
     with quiet():
         pair = settings.load()
-        explanation = explain(settings, pair.target, pair.draft, pair.tokenizer)
-    print_explanation(explanation)
-    for file in files:
-        if file.suffix.lower() in PAGES:
-            write_page(file, explain_page(explanation))
+        found = explain(settings, pair, settings.prompt, settings.max_new_tokens, settings.temperature, settings.seed)
+    print_explanation(found, Console())
+    if settings.output is not None:
+        page = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor")
+        print_explanation(found, page)
+        if settings.output.suffix == ".html":
+            page.save_html(str(settings.output))
         else:
-            save_timeline(explanation.timeline, file)
-    return explanation
-
-
-def save_timeline(timeline: Timeline, path: Path) -> None:
-    """Draw it into a picture.
-
-    Raises:
-        SpeculationError: it cannot be written, or matplotlib is not installed.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        timeline.plot(path)
-    except (OSError, ValueError) as error:  # matplotlib: a file format that it does not know
-        raise SpeculationError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+            page.save_svg(str(settings.output), title=f"hf-specdec explain --drafter {settings.spec}")
+    return found

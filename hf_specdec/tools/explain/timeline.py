@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from ...drafters.base import Drafter
 from ...drafters.pearl import Timeline
-from ..instruments.bare import decode_forwards
-from ..instruments.meter import Forward, Meter, Role
+from ..instruments.meter import Meter, Role
 from ..instruments.recording import Round
 
 
@@ -28,12 +27,7 @@ def timeline_of(drafter: Drafter, meter: Meter, rounds: Sequence[Round]) -> Time
     )
 
 
-def see_worker(meter: Meter, timeline: Timeline) -> None:
-    """Add the draft steps that the meter could not see, made in another process or without a model."""
-    if not meter.of("draft"):
-        meter.forwards += [Forward("draft", 1, 1, 1, a - meter.began, b - a) for a, b in timeline.draft]
-
-
 def _spans(meter: Meter, role: Role) -> list[tuple[float, float]]:
-    """When the model's forwards began and ended, by `clock.now`, as a worker records its own."""
-    return [(meter.began + f.start, meter.began + f.start + f.seconds) for f in decode_forwards(meter.of(role))]
+    """When the model's forwards began and ended, prefills left out."""
+    forwards = [f for f in meter.of(role) if f.context]
+    return [(meter.began + f.start, meter.began + f.start + f.seconds) for f in forwards]
