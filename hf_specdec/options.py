@@ -58,11 +58,19 @@ def default_of(option: "Field[Any]") -> Any:
 def values_of(option: "Field[Any]") -> str:
     """The words and numbers that it may be, for readers; empty where its type says it all."""
     types = (option.type, *get_args(option.type))
-    said = [f'"{word}"' for kind in types if get_origin(kind) is Literal for word in get_args(kind)]
-    if "range" in option.metadata:
-        least, most = option.metadata["range"]
-        said.append(f"{least} to {most}")
-    return ", ".join(said)
+    words = [as_written(word) for kind in types if get_origin(kind) is Literal for word in get_args(kind)]
+    numbers = ["{} to {}".format(*option.metadata["range"])] if "range" in option.metadata else []
+    return ", ".join([*words, *numbers])
+
+
+def as_written(value: Any) -> str:
+    """A value as a caller writes it."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def in_short(option: "Field[Any]") -> str:
+    """The first sentence of what it means."""
+    return str(option.metadata.get("help", "")).partition(". ")[0]
 
 
 def signature(constructor: Callable[..., None], options: "Sequence[Field[Any]]") -> inspect.Signature:
@@ -92,6 +100,6 @@ def is_trained(option: "Field[Any]") -> bool:
 
 
 def _entry(option: "Field[Any]") -> str:
-    facts = "; ".join(filter(None, [values_of(option), f"default {default_of(option)!r}"]))
+    facts = "; ".join(filter(None, [values_of(option), f"default {as_written(default_of(option))}"]))
     text = f"{option.name}: {option.metadata.get('help', '')} ({facts})"
     return textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)

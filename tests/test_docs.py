@@ -1,7 +1,12 @@
-"""Every Python block of the documents and the notebook runs, in order, page by page, as if from the root."""
+"""Every Python block of the documents and the notebook runs, in order, page by page, as if from the root.
+
+Tables of options are written by a test: `WRITE_DOCS=1 pytest tests/test_docs.py -k options`.
+"""
 
 import doctest
+import inspect
 import json
+import os
 import re
 
 import pytest
@@ -11,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
 from hf_specdec.hub import registry
+from hf_specdec.options import as_written, default_of, is_trained, values_of
 
 WHOLE = [
     "README.md",
@@ -82,6 +88,40 @@ def test_no_figures_without_a_command(page):
     text = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     measured = [row for row in text.splitlines() if row.startswith("|") and len(re.findall(r"\d\.\d", row)) > 1]
     assert not measured or commands(page), f"{page} has figures and no command: {measured[0]}"
+
+
+OPTIONS = re.compile(r"^<!-- options of ([\w, ]+) -->\n\n((?:\|.*\n)*)", re.MULTILINE)
+
+
+def options_table(kinds: list[str]) -> str:
+    """The options that users may set, without those that a drafter shares with the one that its config builds on."""
+    lines = ["| option | default | values | meaning |", "|---|---|---|---|"]
+    for kind in kinds:
+        config = registry.drafter_class(kind).config_class
+        for option in config.fields():
+            if option.name in inspect.get_annotations(config) and not is_trained(option):
+                name = f"`{option.name}`" + f" of `{kind}`" * (len(kinds) > 1)
+                values = ", ".join(f"`{value}`" if '"' in value else value for value in values_of(option).split(", "))
+                meaning = re.sub(r'"\w+"', r"`\g<0>`", option.metadata["help"])
+                lines.append(f"| {name} | `{as_written(default_of(option))}` | {values} | {meaning} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def test_the_tables_of_options_are_what_the_configs_say():
+    described = []
+
+    def table(mark: re.Match[str]) -> str:
+        described.extend(kinds := mark[1].split(", "))
+        return f"<!-- options of {mark[1]} -->\n\n{options_table(kinds)}"
+
+    for path in [ROOT / page for page in PAGES]:
+        text = OPTIONS.sub(table, path.read_text())
+        if os.environ.get("WRITE_DOCS"):
+            path.write_text(text)
+        assert text == path.read_text(), path
+    assert sorted(described) == [
+        kind for kind in registry.drafter_types() if registry.drafter_class(kind).config_class.options()
+    ]
 
 
 def test_no_page_waits_for_a_table():

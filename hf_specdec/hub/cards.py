@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..config import DrafterConfig
+from ..options import default_of, in_short, is_trained
 from .draft import is_embedded
 from .measured import measured_section
 from .registry import Storable, drafter_class
@@ -31,45 +32,6 @@ SUMMARIES = {
     "eagle3": "A layer over the target's low, middle and high states drafts a chain (EAGLE-3, Li et al. 2025).",
     "streaming": "The target drafts for itself, by trained streams in its upper layers (Bhendawade et al. 2024).",
 }
-
-AUTO_WINDOW = 'tokens drafted per round; `"auto"` follows measured times'
-OPTIONS = {
-    "prompt_lookup": {
-        "max_draft_tokens": "the longest copy",
-        "num_branches": "continuations drafted at once, as a tree",
-    },
-    "ngram": {"num_draft_tokens": AUTO_WINDOW},
-    "suffix": {
-        "max_draft_tokens": "the longest copy",
-        "num_branches": "continuations drafted at once, as a tree",
-        "memory_mb": "memory for past outputs, in MiB",
-    },
-    "auto": {"max_download_gb": "gigabytes that may be downloaded for a target"},
-    "hybrid": {
-        "num_draft_tokens": AUTO_WINDOW,
-        "num_candidates": "draft-model tokens tried per position",
-        "max_draft_tokens": "the longest copy",
-    },
-    "draft_model": {
-        "num_draft_tokens": AUTO_WINDOW,
-        "num_candidates": "tokens tried per position in greedy decoding",
-    },
-    "disco": {
-        "rule": 'when to stop: `"budget"` by measured times, `"token"` by a threshold',
-        "max_draft_tokens": "the longest draft",
-    },
-    "pearl": {
-        "window": AUTO_WINDOW,
-        "worker": 'where the draft model runs: `"thread"`, `"process"`, or `"auto"`',
-    },
-    "gemma4": {"num_draft_tokens": "tokens drafted per round"},
-    "eagle3": {"num_draft_tokens": "tokens drafted per round"},
-    "streaming": {
-        "copies": "whether copies of earlier text join the draft",
-        "num_nodes": AUTO_WINDOW,
-    },
-}
-"""The options that a reader is likely to change, and what they do."""
 
 
 class CardInfo(TypedDict, total=False):
@@ -183,8 +145,9 @@ def _unknown_training(name: str, draft: dict[str, str] | None) -> str:
 def _options(config: dict[str, Any]) -> list[str]:
     """The section on options, for types that have one."""
     lines = [
-        f"- `{option}`" + (f" ({json.dumps(config[option])})" if option in config else "") + f": {meaning}"
-        for option, meaning in OPTIONS.get(config["drafter_type"], {}).items()
+        f"- `{option.name}` ({json.dumps(config.get(option.name, default_of(option)))}): {in_short(option)}"
+        for option in drafter_class(config["drafter_type"]).config_class.fields()
+        if not is_trained(option)
     ]
     lead = "Arguments of `Drafter.from_pretrained`, with the stored values in brackets:"
     return ["## Options", "\n".join([lead, "", *lines])] if lines else []

@@ -20,7 +20,7 @@ class NGramConfig(DrafterConfig):
         "auto",
         1,
         LONGEST_DRAFT,
-        'γ, tokens per draft. "auto" verifies as many as pay, in greedy decoding with other likely tokens beside each',
+        'γ, tokens per draft. "auto" verifies as many as pay: in greedy decoding a tree of likely tokens, else a chain',
     )
     vocab_size: int = ranged(0, 0, 1 << 24, "of the stored model", trained=True)
     sizes: list[int] = ranged(  # noqa: RUF009  (a field)
