@@ -5,8 +5,8 @@
 takes its tokens (`taking`): in lockstep, staggered, or ragged.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ..budget import Cost
 from ..protocol import Draft, Forward, Runner, Verdict
@@ -18,9 +18,8 @@ from ..verify.drafts import as_chain, in_step, inputs_of
 from ..verify.trial import Result, Trial
 from .checks import cut, most_nodes
 from .drafting import Drafting
-from .group import Group
 from .modes import Mode
-from .parts import BatchPart, rows_of_draft, rows_of_forward, together
+from .parts import BatchPart, in_order, rows_of_draft, rows_of_forward, together
 from .rows import Row, Rows
 from .taking import Taking
 from .verdicts import verdict_of
@@ -29,6 +28,7 @@ from .watch import Watch, count_forward, count_row
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+T = TypeVar("T")
 UNSOUND = "it returned token ids or probabilities out of range, or a q that does not match them"
 
 
@@ -70,7 +70,7 @@ class Engine:
         active = [not row.stopped for row in rows.all]  # in lockstep a finished row stays, is fed padding, not counted
 
         # 1. Draft: each drafter proposes tokens for its rows, no more than there is room for.
-        parts = list(self._parts())
+        parts = [BatchPart(*alike) for alike in self._alike(range(len(rows)), lambda row: row.drafting)]
         for part in parts:
             part.fed = part.judged = self._draft(part)
         fed = together(parts, len(rows), rows.device)
@@ -90,24 +90,23 @@ class Engine:
 
         # 4. Judge and keep: each row takes the accepted tokens and one of the target's own, until it stops.
         rows.reserve(max(fed.tokens.shape[1], *(part.judged.tokens.shape[1] for part in parts)) + 1)
-        results: dict[int, Result] = {}
         for part in parts:
-            results |= self._judge(part, forward)
-        found = [results[b] for b in range(len(rows))]
+            self._judge(part, forward)
+        results = in_order(parts)
         watch.judged(beside=not serial)
 
         # 5. Roll back: rejected tokens leave the cache. It was fed the row's last token and the draft, and keeps that
         # token and the n accepted ones. What is now the row's last token is not in it: the next round feeds it.
         if fed.parents is None:
-            self.runner.truncate([start + len(result.tokens) for start, result in zip(starts, found, strict=True)])
+            self.runner.truncate([start + len(result.tokens) for start, result in zip(starts, results, strict=True)])
         else:
-            self.runner.keep([start + 1 for start in starts], [result.kept for result in found])
+            self.runner.keep([start + 1 for start in starts], [result.kept for result in results])
 
         # 6. Count.
         width = fed.tokens.shape[1] + 1
         held_up = sum(part.drafting.held_up for part in parts if part.drafting is not None)
         stood_still = watch.draft_seconds + held_up
-        self._count(parts, found, active, watch, width, stood_still)
+        self._count(parts, active, watch, width, stood_still)
         if serial and watch.usual:  # beside a worker in the background a forward takes longer
             refed = max(starts) - min(starts) if self.mode.staggered else 0  # what faster rows have ahead
             self.cost.observe_forward(len(rows), refed + width, watch.forward_seconds)
@@ -117,10 +116,10 @@ class Engine:
             if part.drafting is not None:
                 if not part.sound:
                     part.drafting.session.drop(UNSOUND)
-                verdict = self._verdict(part, forward, results)
+                verdict = self._verdict(part, forward)
                 verdict.seconds, verdict.draft_seconds = watch.forward_seconds, stood_still
                 part.drafting.observe(verdict)
-        for row, result in zip(rows.all, found, strict=True):
+        for row, result in zip(rows.all, results, strict=True):
             self._tell(row, result)
 
         # 8. Leave: rows that have stopped make room.
@@ -128,31 +127,19 @@ class Engine:
         if serial and watch.usual:
             self.cost.observe_between(width, watch.since_forward())
 
-    # ------------------------------------------------------------------ who drafts, and who chooses
-
-    def _parts(self) -> Iterator[BatchPart]:
-        """Who drafts for which rows; rows for which nobody drafts are the part of nobody."""
-        places: dict[int, BatchPart] = {}
-        for b, row in enumerate(self.rows.all):
-            drafting = row.group.drafting
-            places.setdefault(id(drafting), BatchPart(drafting, [])).places.append(b)
-        yield from places.values()
-
-    def _groups(self, places: Sequence[int]) -> Iterator[tuple[Group, list[int]]]:
-        """Of these rows those of equal settings."""
-        groups: dict[int, tuple[Group, list[int]]] = {}
+    def _alike(self, places: Iterable[int], of: Callable[[Row], T]) -> list[tuple[T, list[int]]]:
+        """Of these rows those that have the same object, a drafter or a judge."""
+        found: dict[int, tuple[T, list[int]]] = {}
         for b in places:
-            group = self.rows.all[b].group
-            groups.setdefault(id(group), (group, []))[1].append(b)
-        yield from groups.values()
+            shared = of(self.rows.all[b])
+            found.setdefault(id(shared), (shared, []))[1].append(b)
+        return list(found.values())
 
     # ------------------------------------------------------------------ the parts of a round
 
     def _draft(self, part: BatchPart) -> Draft:
         """What is fed of a part: a tree where that is welcome, else a chain; in lockstep all are equally long."""
         rows, drafting = [self.rows.all[b] for b in part.places], part.drafting
-        for group, places in self._groups(part.places):
-            group.randomness.advance([self.rows.all[b].number for b in places])
         if drafting is None:
             return Draft.from_lists([[]] * len(rows), self.rows.device)
         most = self._most_nodes(drafting)
@@ -179,33 +166,32 @@ class Engine:
         forward.logits = moved(forward.logits, self.rows.device)
         return forward
 
-    def _judge(self, part: BatchPart, forward: Forward) -> dict[int, Result]:
-        """Results of a part's rows, by their places."""
-        drafting, width = part.drafting, part.judged.tokens.shape[1]
-        results: dict[int, Result] = {}
-        groups, place_in_part = list(self._groups(part.places)), {b: i for i, b in enumerate(part.places)}
-        for group, places in groups:
-            mine = [place_in_part[b] for b in places]
-            draft, answer = rows_of_draft(part.judged, mine), rows_of_forward(forward, places, width)
+    def _judge(self, part: BatchPart, forward: Forward) -> None:
+        """Have a part's rows take what their judges accept."""
+        drafting, results = part.drafting, dict[int, Result]()
+        by_judge = self._alike(part.places, lambda row: row.judge)
+        for judge, places in by_judge:
+            mine = [part.places.index(b) for b in places]
+            draft = rows_of_draft(part.judged, mine)
+            answer = rows_of_forward(forward, places, part.judged.tokens.shape[1])
             trial = Trial(draft, answer, self.rows.sequences(places))
             trial.answered = None if part.answered is None else [part.answered[i] for i in mine]
             if drafting is not None:
-                trial.correct = drafting.correct  # of one group only, whose rows are the part's
-                if drafting.drafts_early and len(groups) == 1:
+                trial.correct = drafting.correct  # of one judge only, whose rows are the part's
+                if drafting.drafts_early and len(by_judge) == 1:
                     trial.meanwhile = drafting.drafts_on(self.rows.last(), part.places)
                 trial.successors = drafting.likeliest if drafting.session.alive else 0
-            results |= zip(places, self.taking.take(group.judge, self.rows, places, trial), strict=True)
+            results |= zip(mine, self.taking.take(judge, self.rows, places, trial), strict=True)
             part.sound &= trial.sound
-        return results
+        part.results = [results[i] for i in range(len(part.places))]
 
-    def _verdict(self, part: BatchPart, forward: Forward, results: dict[int, Result]) -> Verdict:
+    def _verdict(self, part: BatchPart, forward: Forward) -> Verdict:
         seen = rows_of_forward(forward, part.places, part.judged.tokens.shape[1])
-        return verdict_of([self.rows.all[b] for b in part.places], part.judged, seen, [results[b] for b in part.places])
+        return verdict_of([self.rows.all[b] for b in part.places], part.judged, seen, part.results)
 
     def _count(
         self,
         parts: Sequence[BatchPart],
-        results: Sequence[Result],
         active: Sequence[bool],
         watch: Watch,
         width: int,
@@ -221,13 +207,13 @@ class Engine:
             count_forward(stats, width, watch.forward_seconds, stood_still)
         for part in parts:
             draft = part.judged
-            for i, b in enumerate(part.places):
+            for i, (b, result) in enumerate(zip(part.places, part.results, strict=True)):
                 row = self.rows.all[b]
                 source = (draft.sources[i] if draft.lengths[i] else "none") if draft.sources else ""
                 for stats in self._stats_of(row):
-                    stats.emitted_tokens += results[b].emitted
+                    stats.emitted_tokens += result.emitted
                     if active[b]:
-                        count_row(stats, results[b], source)
+                        count_row(stats, result, source)
 
     def _stats_of(self, row: Row) -> list[SpeculationStats]:
         """Where a row is counted."""

@@ -20,11 +20,9 @@ from ..target.staggered import farthest
 from ..target.state import StateRunner
 from ..transfer import moved, to_device
 from ..verify.randomness import Randomness
-from ..verify.trial import Result
 from .call import Call
 from .drafting import Drafting, context_of
 from .engine import Engine
-from .group import Group
 from .guard import GuardedDrafter
 from .modes import Mode, choose_mode
 from .outputs import StepOutputs
@@ -72,12 +70,11 @@ class Generation(Engine):
         self.ranks = ranks_of(call.target)
         if self.ranks is not None:
             self.randomness.seed = self.ranks.share(self.randomness.seed)
-        self.group = Group(call.judge(self.randomness, stats), self.randomness)
-        self.texts = [
-            Row(b, call, tokens, call.input_ids.shape[1], self.group) for b, tokens in enumerate(_texts(call))
-        ]
+        judge = call.judge(self.randomness, stats)
+        self.texts = [Row(b, call, tokens, call.input_ids.shape[1], judge) for b, tokens in enumerate(_texts(call))]
         """all rows, also those that have left"""
         self.rows.join(self.texts, call.input_ids)
+        self.drafting: Drafting | None = None
 
     def run(self) -> GenerateDecoderOnlyOutput | Tensor:
         start = now()
@@ -101,8 +98,8 @@ class Generation(Engine):
                 while not all(row.stopped for row in self.rows.all):
                     self.play_round()
         finally:
-            if self.group.drafting is not None:
-                self.group.drafting.close(stats)
+            if self.drafting is not None:
+                self.drafting.close(stats)
             stats.notes += filter(None, [self.call.rules.note(), self.mode.note, recording.since(*before)])
             longest = max(row.length for row in self.texts)
             stats.plain_steps = max(0, longest - self.call.input_ids.shape[1] - 1)
@@ -111,10 +108,12 @@ class Generation(Engine):
 
     def _open(self) -> None:
         """The session, and the target's runner around which it may put one of its own."""
-        call, group = self.call, self.group
+        call, noise = self.call, self.texts[0].judge.noise
         drawing = copy(self.randomness)  # the session's, and may be spoilt
-        context = context_of(call, self.rows.device, drawing, self.cost, self.mode, copy(group.judge.noise))
-        group.drafting = drafting = Drafting(self.drafter, context, drawing, self.ranks)
+        context = context_of(call, self.rows.device, drawing, self.cost, self.mode, copy(noise))
+        self.drafting = drafting = Drafting(self.drafter, context, drawing, self.ranks)
+        for row in self.texts:
+            row.drafting = drafting
         self.runner = target_runner(call, drafting, self.mode)
         drafting.arrange()
         keeps_state = self.mode.runner is StateRunner
@@ -132,16 +131,16 @@ class Generation(Engine):
             row.end = min(self.call.most_columns - 1, position_limit(self.model) - held)
         layers = own_cache(self.call.model_kwargs[CACHE]).layers
         self.steps.windows = [getattr(layer, "sliding_window", None) for layer in layers]
-        part = BatchPart(self.group.drafting, list(range(len(self.rows))))
+        part = BatchPart(self.drafting, list(range(len(self.rows))))
         part.judged = Draft.from_lists([[]] * len(self.rows), self.rows.device)
-        results = self._judge(part, forward)
-        self.stats.emitted_tokens += sum(result.emitted for result in results.values())
+        self._judge(part, forward)
+        self.stats.emitted_tokens += sum(result.emitted for result in part.results)
         self.stats.prefill_seconds = now() - began
-        verdict = super()._verdict(part, forward, results)
+        verdict = super()._verdict(part, forward)
         verdict.features = self._shown(forward.features)
         self._leave([b for b, row in enumerate(self.rows.all) if row.stopped])
-        assert self.group.drafting is not None
-        self.group.drafting.session.ask(lambda session: session.observe_prompt(verdict))
+        assert self.drafting is not None
+        self.drafting.session.ask(lambda session: session.observe_prompt(verdict))
 
     def _farthest(self, rows: int) -> int:
         return farthest(self.cost if self.ranks is None else None, rows)  # ranks go by clocks of their own
@@ -152,13 +151,12 @@ class Generation(Engine):
         return most if widest is None else min(most, widest - 1)
 
     def _forward(self, fed: Draft) -> Forward:
-        drafting = self.group.drafting
-        if drafting is not None and not drafting.session.alive:  # nobody reads them any more
+        if self.drafting is not None and not self.drafting.session.alive:  # nobody reads them any more
             self.runner.features = ()
         return super()._forward(fed)
 
-    def _verdict(self, part: BatchPart, forward: Forward, results: dict[int, Result]) -> Verdict:
-        verdict = super()._verdict(part, forward, results)
+    def _verdict(self, part: BatchPart, forward: Forward) -> Verdict:
+        verdict = super()._verdict(part, forward)
         verdict.features = self._shown(verdict.features)
         return verdict
 

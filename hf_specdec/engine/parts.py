@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..protocol import Draft, Forward
 from ..transfer import to_device
+from ..verify.trial import Result
 from .drafting import Drafting
 
 
@@ -28,6 +29,8 @@ class BatchPart:
     """[B] nodes that the forward answers for; None for all"""
     sound: bool = field(default=True, init=False)
     """whether its ids and probabilities were in range"""
+    results: list[Result] = field(default_factory=list, init=False)
+    """[B] what its rows gain"""
 
 
 def together(parts: Sequence[BatchPart], rows: int, device: torch.device) -> Draft:
@@ -46,6 +49,14 @@ def together(parts: Sequence[BatchPart], rows: int, device: torch.device) -> Dra
                 parents[b] = [*draft.parents[i], *[-1] * (width - draft.tokens.shape[1])]
     trees = any(part.fed.parents is not None for part in parts)
     return Draft(tokens, lengths, parents if trees else None)
+
+
+def in_order(parts: Sequence[BatchPart]) -> list[Result]:
+    """What the rows of a batch gain."""
+    if len(parts) == 1:
+        return parts[0].results
+    by_place = {b: result for part in parts for b, result in zip(part.places, part.results, strict=True)}
+    return [by_place[b] for b in sorted(by_place)]
 
 
 def rows_of_draft(draft: Draft, rows: Sequence[int]) -> Draft:

@@ -1,10 +1,11 @@
 """Requests that come and go: their prompts are read piece by piece, then their rows join a batch that plays rounds.
 
-Rows of different settings share the target's forwards and nothing else: each group has its own judge and, unless the
-drafter lives inside the target, its own session.
+Rows of different settings share the target's forwards and nothing else: those of equal settings have a judge of their
+own and, unless the drafter lives inside the target, a session of their own.
 """
 
-from collections.abc import Hashable
+from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,6 @@ from ..verify.trial import Result, Trial
 from .call import Call
 from .drafting import Bounds, Drafting, context_of
 from .engine import Engine
-from .group import Group
 from .guard import GuardedDrafter
 from .modes import UNRECORDABLE, Mode
 from .own_runner import behind_own, features_of
@@ -80,8 +80,6 @@ class Requests(Engine):
         cost, stats = _costs.of(model, most_rows), SpeculationStats(mode="joined")
         super().__init__(model, vocab, Rows(input_device(model)), MODE, RaggedRequests(), cost, stats)
         self.drafter, self.most_rows, self.most_tokens, self.forwards = drafter, most_rows, most_tokens, forwards
-        self.limit = position_limit(model)
-        self.bounds = Bounds(min(self.limit, most_tokens), most_rows, most_tokens)
         self.round_seconds = self.reading_seconds = 0.0
         """of the last round, and of all prompts"""
         self.reading_speed = 0.0
@@ -121,14 +119,11 @@ class Requests(Engine):
         self.requests: dict[int, Request] = {}
         """of the rows that are there, by their numbers"""
         self.reading: tuple[Request, Reading] | None = None
+        self.joining: Row | None = None
+        """of the prompt that is being read"""
         self.target = joining_runner(self.model, self.most_rows, self.most_tokens, self.forwards, self._recordable)
         self.runner = self.target
         """the drafter's own, where it brings one"""
-        self.groups: dict[Hashable, Group] = {}
-        """by what their requests have in common (`Request.settings`)"""
-        self.shared: Drafting | None = None
-        """of a drafter that lives inside the target: one session for all rows, with the settings of the first; what
-        it drafts are point masses"""
 
     # ------------------------------------------------------------------ who is there
 
@@ -160,8 +155,7 @@ class Requests(Engine):
         """Rows whose requests were cancelled go."""
         if self.reading is not None and self.reading[0].answer.cancelled:
             self.reading[0].finish()
-            self.reading = None
-            self._prune()
+            self._stop_reading()
         self._leave([b for b, row in enumerate(self.rows.all) if self.requests[row.number].answer.cancelled])
 
     def turn(self) -> None:
@@ -191,7 +185,7 @@ class Requests(Engine):
 
     def close(self) -> None:
         """All sessions end."""
-        for drafting in {id(group.drafting): group.drafting for group in self.groups.values()}.values():
+        for drafting in {id(row.drafting): row.drafting for row in self._there()}.values():
             self._close(drafting)
         self._start()
 
@@ -203,7 +197,8 @@ class Requests(Engine):
         request, reading = self.reading
         left, began = reading.left, now()
         try:
-            group = self._group(request)  # whose session says which hidden states are to be kept
+            if self.joining is None:  # whose session says which hidden states are to be kept
+                self.joining = self._row(request)
             reading.features = reading.features if reading.done else self.target.features
             logits = moved(reading.read(self._piece(left)), self.rows.device)
             if reading.cache.get_seq_length() != reading.done:
@@ -212,11 +207,10 @@ class Requests(Engine):
                     "use; use model.generate"
                 )
         except Exception as error:
-            self.reading = None
-            self._prune()
+            self._stop_reading()
             request.finish(error)
             return
-        first = None if reading.left else self._join(request, group, reading, logits)
+        first = None if reading.left else self._join(request, reading, logits)
         self._has_read(request, left - reading.left, began)
         if first is not None:
             row = self.rows.all[-1]
@@ -241,45 +235,53 @@ class Requests(Engine):
         piece = min(max(LEAST_PIECE, fair), LONGEST_PIECE)
         return left if left <= 1.5 * piece else piece
 
-    def _join(self, request: Request, group: Group, reading: Reading, logits: Tensor) -> Result:
+    def _join(self, request: Request, reading: Reading, logits: Tensor) -> Result:
         """The row is the last of the batch, and takes its first token: its prompt's forward is the verification of an
         empty draft."""
+        assert self.joining is not None
+        row, places = self.joining, [len(self.rows)]
         self.target.join(reading.cache, request.end)
-        self.requests[request.number], self.reading = request, None
-        group.admit(request.number, request.randomness)
-        tokens, end = list(request.prompt), min(request.end - 1, self.limit)
-        self.rows.join([Row(request.number, request.call, tokens, len(tokens), group, end)], request.call.input_ids)
-        nothing, last = Draft.from_lists([[]], self.rows.device), [len(self.rows) - 1]
-        trial = Trial(nothing, Forward(logits), self.rows.sequences(last))
-        (first,) = self.taking.take(group.judge, self.rows, last, trial)
-        if group.drafting is not None and group.drafting.features:
-            verdict = verdict_of(self.rows.all[-1:], trial.draft, trial.forward, [first])
+        self.requests[request.number], self.reading, self.joining = request, None, None
+        for randomness in _randomness_of(row):
+            randomness.of[row.number] = copy(request.randomness)
+        self.rows.join([row], request.call.input_ids)
+        trial = Trial(Draft.from_lists([[]], self.rows.device), Forward(logits), self.rows.sequences(places))
+        (first,) = self.taking.take(row.judge, self.rows, places, trial)
+        if row.drafting is not None and row.drafting.features:
+            verdict = verdict_of([row], trial.draft, trial.forward, [first])
             verdict.features = reading.states()
-            group.drafting.session.tell(lambda session: session.observe_prompt(verdict))
+            row.drafting.session.tell(lambda session: session.observe_prompt(verdict))
         return first
 
-    def _group(self, request: Request) -> Group:
-        """The group of its settings."""
-        if request.settings not in self.groups:
-            call, randomness = request.call, RowRandomness()
-            group = Group(call.judge(randomness, self.stats, joined=True), randomness, self._drafting(call))
-            self.groups[request.settings] = group
-        return self.groups[request.settings]
+    def _row(self, request: Request) -> Row:
+        """A row for it, with the judge and the session of those of equal settings."""
+        call, tokens = request.call, list(request.prompt)
+        end = min(request.end - 1, position_limit(self.model))
+        for row in self.rows.all:
+            if self.requests[row.number].settings == request.settings:
+                return Row(request.number, call, tokens, len(tokens), row.judge, row.drafting, end)
+        judge = call.judge(RowRandomness(), self.stats, joined=True)
+        return Row(request.number, call, tokens, len(tokens), judge, self._drafting(call), end)
 
     def _drafting(self, call: Call) -> Drafting | None:
-        """Who drafts for calls of such settings: a session of their own, or the one that all share."""
-        if self.drafter is None or self.shared is not None:
-            return self.shared
+        """Who drafts for calls of such settings: a session of their own. Inside the target there is one for all rows,
+        with the settings of the first; what it drafts are point masses."""
+        if self.drafter is None:
+            return None
+        for row in self.rows.all:
+            if row.drafting is not None and row.drafting.drafter.brings_runner:
+                return row.drafting
         drawing, guarded = RowRandomness(), GuardedDrafter(self.drafter)
         if not guarded.dropped and not guarded.takes_ragged():
             guarded.drop("its draft model does not support rows of different lengths, which a BatchDecoder has")
         noise = call.noise(drawing, joined=True)
-        context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, self.bounds)
+        bounds = Bounds(min(position_limit(self.model), self.most_tokens), self.most_rows, self.most_tokens)
+        context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, bounds)
         drafting = Drafting(guarded, context, drawing)
         drafting.features = drafting.session.ask(lambda session: features_of(session.features, self.model)) or ()
         self.target.features = list(dict.fromkeys([*self.target.features, *drafting.features]))
         if guarded.brings_runner:
-            self.shared, self.runner = drafting, behind_own(self.target, drafting)
+            self.runner = behind_own(self.target, drafting)
         drafting.arrange(takes_order=False)
         if not drafting.weighs:  # one record for all, as the number of rows changes
             drafting.pause_where_it_loses(self.model, call.draws, joined=True, clock=self.clock)
@@ -305,22 +307,29 @@ class Requests(Engine):
         order = self.target.leave(places)
         self.rows.leave(order)
         for row in gone:
-            row.group.forget(row.number)
+            for randomness in _randomness_of(row):
+                randomness.of.pop(row.number, None)
             self.requests.pop(row.number).finish(row.failed)
-        self._prune()
+        self._end_sessions(gone)
 
-    def _prune(self) -> None:
-        """Groups and sessions without rows end."""
-        here = [row.group for row in self.rows.all]
-        if self.reading is not None and (settings := self.reading[0].settings) in self.groups:
-            here.append(self.groups[settings])
-        empty = [settings for settings, group in self.groups.items() if group not in here]
-        gone = {id(group.drafting): group.drafting for group in map(self.groups.pop, empty)}
-        for drafting in gone.values():
-            if all(group.drafting is not drafting for group in here):
+    def _stop_reading(self) -> None:
+        """The prompt that is being read is not wanted any more."""
+        gone = [] if self.joining is None else [self.joining]
+        self.reading = self.joining = None
+        self._end_sessions(gone)
+
+    def _there(self) -> list[Row]:
+        """All rows, also that of the prompt that is being read."""
+        return [*self.rows.all, *([] if self.joining is None else [self.joining])]
+
+    def _end_sessions(self, gone: Sequence[Row]) -> None:
+        """Of those that were there for rows that have gone, all that are there for nobody else."""
+        there = self._there()
+        for drafting in {id(row.drafting): row.drafting for row in gone}.values():
+            if all(row.drafting is not drafting for row in there):
                 self._close(drafting)
-        if not here:
-            self.shared, self.runner, self.target.features = None, self.target, ()
+        if not there:
+            self.runner, self.target.features = self.target, ()
 
     def _close(self, drafting: Drafting | None) -> None:
         if drafting is not None:
@@ -329,3 +338,9 @@ class Requests(Engine):
             self.stats.draft_calls += told.draft_calls
             new = [note for note in told.notes if note not in self.stats.notes]
             self.stats.notes = [*self.stats.notes, *new][-MOST_NOTES:]
+
+
+def _randomness_of(row: Row) -> list[RowRandomness]:
+    """Where a row has randomness of its own: the judge's and the drafter's."""
+    both = row.judge.randomness, None if row.drafting is None else row.drafting.randomness
+    return [randomness for randomness in both if isinstance(randomness, RowRandomness)]

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..protocol import Sequences
 from ..transfer import moved, to_device
+from ..verify.judging import Judge
 from .call import Call
-from .group import Group
+from .drafting import Drafting
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
@@ -31,8 +32,10 @@ class Row:
     """the prompt, without left padding, and what is accepted"""
     length: int
     """columns of `Rows.ids` that count, left padding included"""
-    group: Group
-    """who chooses its tokens, and who drafts them"""
+    judge: Judge
+    """who chooses its tokens; one for all rows of equal settings"""
+    drafting: Drafting | None = None
+    """who drafts them, also for other rows; None where nobody does"""
     end: int = 2**31
     """columns behind which nothing can be drafted: the target's own token, or its position, would have no place"""
     stopped: bool = False

@@ -53,6 +53,11 @@ class Judge:
 
     def verify(self, trial: Trial) -> list[Result]:
         """Judge all rows at once; returns what each gains [B], and completes the trial."""
+        results = self._verified(trial)
+        self.randomness.advance(trial.sequences.rows)  # what is drafted here again needs numbers of its own
+        return results
+
+    def _verified(self, trial: Trial) -> list[Result]:
         draft, logits, nodes = trial.draft, trial.forward.logits, trial.forward.nodes
         rows, places, vocab = logits.shape
         kept: list[list[int]] | None = None

@@ -69,10 +69,10 @@ def on_a_gpu(kind: str, batch: str, do_sample: bool, monkeypatch: pytest.MonkeyP
             torch.cuda.set_sync_debug_mode(mode)
 
     def counting(self: Any) -> None:
-        before = self.group.drafting.told.draft_calls
+        before = self.drafting.told.draft_calls
         with waits_counted() as counts:
             play(self)
-        counts["draft steps"] = self.group.drafting.told.draft_calls - before
+        counts["draft steps"] = self.drafting.told.draft_calls - before
         counted.append(counts)
 
     monkeypatch.setattr(ModelOverCache, "__init__", opening)

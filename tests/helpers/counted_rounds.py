@@ -62,10 +62,10 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     play = Generation.play_round
 
     def counting(self: Any) -> None:
-        before = self.group.drafting.told.draft_calls
+        before = self.drafting.told.draft_calls
         with Transfers() as transfers:
             play(self)
-        transfers.counts["draft steps"] = self.group.drafting.told.draft_calls - before
+        transfers.counts["draft steps"] = self.drafting.told.draft_calls - before
         counted.append(transfers.counts)
 
     def on_the_host(self: Any, sequences: Any, room: list[int]) -> Any:
