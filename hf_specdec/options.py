@@ -4,7 +4,7 @@ from that."""
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, field
+from dataclasses import MISSING, Field, field, fields
 from typing import Any, Literal, get_args, get_origin
 
 from .errors import shown
@@ -71,6 +71,23 @@ def as_written(value: Any) -> str:
 def in_short(option: "Field[Any]") -> str:
     """The first sentence of what it means."""
     return str(option.metadata.get("help", "")).partition(". ")[0]
+
+
+def help_of(config: Any, name: str) -> str:
+    """What an option of a config means, as the `--help` of a command that sets it says."""
+    option = _named(config, name)
+    text, values = option.metadata["help"], values_of(option) if "range" in option.metadata else ""
+    return f"{text[0].upper()}{text[1:]}" + (f" ({values})." if values else ".")
+
+
+def range_of(config: Any, name: str) -> tuple[float, float]:
+    """From where to where an option of a config goes."""
+    least, most = _named(config, name).metadata["range"]
+    return least, most
+
+
+def _named(config: Any, name: str) -> "Field[Any]":
+    return next(option for option in fields(config) if option.name == name)
 
 
 def signature(constructor: Callable[..., None], options: "Sequence[Field[Any]]") -> inspect.Signature:

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 import hf_specdec
 from hf_specdec.cli import app
 from hf_specdec.commands.options import command, expanded
+from hf_specdec.drafters.disco import DiscoConfig
 from hf_specdec.errors import SpeculationError
+from hf_specdec.options import help_of, range_of
 from hf_specdec_cli import COMMANDS
 
 SEEN = """
@@ -51,6 +53,12 @@ def test_every_command_tells_its_options(words: str) -> None:
         found = found.commands[word]
     options = found.make_context(word, [], resilient_parsing=True).command.params
     assert options and all(option.help for option in options)
+
+
+def test_a_training_command_says_of_an_option_what_its_config_says() -> None:
+    result = CliRunner().invoke(app, ["train", "disco", "--help"], env={"COLUMNS": "200"})
+    assert "How many of the draft's top probabilities the classifier sees (1 to 1024)." in result.output
+    assert help_of(DiscoConfig, "k") in result.output and range_of(DiscoConfig, "k") == (1, 1024)
 
 
 @dataclass(kw_only=True)

@@ -41,17 +41,23 @@ class StreamingConfig(DrafterConfig):
         '"untouched" where adapters act on streams only, "tuned" where the target learned with them (see `tune`)',
         trained=True,
     )
-    num_streams: int = ranged(4, 1, MOST_STREAMS, "γ, streams", trained=True)
-    num_layers: int = ranged(1, 1, 1024, "N_s, upper layers with streams", trained=True)
+    num_streams: int = ranged(4, 1, MOST_STREAMS, "streams, γ: tokens drafted behind the next one", trained=True)
+    num_layers: int = ranged(1, 1, 1024, "upper layers that the streams run through, N_s", trained=True)
     hidden_size: int = ranged(16, 1, WIDEST, "H, of the target", trained=True)
-    map_rank: int = ranged(0, 0, 1024, "η of the map that begins the streams; 0 is the identity", trained=True)
-    adapter_rank: int = ranged(0, 0, 1024, "of the adapters beside linear layers; 0 for none", trained=True)
+    map_rank: int = ranged(0, 0, 1024, "rank η of the map that begins the streams; 0 is the identity", trained=True)
+    adapter_rank: int = ranged(0, 0, 1024, "rank of the adapters beside linear layers; 0 for none", trained=True)
     adapted: dict = option(  # noqa: RUF009  (a field)
         {}, "names of these linear layers within each layer, with their sizes [in, out]", trained=True
     )
-    rotation: float = ranged(0.0, 0, 1, "ε of value rotation in radians; 0 for stream embeddings instead", trained=True)
-    prune_rank: int = ranged(0, 0, 1024, "θ of the pruning map; 0 for none", trained=True)
-    known_tokens: int = ranged(0, 0, 2**24, "how many tokens the streams foretell; 0 for all", trained=True)
+    rotation: float = ranged(0.0, 0, 1, "value rotation ε in radians; 0 for stream embeddings instead", trained=True)
+    prune_rank: int = ranged(0, 0, 1024, "rank θ of the pruning map; 0 for none", trained=True)
+    known_tokens: int = ranged(
+        0,
+        0,
+        2**24,
+        "how many tokens the streams foretell, those that the target writes most often; 0 for all",
+        trained=True,
+    )
     acceptance: list = option(  # noqa: RUF009
         [],
         "γ lists of k shares, how often a candidate of a stream was right in greedy text where all before it were",

@@ -16,6 +16,7 @@ from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.config import DiscoConfig
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError, warn
+from ...options import help_of
 from ...tools.loading.checks import check_seed
 from ...tools.loading.models import Pair, PairSettings
 from ...tools.loading.outputs import writable_folder
@@ -32,6 +33,7 @@ REGIMES = {"greedy": False, "sampled": True}
 
 _rule: Any = partial(Option, rich_help_panel="The stop rule")
 _classifier: Any = partial(Option, rich_help_panel="The classifier")
+_of = partial(help_of, DiscoConfig)
 
 
 @dataclass(kw_only=True)
@@ -63,15 +65,12 @@ class TrainSettings(PairSettings):
         ),
     ] = None
     max_new_tokens: Annotated[int, texts_option(help="Tokens that the target writes per prompt, at most.")] = 128
-    rule: Annotated[
-        Literal["budget", "token"],
-        _rule(help="When drafting stops: budget (by measured times), or token (by a threshold τ, which is chosen)."),
-    ] = "budget"
-    max_draft_tokens: Annotated[int, _rule(help="SLmax, draft tokens per round at most.")] = 16
+    rule: Annotated[Literal["budget", "token"], _rule(help=_of("rule"))] = DiscoConfig.rule
+    max_draft_tokens: Annotated[int, _rule(help=_of("max_draft_tokens"))] = DiscoConfig.max_draft_tokens
     timed_prompts: Annotated[int, _rule(help="Validation prompts on which thresholds τ are timed.")] = 12
-    k: Annotated[int, _classifier(help="Number of the draft's largest probabilities that the classifier sees.")] = 10
-    lookup: Annotated[bool, _classifier(help="Also show the classifier what copying earlier text would draft.")] = True
-    hidden: Annotated[int, _classifier(help="Hidden units of the classifier.")] = 32
+    k: Annotated[int, _classifier(help=_of("k"))] = DiscoConfig.k
+    lookup: Annotated[bool, _classifier(help=_of("lookup"))] = DiscoConfig.lookup
+    hidden: Annotated[int, _classifier(help=_of("hidden"))] = DiscoConfig.hidden
     epochs: Annotated[int, _classifier(help="Training epochs of the classifier.")] = 100
     seed: Annotated[int, _classifier(help="Seed of sampling, of the split and of the classifier.")] = 0
 
@@ -80,8 +79,8 @@ class TrainSettings(PairSettings):
         Raises:
             SpeculationError: an argument out of range.
         """
-        least = {"max_new_tokens": 2, "max_draft_tokens": 1, "timed_prompts": 1, "k": 1, "hidden": 1, "epochs": 1}
-        for name, bound in least.items():
+        DiscoConfig.from_options({name: getattr(self, name) for name in ("rule", "max_draft_tokens", "k", "hidden")})
+        for name, bound in {"max_new_tokens": 2, "timed_prompts": 1, "epochs": 1}.items():
             if getattr(self, name) < bound:
                 raise SpeculationError(f"{name} must be {bound} or more, got {getattr(self, name)}")
         if self.limit is not None and self.limit < 1:
@@ -89,8 +88,6 @@ class TrainSettings(PairSettings):
         check_seed(self.seed)
         if not self.data:
             raise SpeculationError("data must name at least one file of prompts")
-        if self.rule not in ("budget", "token"):
-            raise SpeculationError(f"rule must be 'budget' or 'token', got {self.rule!r}")
 
 
 @dataclass

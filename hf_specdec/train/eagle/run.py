@@ -10,8 +10,10 @@ from transformers import LlamaConfig, PreTrainedModel
 from typer import Option
 
 from ...drafters import EagleDrafter
+from ...drafters.eagle import EagleConfig
 from ...drafters.eagle.model import LlamaForCausalLMEagle3
 from ...errors import SpeculationError
+from ...options import range_of
 from ...tools.showing import quiet
 from ..draft.teacher import contents
 from ..folder import TrainingFolder, interruptible
@@ -46,14 +48,14 @@ class EagleSettings(OwnTextSettings):
     mlp_size: Annotated[int | None, _head(help="Width of the head's MLP; default: that of the target's.")] = None
     steps: Annotated[
         int, training_option(help="Steps of the head over its own states, as when it drafts; γ of the drafter.")
-    ] = 4
+    ] = EagleConfig.num_draft_tokens
     epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 4.0
     batch_size: Annotated[int, training_option(help="Texts per training step.")] = 8
     learning_rate: Annotated[float, training_option(help="Peak learning rate.")] = 3e-3
 
     ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {
         "known_tokens": (16, 2**24),
-        "steps": (1, 16),
+        "steps": range_of(EagleConfig, "num_draft_tokens"),
     }
 
     def check(self) -> None:

@@ -11,8 +11,9 @@ from torch import nn
 from typer import Option
 
 from ...drafters import Drafter, StreamingDrafter
-from ...drafters.streaming import Upper
+from ...drafters.streaming import StreamingConfig, Upper
 from ...errors import SpeculationError, shown
+from ...options import help_of, range_of
 from ...target.attention import why_no_masks
 from ...target.devices import input_device
 from ...target.masks import attention_windows
@@ -36,6 +37,7 @@ from .learner import Learner, StreamTraining, acceptance, collate, said
 from .states import read_states
 
 _streams: Any = partial(Option, rich_help_panel="The streams")
+_of = partial(help_of, StreamingConfig)
 
 
 @dataclass(kw_only=True)
@@ -47,9 +49,9 @@ class StreamingSettings(OwnTextSettings):
         Option(help="untouched leaves the target's text as it is; tuned also trains its upper layers on the texts."),
     ] = "untouched"
     answers: Answers = "own"
-    streams: Annotated[int, _streams(help="γ: number of streams, tokens drafted behind the target's next one.")] = 4
-    num_layers: Annotated[int, _streams(help="N_s: number of upper layers that the streams run through.")] = 8
-    adapter_rank: Annotated[int, _streams(help="Rank of the adapters at those layers' linear maps; 0 for none.")] = 16
+    streams: Annotated[int, _streams(help=_of("num_streams"))] = 4
+    num_layers: Annotated[int, _streams(help=_of("num_layers"))] = 8
+    adapter_rank: Annotated[int, _streams(help=_of("adapter_rank"))] = 16
     adapted: Annotated[
         list[str],
         _streams(
@@ -57,17 +59,10 @@ class StreamingSettings(OwnTextSettings):
             help="Linear map to adapt, such as self_attn.q_proj; may be given several times. Default: all.",
         ),
     ] = field(default_factory=list)
-    map_rank: Annotated[int, _streams(help="η: rank of the map at the streams' beginning; 0 is the identity.")] = 0
-    prune_rank: Annotated[int, _streams(help="θ: rank of the pruning map; 0 for none.")] = 8
-    rotation: Annotated[
-        float,
-        _streams(
-            help="ε: value rotation in radians, instead of stream embeddings (Appendix B of the paper); 0 for none."
-        ),
-    ] = 0.0
-    known_tokens: Annotated[
-        int, _streams(help="Tokens that streams can draft: those the target writes most often; 0 for all.")
-    ] = 8192
+    map_rank: Annotated[int, _streams(help=_of("map_rank"))] = 0
+    prune_rank: Annotated[int, _streams(help=_of("prune_rank"))] = 8
+    rotation: Annotated[float, _streams(help=_of("rotation"))] = 0.0
+    known_tokens: Annotated[int, _streams(help=_of("known_tokens"))] = 8192
     places: Annotated[int, training_option(help="Positions of each text trained on per epoch, drawn at random.")] = 64
     candidates: Annotated[int, _streams(help="k: candidates per stream whose acceptance is measured.")] = 6
     epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 3.0
@@ -75,16 +70,15 @@ class StreamingSettings(OwnTextSettings):
         str | None, _streams(help="Folder of streams of the same shape; their training is continued.")
     ] = None
 
-    ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {
-        "streams": (1, 16),
-        "num_layers": (1, 1024),
-        "adapter_rank": (0, 1024),
-        "map_rank": (0, 1024),
-        "prune_rank": (0, 1024),
-        "rotation": (0, 1),
-        "known_tokens": (0, 2**24),
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        **OwnTextSettings.ranges,
+        **{
+            name: range_of(StreamingConfig, name)
+            for name in ("num_layers", "adapter_rank", "map_rank", "prune_rank", "rotation", "known_tokens")
+        },
+        "streams": range_of(StreamingConfig, "num_streams"),
+        "candidates": range_of(StreamingConfig, "num_candidates"),
         "places": (1, 2**24),
-        "candidates": (1, 16),
     }
 
 
