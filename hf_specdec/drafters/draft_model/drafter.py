@@ -52,6 +52,15 @@ class DraftModelDrafter(ModelDrafter):
     config: DraftModelConfig
 
     def __init__(self, draft_model: "PreTrainedModel | Translated", **options: Any) -> None:
+        """
+        Args:
+            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
+                the target's.
+            options: of `DraftModelConfig`.
+
+        Raises:
+            SpeculationError: a bad option, or a model that cannot draft.
+        """
         super().__init__(draft_model, **options)
         self.proposes_trees = self.config.num_candidates > 1
         self._experience = Learned(Experience)  # what a call has measured serves the next one

@@ -34,6 +34,15 @@ class PearlDrafter(ModelDrafter):
     config: PearlConfig
 
     def __init__(self, draft_model: "PreTrainedModel | Translated", **options: Any) -> None:
+        """
+        Args:
+            draft_model: a causal language model, on any device, in any dtype; `Translated` where its tokenizer is not
+                the target's.
+            options: of `PearlConfig`.
+
+        Raises:
+            SpeculationError: a bad option, or a model that cannot draft.
+        """
         super().__init__(draft_model, **options)
         window, stages = self.config.window, (self.config.pre_verify, self.config.post_verify)
         overlapped = None if window == "auto" and all(stages) else any(stages)
