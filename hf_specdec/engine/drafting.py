@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..budget import Cost, CostView
 from ..clock import Moment, mark, now
-from ..protocol import Draft, DraftContext, Feature, Verdict
+from ..protocol import Draft, DraftContext, Verdict
 from ..schedule import Correct, Meanwhile, Round
 from ..stats import SpeculationStats
 from ..target.ranks import Ranks
@@ -23,12 +23,12 @@ from ..verify.picking import DraftPicker
 from ..verify.processing import Bans
 from ..verify.randomness import Randomness
 from .call import Call
-from .checks import MOST_FED, MOST_SUCCESSORS, whole
 from .guard import GuardedDrafter, GuardedSession, take_over
 from .modes import Mode
 from .own_schedule import GuardedSchedule, schedule_of
 from .paying import Paying, record_of
 from .ranks import SharedSession
+from .traits import Traits
 
 
 class Bounds(NamedTuple):
@@ -102,16 +102,16 @@ class Drafting:
             ranks: over which the target is spread.
         """
         self.drafter, self.randomness = drafter, randomness
-        self.told, self.cost, self.device, self.vocab = context.stats, context.cost, context.device, context.vocab_size
-        self.context = context  # what was taken of it above the session cannot spoil
+        self.told, self.cost, self.device = context.stats, context.cost, context.device
         self.session: GuardedSession | SharedSession = (
             GuardedSession(drafter, context) if ranks is None else SharedSession(ranks, drafter, context)
         )
         self.order: GuardedSchedule | None = None
-        """the drafter's own; None where drafting comes before verifying (Leviathan et al. 2023, Algorithm 1)"""
+        """the drafter's own; None where drafting comes before verifying (Leviathan et al. 2023, Algorithm 1), and where
+        rows come and go"""
+        if not self.session.context.most_rows:
+            self.order = schedule_of(drafter, self.session, context)
         self.paying: Paying | None = None
-        self.features: tuple[Feature, ...] = ()
-        """of the target's forwards, that the session reads"""
         self._settling = 0.0
         """seconds that the last round's settling took"""
         self._early: tuple[Moment, Moment] | None = None
@@ -119,20 +119,10 @@ class Drafting:
         self._for_this_round: tuple[Moment, Moment] | None = None
         """the same of what was drafted early for this one"""
 
-    def arrange(self, takes_order: bool = True) -> None:
-        """Ask what is to be known before the first round. The runner has been made.
-
-        Args:
-            takes_order: whether the drafter may bring an order of its own to draft and verify.
-        """
-        ask = self.session.ask
-        likeliest = ask(lambda session: whole("likeliest", session.likeliest, 0, MOST_SUCCESSORS)) or 0
-        self.likeliest = min(likeliest, self.vocab)
-        self.slots_per_token = ask(lambda session: whole("slots_per_token", session.slots_per_token, 1, MOST_FED)) or 1
-        self.weighs = bool(ask(lambda session: bool(session.weighs)))
-        self.early = isinstance(self.session, GuardedSession) and bool(ask(lambda session: bool(session.drafts_early)))
-        if takes_order:
-            self.order = schedule_of(self.drafter, self.session, self.context, self.device, self.vocab)
+    @property
+    def traits(self) -> Traits:
+        """What the session says of itself."""
+        return self.session.traits
 
     def pause_where_it_loses(
         self,
@@ -186,7 +176,7 @@ class Drafting:
     @property
     def drafts_early(self) -> bool:
         """Whether the session drafts on while the host reads what was accepted."""
-        return self.early and self.serial and self.session.alive
+        return self.traits.drafts_early and self.serial and self.session.alive
 
     def drafts_on(self, last: Tensor, places: Sequence[int]) -> Meanwhile:
         """Lets the session draft on, where it `drafts_early`.

@@ -180,7 +180,7 @@ class Engine:
                 trial.correct = drafting.correct  # of one judge only, whose rows are the part's
                 if drafting.drafts_early and len(by_judge) == 1:
                     trial.meanwhile = drafting.drafts_on(self.rows.last(), part.places)
-                trial.successors = drafting.likeliest if drafting.session.alive else 0
+                trial.successors = drafting.traits.likeliest if drafting.session.alive else 0
             results |= zip(mine, self.taking.take(judge, self.rows, places, trial), strict=True)
             part.sound &= trial.sound
         part.results = [results[i] for i in range(len(part.places))]

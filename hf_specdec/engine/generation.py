@@ -115,9 +115,8 @@ class Generation(Engine):
         for row in self.texts:
             row.drafting = drafting
         self.runner = target_runner(call, drafting, self.mode)
-        drafting.arrange()
         keeps_state = self.mode.runner is StateRunner
-        if self.ranks is None and (keeps_state or not drafting.weighs):  # ranks go by clocks of their own
+        if self.ranks is None and (keeps_state or not drafting.traits.weighs):  # ranks go by clocks of their own
             drafting.pause_where_it_loses(call.target, call.draws, keeps_state)
 
     def _prefill(self) -> None:

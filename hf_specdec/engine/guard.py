@@ -1,6 +1,7 @@
 """A drafter can only cost time: one that raises, stalls or answers nonsense is dropped, the target goes on alone."""
 
 from collections.abc import Callable
+from copy import copy
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from ..schedule import AnyDrafter
 from ..session import DraftSession
 from ..stats import SpeculationStats
 from .checks import Unfit, checked_draft, cut, expect, most_nodes, on_device, with_q
+from .traits import Traits, traits_of
 
 T = TypeVar("T")
 MOST_NOTES = 8
@@ -45,11 +47,17 @@ class GuardedDrafter(Guard):
         self.drafter, self.name = drafter, type(drafter).__name__
         self.dropped = ""
         """why it was given up, in a sentence"""
-        self.proposes_trees = bool(self.ask(lambda d: bool(d.proposes_trees)))
-        self.brings_runner = bool(self.ask(lambda d: bool(d.brings_runner)))
-        self.recordable = not self.brings_runner or bool(self.ask(lambda d: bool(d.recordable)))
+        self.proposes_trees = self.brings_runner = False
+        self.recordable = True
         """whether a runner of its own, if it brings one, can be recorded"""
-        self.because = self.ask(lambda d: str(d.because)) or ""
+        self.because = ""
+        self.ask(self._read)
+
+    def _read(self, drafter: AnyDrafter) -> None:
+        """What it says of itself."""
+        self.proposes_trees, self.because = bool(drafter.proposes_trees), str(drafter.because)
+        self.brings_runner = bool(drafter.brings_runner)
+        self.recordable = not self.brings_runner or bool(drafter.recordable)
 
     def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
         """What the drafter says; None where it was dropped."""
@@ -78,9 +86,9 @@ class GuardedSession(Guard):
     """A `DraftSession` that never raises; one that is late is dropped."""
 
     def __init__(self, drafter: GuardedDrafter, context: DraftContext) -> None:
-        self.drafter, self.device, self.vocab = drafter, context.device, context.vocab_size
-        self.cost, self.advance = context.cost, context.advance
+        self.drafter, self.context = drafter, copy(context)  # of its own, which the session does not see
         self.session = drafter.ask(lambda d: opened(d, context))
+        self.traits = self.ask(lambda session: traits_of(session, self.context)) or Traits()
         self.was_cut = False
         self.rounds = self.unpaid = 0
         """all with a draft, and those of them in which none of it promised to pay"""
@@ -100,19 +108,19 @@ class GuardedSession(Guard):
     def draft(self, sequences: Sequences, room: list[int]) -> Draft:
         """At most `room` tokens per row; an empty draft where there is nothing to be had."""
         draft = self.ask(lambda session: self._drafted(session, sequences, room)) if any(room) else None
-        return Draft.from_lists([[]] * len(room), self.device) if draft is None else draft
+        return Draft.from_lists([[]] * len(room), self.context.device) if draft is None else draft
 
     def _drafted(self, session: DraftSession, sequences: Sequences, room: list[int]) -> Draft:
-        began, patience = now(), Deadline(session.patience)
+        began, patience = now(), Deadline(self.traits.patience)
         session.start_draft(sequences, list(room))
         while not session.poll() and not patience.over:
             patience.nap(1e-4)
         if patience.over:
-            raise Unfit(f"a draft took longer than {shown(session.patience)} seconds")
-        draft = checked_draft(session.take(), room, self.vocab)
+            raise Unfit(f"a draft took longer than {shown(self.traits.patience)} seconds")
+        draft = checked_draft(session.take(), room, self.context.vocab_size)
         count = self._count(draft, room, now() - began)
         draft = cut(draft, [min(length, count) for length in draft.lengths])
-        return on_device(with_q(session, draft, self.vocab), self.device)
+        return on_device(with_q(session, draft, self.context.vocab_size), self.context.device)
 
     def _count(self, draft: Draft, room: list[int], spent: float) -> int:
         """Nodes of each row that are verified: of those that say their chances, as many as give most tokens per second.
@@ -129,8 +137,8 @@ class GuardedSession(Guard):
         if draft.survival is None or draft.q is not None or draft.token_probs is not None or not longest:
             return most
         chances = [row[:most] for row, left in zip(draft.survival, room, strict=True) if left]
-        count = nodes_that_pay(chances, len(room), self.cost, spent, self.advance)
-        timed = self.cost.tried(len(room)) is not None  # a plain round to be timed says nothing of this draft
+        count = nodes_that_pay(chances, len(room), self.context.cost, spent, self.context.advance)
+        timed = self.context.cost.tried(len(room)) is not None  # a plain round to be timed says nothing of this draft
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
         return min(count, most)
 

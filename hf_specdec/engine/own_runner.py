@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from ..protocol import DraftContext, Feature, Forward, Runner
+from ..protocol import DraftContext, Forward, Runner
 from ..schedule import AnyDrafter, Guarded
 from ..stats import SpeculationStats
 from ..target.captured import CapturedRunner
-from ..target.features import shared_kinds
 from ..target.lockstep import LockstepRunner
 from ..target.probe import ability, runner_agrees
 from ..target.ragged import RaggedRunner
@@ -22,7 +21,7 @@ from ..target.ranks import ranks_of
 from ..target.remembered import Remembered
 from ..target.staggered import StaggeredRunner
 from .call import Call
-from .checks import Unfit, checked_forward, expect
+from .checks import Unfit, checked_forward
 from .drafting import Drafting
 from .guard import opened
 from .modes import Mode
@@ -44,7 +43,7 @@ def target_runner(call: Call, drafting: Drafting, mode: Mode) -> Runner:
         engines.bitwise = call.rules.forwards == "bitwise"
         engines.expect(call.most_columns)
     runner: Runner = StaggeredRunner(engines) if isinstance(engines, LockstepRunner) and mode.staggered else engines
-    runner.features = session.ask(lambda s: features_of(s.features, call.target)) or ()
+    runner.features = session.traits.features
     if (brings_runner or runner.features) and ranks_of(call.target) is not None:  # only the leading one has a session
         session.drop("it runs inside the target, which is spread over several processes")
     elif brings_runner and isinstance(runner, RaggedRunner):
@@ -63,25 +62,11 @@ def behind_own(runner: RaggedRunner, drafting: Drafting) -> Runner:
     def proved(session: Any) -> Runner:
         drafter = drafting.drafter.drafter
         known = _proved.setdefault(drafter, Remembered())
-        known.of(runner.model, lambda: _prove(runner.model, drafter, drafting.context))
+        known.of(runner.model, lambda: _prove(runner.model, drafter, drafting.session.context))
         return session.runner(engine)
 
     own = drafting.session.ask(proved)
     return runner if own is None else GuardedRunner(own, engine, drafting.session)
-
-
-def features_of(names: Sequence[Feature], model: "PreTrainedModel") -> tuple[Feature, ...]:
-    """What a session asks for of the target's forwards.
-
-    Raises:
-        Unfit: the model has no such hidden states, or does not tell such keys and values.
-    """
-    states = model.config.get_text_config(decoder=True).num_hidden_layers + 1
-    shared = shared_kinds(model)
-    fine = all(name in shared or (type(name) is int and -states <= name < states) for name in names)
-    kinds = f", or keys of {' and '.join(shared)}" if shared else ""
-    expect(fine, "features", f"hidden states from {-states} to {states - 1}{kinds}", names)
-    return tuple(names)
 
 
 def _prove(model: "PreTrainedModel", drafter: AnyDrafter, context: DraftContext) -> None:

@@ -9,30 +9,31 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, DraftContext, Verdict
-from ..schedule import Correct, Guarded, Round, Schedule
+from ..schedule import Correct, Round, Schedule
 from ..transfer import to_device
 from .checks import Unfit, checked_draft, cut, expect, on_device, tensor
-from .guard import GuardedDrafter
+from .guard import GuardedDrafter, GuardedSession
+from .ranks import SharedSession
 
 T = TypeVar("T")
 
 
 def schedule_of(
-    drafter: GuardedDrafter, session: Guarded, context: DraftContext, device: torch.device, vocab: int
+    drafter: GuardedDrafter, session: GuardedSession | SharedSession, context: DraftContext
 ) -> "GuardedSchedule | None":
     """The drafter's own order of a call; None where it drafts, then verifies. The context is the drafter's: nobody
     reads it."""
     if not session.alive:
         return None
     own = session.attempt(lambda: drafter.drafter.schedule(session, context), lambda: None)
-    return None if own is None else GuardedSchedule(own, session, device, vocab)
+    return None if own is None else GuardedSchedule(own, session)
 
 
 class GuardedSchedule:
     """A drafter's own schedule, until it fails or its session is dropped."""
 
-    def __init__(self, own: Schedule, session: Guarded, device: torch.device, vocab: int) -> None:
-        self.own, self.session, self.device, self.vocab = own, session, device, vocab
+    def __init__(self, own: Schedule, session: GuardedSession | SharedSession) -> None:
+        self.own, self.session, self.context = own, session, session.context
         self.room: list[int] = []
 
     def _ask(self, action: Callable[[Schedule], T], otherwise: Callable[[], T]) -> T:
@@ -57,13 +58,13 @@ class GuardedSchedule:
         return _from_fed(draft, fed.tokens, answered), answered
 
     def _checked(self, draft: Draft) -> Draft:
-        checked = on_device(checked_draft(draft, self.room, self.vocab), self.device)
+        checked = on_device(checked_draft(draft, self.room, self.context.vocab_size), self.context.device)
         if checked.token_probs is not None and checked.q is None and self.own.correct is None:
             raise Unfit("token_probs need q, or a correction, to replace a rejected token")
         return checked
 
     def _nothing(self) -> Draft:
-        return Draft.from_lists([[]] * len(self.room), self.device)
+        return Draft.from_lists([[]] * len(self.room), self.context.device)
 
     @property
     def correct(self) -> Correct | None:

@@ -5,11 +5,13 @@ rank, the leader, has a drafter at work in a call, and the others take over what
 """
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any, TypeVar
 
 from ..protocol import Draft, DraftContext, Sequences
 from ..target.ranks import Ranks
 from .guard import Guard, GuardedDrafter, GuardedSession
+from .traits import Traits
 
 T = TypeVar("T")
 
@@ -18,9 +20,10 @@ class SharedSession(Guard):
     """The leader's guarded session, and on the other ranks its answers."""
 
     def __init__(self, ranks: Ranks, drafter: GuardedDrafter, context: DraftContext) -> None:
-        self.ranks, self.device, self.alive = ranks, context.device, True
+        self.ranks, self.context, self.alive = ranks, copy(context), True
         self.own = GuardedSession(drafter, context) if ranks.leads else None
-        self._answer(lambda own: None)
+        traits = self._answer(lambda own: own.traits) or Traits()
+        self.traits = traits._replace(drafts_early=False)  # what is accepted is told to the leader alone
 
     def _answer(self, action: Callable[[GuardedSession], T]) -> T | None:
         """What the leader's session says, everywhere; None where the drafter was given up."""
@@ -28,7 +31,7 @@ class SharedSession(Guard):
             return None
         own = self.own
         told = None if own is None else (action(own), own.alive)
-        answer, self.alive = self.ranks.share(told, self.device)  # type: ignore[misc]
+        answer, self.alive = self.ranks.share(told, self.context.device)  # type: ignore[misc]
         return answer
 
     def ask(self, action: Callable[[Any], T]) -> T | None:
@@ -41,7 +44,7 @@ class SharedSession(Guard):
 
     def draft(self, sequences: Sequences, room: list[int]) -> Draft:
         draft = self._answer(lambda own: own.draft(sequences, room))
-        return Draft.from_lists([[]] * len(room), self.device) if draft is None else draft
+        return Draft.from_lists([[]] * len(room), self.context.device) if draft is None else draft
 
     def drop(self, reason: str) -> None:
         """Called on every rank at once: they have all seen the same."""

@@ -33,7 +33,7 @@ from .drafting import Bounds, Drafting, context_of
 from .engine import Engine
 from .guard import GuardedDrafter
 from .modes import UNRECORDABLE, Mode
-from .own_runner import behind_own, features_of
+from .own_runner import behind_own
 from .request import Request
 from .rows import Row, Rows
 from .taking import RaggedRequests
@@ -247,7 +247,7 @@ class Requests(Engine):
         self.rows.join([row], request.call.input_ids)
         trial = Trial(Draft.from_lists([[]], self.rows.device), Forward(logits), self.rows.sequences(places))
         (first,) = self.taking.take(row.judge, self.rows, places, trial)
-        if row.drafting is not None and row.drafting.features:
+        if row.drafting is not None and row.drafting.traits.features:
             verdict = verdict_of([row], trial.draft, trial.forward, [first])
             verdict.features = reading.states()
             row.drafting.session.tell(lambda session: session.observe_prompt(verdict))
@@ -278,19 +278,17 @@ class Requests(Engine):
         bounds = Bounds(min(position_limit(self.model), self.most_tokens), self.most_rows, self.most_tokens)
         context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, bounds)
         drafting = Drafting(guarded, context, drawing)
-        drafting.features = drafting.session.ask(lambda session: features_of(session.features, self.model)) or ()
-        self.target.features = list(dict.fromkeys([*self.target.features, *drafting.features]))
+        self.target.features = list(dict.fromkeys([*self.target.features, *drafting.traits.features]))
         if guarded.brings_runner:
             self.runner = behind_own(self.target, drafting)
-        drafting.arrange(takes_order=False)
-        if not drafting.weighs:  # one record for all, as the number of rows changes
+        if not drafting.traits.weighs:  # one record for all, as the number of rows changes
             drafting.pause_where_it_loses(self.model, call.draws, joined=True, clock=self.clock)
         return drafting
 
     # ------------------------------------------------------------------ rounds
 
     def _most_nodes(self, drafting: Drafting) -> int:
-        return max(0, min(SPARE // drafting.slots_per_token - 2, super()._most_nodes(drafting)))
+        return max(0, min(SPARE // drafting.traits.slots_per_token - 2, super()._most_nodes(drafting)))
 
     def _stats_of(self, row: Row) -> list[SpeculationStats]:
         return [self.stats, self.requests[row.number].answer.stats]
