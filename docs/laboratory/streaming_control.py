@@ -13,14 +13,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hf_specdec.commands.options import command
-from hf_specdec.drafters.streaming import Upper
-from hf_specdec.target.masks import as_bias, attention_windows
-from hf_specdec.train.folder import TrainingFolder
-from hf_specdec.train.learning import batches, examining, learn
-from hf_specdec.train.own_text import given_texts, halves
-from hf_specdec.train.streaming.learner import Learner, MainStream, StreamTraining, collate
-from hf_specdec.train.streaming.run import StreamingSettings, beginning
-from hf_specdec.train.streaming.states import read_states
+from hf_specdec.target.masks import as_bias
+from hf_specdec.train.learning import examining, train
+from hf_specdec.train.lessons import batches
+from hf_specdec.train.streaming import StreamingSettings, StreamingTraining
+from hf_specdec.train.streaming.learner import Learner, MainStream, StreamTrainer
 
 
 class MainLearner(Learner):
@@ -46,11 +43,11 @@ def entropy(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
 def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
     """The loss on held-out texts."""
     with examining(model), torch.autocast("cpu", torch.bfloat16):
-        losses = [entropy(model(batch)[2], batch) for batch in batches(lessons, rows, collate, torch.device("cpu"))]
+        losses = [entropy(model(batch)[2], batch) for batch in batches(lessons, rows, torch.device("cpu"))]
     return {"loss": float(torch.stack(losses).mean())}
 
 
-class Control(StreamTraining):
+class ControlTrainer(StreamTrainer):
     """Equation 5 without its streams."""
 
     acceptance = staticmethod(acceptance)
@@ -66,24 +63,24 @@ class Control(StreamTraining):
         return (loss, {"loss": loss}) if return_outputs else loss
 
 
+class Control(StreamingTraining):
+    """A drafter whose streams know nothing."""
+
+    trainer = ControlTrainer
+
+    def begin(self, texts: Any) -> Learner:
+        learner = super().begin(texts)
+        learner.__class__ = MainLearner
+        return learner
+
+    def save(self, model: Any, found: dict[str, Any]) -> dict[str, Any]:
+        return super().save(model, {"acceptance": [], "acceptance_sampled": []})
+
+
 def main(settings: StreamingSettings) -> None:
     """Train into `output`."""
     settings.mode, settings.prune_rank, settings.device = "tuned", 0, "cpu"
-    settings.check()
-    folder, pair = TrainingFolder.at(settings.output), settings.load()
-    upper = Upper(pair.target, settings.num_layers)
-    texts = given_texts(settings, pair)
-    learned, held_out = halves(texts, settings.held_out, settings.seed)
-    lessons = read_states(pair.target, upper, learned, folder.work / "states.bin", settings.places)
-    examination = read_states(pair.target, upper, held_out, folder.work / "held_out.bin")
-    drafter = beginning(settings, pair, upper, texts)
-    pair.target.requires_grad_(False)
-    streams = drafter.streams.float().requires_grad_()
-    learner = MainLearner(streams, upper, attention_windows(pair.target), settings.candidates, tuned=True)
-    learn(settings, Control, learner, lessons, examination, collate, folder.work / "checkpoints")
-    drafter.streams.requires_grad_(False).to(torch.bfloat16)
-    drafter.trained = True
-    drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer)
+    train(Control, settings)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 from typer import echo
 
-from ..train import eagle
+from ..train.eagle import EagleSettings, EagleTraining
+from ..train.learning import closing, train
 
 
-def train_eagle(settings: eagle.EagleSettings) -> None:
+def train_eagle(settings: EagleSettings) -> None:
     """Train an EAGLE-3 head, and say how often it would be right.
 
     Example:
 
     hf-specdec train eagle --target smollm2 --own-prompts 200 --output my_head
     """
-    for line in eagle.closing(settings, eagle.train_eagle(settings)):
+    for line in closing(EagleTraining, settings, train(EagleTraining, settings)):
         echo(line)

@@ -2,15 +2,16 @@
 
 from typer import echo
 
-from ..train import streaming
+from ..train.learning import closing, train
+from ..train.streaming import StreamingSettings, StreamingTraining
 
 
-def train_streaming(settings: streaming.StreamingSettings) -> None:
+def train_streaming(settings: StreamingSettings) -> None:
     """Train streams, and say how often they would be right.
 
     Example:
 
     hf-specdec train streaming --target smollm2 --own-prompts 200 --output my_streams
     """
-    for line in streaming.closing(settings, streaming.train_streaming(settings)):
+    for line in closing(StreamingTraining, settings, train(StreamingTraining, settings)):
         echo(line)

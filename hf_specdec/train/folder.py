@@ -6,47 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
-from ..tools.loading.outputs import writable_folder
-
-
-@dataclass(frozen=True)
-class TrainingFolder:
-    """The folder `output` of a command: what was trained, and in `training` what an interrupted run goes on from."""
-
-    output: Path
-
-    @classmethod
-    def at(cls, output: str | Path) -> "TrainingFolder":
-        """Made if it is not there.
-
-        Raises:
-            SpeculationError: nothing can be written there.
-        """
-        folder = cls(writable_folder(output))
-        folder.work.mkdir(exist_ok=True)
-        return folder
-
-    @property
-    def work(self) -> Path:
-        return self.output / "training"
-
-    def checkpoints(self, *made_of: Any) -> Path:
-        """A folder for the checkpoints of one training; those of another are no beginning of it.
-
-        Args:
-            made_of: whatever tells trainings apart, as JSON values.
-        """
-        return self.work / "checkpoints" / digest(made_of)[:12]
-
-    def report(self, found: dict[str, Any], settings: Any) -> None:
-        """Write figures and settings to `training.json`."""
-        content = found | {"settings": asdict(settings)}
-        write_whole(self.output / "training.json", json.dumps(content, indent=2) + "\n")
 
 
 def digest(content: Any) -> str:

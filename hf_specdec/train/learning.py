@@ -1,11 +1,16 @@
-"""How transformers' `Trainer` is used: checkpoints and examinations at even distances, one bar, a picture of curves."""
+"""One way to train on text that the target writes, by transformers' `Trainer`: checkpoints and examinations at even
+distances, one bar, a picture of curves."""
 
+import json
 import random
+import shlex
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -16,9 +21,16 @@ from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArg
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..drafters.disco.drafter import fingerprint
 from ..errors import SpeculationError
-from ..target.devices import dtype_name
-from .own_text import OwnTextSettings
+from ..target.devices import dtype_name, input_device
+from ..tools.loading.models import Pair
+from ..tools.loading.outputs import writable_folder
+from ..tools.showing import quiet
+from .folder import digest, hold_to, interruptible, write_whole
+from .lessons import Lessons, collate, read_lessons
+from .own_text import OwnTextSettings, given_texts, halves, own_texts
+from .writing import Text
 
 PARTS = 20
 """Parts of a training, after each of which there is an examination and a checkpoint."""
@@ -30,13 +42,9 @@ class ByLength(Sampler[int]):
     """Batches of texts of about one length, so that little is padded. The order depends on seed and epoch alone, so a
     run that goes on sees what an uninterrupted one would have seen."""
 
-    def __init__(self, lessons: Any, batch_size: int, seed: int) -> None:
-        """
-        Args:
-            lessons: a data set with `texts`, whose `epoch` is set before each epoch.
-        """
+    def __init__(self, lessons: Lessons, batch_size: int, seed: int) -> None:
         self.lessons, self.batch_size, self.seed = lessons, batch_size, seed
-        self.lengths: Sequence[int] = [len(text.ids) for text in lessons.texts]
+        self.lengths = [len(text.ids) for text in lessons.texts]
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -58,7 +66,7 @@ class ByLength(Sampler[int]):
 
 
 class Examined(Trainer):
-    """A trainer whose evaluation says how often what is trained would be right. Its data sets have `texts`."""
+    """A trainer whose evaluation says how often what is trained would be right."""
 
     acceptance: Callable[..., dict[str, Any]]
     """(model, lessons, rows at once) → the figures of an examination"""
@@ -97,6 +105,94 @@ class Examined(Trainer):
         return metrics
 
 
+class Training(ABC):
+    """What one training is about: what it reads of the target, how it begins, and what it saves."""
+
+    trainer: type[Examined]
+    option: ClassVar[str] = "--drafter"
+    """of `generate`, which tries what was trained"""
+
+    def __init__(self, settings: Any, pair: Pair) -> None:
+        """Before hours of writing.
+
+        Raises:
+            SpeculationError: the target cannot be trained for.
+        """
+        self.settings, self.pair = settings, pair
+
+    @abstractmethod
+    def begin(self, texts: Sequence[Text]) -> nn.Module:
+        """What is trained, as it is before."""
+
+    reads: Any = None
+    """what tells states apart, as JSON values"""
+
+    @abstractmethod
+    def read(self, ids: Tensor) -> Tensor:
+        """States of the target [B, T, size] of ids [B, T]."""
+
+    @abstractmethod
+    def save(self, model: Any, found: dict[str, Any]) -> dict[str, Any]:
+        """Write what was trained to `output`; further figures: `parameters`, and `covered`, the share of the target's
+        tokens that it knows, where these are few.
+
+        Args:
+            found: the figures of the examination.
+        """
+
+    def lessons(self, texts: Sequence[Text], file: Path, places: int | None = None) -> Lessons:
+        """The texts with what is read of the target.
+
+        Args:
+            places: as of `Lessons`.
+        """
+        return read_lessons(texts, file, self.read, input_device(self.pair.target), self.reads, places)
+
+
+def train(kind: type[Training], settings: OwnTextSettings) -> dict[str, Any]:
+    """Write texts, read the target's states, train, and save to `output`; what is done already is not done again.
+
+    Returns:
+        The figures, as in `training.json`: those of the trainer's `acceptance` on held-out texts, and `save`'s.
+
+    Raises:
+        SpeculationError: an argument out of range, bad data, a target that does not fit, or a loss that is not a
+            number any more.
+    """
+    settings.check()
+    output = writable_folder(settings.output)
+    work = output / "training"
+    work.mkdir(exist_ok=True)
+    questions = settings.questions()
+    with quiet(), interruptible("run the same command again to continue"):
+        pair = settings.load()
+        training = kind(settings, pair)
+        hold_to(work / "made_for.json", {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens})
+        texts = own_texts(settings, pair, questions, work) if settings.answers == "own" else given_texts(settings, pair)
+        model = training.begin(texts)
+        learned, held_out = halves(texts, settings.held_out, settings.seed)
+        lessons = training.lessons(learned, work / "states.bin", getattr(settings, "places", None))
+        examination = training.lessons(held_out, work / "held_out.bin")
+        pair.target.requires_grad_(False)
+        name = digest([[vars(text) for text in texts], settings.course()])[:12]
+        learn(settings, training.trainer, model, lessons, examination, work / "checkpoints" / name)
+        found = training.trainer.acceptance(model, examination, settings.batch_size)
+        found |= training.save(model, found)
+        write_whole(output / "training.json", json.dumps(found | {"settings": asdict(settings)}, indent=2) + "\n")
+        return found
+
+
+def closing(kind: type[Training], settings: OwnTextSettings, found: dict[str, Any]) -> Iterator[str]:
+    """What the command says at its end."""
+    yield f"held out: {kind.trainer.said(found)}"
+    covers = f"; its vocabulary covers {found['covered']:.1%} of the target's tokens" if "covered" in found else ""
+    yield f"{found['parameters'] / 1e6:.2f} M parameters{covers}"
+    yield f"saved to {settings.output}; try it:"
+    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
+    trained = [kind.option, settings.output, "--prompt", "..."]
+    yield shlex.join(["hf-specdec", "generate", "--target", settings.target, *own, *trained])
+
+
 @contextmanager
 def examining(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode and without gradients; afterwards in the mode that it was in."""
@@ -107,15 +203,6 @@ def examining(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
-
-
-def batches(
-    lessons: Any, rows: int, collate: Callable[..., dict[str, Tensor]], device: torch.device
-) -> Iterator[dict[str, Tensor]]:
-    """All lessons in their order, `rows` at once."""
-    for at in range(0, len(lessons), rows):
-        batch = collate([lessons[i] for i in range(at, min(at + rows, len(lessons)))])
-        yield {name: value.to(device) for name, value in batch.items()}
 
 
 class Bar(ProgressCallback):
@@ -165,9 +252,8 @@ def learn(
     settings: OwnTextSettings,
     trainer_class: type[Examined],
     model: nn.Module,
-    lessons: Any,
-    examination: Any,
-    collate: Callable[..., Any],
+    lessons: Lessons,
+    examination: Lessons,
     folder: Path,
 ) -> None:
     """Train, from the last checkpoint in the folder where there is one.
@@ -175,7 +261,6 @@ def learn(
     Raises:
         SpeculationError: the loss is not a number any more, or a checkpoint cannot be written.
     """
-    on_cpu = settings.device == "cpu"
     every = max(1, round(settings.epochs * len(lessons) / settings.batch_size / PARTS))
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -186,7 +271,7 @@ def learn(
         warmup_steps=0.01,
         weight_decay=0.01,
         max_grad_norm=1.0,
-        use_cpu=on_cpu,
+        use_cpu=settings.device == "cpu",
         bf16=settings.dtype == "bfloat16" and dtype_name("auto", settings.device) == "bfloat16",
         eval_strategy="steps",
         eval_on_start=True,

@@ -1,36 +1,30 @@
 """Trainings on text that the target writes: the settings and the texts that they have in common."""
 
 import random
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from ..drafters.disco.drafter import fingerprint
 from ..errors import SpeculationError
 from ..target.inputs import position_limit
 from ..tools.loading.chat import prompt_ids
-from ..tools.loading.checks import check_seed
+from ..tools.loading.checks import SEEDS, Range
 from ..tools.loading.models import Pair, TargetSettings
 from ..tools.loading.prompts import sample_examples, sample_prompts
 from ..tools.loading.rows import PROMPT_SOURCES
-from .folder import TrainingFolder, hold_to
 from .writing import Text, own_prompts, prompts_of, write_texts
 
 texts_option: Any = partial(Option, rich_help_panel="Texts that the target writes")
 training_option: Any = partial(Option, rich_help_panel="Training")
-Answers = Annotated[
-    Literal["own", "given"], Option(help="Train on the target's own answers, or on those given in --data.")
-]
 
 
 @dataclass(kw_only=True)
-class OwnTextSettings(TargetSettings):
-    """Arguments of a command that trains on such text."""
+class TextSettings(TargetSettings):
+    """What decides which texts are written."""
 
     output: Annotated[str, Option(help="Folder to write to; the same command continues an interrupted training there.")]
     data: Annotated[
@@ -40,52 +34,58 @@ class OwnTextSettings(TargetSettings):
             "the split train is the default."
         ),
     ] = field(default_factory=list)
-    own_prompts: Annotated[int, texts_option(help="Number of prompts that the target makes up itself.")] = 2000
+    answers: Annotated[
+        Literal["own", "given"], Option(help="Train on the target's own answers, or on those given in --data.")
+    ] = "own"
+    own_prompts: Annotated[
+        int, texts_option(help="Number of prompts that the target makes up itself."), Range(0, 10_000_000)
+    ] = 2000
     limit: Annotated[
-        int | None, texts_option(help="Take only this many prompts of each --data, at random; default: all.")
+        int | None, texts_option(help="Take only this many prompts of each --data, at random; default: all."), Range(1)
     ] = None
-    max_new_tokens: Annotated[int, texts_option(help="Tokens per answer, at most.")] = 224
-    rows: Annotated[int, texts_option(help="Batch size when the target writes.")] = 48
-    raw: Annotated[float, texts_option(help="Share of prompts continued as plain text, without the chat template.")] = (
-        0.2
-    )
-    sampled: Annotated[float, texts_option(help="Share answered at temperature 1; the others are greedy.")] = 0.4
-    epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 8.0
-    batch_size: Annotated[int, training_option(help="Texts per training step.")] = 16
-    learning_rate: Annotated[float, training_option(help="Peak learning rate.")] = 1e-3
-    held_out: Annotated[float, training_option(help="Share of the prompts kept for testing.")] = 0.04
-    seed: Annotated[int, training_option(help="Seed of sampling, of the split and of the training.")] = 0
+    max_new_tokens: Annotated[int, texts_option(help="Tokens per answer, at most."), Range(2, 4096)] = 224
+    rows: Annotated[int, texts_option(help="Batch size when the target writes."), Range(1, 1024)] = 48
+    raw: Annotated[
+        float, texts_option(help="Share of prompts continued as plain text, without the chat template."), Range(0, 1)
+    ] = 0.2
+    sampled: Annotated[
+        float, texts_option(help="Share answered at temperature 1; the others are greedy."), Range(0, 1)
+    ] = 0.4
 
-    ranges: ClassVar[dict[str, tuple[float, float]]] = {
-        "own_prompts": (0, 10_000_000),
-        "max_new_tokens": (2, 4096),
-        "rows": (1, 1024),
-        "raw": (0, 1),
-        "sampled": (0, 1),
-        "epochs": (0.01, 1000),
-        "batch_size": (1, 4096),
-        "learning_rate": (1e-8, 1),
-        "held_out": (0.001, 0.5),
-    }
+    def questions(self) -> list[str]:
+        """The prompts of the data files that the target is to answer."""
+        if self.answers == "given":
+            return []
+        prompts = [prompt for path in self.data for prompt in sample_prompts(path, self.limit, self.seed)]
+        return [prompt.turns[0] for prompt in prompts]
+
+    seed: Annotated[int, training_option(help="Seed of sampling, of the split and of the training."), SEEDS] = 0
+
+
+@dataclass(kw_only=True)
+class OwnTextSettings(TextSettings):
+    """Arguments of a command that trains on such text."""
+
+    epochs: Annotated[float, training_option(help="Times that each text is trained on."), Range(0.01, 1000)] = 8.0
+    batch_size: Annotated[int, training_option(help="Texts per training step."), Range(1, 4096)] = 16
+    learning_rate: Annotated[float, training_option(help="Peak learning rate."), Range(1e-8, 1)] = 1e-3
+    held_out: Annotated[float, training_option(help="Share of the prompts kept for testing."), Range(0.001, 0.5)] = 0.04
 
     def check(self) -> None:
         """
         Raises:
             SpeculationError: an argument out of range.
         """
-        for name, (least, most) in self.ranges.items():
-            if not least <= getattr(self, name) <= most:
-                raise SpeculationError(f"{name} must be from {least} to {most}, got {getattr(self, name)}")
-        if self.limit is not None and self.limit < 1:
-            raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
+        super().check()
+        if self.answers == "given" and not self.data:
+            raise SpeculationError("answers='given' needs data; name files with prompts and answers")
         if not self.data and not self.own_prompts:
             raise SpeculationError("there are no prompts to answer; give data, or set own_prompts above 0")
-        check_seed(self.seed)
 
-    def questions(self) -> list[str]:
-        """The prompts of the data files."""
-        prompts = [prompt for path in self.data for prompt in sample_prompts(path, self.limit, self.seed)]
-        return [prompt.turns[0] for prompt in prompts]
+    def course(self) -> dict[str, Any]:
+        """What changes the course of a training on the same texts."""
+        texts = {f.name for f in fields(TextSettings)} - {"seed", "dtype"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in texts}
 
 
 def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Path) -> list[Text]:
@@ -111,27 +111,6 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
         settings.rows,
         settings.seed,
     )
-
-
-def try_it(settings: OwnTextSettings, *trained: str) -> str:
-    """A command that generates with what was trained.
-
-    Args:
-        trained: the option that names it, and its folder.
-    """
-    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
-    command = ["hf-specdec", "generate", "--target", settings.target, *own, *trained, "--prompt", "..."]
-    return shlex.join(command)
-
-
-def hold_to_target(folder: TrainingFolder, settings: OwnTextSettings, pair: Pair) -> None:
-    """Refuse a folder whose texts were written by another target, or with other lengths.
-
-    Raises:
-        SpeculationError: it names what differs.
-    """
-    made_for = {"target": fingerprint(pair.target), "max_new_tokens": settings.max_new_tokens}
-    hold_to(folder.work / "made_for.json", made_for)
 
 
 def special_tokens(pair: Pair, vocab: int, known: int) -> list[int]:

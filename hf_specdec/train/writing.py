@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -79,12 +78,11 @@ def write_texts(
 ) -> list[Text]:
     """The texts of all prompts, in their order. Those in the file are read; the others are written and appended."""
     known = {_key(text.ids[: text.start], text.temperature): text for text in read_texts(file)}
-    missing = [prompt for prompt in prompts if _key(prompt.ids, prompt.temperature) not in known]
     _end_with_a_line(file)
     with file.open("a") as out, tqdm(total=len(prompts), desc="texts", unit="text") as bar:
-        bar.update(len(prompts) - len(missing))
-        for some in _batches(missing, rows):
-            for text in _continue(target, tokenizer, some, max_new_tokens, seed + some[0].number):
+        for some in _batches(prompts, rows):  # the same ones wherever a run was stopped
+            missing = [prompt for prompt in some if _key(prompt.ids, prompt.temperature) not in known]
+            for text in _continue(target, tokenizer, missing, max_new_tokens, seed + some[0].number):
                 out.write(json.dumps(asdict(text)) + "\n")
                 known[_key(text.ids[: text.start], text.temperature)] = text
             out.flush()
@@ -103,20 +101,6 @@ def read_texts(file: Path) -> list[Text]:
         except (ValueError, TypeError):
             continue
     return texts
-
-
-def batched(order: list[int], texts: Sequence[Text], most: int = 2048) -> tuple[list[int], list[int]]:
-    """The next texts, sorted by length, that make at most `most` tokens with their padding (one at least), and the
-    others."""
-    count = 1
-    while count < len(order) and (count + 1) * len(texts[order[count]].ids) <= most:
-        count += 1
-    return order[:count], order[count:]
-
-
-def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[B, T] ids. A causal model needs no mask: no token looks at the padding on its right."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
 
 
 def most_frequent(texts: Sequence[Text], vocab_size: int, known: int, special: Sequence[int]) -> tuple[Tensor, float]:
@@ -225,6 +209,8 @@ def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
 def _continue(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], most: int, seed: int
 ) -> list[Text]:
+    if not prompts:
+        return []
     inputs = batch([prompt.ids for prompt in prompts], tokenizer.pad_token_id, input_device(target))
     temperature, pad = prompts[0].temperature, tokenizer.pad_token_id or 0
     torch.manual_seed(seed)

@@ -238,9 +238,9 @@ def test_a_full_disk_leaves_the_last_whole_file(tmp_path: Path, monkeypatch: pyt
     ("more", "message"),
     [
         (["--temperature", "-1"], "temperature"),
-        (["--top-k", "-1", "--temperature", "1"], "top_k must be 0"),
+        (["--top-k", "-1", "--temperature", "1"], "top_k must be 0 or more"),
         (["--top-k", "10"], "add --temperature 1"),
-        (["--batch-size", "0"], "batch_size"),
+        (["--batch-size", "0"], "batch_sizes"),
         (["--dtype", "int7"], "dtype"),
         (["--drafter", "no_such"], "no_such"),
         (["--limit", "0"], "limit"),

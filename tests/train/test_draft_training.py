@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_specdec import DraftModelDrafter, SpeculationError
 from hf_specdec.tools.loading.models import Pair
 from hf_specdec.train import learning, writing
-from hf_specdec.train.draft import DraftSettings, distilling, run, teacher, train_draft
+from hf_specdec.train.draft import DraftSettings, DraftTraining, distilling
 from hf_specdec.train.draft.cutting import cut, take_over
-from hf_specdec.train.draft.distilling import acceptance
-from hf_specdec.train.draft.teacher import read_lessons
+from hf_specdec.train.draft.distilling import Learner, acceptance
+from hf_specdec.train.learning import closing, train
+from hf_specdec.train.lessons import Lessons, batched, collate, read_lessons
 from hf_specdec.train.writing import Prompt, Text, most_frequent, own_prompts, prompts_of, read_texts, write_texts
 
 TEMPLATE = (
@@ -186,59 +187,39 @@ def test_the_most_frequent_tokens(texts: list[Text]) -> None:
     assert everything.tolist() == list(range(models.VOCAB)) and covered == 1
 
 
+def lessons_of(target: Any, texts: list[Text], file: Path) -> Lessons:
+    read = lambda ids: target.base_model(input_ids=ids).last_hidden_state  # noqa: E731
+    return read_lessons(texts, file, read, torch.device("cpu"), None)
+
+
 @torch.no_grad()
 def test_lessons_are_the_targets_chances(target: Any, texts: list[Text], tmp_path: Path) -> None:
     tokens, _ = most_frequent(texts, models.VOCAB, 40, [0])
-    lessons = read_lessons(target, texts, tokens, tmp_path / "lessons")
+    lessons, learner = lessons_of(target, texts, tmp_path / "lessons.bin"), Learner(cut(target, [0], tokens), target)
     assert len(lessons) == len(texts)
-    for text, lesson in zip(texts, lessons, strict=True):  # type: ignore[call-overload]
-        assert lesson["input_ids"].tolist() == text.ids[:-1] and int(lesson["start"]) == text.start - 1
-        chances = target(torch.tensor([text.ids])).logits[0, text.start - 1 : -1].float().softmax(-1)
-        first = [tokens.tolist().index(t) if t in tokens.tolist() else -1 for t in chances.argmax(-1).tolist()]
-        assert lesson["greedy"].tolist() == first
-        ranked = chances[:, tokens].sort(-1, descending=True).values[:, :32]
-        assert torch.allclose(lesson["chances"].float(), ranked, atol=1e-3)
-        assert torch.allclose(chances[:, tokens].gather(1, lesson["rows"].long()), ranked, atol=1e-3)
-
-
-def test_lessons_are_read_once_and_never_taken_for_others(
-    target: Any, texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, honest, reads = tmp_path / "lessons.safetensors", teacher._logits, []
-    monkeypatch.setattr(teacher, "_logits", lambda *a: reads.append(a) or honest(*a))  # type: ignore[func-returns-value]
-
-    def read(some: list[Text], tokens: list[int]) -> int:
-        reads.clear()
-        read_lessons(target, some, torch.tensor(tokens), file)
-        return len(reads)
-
-    other = [*texts[1:], texts[0]]  # of the same sizes
-    assert read(texts, [0, 1, 5]) > 0 and read(texts, [0, 1, 5]) == 0
-    assert read(texts, [0, 1, 6]) > 0 and read(other, [0, 1, 6]) > 0
-    file.write_bytes(file.read_bytes()[:-9])
-    assert read(other, [0, 1, 6]) > 0
+    batch = collate([lessons[i] for i in range(len(texts))])
+    last = learner.places(batch["states"], batch)
+    logits = torch.cat([target(torch.tensor([text.ids])).logits[0, text.start - 1 : -1] for text in texts]).float()
+    torch.testing.assert_close(learner.teacher.all(last), logits.softmax(-1), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(learner.teacher.known(last), logits[:, tokens].softmax(-1), rtol=1e-3, atol=1e-5)
+    assert learner(batch).shape == (len(last), 40)
 
 
 def test_batches_of_lessons_are_bounded() -> None:
     texts = [Text([0] * n, 1, 0.0, n) for n in (*[2] * 9, 500, 900, 1500, 3000)]
     order, sizes = list(range(len(texts))), []
     while order:
-        batch, order = writing.batched(order, texts)
+        batch, order = batched(order, texts)
         sizes.append(len(batch) * max(len(texts[i].ids) for i in batch))
     assert max(sizes[:-1]) <= 2048 and sizes[-1] == 3000
 
 
 def test_acceptance_of_the_target_itself_is_one(target: Any, texts: list[Text], tmp_path: Path) -> None:
     tokens = torch.arange(models.VOCAB)
-    lessons = read_lessons(target, texts, tokens, tmp_path / "lessons")
-    whole = cut(target, [0, 1], tokens).eval()
-    found = acceptance(whole, lessons, rows=5)
-    assert found["greedy_match"] == 1
-    kept = float(
-        torch.cat([lesson["chances"] for lesson in lessons if lesson["temperature"] > 0]).float().sum(-1).mean()
-    )
-    assert found["acceptance"] == pytest.approx(kept, abs=1e-3) and kept > 0.9
-    greedy = read_lessons(target, [text for text in texts if not text.temperature], tokens, tmp_path / "greedy")
+    whole = Learner(cut(target, [0, 1], tokens), target)
+    found = acceptance(whole, lessons_of(target, texts, tmp_path / "lessons.bin"), rows=5)
+    assert found["greedy_match"] == 1 and found["acceptance"] == pytest.approx(1, abs=1e-3)
+    greedy = lessons_of(target, [text for text in texts if not text.temperature], tmp_path / "greedy.bin")
     assert acceptance(whole, greedy, rows=5).keys() == {"greedy_match"}
 
 
@@ -249,8 +230,6 @@ def test_losses_are_as_their_names_say() -> None:
     p, q = (torch.rand(7, 20).softmax(-1) for _ in range(2))
     assert torch.allclose(distilling.cross_entropy(p, q.log()), -(p * q.log()).sum(-1))
     assert torch.allclose(distilling.total_variation(p, q.log()), (p - q).abs().sum(-1) / 2, atol=1e-6)
-    for loss in (distilling.cross_entropy, distilling.total_variation):  # of likeliest tokens only
-        assert loss(p[:, :5], q[:, :5].log()).shape == (7,)
 
 
 def test_total_variation_makes_acceptance_its_goal() -> None:
@@ -276,26 +255,26 @@ def test_total_variation_raises_acceptance_on_held_out_texts_by_more(
     texts = write_texts(target, tokenizer, prompts, tmp_path / "texts.jsonl", max_new_tokens=12, rows=40, seed=0)
     tokens, _ = most_frequent(texts, models.VOCAB, 80, [0])
     lessons, examination = (
-        read_lessons(target, part, tokens, tmp_path / name)
-        for name, part in (("lessons", texts[:80]), ("held_out", texts[80:]))
+        lessons_of(target, part, tmp_path / name)
+        for name, part in (("lessons.bin", texts[:80]), ("held_out.bin", texts[80:]))
     )
 
     def trained(draft: Any, loss: Any, steps: int, learning_rate: float) -> Any:
-        draft, order = copy.deepcopy(draft).train(), torch.Generator().manual_seed(0)
-        optimizer = torch.optim.AdamW(draft.parameters(), lr=learning_rate)
+        learner, order = Learner(copy.deepcopy(draft), target), torch.Generator().manual_seed(0)
+        optimizer = torch.optim.AdamW(learner.parameters(), lr=learning_rate)
         for _ in range(steps):
             some = torch.randperm(len(lessons), generator=order)[:16].tolist()
-            batch = distilling.collate([lessons[i] for i in some])
-            log_q = distilling.known_logits(draft, batch).log_softmax(-1).gather(1, batch["rows"].long())
+            batch = collate([lessons[i] for i in some])
+            p = learner.teacher.known(learner.places(batch["states"], batch))
             optimizer.zero_grad()
-            loss(batch["chances"].float(), log_q).mean().backward()
+            loss(p, learner(batch).log_softmax(-1)).mean().backward()
             optimizer.step()
-        return draft.eval()
+        return learner
 
     begun = trained(cut(target, [1], tokens).float(), distilling.cross_entropy, 80, 5e-3)
     before = acceptance(begun, examination, 40)["acceptance"]
     entropy, tv = (
-        acceptance(trained(begun, loss, 50, 1e-3), examination, 40)["acceptance"] - before
+        acceptance(trained(begun.draft, loss, 50, 1e-3), examination, 40)["acceptance"] - before
         for loss in (distilling.cross_entropy, distilling.total_variation)
     )
     assert tv > entropy + 0.02 > 0.03, (before, entropy, tv)
@@ -349,13 +328,13 @@ def settings(target: Any, tokenizer: Any, tmp_path: Path) -> DraftSettings:
 def examined(settings: DraftSettings, target: Any, draft: Any) -> dict[str, float]:
     """What the run's own examination says of a draft."""
     texts = read_texts(Path(settings.output) / "training" / "texts.jsonl")
-    return acceptance(draft.eval(), read_lessons(target, texts, draft.token_of, Path(settings.output) / "all"), 16)
+    return acceptance(Learner(draft, target), lessons_of(target, texts, Path(settings.output) / "all.bin"), 16)
 
 
 def test_a_run_makes_a_better_draft_than_the_cut_alone(
     settings: DraftSettings, target: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = train_draft(settings)
+    found = train(DraftTraining, settings)
     said = [line for line in capsys.readouterr().out.splitlines() if "held out" in line]
     assert (
         said[0].startswith("step 0 of")
@@ -368,7 +347,7 @@ def test_a_run_makes_a_better_draft_than_the_cut_alone(
     report = json.loads((Path(settings.output) / "training.json").read_text())
     assert report["greedy_match"] == found["greedy_match"] and report["settings"]["layers"] == [1]
     assert found["parameters"] == draft.num_parameters() and 0.5 < found["covered"] <= 1
-    *lines, command = run.closing(settings, found)
+    *lines, command = closing(DraftTraining, settings, found)
     assert f"{found['greedy_match']:.1%}" in lines[0]
     assert shlex.split(command)[:4] == ["hf-specdec", "generate", "--target", settings.target]
     drafter = DraftModelDrafter(draft, num_draft_tokens=3)
@@ -390,20 +369,20 @@ def test_an_interrupted_run_goes_on(
 
     monkeypatch.setattr(distilling.Distillation, "compute_loss", counts)
     with pytest.raises(KeyboardInterrupt):
-        train_draft(settings)
+        train(DraftTraining, settings)
     assert "run the same command again to continue" in capsys.readouterr().err
     (folder,) = (Path(settings.output) / "training" / "checkpoints").iterdir()
     (checkpoint,) = folder.iterdir()
     done = int(checkpoint.name.split("-")[1])
     assert 30 < done < 40
     (folder / "checkpoint-39").mkdir()  # one that an interruption cut
-    found = train_draft(settings)
+    found = train(DraftTraining, settings)
     out = capsys.readouterr().out
     total = int(out.split(" of ")[1].split(",")[0])
     assert f"step {done} of {total}" in out and "step 0 of" not in out
     assert len(losses) == 40 + total - done
-    assert train_draft(settings) == pytest.approx(found) and len(losses) == 40 + total - done
-    train_draft(DraftSettings(**vars(settings) | {"layers": [0], "epochs": 1}))
+    assert train(DraftTraining, settings) == pytest.approx(found) and len(losses) == 40 + total - done
+    train(DraftTraining, DraftSettings(**vars(settings) | {"layers": [0], "epochs": 1}))
     assert "step 0 of" in capsys.readouterr().out, "the checkpoints of another training are no beginning of this one"
 
 
@@ -412,7 +391,7 @@ def test_the_loss_is_chosen_and_tells_trainings_apart(
 ) -> None:
     settings.epochs, learned = 0.5, {}
     for settings.loss in ("cross_entropy", "tv"):
-        train_draft(settings)
+        train(DraftTraining, settings)
         assert "step 0 of" in capsys.readouterr().out
         assert json.loads((Path(settings.output) / "training.json").read_text())["settings"]["loss"] == settings.loss
         learned[settings.loss] = AutoModelForCausalLM.from_pretrained(settings.output).lm_head.weight
@@ -421,10 +400,10 @@ def test_the_loss_is_chosen_and_tells_trainings_apart(
 
 def test_another_target_does_not_learn_from_these_texts(settings: DraftSettings, tmp_path: Path) -> None:
     settings.epochs = 0.1
-    train_draft(settings)
+    train(DraftTraining, settings)
     models.llama(num_hidden_layers=2, seed=9).save_pretrained(tmp_path / "target")
     with pytest.raises(SpeculationError, match=r"other target; name another folder"):
-        train_draft(settings)
+        train(DraftTraining, settings)
 
 
 @pytest.mark.parametrize(
@@ -444,22 +423,22 @@ def test_another_target_does_not_learn_from_these_texts(settings: DraftSettings,
 )
 def test_bad_settings_are_refused_before_the_work_begins(settings: DraftSettings, change: dict, word: str) -> None:
     with pytest.raises(SpeculationError, match=word):
-        train_draft(DraftSettings(**vars(settings) | change))
+        train(DraftTraining, DraftSettings(**vars(settings) | change))
     assert not (Path(settings.output) / "training" / "texts.jsonl").exists()
 
 
 def test_an_output_that_cannot_be_written(settings: DraftSettings, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpeculationError, match="cannot write to output"):
-        train_draft(DraftSettings(**vars(settings) | {"output": str(tmp_path / "file")}))
+        train(DraftTraining, DraftSettings(**vars(settings) | {"output": str(tmp_path / "file")}))
 
 
 def test_what_no_draft_can_be_cut_out_of(settings: DraftSettings, tmp_path: Path) -> None:
     models.build("GPT-2").save_pretrained(tmp_path / "target")
     with pytest.raises(SpeculationError, match="GPT2LMHeadModel"):
-        train_draft(settings)
+        train(DraftTraining, settings)
     with pytest.raises(SpeculationError, match="known_tokens"):
-        run._check_target(DraftSettings(target="", output="", known_tokens=16), _many_special())
+        DraftTraining(DraftSettings(target="", output="", known_tokens=16), _many_special())
 
 
 def _many_special() -> Any:

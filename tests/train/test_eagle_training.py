@@ -15,10 +15,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, EagleDrafter, SpeculationError
-from hf_specdec.train.eagle import EagleSettings, closing, lessons, run, train_eagle
+from hf_specdec.tools.loading.models import Pair
+from hf_specdec.train.eagle import EagleSettings, EagleTraining
 from hf_specdec.train.eagle.beginning import beginning
-from hf_specdec.train.eagle.learner import EagleTraining, Learner, acceptance
-from hf_specdec.train.eagle.lessons import collate, read_lessons
+from hf_specdec.train.eagle.learner import EagleTrainer, Learner, acceptance
+from hf_specdec.train.eagle.run import head_config
+from hf_specdec.train.learning import closing, train
+from hf_specdec.train.lessons import Lessons, collate
 from hf_specdec.train.writing import Text
 
 
@@ -53,7 +56,7 @@ def settings(target: Any, tmp_path: Path) -> EagleSettings:
 def test_a_run_makes_a_head_that_is_right_more_often(
     settings: EagleSettings, target: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = train_eagle(settings)
+    found = train(EagleTraining, settings)
     said = [line for line in capsys.readouterr().out.splitlines() if "held out" in line]
     assert said[0].startswith("step 0 of") and 15 < len(said) < 30 and "tokens per call" in said[-1]
     before = float(said[0].split("would give ")[1].split()[0])
@@ -62,7 +65,7 @@ def test_a_run_makes_a_head_that_is_right_more_often(
     folder = Path(settings.output)
     report = json.loads((folder / "training.json").read_text())
     assert report["step_1"] == found["step_1"] and report["settings"]["steps"] == 3
-    *lines, command = closing(settings, found)
+    *lines, command = closing(EagleTraining, settings, found)
     assert f"{found['promised']:.2f} tokens" in lines[0] and "covers" in lines[1]
     assert shlex.split(command)[-4:] == ["--drafter", settings.output, "--prompt", "..."]
     content = json.loads((folder / "draft_model" / "config.json").read_text())
@@ -82,9 +85,9 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
     settings: EagleSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.epochs = 1
-    whole = train_eagle(settings)
+    whole = train(EagleTraining, settings)
     weights = load_file(Path(settings.output) / "draft_model" / "model.safetensors")
-    honest, steps = EagleTraining.compute_loss, [0]
+    honest, steps = EagleTrainer.compute_loss, [0]
 
     def dying(*arguments: Any, **options: Any) -> Any:
         steps[0] += 1
@@ -92,11 +95,11 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
             raise KeyboardInterrupt
         return honest(*arguments, **options)
 
-    monkeypatch.setattr(EagleTraining, "compute_loss", dying)
+    monkeypatch.setattr(EagleTrainer, "compute_loss", dying)
     settings.output += "-again"
     for _ in range(40):
         try:
-            again = train_eagle(settings)
+            again = train(EagleTraining, settings)
             break
         except KeyboardInterrupt:
             continue
@@ -115,9 +118,15 @@ def texts_of(target: Any, lengths: list[int]) -> list[Text]:
 
 
 def a_learner(settings: EagleSettings, target: Any, known: int) -> Learner:
-    config = run.head_config(target, settings)
+    config = head_config(target, settings.mlp_size)
     config.draft_vocab_size = known
     return Learner(beginning(config, target, torch.arange(known) + 5, seed=0), target, settings.steps)
+
+
+def told_of(settings: EagleSettings, target: Any, reads: list[int], texts: list[Text], file: Path) -> Lessons:
+    training = EagleTraining(settings, Pair(models.tokenizer(), target, None))
+    training.reads = [*reads, -1]
+    return training.lessons(texts, file)
 
 
 def test_a_head_begins_with_its_targets_last_layer(settings: EagleSettings, target: Any) -> None:
@@ -130,7 +139,7 @@ def test_a_head_begins_with_its_targets_last_layer(settings: EagleSettings, targ
     whole = EagleSettings(**vars(settings) | {"mlp_size": None})
     assert torch.equal(a_learner(whole, target, known=70).head.midlayer.mlp.up_proj.weight, last.mlp.up_proj.weight)
     other = models.build("GPT-2")  # which has layers of other names
-    config = run.head_config(target, settings)
+    config = head_config(target, settings.mlp_size)
     config.vocab_size = models.VOCAB
     assert beginning(config, other, torch.arange(97), seed=0).lm_head.weight.isfinite().all()
 
@@ -141,7 +150,7 @@ def test_training_sees_what_drafting_sees(settings: EagleSettings, target: Any, 
     learner = a_learner(settings, target, known=70)
     EagleDrafter(learner.head).save_pretrained(tmp_path / "head")
     reference = eagle_heads.Reference(tmp_path / "head" / "draft_model")
-    told = read_lessons(target, reference.states, texts, tmp_path / "states.bin")
+    told = told_of(settings, target, reference.states, texts, tmp_path / "states.bin")
     with torch.no_grad():
         steps = learner(collate([told[i] for i in range(len(texts))]))
     for j, (logits, places) in enumerate(steps):
@@ -155,16 +164,18 @@ def test_training_sees_what_drafting_sees(settings: EagleSettings, target: Any, 
 def test_it_learns_what_the_target_says_there(settings: EagleSettings, target: Any, tmp_path: Path) -> None:
     texts = texts_of(target, [9, 12, 7])
     learner = a_learner(settings, target, known=70)
-    told = read_lessons(target, [2, 3, 4], texts, tmp_path / "states.bin")
+    told = told_of(settings, target, [2, 3, 4], texts, tmp_path / "states.bin")
     batch = collate([told[i] for i in range(len(texts))])
     with torch.no_grad():
         for j, (_, places) in enumerate(learner(batch)):
             p = [target(torch.tensor([texts[b].ids])).logits[0, i + 1 + j] for b, i in places.nonzero().tolist()]
             known = torch.stack(p)[:, learner.head.tokens]
-            torch.testing.assert_close(learner.wanted(batch, j, places), known.softmax(-1), rtol=1e-3, atol=1e-5)
+            last = learner.last(batch, j, places)
+            torch.testing.assert_close(learner.teacher.known(last), known.softmax(-1), rtol=1e-3, atol=1e-5)
             if j == 0:
                 whole = torch.stack(p).softmax(-1)[:, learner.head.tokens]
-                torch.testing.assert_close(learner.chances(batch, places), whole, rtol=1e-3, atol=1e-5)
+                chances = learner.teacher.all(last)[:, learner.head.tokens]
+                torch.testing.assert_close(chances, whole, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -174,7 +185,7 @@ def test_an_examination_counts_chains(
     """Of a head that is right where it knows the token and the token can be divided."""
     texts = texts_of(target, [9, 30, 17])
     learner = a_learner(settings, target, known=70)
-    told = read_lessons(target, [2, 3, 4], texts, tmp_path / "states.bin")
+    told = told_of(settings, target, [2, 3, 4], texts, tmp_path / "states.bin")
     forward = Learner.forward
 
     def right_at_times(self: Any, batch: dict[str, torch.Tensor]) -> Any:
@@ -195,18 +206,13 @@ def test_an_examination_counts_chains(
     assert found["step_3"] == pytest.approx(shares[2] / shares[1] if shares[1] else 0.0)
 
 
-def test_states_are_read_once(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = texts_of(target, [9, 12, 7, 30])
-    first = read_lessons(target, [2, 3, 4], texts, tmp_path / "states.bin")
-    for i, text in enumerate(texts):
-        hidden = target(torch.tensor([text.ids[:-1]]), output_hidden_states=True).hidden_states
-        torch.testing.assert_close(first[i]["states"], torch.cat([hidden[s][0] for s in (2, 3, 4)], -1))
-        torch.testing.assert_close(first[i]["last"], hidden[-1][0])
-    monkeypatch.setattr(lessons, "right_padded", None)
-    again = read_lessons(target, [2, 3, 4], texts, tmp_path / "states.bin")
-    assert torch.equal(again[2]["states"], first[2]["states"])
-    with pytest.raises(TypeError):  # others of the same texts are not in there
-        read_lessons(target, [1, 3, 4], texts, tmp_path / "states.bin")
+def test_states_are_those_that_head_and_target_read(settings: EagleSettings, target: Any, tmp_path: Path) -> None:
+    texts, file = texts_of(target, [9, 12, 7, 30]), tmp_path / "states.bin"
+    for reads in ([2, 3, 4], [1, 3, 4]):  # the others of the same texts are not in the file
+        told = told_of(settings, target, reads, texts, file)
+        for i, text in enumerate(texts):
+            hidden = target(torch.tensor([text.ids[:-1]]), output_hidden_states=True).hidden_states
+            torch.testing.assert_close(told[i]["states"], torch.cat([hidden[s][0] for s in (*reads, -1)], -1))
 
 
 @pytest.mark.parametrize(
@@ -222,10 +228,10 @@ def test_bad_arguments(settings: EagleSettings, changes: dict[str, Any], message
     for name, value in changes.items():
         setattr(settings, name, value)
     with pytest.raises(SpeculationError, match=message):
-        train_eagle(settings)
+        train(EagleTraining, settings)
 
 
 def test_a_target_of_few_layers_is_refused(settings: EagleSettings) -> None:
     models.llama().save_pretrained(settings.target)
     with pytest.raises(SpeculationError, match=r"has 2 layers, and an EAGLE-3 head reads .* 5 or more"):
-        train_eagle(settings)
+        train(EagleTraining, settings)

@@ -19,9 +19,11 @@ from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, SpeculationError, StreamingDrafter
 from hf_specdec.drafters.streaming import Upper
-from hf_specdec.target.masks import attention_windows
-from hf_specdec.train.streaming import StreamingSettings, closing, run, states, train_streaming
-from hf_specdec.train.streaming.learner import Learner, MainStream, StreamTraining, collate
+from hf_specdec.tools.loading.models import Pair
+from hf_specdec.train.learning import closing, train
+from hf_specdec.train.lessons import Lessons, collate
+from hf_specdec.train.streaming import StreamingSettings, StreamingTraining
+from hf_specdec.train.streaming.learner import Learner, MainStream, StreamTrainer
 from hf_specdec.train.writing import Text
 
 
@@ -60,7 +62,7 @@ def settings(target: Any, tmp_path: Path) -> StreamingSettings:
 def test_a_run_makes_streams_that_are_right_more_often(
     settings: StreamingSettings, target: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = train_streaming(settings)
+    found = train(StreamingTraining, settings)
     said = [line for line in capsys.readouterr().out.splitlines() if "held out" in line]
     assert said[0].startswith("step 0 of") and 15 < len(said) < 30 and "tokens per call" in said[-1]
     before = float(said[0].split("would give ")[1].split()[0])
@@ -69,7 +71,7 @@ def test_a_run_makes_streams_that_are_right_more_often(
     report = json.loads((folder / "training.json").read_text())
     assert report["first"] == found["first"] and report["settings"]["streams"] == 2
     assert (folder / "training" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    *lines, command = closing(settings, found)
+    *lines, command = closing(StreamingTraining, settings, found)
     assert f"{found['first']:.1%}" in lines[0]
     assert shlex.split(command)[-4:] == ["--drafter", settings.output, "--prompt", "..."]
     drafter = Drafter.from_pretrained(folder)
@@ -85,9 +87,9 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
     settings: StreamingSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.epochs = 1
-    whole = train_streaming(settings)
+    whole = train(StreamingTraining, settings)
     weights = load_file(Path(settings.output) / "model.safetensors")
-    honest, steps = StreamTraining.compute_loss, [0]
+    honest, steps = StreamTrainer.compute_loss, [0]
 
     def dying(*arguments: Any, **options: Any) -> Any:
         steps[0] += 1
@@ -95,11 +97,11 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
             raise KeyboardInterrupt
         return honest(*arguments, **options)
 
-    monkeypatch.setattr(StreamTraining, "compute_loss", dying)
+    monkeypatch.setattr(StreamTrainer, "compute_loss", dying)
     settings.output += "-again"
     for _ in range(40):
         try:
-            again = train_streaming(settings)
+            again = train(StreamingTraining, settings)
             break
         except KeyboardInterrupt:
             continue
@@ -113,29 +115,30 @@ def test_a_training_goes_on_from_streams_that_are_there(
     settings: StreamingSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings.epochs = 2
-    found = train_streaming(settings)
+    found = train(StreamingTraining, settings)
     capsys.readouterr()
     more = replace(settings, output=str(tmp_path / "more"), start_from=settings.output)
-    train_streaming(more)
+    train(StreamingTraining, more)
     first = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 0"))
     assert f"would give {found['promised']:.2f} tokens" in first
     known = [load_file(Path(folder) / "model.safetensors")["known"] for folder in (settings.output, more.output)]
     assert torch.equal(*known)
     with pytest.raises(SpeculationError, match="start_from"):
-        train_streaming(replace(more, streams=3, output=str(tmp_path / "other")))
+        train(StreamingTraining, replace(more, streams=3, output=str(tmp_path / "other")))
     with pytest.raises(SpeculationError, match=r"start_from.*rotation"):
-        train_streaming(replace(more, rotation=0.01, output=str(tmp_path / "turned")))
+        train(StreamingTraining, replace(more, rotation=0.01, output=str(tmp_path / "turned")))
 
 
-def a_learner(settings: StreamingSettings, target: Any, texts: list[Text]) -> tuple[Learner, Upper]:
-    upper = Upper(target, settings.num_layers)
-    pair = run.Pair(models.tokenizer(), target, None)
-    drafter = run.beginning(settings, pair, upper, texts)
-    for weight in drafter.streams.parameters():
+def a_training(settings: StreamingSettings, target: Any) -> StreamingTraining:
+    return StreamingTraining(settings, Pair(models.tokenizer(), target, None))
+
+
+def a_learner(settings: StreamingSettings, target: Any, texts: list[Text], file: Path) -> tuple[Learner, Lessons]:
+    training = a_training(settings, target)
+    learner = training.begin(texts)
+    for weight in learner.streams.parameters():
         weight.data.normal_(0, 0.3)
-    return Learner(
-        drafter.streams.float().requires_grad_(), upper, attention_windows(target), settings.candidates
-    ), upper
+    return learner, training.lessons(texts, file)
 
 
 def texts_of(target: Any, lengths: list[int]) -> list[Text]:
@@ -149,8 +152,8 @@ def texts_of(target: Any, lengths: list[int]) -> list[Text]:
 def test_training_sees_what_decoding_sees(settings: StreamingSettings, target: Any, tmp_path: Path) -> None:
     """Each stream's logits are those of a plain causal forward over its own prefix with the streams behind it."""
     texts = texts_of(target, [9, 12, 7])
-    learner, upper = a_learner(settings, target, texts)
-    lessons = states.read_states(target, upper, texts, tmp_path / "states.bin")
+    learner, lessons = a_learner(settings, target, texts, tmp_path / "states.bin")
+    upper, training = Upper(target, settings.num_layers), a_training(settings, target)
     batch = collate([lessons[i] for i in range(len(lessons))])
     with torch.no_grad():
         logits, _, _ = learner(batch)
@@ -158,7 +161,7 @@ def test_training_sees_what_decoding_sees(settings: StreamingSettings, target: A
             for i, at in enumerate(batch["at"][b].tolist()):
                 if not batch["counts"][b, i]:
                     continue
-                main = states.entering(target, upper, [text.ids[: at + 1]])
+                main = training.read(torch.tensor([text.ids[: at + 1]]))
                 whole = torch.cat([main, learner.streams.begin(main[:, -1:])], 1)
                 n = whole.shape[1]
                 mask = torch.full((1, 1, n, n), torch.finfo(torch.float32).min).triu(1)
@@ -170,8 +173,7 @@ def test_training_sees_what_decoding_sees(settings: StreamingSettings, target: A
 
 def test_streams_ask_for_the_tokens_further_on(settings: StreamingSettings, target: Any, tmp_path: Path) -> None:
     texts = texts_of(target, [9, 12, 7])
-    learner, upper = a_learner(settings, target, texts)
-    lessons = states.read_states(target, upper, texts, tmp_path / "states.bin")
+    learner, lessons = a_learner(settings, target, texts, tmp_path / "states.bin")
     batch = collate([lessons[i] for i in range(len(lessons))])
     wanted, known = learner.wanted(batch), learner.streams.known.tolist()
     for b, text in enumerate(texts):
@@ -184,17 +186,18 @@ def test_streams_ask_for_the_tokens_further_on(settings: StreamingSettings, targ
 
 
 def test_states_are_read_once(settings: StreamingSettings, target: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    texts = texts_of(target, [9, 12, 7, 30])
-    upper = Upper(target, 2)
-    first = states.read_states(target, upper, texts, tmp_path / "states.bin")
+    texts, reads = texts_of(target, [9, 12, 7, 30]), []
+    training = a_training(settings, target)
+    first = training.lessons(texts, tmp_path / "states.bin")
     for i, text in enumerate(texts):
-        torch.testing.assert_close(first[i]["states"], states.entering(target, upper, [text.ids[:-1]])[0])
-    kept = [first[i]["states"].clone() for i in range(4)]
-    monkeypatch.setattr(states, "entering", None)
-    again = states.read_states(target, upper, texts, tmp_path / "states.bin")
+        torch.testing.assert_close(first[i]["states"], training.read(torch.tensor([text.ids[:-1]]))[0])
+    kept, honest = [first[i]["states"].clone() for i in range(4)], training.read
+    monkeypatch.setattr(training, "read", lambda ids: reads.append(ids.numel()) or honest(ids))
+    again = training.lessons(texts, tmp_path / "states.bin")
     assert all(torch.equal(again[i]["states"], kept[i]) for i in range(4))
-    with pytest.raises(TypeError):  # other texts are not in there
-        states.read_states(target, upper, texts[:3], tmp_path / "states.bin")
+    assert reads == [1], "one token, which says how large states are"
+    training.lessons(texts[:3], tmp_path / "states.bin")
+    assert len(reads) > 2, "other texts are not in there"
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -212,7 +215,7 @@ def test_bad_arguments(settings: StreamingSettings, changes: dict[str, Any], mes
     for name, value in changes.items():
         setattr(settings, name, value)
     with pytest.raises(SpeculationError, match=message):
-        train_streaming(settings)
+        train(StreamingTraining, settings)
 
 
 # ---------------------------------------------------------------------- tuned together with the target
@@ -226,7 +229,7 @@ def test_a_tuned_target_says_what_it_was_given(settings: StreamingSettings, tmp_
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
     settings.data, settings.mode, settings.answers = [str(tmp_path / "data.jsonl")], "tuned", "given"
     settings.epochs = 20
-    train_streaming(settings)
+    train(StreamingTraining, settings)
     drafter = Drafter.from_pretrained(settings.output)
     assert isinstance(drafter, StreamingDrafter) and drafter.config.mode == "tuned"
     target = AutoModelForCausalLM.from_pretrained(settings.target)
@@ -283,9 +286,7 @@ def test_a_tuned_main_stream_learns_from_streams_as_well(
     for mode in ("untouched", "tuned"):
         settings.mode = mode  # type: ignore[assignment]
         target = deepcopy(target)
-        learner, upper = a_learner(settings, target, texts)
-        learner.tuned = mode == "tuned"
-        lessons = states.read_states(target, upper, texts, tmp_path / f"{mode}.bin")
+        learner, lessons = a_learner(settings, target, texts, tmp_path / f"{mode}.bin")
         batch = collate([lessons[i] for i in range(len(lessons))])
         streams, _, main = learner(batch)
         assert (main is not None) == (mode == "tuned")
@@ -295,7 +296,7 @@ def test_a_tuned_main_stream_learns_from_streams_as_well(
             (by_itself,) = torch.autograd.grad(alone(learner, batch).sum(), [weight])
             assert (of_streams - by_itself).abs().max() > 1e-3  # by way of the main stream
             with torch.no_grad():
-                learner.streams.merge(upper)
+                learner.streams.merge(Upper(target, settings.num_layers))
                 for b, text in enumerate(texts):
                     said = target(torch.tensor([text.ids[:-1]])).logits[0, text.start - 1 :]
                     torch.testing.assert_close(main[b, : len(said)], said, rtol=1e-3, atol=1e-3)
@@ -306,7 +307,7 @@ def test_answers_that_are_not_given(settings: StreamingSettings, tmp_path: Path,
     (tmp_path / "data.jsonl").write_text(line)
     settings.data, settings.answers = [str(tmp_path / "data.jsonl")], "given"
     with pytest.raises(SpeculationError, match=r"line 1 has no answer to learn.*ref \(e2e_nlg\)"):
-        train_streaming(settings)
+        train(StreamingTraining, settings)
 
 
 @pytest.mark.parametrize("at", ["states", "checkpoint"])
@@ -319,15 +320,15 @@ def test_a_full_disk_loses_nothing(settings: StreamingSettings, monkeypatch: pyt
         if at == "states":
             patch.setattr(os, "posix_fallocate", full)
         else:
-            patch.setattr(StreamTraining, "_save_checkpoint", full)
+            patch.setattr(StreamTrainer, "_save_checkpoint", full)
         with pytest.raises(SpeculationError, match="No space left on device"):
-            train_streaming(settings)
+            train(StreamingTraining, settings)
     assert not list(Path(settings.output).rglob("*.partial"))
-    assert train_streaming(settings)["promised"] >= 1
+    assert train(StreamingTraining, settings)["promised"] >= 1
 
 
 def test_a_loss_that_is_no_number(settings: StreamingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, steps = StreamTraining.compute_loss, [0]
+    honest, steps = StreamTrainer.compute_loss, [0]
 
     def spoilt(*arguments: Any, **options: Any) -> Any:
         steps[0] += 1
@@ -335,9 +336,9 @@ def test_a_loss_that_is_no_number(settings: StreamingSettings, monkeypatch: pyte
 
     settings.epochs = 1
     with monkeypatch.context() as patch:
-        patch.setattr(StreamTraining, "compute_loss", spoilt)
+        patch.setattr(StreamTrainer, "compute_loss", spoilt)
         with pytest.raises(
             SpeculationError, match=r"the loss is nan at step 9, with a learning rate of 0\.01; lower learning_rate"
         ):
-            train_streaming(settings)
-    assert train_streaming(settings)["promised"] >= 1
+            train(StreamingTraining, settings)
+    assert train(StreamingTraining, settings)["promised"] >= 1

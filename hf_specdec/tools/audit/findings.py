@@ -10,10 +10,8 @@ from typer import Option
 
 from ...errors import SpeculationError
 from ..bench.methods import PLAIN, MethodSettings
-from ..loading.checks import check_decoding
+from ..loading.checks import SEEDS, Range
 from ..loading.rows import PROMPT_SOURCES
-
-LEAST_SAMPLES = 50
 
 _extent: Any = partial(Option, rich_help_panel="How much is tested")
 
@@ -23,37 +21,31 @@ class AuditSettings(MethodSettings):
     """What to audit, and how hard to look."""
 
     prompts: Annotated[str, Option(help=f"Prompts: {PROMPT_SOURCES}.")]
-    limit: Annotated[int, _extent(help="Take only this many prompts.")] = 6
-    max_new_tokens: Annotated[int, _extent(help="New tokens per prompt, at most; 8 or more.")] = 48
+    limit: Annotated[int, _extent(help="Take only this many prompts."), Range(1)] = 6
+    max_new_tokens: Annotated[
+        int, _extent(help="New tokens per prompt, at most; 8 or more, as texts are stopped in the middle."), Range(8)
+    ] = 48
     samples: Annotated[
-        int, _extent(help="Texts sampled of each of two prompts, with plain decoding and with each method; 50 or more.")
+        int,
+        _extent(help="Texts sampled of each of two prompts, with plain decoding and with each method; 50 or more."),
+        Range(50),
     ] = 200
-    temperature: Annotated[float, _extent(help="Temperature of these samples, above 0.")] = 1.0
+    temperature: Annotated[float, _extent(help="Temperature of these samples, above 0."), Range(0.01)] = 1.0
     raw: Annotated[bool, _extent("--raw", help="Continue chats as plain text, without the chat template.")] = False
-    seed: Annotated[int, _extent(help="Seed of these samples.")] = 0
+    seed: Annotated[int, _extent(help="Seed of these samples."), SEEDS] = 0
     output: Annotated[Path | None, Option("--output", "--json", help="File (JSON) to write the findings to.")] = None
 
     def check(self) -> None:
         """Raise `SpeculationError` for what cannot be audited."""
         if find_spec("scipy") is None:
             raise SpeculationError("the audit needs scipy for its p-values; pip install 'hf-specdec[bench]'")
-        check_decoding(self.max_new_tokens, self.temperature, self.seed)
+        super().check()
         if not (self.drafters or self.baselines):
             raise SpeculationError("there is nothing to audit; name at least one --drafter or --baseline")
         if PLAIN in (self.baselines or []):
             raise SpeculationError(
                 f"{PLAIN} decoding is what every method is compared with; name another --baseline or a --drafter"
             )
-        if self.limit < 1:
-            raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
-        if self.max_new_tokens < 8:
-            raise SpeculationError(
-                f"max_new_tokens must be 8 or more, got {self.max_new_tokens}: the audit stops texts in the middle"
-            )
-        if self.temperature == 0:
-            raise SpeculationError("temperature must be above 0, got 0: the audit compares sampled texts")
-        if self.samples < LEAST_SAMPLES:
-            raise SpeculationError(f"samples must be {LEAST_SAMPLES} or more, got {self.samples}")
 
 
 @dataclass

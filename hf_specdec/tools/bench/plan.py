@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ...errors import SpeculationError
-from ..loading.checks import check_decoding
+from ..loading.checks import SEEDS, Range
 from ..loading.models import PairSettings
 from ..loading.prompts import Prompt, load_prompts
 from ..loading.rows import PROMPT_SOURCES, set_name
@@ -22,37 +22,33 @@ class Settings(MethodSettings):
     """What to measure; stored in the result file, and compared by `resume`."""
 
     prompts: Annotated[list[str], Option(help=f"Prompts: {PROMPT_SOURCES}; may be given several times.")]
-    max_new_tokens: Annotated[int, _decoding(help="New tokens per prompt, at most.")] = 128
-    limit: Annotated[int | None, _decoding(help="Take only this many prompts of each source; default: all.")] = None
+    max_new_tokens: Annotated[int, _decoding(help="New tokens per prompt, at most."), Range(1)] = 128
+    limit: Annotated[
+        int | None, _decoding(help="Take only this many prompts of each source; default: all."), Range(1)
+    ] = None
     batch_sizes: Annotated[
-        list[int], _decoding("--batch-size", help="Prompts per generate call; may be given several times.")
+        list[int], _decoding("--batch-size", help="Prompts per generate call; may be given several times."), Range(1)
     ] = field(default_factory=lambda: [1])
     temperatures: Annotated[
-        list[float], _decoding("--temperature", help="Sampling temperature, 0 is greedy; may be given several times.")
+        list[float],
+        _decoding("--temperature", help="Sampling temperature, 0 is greedy; may be given several times."),
+        Range(0),
     ] = field(default_factory=lambda: [0.0])
     top_k: Annotated[
-        int, _decoding(help="Above temperature 0 sample from so many of the likeliest tokens; 0 for all.")
+        int, _decoding(help="Above temperature 0 sample from so many of the likeliest tokens; 0 for all."), Range(0)
     ] = 0
     repeats: Annotated[
-        int, _decoding(help="How often each method decodes each prompt; the median of the times counts.")
+        int, _decoding(help="How often each method decodes each prompt; the median of the times counts."), Range(1)
     ] = 3
     raw: Annotated[bool, _decoding("--raw", help="Continue chats as plain text, without the chat template.")] = False
     system: Annotated[str | None, _decoding(help="System message for chats that have none.")] = None
-    seed: Annotated[int, _decoding(help="Seed of sampling and bootstrap intervals.")] = 0
+    seed: Annotated[int, _decoding(help="Seed of sampling and bootstrap intervals."), SEEDS] = 0
 
     def check(self) -> None:
         """Raise `SpeculationError` for values that cannot be measured."""
-        for temperature in self.temperatures:
-            check_decoding(self.max_new_tokens, temperature, self.seed)
-        if self.top_k < 0 or (self.top_k and not max(self.temperatures)):
-            raise SpeculationError(
-                f"top_k must be 0 (all tokens) or more, and needs a temperature above 0, got top_k={self.top_k} and "
-                f"temperatures {self.temperatures}; add --temperature 1"
-            )
-        if self.repeats < 1:
-            raise SpeculationError(f"repeats must be 1 or more, got {self.repeats}")
-        if min(self.batch_sizes) < 1:
-            raise SpeculationError(f"batch_size must be 1 or more, got {min(self.batch_sizes)}")
+        super().check()
+        if self.top_k and not max(self.temperatures):
+            raise SpeculationError(f"top_k={self.top_k} needs a temperature above 0; add --temperature 1")
 
 
 def settings_of(shared: PairSettings, **more: Any) -> Settings:

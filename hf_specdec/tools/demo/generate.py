@@ -28,7 +28,7 @@ from ..bench.run import summary_tables
 from ..bench.summary import median_repeats
 from ..instruments.recording import Listening, RecordingDrafter
 from ..loading.chat import ask, batch
-from ..loading.checks import check_decoding, check_tokens
+from ..loading.checks import SEEDS, Range, check_tokens
 from ..loading.drafters import DrafterSettings
 from ..loading.models import Pair
 from ..loading.prompts import Prompt, all_prompts
@@ -68,25 +68,23 @@ class GenerateSettings(DrafterSettings):
     output: Annotated[
         Path | None, _many("--output", help="File for the answers, a line of JSON each; a rerun goes on with it.")
     ] = None
-    limit: Annotated[int | None, _many(help="Prompts to answer, at most.")] = None
-    max_rows: Annotated[int, _many(help="Prompts to decode together, at most.")] = 16
-    max_new_tokens: Annotated[int, _decoding(help="New tokens per answer, at most.")] = 256
-    temperature: Annotated[float, _decoding(help="Sampling temperature; 0 is greedy.")] = 0.0
-    seed: Annotated[int, _decoding(help="Seed of sampling.")] = 0
+    limit: Annotated[int | None, _many(help="Prompts to answer, at most."), Range(1)] = None
+    max_rows: Annotated[int, _many(help="Prompts to decode together, at most."), Range(1)] = 16
+    max_new_tokens: Annotated[int, _decoding(help="New tokens per answer, at most."), Range(1)] = 256
+    temperature: Annotated[float, _decoding(help="Sampling temperature; 0 is greedy."), Range(0)] = 0.0
+    seed: Annotated[int, _decoding(help="Seed of sampling."), SEEDS] = 0
 
     def check(self) -> None:
         """
         Raises:
             SpeculationError: a value out of range, or options that exclude each other.
         """
-        check_decoding(self.max_new_tokens, self.temperature, self.seed)
+        super().check()
         if (self.prompts is None) != (self.output is None):
             raise SpeculationError("prompts (a file) and output (a file for the answers) go together; give both")
         for name in ("prompt", "chat", "compare"):
             if self.prompts is not None and getattr(self, name):
                 raise SpeculationError(f"{name} does not go with prompts, a file of them; leave one of them out")
-        if self.max_rows < 1:
-            raise SpeculationError(f"max_rows must be 1 or more, got {self.max_rows}")
         if self.prompts is None and not self.chat and not (self.prompt or "").strip():
             raise SpeculationError(
                 f"prompt must hold some text, got {self.prompt!r}; give one, a file of them with --prompts, or talk to "

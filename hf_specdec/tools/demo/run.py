@@ -17,7 +17,7 @@ from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Method, build_method
 from ..bench.plan import Unit, settings_of
 from ..instruments.recording import RecordingDrafter
-from ..loading.checks import check_decoding
+from ..loading.checks import Range
 from ..loading.drafters import DrafterSettings, own_model
 from ..loading.models import Pair
 from ..loading.outputs import writable_file
@@ -46,7 +46,7 @@ class DemoSettings(DrafterSettings):
     beside: Annotated[list[str], Option(help="Another drafter to compare with; may be given several times.")] = field(
         default_factory=list
     )
-    max_new_tokens: Annotated[int, Option(help="New tokens per prompt, at most.")] = 64
+    max_new_tokens: Annotated[int, Option(help="New tokens per prompt, at most."), Range(1)] = 64
     seconds: Annotated[
         float,
         Option(
@@ -68,7 +68,7 @@ class DemoSettings(DrafterSettings):
         Raises:
             SpeculationError: a value out of range, or a picture that cannot be saved.
         """
-        check_decoding(self.max_new_tokens)
+        super().check()
         if not 0 < self.seconds < math.inf:
             raise SpeculationError(
                 f"seconds must be above 0 and finite, got {self.seconds}; give some, as --seconds 60"

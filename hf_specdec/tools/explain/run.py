@@ -9,7 +9,7 @@ from rich.console import Console
 from typer import Option
 
 from ...errors import SpeculationError
-from ..loading.checks import check_decoding
+from ..loading.checks import SEEDS, Range
 from ..loading.drafters import DrafterSettings
 from ..loading.outputs import writable_file
 from ..showing import quiet
@@ -28,18 +28,18 @@ class ExplainSettings(DrafterSettings):
     output: Annotated[
         Path | None, Option("--output", "--html", help="Page (.html) or picture (.svg) of what is printed, to write.")
     ] = None
-    max_new_tokens: Annotated[int, Option(help="New tokens, at most.")] = 128
-    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = 0.0
-    seed: Annotated[int, Option(help="Seed of sampling.")] = 0
+    max_new_tokens: Annotated[int, Option(help="New tokens, at most."), Range(1)] = 128
+    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy."), Range(0)] = 0.0
+    seed: Annotated[int, Option(help="Seed of sampling."), SEEDS] = 0
 
     def check(self) -> None:
         """
         Raises:
             SpeculationError: an argument out of range, or a page that cannot be written.
         """
+        super().check()
         if not self.prompt.strip():
             raise SpeculationError(f"prompt must hold text to continue, got {self.prompt!r}")
-        check_decoding(self.max_new_tokens, self.temperature, self.seed)
         if self.output is not None:
             if self.output.suffix not in (".html", ".svg"):
                 raise SpeculationError(f"output must be a page (.html) or a picture (.svg), got {str(self.output)!r}")

@@ -17,6 +17,7 @@ from ...target.packing import pack_linear as packed
 from ...target.packing import packable_dtypes
 from ..showing import quiet
 from . import gguf
+from .checks import Range, check_settings
 from .names import public_name, whole_name, without_the_hub
 from .quantization import quantization_config
 
@@ -82,7 +83,7 @@ class TargetSettings:
         str | None,
         _how("Spread the models over several devices, instead of --device: auto, balanced, or a JSON object."),
     ] = None
-    threads: Annotated[int | None, _how("Number of CPU threads; by default as many as torch chooses.")] = None
+    threads: Annotated[int | None, _how("Number of CPU threads; by default as many as torch chooses."), Range(1)] = None
     revision: Annotated[str | None, _how("Branch, tag or commit of the target's Hub repo.")] = None
     gguf_file: Annotated[str | None, _how("Name of the GGUF file in the target's folder or Hub repo.")] = None
     trust_remote_code: Annotated[bool, _how("Run Python code that comes with a model.", "--trust-remote-code")] = False
@@ -105,12 +106,17 @@ class TargetSettings:
     def __post_init__(self) -> None:
         """
         Raises:
-            SpeculationError: no such device or dtype, or no number of threads.
+            SpeculationError: no such device or dtype.
         """
         self.device = device_name(self.device)
         self.dtype = dtype_name(self.dtype, self.device)
-        if self.threads is not None and self.threads < 1:
-            raise SpeculationError(f"threads must be 1 or more, got {self.threads}; leave it out for all")
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: a number out of its range.
+        """
+        check_settings(self)
 
     def load(self) -> Pair:
         """The target and its tokenizer, with torch set to the number of threads.

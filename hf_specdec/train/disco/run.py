@@ -16,8 +16,8 @@ from ...drafters.disco.classifier import StopClassifier
 from ...drafters.disco.config import DiscoConfig
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError, warn
-from ...options import help_of
-from ...tools.loading.checks import check_seed
+from ...options import help_of, range_of
+from ...tools.loading.checks import SEEDS, Range
 from ...tools.loading.models import Pair, PairSettings
 from ...tools.loading.outputs import writable_folder
 from ...tools.loading.prompts import Prompt, sample_prompts
@@ -34,6 +34,10 @@ REGIMES = {"greedy": False, "sampled": True}
 _rule: Any = partial(Option, rich_help_panel="The stop rule")
 _classifier: Any = partial(Option, rich_help_panel="The classifier")
 _of = partial(help_of, DiscoConfig)
+
+
+def _in(name: str) -> Range:
+    return Range(*range_of(DiscoConfig, name))
 
 
 @dataclass(kw_only=True)
@@ -63,29 +67,28 @@ class TrainSettings(PairSettings):
         texts_option(
             help="Take only this many prompts of each --data, at random; of --validation half as many. Default: all."
         ),
+        Range(1),
     ] = None
-    max_new_tokens: Annotated[int, texts_option(help="Tokens that the target writes per prompt, at most.")] = 128
+    max_new_tokens: Annotated[
+        int, texts_option(help="Tokens that the target writes per prompt, at most."), Range(2)
+    ] = 128
     rule: Annotated[Literal["budget", "token"], _rule(help=_of("rule"))] = DiscoConfig.rule
-    max_draft_tokens: Annotated[int, _rule(help=_of("max_draft_tokens"))] = DiscoConfig.max_draft_tokens
-    timed_prompts: Annotated[int, _rule(help="Validation prompts on which thresholds τ are timed.")] = 12
-    k: Annotated[int, _classifier(help=_of("k"))] = DiscoConfig.k
+    max_draft_tokens: Annotated[int, _rule(help=_of("max_draft_tokens")), _in("max_draft_tokens")] = (
+        DiscoConfig.max_draft_tokens
+    )
+    timed_prompts: Annotated[int, _rule(help="Validation prompts on which thresholds τ are timed."), Range(1)] = 12
+    k: Annotated[int, _classifier(help=_of("k")), _in("k")] = DiscoConfig.k
     lookup: Annotated[bool, _classifier(help=_of("lookup"))] = DiscoConfig.lookup
-    hidden: Annotated[int, _classifier(help=_of("hidden"))] = DiscoConfig.hidden
-    epochs: Annotated[int, _classifier(help="Training epochs of the classifier.")] = 100
-    seed: Annotated[int, _classifier(help="Seed of sampling, of the split and of the classifier.")] = 0
+    hidden: Annotated[int, _classifier(help=_of("hidden")), _in("hidden")] = DiscoConfig.hidden
+    epochs: Annotated[int, _classifier(help="Training epochs of the classifier."), Range(1)] = 100
+    seed: Annotated[int, _classifier(help="Seed of sampling, of the split and of the classifier."), SEEDS] = 0
 
     def check(self) -> None:
         """
         Raises:
             SpeculationError: an argument out of range.
         """
-        DiscoConfig.from_options({name: getattr(self, name) for name in ("rule", "max_draft_tokens", "k", "hidden")})
-        for name, bound in {"max_new_tokens": 2, "timed_prompts": 1, "epochs": 1}.items():
-            if getattr(self, name) < bound:
-                raise SpeculationError(f"{name} must be {bound} or more, got {getattr(self, name)}")
-        if self.limit is not None and self.limit < 1:
-            raise SpeculationError(f"limit must be 1 or more, got {self.limit}")
-        check_seed(self.seed)
+        super().check()
         if not self.data:
             raise SpeculationError("data must name at least one file of prompts")
 

@@ -1,5 +1,5 @@
-"""Training of a draft model by distillation, on text that the target writes itself."""
+"""Training of draft models that are cut out of their target, on text that the target writes itself."""
 
-from .run import DraftSettings, closing, train_draft
+from .run import DraftSettings, DraftTraining
 
-__all__ = ["DraftSettings", "closing", "train_draft"]
+__all__ = ["DraftSettings", "DraftTraining"]

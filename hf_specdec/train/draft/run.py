@@ -1,31 +1,21 @@
 """`hf-specdec train draft`: the target writes texts, a draft is cut out of it and learns from them."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from torch import Tensor
 from typer import Option
 
-from ...errors import SpeculationError
+from ...tools.loading.checks import Range
 from ...tools.loading.models import ModelSource, Pair, load_model
-from ...tools.showing import quiet
-from ..folder import TrainingFolder, interruptible
-from ..learning import learn
-from ..own_text import (
-    OwnTextSettings,
-    halves,
-    hold_to_target,
-    own_texts,
-    special_tokens,
-    training_option,
-    try_it,
-)
-from ..writing import most_frequent
+from ..learning import Training
+from ..own_text import OwnTextSettings, special_tokens, training_option
+from ..writing import Text, most_frequent
 from .cutting import check_cuttable, cut, take_over
-from .distilling import TRAINERS, acceptance, collate, said
-from .teacher import contents, read_lessons
+from .distilling import TRAINERS, Distillation, Learner
 
 _cut: Any = partial(Option, rich_help_panel="The draft model")
 
@@ -41,7 +31,9 @@ class DraftSettings(OwnTextSettings):
         ),
     ] = field(default_factory=list)
     known_tokens: Annotated[
-        int, _cut(help="Size of the draft's vocabulary: the tokens that the target writes most often.")
+        int,
+        _cut(help="Size of the draft's vocabulary: the tokens that the target writes most often."),
+        Range(16, 2**24),
     ] = 8192
     start_from: Annotated[
         str | None, _cut(help="Folder of a draft that was cut out of this target before; its training is continued.")
@@ -54,70 +46,32 @@ class DraftSettings(OwnTextSettings):
         ),
     ] = "cross_entropy"
 
-    ranges: ClassVar[dict[str, tuple[float, float]]] = OwnTextSettings.ranges | {"known_tokens": (16, 32_768)}
 
-    def check(self) -> None:
-        """
-        Raises:
-            SpeculationError: an argument out of range.
-        """
-        super().check()
-        if self.loss not in TRAINERS:
-            raise SpeculationError(f"loss must be {' or '.join(map(repr, TRAINERS))}, got {self.loss!r}")
+class DraftTraining(Training):
+    """A draft of a few layers and tokens of the target, saved as a model's folder."""
 
+    option, trainer = "--draft", Distillation
 
-def train_draft(settings: DraftSettings) -> dict[str, float]:
-    """Write texts, cut a draft, train it and save it to `output`; what is done already is not done again.
+    def __init__(self, settings: DraftSettings, pair: Pair) -> None:
+        super().__init__(settings, pair)
+        self.trainer = TRAINERS[settings.loss]
+        self.layers = settings.layers or sorted({0, pair.target.config.num_hidden_layers - 1})
+        check_cuttable(pair.target, self.layers)
+        self.special = special_tokens(pair, pair.target.config.vocab_size, settings.known_tokens)
 
-    Returns:
-        The figures, as in `training.json`: `greedy_match` and `acceptance` on texts that were held out (see
-        `distilling.acceptance`), `covered`, the share of the target's tokens that the draft knows, and `parameters`.
-
-    Raises:
-        SpeculationError: an argument out of range, bad data, or a target that no draft can be cut out of.
-    """
-    settings.check()
-    folder = TrainingFolder.at(settings.output)
-    questions = settings.questions()
-    with quiet(), interruptible("run the same command again to continue"):
-        pair = settings.load()
-        special = _check_target(settings, pair)
-        hold_to_target(folder, settings, pair)
-        texts = own_texts(settings, pair, questions, folder.work)
-        tokens, covered = most_frequent(texts, pair.target.config.vocab_size, settings.known_tokens, special)
-        learned, held_out = halves(texts, settings.held_out, settings.seed)
-        lessons = read_lessons(pair.target, learned, tokens, folder.work / "lessons.safetensors")
-        examination = read_lessons(pair.target, held_out, tokens, folder.work / "held_out.safetensors")
-        draft = cut(pair.target, _layers(settings, pair), tokens).float()
+    def begin(self, texts: Sequence[Text]) -> Learner:
+        target, settings = self.pair.target, self.settings
+        tokens, self.covered = most_frequent(texts, target.config.vocab_size, settings.known_tokens, self.special)
+        draft = cut(target, self.layers, tokens).float()
         if settings.start_from is not None:
             take_over(draft, load_model(ModelSource(settings.start_from, "float32", "cpu")))
-        chosen = ("layers", "start_from", "epochs", "batch_size", "learning_rate", "seed", "dtype", "loss")
-        checkpoints = folder.checkpoints(contents(learned, tokens), *(getattr(settings, name) for name in chosen))
-        learn(settings, TRAINERS[settings.loss], draft, lessons, examination, collate, checkpoints)
-        found = acceptance(draft, examination, settings.batch_size)
-        found |= {"covered": covered, "parameters": float(draft.num_parameters())}
-        draft.to(torch.bfloat16).save_pretrained(settings.output)
-        pair.tokenizer.save_pretrained(settings.output)
-        folder.report(found, settings)
-        return found
+        return Learner(draft, target)
 
+    def read(self, ids: Tensor) -> Tensor:
+        """Those that the target's head reads."""
+        return self.pair.target.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
-def closing(settings: DraftSettings, found: dict[str, float]) -> Iterator[str]:
-    """What the command says at its end."""
-    yield f"held out: {said(found)}"
-    yield (
-        f"{found['parameters'] / 1e6:.1f} M parameters; its vocabulary covers {found['covered']:.1%} of the "
-        "target's tokens"
-    )
-    yield f"saved to {settings.output}; try it:"
-    yield try_it(settings, "--draft", settings.output)
-
-
-def _layers(settings: DraftSettings, pair: Pair) -> list[int]:
-    return settings.layers or sorted({0, pair.target.config.num_hidden_layers - 1})
-
-
-def _check_target(settings: DraftSettings, pair: Pair) -> list[int]:
-    """Whether a draft can be cut out of it, asked before hours of writing; its special tokens."""
-    check_cuttable(pair.target, _layers(settings, pair))
-    return special_tokens(pair, pair.target.config.vocab_size, settings.known_tokens)
+    def save(self, model: Learner, found: dict[str, Any]) -> dict[str, Any]:
+        model.draft.to(torch.bfloat16).save_pretrained(self.settings.output)
+        self.pair.tokenizer.save_pretrained(self.settings.output)
+        return {"covered": self.covered, "parameters": float(model.draft.num_parameters())}

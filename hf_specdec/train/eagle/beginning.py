@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from ...drafters.eagle.model import FUSED, LlamaForCausalLMEagle3
+from ..teacher import output_rows
 
 WIDENED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
 """weights of the head's layer that read e beside the state"""
@@ -34,12 +35,6 @@ def beginning(config: LlamaConfig, target: PreTrainedModel, tokens: Tensor, seed
         if norm is not None and norm.shape == own.shape:
             own.copy_(norm / norm.abs().mean())
     return head.to(target.device)
-
-
-def output_rows(target: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """[K, H] of the target's output head."""
-    head: Any = target.get_output_embeddings()
-    return head.weight.detach()[tokens.to(head.weight.device)]
 
 
 def take_over(mine: nn.Module, theirs: nn.Module) -> None:

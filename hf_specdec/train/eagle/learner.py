@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...drafters.eagle.model import LlamaForCausalLMEagle3, embedded
-from ..learning import Examined, batches, examining
-from .beginning import output_rows
-from .lessons import collate
+from ..learning import Examined, examining
+from ..lessons import Lessons, batches
+from ..teacher import Teacher
 
 DECAY = 0.8
 """weight of a step's loss, by that of the step before, as in SafeAILab's training"""
@@ -53,35 +53,29 @@ class Learner(nn.Module):
         """
         super().__init__()
         self.head, self.steps = head, steps
-        # In a tuple, where torch does not look for modules.
-        rows = output_rows(target, head.tokens)
-        self._target: Any = target.get_input_embeddings(), target.get_output_embeddings(), rows
+        self.teacher = Teacher(target, head.tokens)
+        self._embeddings = (target.get_input_embeddings(),)  # in a tuple, where torch does not look for modules
 
     def forward(self, batch: dict[str, Tensor]) -> list[Step]:
-        """One step after the other."""
+        """One step after the other. A batch's states are those that the head reads, and the target's last ones."""
         ids, cache, found = batch["input_ids"], Steps(), []
-        g = self.head.fused(batch["states"].to(self.head.fc.weight.dtype))
+        states = batch["states"][..., : self.head.fc.in_features]
+        g = self.head.fused(states.to(self.head.fc.weight.dtype))
+        starts = batch["at"][:, :1]  # each text's first place
         at = torch.arange(g.shape[1], device=ids.device)
         seen = at[:, None] >= at
         for j in range(self.steps):
             tokens = nn.functional.pad(ids, (0, j))[:, 1 + j :]  # what is padded is behind the text's end
-            e = embedded(self._target[0], tokens).to(g.dtype)
+            e = embedded(self._embeddings[0], tokens).to(g.dtype)
             g, normed = self.head(g, e, at[None] + j, seen[None, None], cache)
-            places = (at >= batch["starts"][:, None] - 1) & (at < batch["lengths"][:, None] - 2 - j)
+            places = (at >= starts) & (at < batch["lengths"][:, None] - 2 - j)
             found.append(Step(self.head.lm_head(normed[places]).float(), places))
             seen = torch.cat([seen, at[:, None] == at], dim=-1)
         return found
 
-    @torch.no_grad()
-    def wanted(self, batch: dict[str, Tensor], j: int, places: Tensor) -> Tensor:
-        """[N, K] what the target says of what step j foretells, of the tokens that the draft knows only."""
-        return nn.functional.linear(_later(batch["last"], 1 + j, places), self._target[2]).float().softmax(-1)
-
-    @torch.no_grad()
-    def chances(self, batch: dict[str, Tensor], places: Tensor) -> Tensor:
-        """[N, K] the same of the first step, where the target may say any token."""
-        whole = self._target[1](_later(batch["last"], 1, places)).float()
-        return whole.softmax(-1)[:, self.head.tokens]
+    def last(self, batch: dict[str, Tensor], j: int, places: Tensor) -> Tensor:
+        """[N, H] states from which the target says what step j foretells."""
+        return _later(batch["states"][..., self.head.fc.in_features :], 1 + j, places)
 
 
 def _later(values: Tensor, further: int, places: Tensor) -> Tensor:
@@ -89,7 +83,7 @@ def _later(values: Tensor, further: int, places: Tensor) -> Tensor:
     return torch.roll(values, -further, dims=1)[:, : places.shape[1]][places]
 
 
-def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
+def acceptance(model: Any, lessons: Lessons, rows: int) -> dict[str, Any]:
     """How often a head is right on texts.
 
     Returns:
@@ -100,9 +94,9 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
     """
     right: list[Tensor] = []
     overlaps: list[Tensor] = []
-    device, dtype = next(model.parameters()).device, model._target[1].weight.dtype
+    device, dtype = next(model.parameters()).device, model.teacher.rows.dtype
     with examining(model), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-        for batch in batches(lessons, rows, collate, device):
+        for batch in batches(lessons, rows, device):
             hits, whole = [], None
             for j, (logits, places) in enumerate(model(batch)):
                 hit = torch.zeros_like(places)
@@ -112,7 +106,8 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
                 if j == 0:
                     drawn = batch["sampled"][:, None] & places
                     q = logits[batch["sampled"][:, None].expand_as(places)[places]].softmax(-1)
-                    overlaps.append(torch.minimum(model.chances(batch, drawn), q).sum(-1).cpu())
+                    p = model.teacher.all(model.last(batch, 0, drawn))[:, model.head.tokens]
+                    overlaps.append(torch.minimum(p, q).sum(-1).cpu())
             right.append(torch.stack(hits, -1)[whole].cpu())
     chains = torch.cat(right).long().cumprod(1).float().mean(0) if sum(map(len, right)) else torch.zeros(0)
     before = torch.cat([torch.ones(1), chains[:-1]])[: len(chains)].clamp_min(1e-9)
@@ -132,7 +127,7 @@ def said(found: dict[str, Any]) -> str:
     )
 
 
-class EagleTraining(Examined):
+class EagleTrainer(Examined):
     """Cross entropy between what the target says, of the tokens that the draft knows, and each step."""
 
     acceptance, said = staticmethod(acceptance), staticmethod(said)
@@ -144,6 +139,6 @@ class EagleTraining(Examined):
             loss = steps[0].logits.sum() * 0.0
             for j, (logits, places) in enumerate(steps):
                 if len(logits):
-                    p = model.wanted(inputs, j, places)
+                    p = model.teacher.known(model.last(inputs, j, places))
                     loss = loss - DECAY**j * (p * logits.log_softmax(-1)).sum(-1).mean()
         return (loss, {"loss": loss}) if return_outputs else loss

@@ -1,18 +1,17 @@
 """Streams learn to foretell: stream j of every place where the target writes, the token j further on (Eq. 5)."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 
 from ...drafters.streaming import Streams, Upper, with_streams
 from ...drafters.trees import likeliest_nodes
 from ...target.masks import as_bias
-from ..learning import Examined, batches, examining
+from ..learning import Examined, examining
+from ..lessons import Lessons, batches
 
 ALPHA_MAIN, ALPHA_STREAM = 1.0, 0.1
 """α0 and αj of Equation 5, where the target is tuned (Appendix A.2)"""
@@ -85,23 +84,6 @@ def _distance(depth: Tensor) -> Tensor:
     return depth[:, :, None] - depth[:, None]
 
 
-def collate(lessons: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Texts padded on the right, and the places that count in each."""
-    lengths = torch.tensor([len(lesson["input_ids"]) for lesson in lessons])
-    counts = torch.tensor([len(lesson["at"]) for lesson in lessons])
-    names = ("input_ids", "states", "at")
-    ids, states, at = (pad_sequence([lesson[name] for lesson in lessons], batch_first=True) for name in names)
-    counts = torch.arange(at.shape[1]) < counts[:, None]
-    return {
-        "input_ids": ids,
-        "states": states,
-        "lengths": lengths,
-        "at": at.where(counts, at[:, :1]),  # a place that counts stands in for those that a text does not have
-        "counts": counts,
-        "sampled": torch.stack([lesson["temperature"] for lesson in lessons]) > 0,
-    }
-
-
 def _entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     known = wanted >= 0
     if not known.any():
@@ -109,7 +91,7 @@ def _entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     return cross_entropy(logits[known].float(), wanted[known])
 
 
-def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
+def acceptance(model: Any, lessons: Lessons, rows: int) -> dict[str, Any]:
     """How often streams are right on texts.
 
     Returns:
@@ -124,7 +106,7 @@ def acceptance(model: Any, lessons: Any, rows: int) -> dict[str, Any]:
     early_right: list[Tensor] = [torch.zeros(0)]
     device, dtype = next(model.parameters()).device, model._target[0].head.weight.dtype
     with examining(model):
-        for batch in batches(lessons, rows, collate, device):
+        for batch in batches(lessons, rows, device):
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 logits, early, _ = model(batch)
             wanted = model.wanted(batch)
@@ -172,7 +154,7 @@ def said(found: dict[str, Any]) -> str:
     )
 
 
-class StreamTraining(Examined):
+class StreamTrainer(Examined):
     """The streams' cross entropy, each stream's mean alike; the pruning map learns beside it, from the next token."""
 
     acceptance, said = staticmethod(acceptance), staticmethod(said)

@@ -1,13 +1,15 @@
 """`hf-specdec train streaming`: the target writes texts, and streams in its upper layers learn to foretell them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typer import Option
 
 from ...drafters import Drafter, StreamingDrafter
@@ -17,27 +19,19 @@ from ...options import help_of, range_of
 from ...target.attention import why_no_masks
 from ...target.devices import input_device
 from ...target.masks import attention_windows
+from ...tools.loading.checks import Range
 from ...tools.loading.models import Pair
-from ...tools.showing import quiet
-from ..folder import TrainingFolder, interruptible
-from ..learning import learn
-from ..own_text import (
-    Answers,
-    OwnTextSettings,
-    given_texts,
-    halves,
-    hold_to_target,
-    own_texts,
-    special_tokens,
-    training_option,
-    try_it,
-)
+from ..learning import Training
+from ..own_text import OwnTextSettings, special_tokens, training_option
 from ..writing import Text, most_frequent
-from .learner import Learner, StreamTraining, acceptance, collate, said
-from .states import read_states
+from .learner import Learner, StreamTrainer
 
 _streams: Any = partial(Option, rich_help_panel="The streams")
 _of = partial(help_of, StreamingConfig)
+
+
+def _in(name: str) -> Range:
+    return Range(*range_of(StreamingConfig, name))
 
 
 @dataclass(kw_only=True)
@@ -48,10 +42,9 @@ class StreamingSettings(OwnTextSettings):
         Literal["untouched", "tuned"],
         Option(help="untouched leaves the target's text as it is; tuned also trains its upper layers on the texts."),
     ] = "untouched"
-    answers: Answers = "own"
-    streams: Annotated[int, _streams(help=_of("num_streams"))] = 4
-    num_layers: Annotated[int, _streams(help=_of("num_layers"))] = 8
-    adapter_rank: Annotated[int, _streams(help=_of("adapter_rank"))] = 16
+    streams: Annotated[int, _streams(help=_of("num_streams")), _in("num_streams")] = 4
+    num_layers: Annotated[int, _streams(help=_of("num_layers")), _in("num_layers")] = 8
+    adapter_rank: Annotated[int, _streams(help=_of("adapter_rank")), _in("adapter_rank")] = 16
     adapted: Annotated[
         list[str],
         _streams(
@@ -59,83 +52,77 @@ class StreamingSettings(OwnTextSettings):
             help="Linear map to adapt, such as self_attn.q_proj; may be given several times. Default: all.",
         ),
     ] = field(default_factory=list)
-    map_rank: Annotated[int, _streams(help=_of("map_rank"))] = 0
-    prune_rank: Annotated[int, _streams(help=_of("prune_rank"))] = 8
-    rotation: Annotated[float, _streams(help=_of("rotation"))] = 0.0
-    known_tokens: Annotated[int, _streams(help=_of("known_tokens"))] = 8192
-    places: Annotated[int, training_option(help="Positions of each text trained on per epoch, drawn at random.")] = 64
-    candidates: Annotated[int, _streams(help="k: candidates per stream whose acceptance is measured.")] = 6
-    epochs: Annotated[float, training_option(help="Times that each text is trained on.")] = 3.0
+    map_rank: Annotated[int, _streams(help=_of("map_rank")), _in("map_rank")] = 0
+    prune_rank: Annotated[int, _streams(help=_of("prune_rank")), _in("prune_rank")] = 8
+    rotation: Annotated[float, _streams(help=_of("rotation")), _in("rotation")] = 0.0
+    known_tokens: Annotated[int, _streams(help=_of("known_tokens")), _in("known_tokens")] = 8192
+    places: Annotated[
+        int, training_option(help="Positions of each text trained on per epoch, drawn at random."), Range(1, 2**24)
+    ] = 64
+    candidates: Annotated[
+        int, _streams(help="k: candidates per stream whose acceptance is measured."), _in("num_candidates")
+    ] = 6
+    epochs: Annotated[float, training_option(help="Times that each text is trained on."), Range(0.01, 1000)] = 3.0
     start_from: Annotated[
         str | None, _streams(help="Folder of streams of the same shape; their training is continued.")
     ] = None
 
-    ranges: ClassVar[dict[str, tuple[float, float]]] = {
-        **OwnTextSettings.ranges,
-        **{
-            name: range_of(StreamingConfig, name)
-            for name in ("num_layers", "adapter_rank", "map_rank", "prune_rank", "rotation", "known_tokens")
-        },
-        "streams": range_of(StreamingConfig, "num_streams"),
-        "candidates": range_of(StreamingConfig, "num_candidates"),
-        "places": (1, 2**24),
-    }
+    def check(self) -> None:
+        """
+        Raises:
+            SpeculationError: an argument out of range, or some that do not go together.
+        """
+        super().check()
+        if self.mode == "tuned" and not self.adapter_rank:
+            raise SpeculationError("mode='tuned' needs adapter_rank of 1 or more, got 0: nothing would be tuned")
+        if self.rotation and not self.adapter_rank and not self.map_rank:
+            raise SpeculationError(
+                f"rotation={self.rotation} takes the place of stream embeddings and learns nothing; adapter_rank or "
+                "map_rank must be 1 or more, got 0 and 0"
+            )
 
 
-def train_streaming(settings: StreamingSettings) -> dict[str, Any]:
-    """Write texts, read the states that enter the upper layers, train, and save the drafter to `output`.
+class _Reached(Exception):
+    """The layers above need not be computed."""
 
-    What is done already is not done again.
 
-    Returns:
-        The figures of `learner.acceptance` on texts that were held out, and `parameters`.
+class StreamingTraining(Training):
+    """Streams in the target's upper layers."""
 
-    Raises:
-        SpeculationError: an argument out of range, bad data, a target that streams cannot join, or a loss that is not
-            a number any more.
-    """
-    settings.check()
-    if settings.mode == "tuned" and not settings.adapter_rank:
-        raise SpeculationError("mode='tuned' needs adapter_rank of 1 or more, got 0: there would be nothing to tune")
-    if settings.rotation and not settings.adapter_rank and not settings.map_rank:
-        raise SpeculationError(
-            f"rotation={settings.rotation} takes the place of stream embeddings and learns nothing; adapter_rank or "
-            "map_rank must be 1 or more, got 0 and 0"
-        )
-    if settings.answers == "given" and not settings.data:
-        raise SpeculationError("answers='given' needs data; name files with prompts and answers")
-    folder, own = TrainingFolder.at(settings.output), settings.answers == "own"
-    questions = settings.questions() if own else []
-    with quiet(), interruptible("run the same command again to continue"):
-        pair = settings.load()
-        upper = Upper(pair.target, settings.num_layers)
-        _try(settings, pair, upper)
-        hold_to_target(folder, settings, pair)
-        texts = own_texts(settings, pair, questions, folder.work) if own else given_texts(settings, pair)
-        learned, held_out = halves(texts, settings.held_out, settings.seed)
-        lessons = read_states(pair.target, upper, learned, folder.work / "states.bin", settings.places)
-        examination = read_states(pair.target, upper, held_out, folder.work / "held_out.bin")
-        drafter = beginning(settings, pair, upper, texts)
-        pair.target.requires_grad_(False)
-        learner = Learner(
-            drafter.streams.float().requires_grad_(),
-            upper,
-            attention_windows(pair.target),
-            settings.candidates,
-            settings.mode == "tuned",
-        )
-        checkpoints = folder.checkpoints(*_told_apart_by(settings, learned))
-        learn(settings, StreamTraining, learner, lessons, examination, collate, checkpoints)
-        found = acceptance(learner, examination, settings.batch_size)
+    trainer = StreamTrainer
+
+    def __init__(self, settings: StreamingSettings, pair: Pair) -> None:
+        super().__init__(settings, pair)
+        self.upper = Upper(pair.target, settings.num_layers)
+        self.reads = self.upper.first
+        _try(settings, pair, self.upper)
+
+    def begin(self, texts: Sequence[Text]) -> Learner:
+        self.drafter = beginning(self.settings, self.pair, self.upper, texts)
+        streams, windows = self.drafter.streams.float().requires_grad_(), attention_windows(self.pair.target)
+        return Learner(streams, self.upper, windows, self.settings.candidates, self.settings.mode == "tuned")
+
+    def read(self, ids: Tensor) -> Tensor:
+        """M of the layer before the first with streams: the main stream stays the same for the whole training."""
+        found: list[Tensor] = []
+
+        def look(states: Tensor) -> None:
+            found.append(states)
+            raise _Reached
+
+        with torch.no_grad(), self.upper.entering(look), suppress(_Reached):
+            self.pair.target.base_model(input_ids=ids, use_cache=False)
+        return found[0]
+
+    def save(self, model: Learner, found: dict[str, Any]) -> dict[str, Any]:
+        drafter, output, target = self.drafter, self.settings.output, self.pair.target
         drafter.config.acceptance, drafter.config.acceptance_sampled = found["acceptance"], found["acceptance_sampled"]
         drafter.streams.requires_grad_(False).to(torch.bfloat16)
         drafter.trained = True
-        drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer)
-        if settings.mode == "tuned":
-            drafter.save_lora(folder.output / "lora", pair.target)
-        found["parameters"] = sum(p.numel() for p in drafter.streams.parameters())
-        folder.report(found, settings)
-        return found
+        drafter.save_pretrained(output, target=target, tokenizer=self.pair.tokenizer)
+        if self.settings.mode == "tuned":
+            drafter.save_lora(Path(output) / "lora", target)
+        return {"parameters": sum(p.numel() for p in drafter.streams.parameters())}
 
 
 def beginning(settings: StreamingSettings, pair: Pair, upper: Upper, texts: Sequence[Text]) -> StreamingDrafter:
@@ -231,17 +218,3 @@ def _adapted(settings: StreamingSettings, upper: Upper) -> dict[str, list[int]]:
             f"adapt names {', '.join(unknown)}, which the target's layers do not have; they have {', '.join(found)}"
         )
     return {name: found[name] for name in settings.adapted or found}
-
-
-def closing(settings: StreamingSettings, found: dict[str, Any]) -> Iterator[str]:
-    """What the command says at its end."""
-    yield f"held out: {said(found)}"
-    yield f"{found['parameters'] / 1e6:.2f} M parameters, saved to {settings.output}; try it:"
-    yield try_it(settings, "--drafter", settings.output)
-
-
-def _told_apart_by(settings: StreamingSettings, learned: Sequence[Text]) -> list[Any]:
-    """What one training's checkpoints have in common: its texts, and the settings that change its course."""
-    chosen = [name for name in StreamingSettings.ranges if name not in ("own_prompts", "rows", "raw", "sampled")]
-    chosen += ["adapted", "mode", "seed", "dtype", "start_from"]
-    return [[text.ids for text in learned], *(getattr(settings, name) for name in chosen)]
