@@ -56,8 +56,6 @@ class Row:
     """how many of them were drafted for"""
     questions: int = 0
     """for q of a rejected place, for which the target waited"""
-    messages: int = 0
-    bytes: int = 0
 
     @property
     def speed(self) -> float:
@@ -141,8 +139,6 @@ class Table:
                     row.foreseen += sum(hits for _, hits in line.corrections)
                     row.corrections += sum(drafted for drafted, _ in line.corrections)
                     row.questions += line.questions
-                    row.messages += line.messages
-                    row.bytes += line.bytes
         row.alpha = sum(alphas) / len(alphas)
         return made, played, bound
 

@@ -23,12 +23,19 @@ class Plan(NamedTuple):
 
     window: int
     """γ"""
-    overlapped: bool
-    """whether the draft model works while the target does; else they take turns"""
+    pre_verify: bool
+    """whether the target checks a row's first draft token while drafting goes on"""
+    post_verify: bool
+    """whether drafting goes on while the target checks a row's draft"""
     corrections: int
     """for each token that is being verified, how many corrections are drafted for"""
     speed: float = 0.0
     """tokens per second that a row is promised; 0 where nothing was measured yet"""
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether the draft model works while the target does; else they take turns."""
+        return self.pre_verify or self.post_verify
 
 
 class Overlap:
@@ -40,19 +47,22 @@ class Overlap:
         self,
         window: int | Literal["auto"] = "auto",
         corrections: int | Literal["auto"] = 0,
-        overlapped: bool | None = None,
+        pre_verify: bool = True,
+        post_verify: bool = True,
     ) -> None:
         """
         Args:
-            window: γ that the user has set; "auto" chooses from 1 to `LARGEST`.
+            window: γ that the user has set; "auto" chooses from 1 to `LARGEST`, and turns where those are faster.
             corrections: how many to draft for; "auto" is what pays of `CORRECTIONS`.
-            overlapped: whether both work at the same time; None for whatever is faster.
+            pre_verify, post_verify: as in `Plan`, where both work at the same time.
         """
         self.window = window
         self.windows = range(1, LARGEST + 1) if window == "auto" else [window]
         self.first = UNMEASURED if window == "auto" else window
         self.choices = CORRECTIONS if corrections == "auto" else (corrections,)
-        self.overlapped = overlapped
+        self.strategies = pre_verify, post_verify
+        self.turns = not any(self.strategies) or (window == "auto" and all(self.strategies))
+        """whether they may take turns"""
         self.acceptance, self.account = Acceptance(), Account()
         self.beside, self.alone = Cost(), Cost()
         """of the target while the draft model works, and by itself"""
@@ -67,8 +77,8 @@ class Overlap:
 
     def plan(self, rows: int) -> Plan:
         """The next round's, for so many rows."""
-        plans = [self._beside(rows, n) for n in self.choices] if self.overlapped is not False else []
-        if self.overlapped is False or (self.overlapped is None and plans[0].speed):
+        plans = [self._beside(rows, n) for n in self.choices] if any(self.strategies) else []
+        if self.turns and (not plans or plans[0].speed):
             plans.append(self._in_turns(rows))
         best = max(plans, key=lambda plan: plan.speed * (WORTH_IT if plan.corrections else 1.0))
         others = [plan for plan in plans if plan is not best]
@@ -82,7 +92,7 @@ class Overlap:
     def _beside(self, rows: int, corrections: int) -> Plan:
         step = self._step(True, corrections)
         if not step or not self.beside.known:
-            return Plan(self.first, True, corrections)
+            return Plan(self.first, *self.strategies, corrections)
         alpha, broken, seconds = self.alpha(), self.alpha(broken=True), self.beside.round(rows)
         foreseen = self.acceptance.chance(_foreseen(corrections), GUESS) if corrections else 0.0
 
@@ -90,12 +100,12 @@ class Overlap:
             return pearl_tokens_per_second(alpha, gamma, seconds(gamma), step, foreseen, first=broken)
 
         window = max(self.windows, key=speed)
-        return Plan(window, True, corrections, speed(window))
+        return Plan(window, *self.strategies, corrections, speed(window))
 
     def _in_turns(self, rows: int) -> Plan:
         cost, step = self.alone if self.alone.known else self.beside, self._step(False)
         if not step or not cost.known:
-            return Plan(self.first, False, 0)
+            return Plan(self.first, False, False, 0)
         alpha, broken, seconds = self.alpha(), self.alpha(broken=True), cost.round(rows)
 
         def speed(gamma: int) -> float:
@@ -105,7 +115,7 @@ class Overlap:
             return tokens_per_second(alpha, gamma, seconds, step, first=first)
 
         window = max(self.windows, key=speed)
-        return Plan(window, False, 0, speed(window))
+        return Plan(window, False, False, 0, speed(window))
 
     def alpha(self, broken: bool = False) -> float:
         """α, how often a tested token was accepted: behind an accepted one, or behind a rejected one (`broken`).

@@ -11,8 +11,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
 from hf_specdec.drafters.pearl import PearlDrafter, PearlSession, Timeline, correction
-from hf_specdec.drafters.pearl.likely import Likely
-from hf_specdec.drafters.pearl.schedule import Overlapped
+from hf_specdec.drafters.pearl.schedule import PearlSchedule
+from hf_specdec.drafters.pearl.token import DraftToken
 from hf_specdec.drafters.pearl.worker.drafting import BackgroundDraft
 from hf_specdec.verify.judging import Judge
 from hf_specdec.verify.randomness import Purpose, Randomness
@@ -247,13 +247,14 @@ def test_testing_the_first_token_twice_is_caught(monkeypatch):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("told", [1, 2, 3, 4])
-@pytest.mark.parametrize("draws", [(), (1,), (2, 4), correction.DRAWS], ids=str)
+@pytest.mark.parametrize("draws", [0, 1, 6, correction.DRAWS])
 def test_a_correction_is_a_draw_from_the_residual(draws, told, monkeypatch):
     monkeypatch.setattr(correction, "DRAWS", draws)
     p, q = torch.tensor([0.5, 0.2, 0.3, 0.0]), torch.tensor([0.2, 0.3, 0.1, 0.4])
-    counts, likely = torch.zeros(4), Likely(*reversed(q.topk(told)))
+    values, tokens = q.topk(told)
+    counts, rejected = torch.zeros(4), DraftToken(1, 0.3, tokens.tolist(), values.tolist())
     for row in range(4000):
-        counts += correction.corrected(p, row, 7, Randomness(1), likely, lambda b, node, x: q if x is None else q[x])
+        counts += correction.corrected(p, row, 7, Randomness(1), rejected, lambda b, node, x: q if x is None else q[x])
     torch.testing.assert_close(counts / 4000, torch.tensor([0.6, 0.0, 0.4, 0.0]), atol=0.03, rtol=0)
 
 
@@ -273,15 +274,15 @@ def test_corrections_ask_for_the_q_that_was_sampled_from(window, rows, options, 
         proposal, sequences = now
         prefix = torch.cat([sequences.ids[b, : sequences.lengths[b]], proposal.tokens[b, :node]])[None]
         q = draft(prefix).logits[0, -1].softmax(-1)
-        told = self._question(self.rows[b], self.starts[b] + node, None)
+        told = self._question(sequences.rows[b], sequences.lengths[b] + node, None)
         torch.testing.assert_close(told, q, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(proposal.token_probs[b, node], q[proposal.tokens[b, node]], atol=1e-4, rtol=1e-3)
         checked.append(b)
         return corrected_of(self, p, b, node)
 
-    verify_of, corrected_of = Judge.verify, Overlapped._correct
+    verify_of, corrected_of = Judge.verify, PearlSchedule.correct
     monkeypatch.setattr(Judge, "verify", verify)
-    monkeypatch.setattr(Overlapped, "_correct", corrected)
+    monkeypatch.setattr(PearlSchedule, "correct", corrected)
     torch.manual_seed(0)
     generate(pearl(window=window, **options), (7,) * rows, do_sample=True, top_k=0, max_new_tokens=new)
     assert checked
@@ -322,10 +323,11 @@ def test_accepted_tokens_in_a_row_are_not_bounded_by_the_window(window):
 def test_the_worker_remembers_q_of_what_is_not_verified_only(monkeypatch):
     held, follow = [], BackgroundDraft.follow
 
-    def spy(session, order):
-        follow(session, order)
-        held.extend(q for branch in session.branches for q in branch.q.values())
-        assert all(len(branch.q) <= 2 * order.width + 1 for branch in session.branches)
+    def spy(draft, order):
+        steps = follow(draft, order)
+        held.extend(q for text in draft.texts for q in text.q.values())
+        assert all(len(text.q) <= 2 * order.width + 1 for text in draft.texts)
+        return steps
 
     monkeypatch.setattr(BackgroundDraft, "follow", spy)
     generate(pearl(DRAFTS["good"], window=3, corrections=2), do_sample=True, max_new_tokens=48)
@@ -353,15 +355,13 @@ def test_a_correction_foreseen_saves_target_calls():
     assert calls[1] < calls[0]
 
 
-def test_a_timeline_is_recorded_and_drawn(tmp_path):
+def test_a_timeline_is_recorded_and_shown():
     drafter = pearl(window=3)
     generate(drafter)
     line = drafter.last_timeline
     assert len(line.target) == len(line.tests) == drafter.last_stats.target_calls - 1
-    assert 0 < line.utilisation()["target"] <= 1 and line.messages > 0 and line.bytes > 0
+    assert 0 < line.utilisation()["target"] <= 1
     assert "target" in line.text() and Timeline().text()
-    line.plot(tmp_path / "timeline.png")
-    assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_the_schedule_is_the_drafters():
     own = drafter.schedule
     drafter.schedule = lambda session, context: made.append(own(session, context)) or made[-1]
     generate(drafter)
-    assert [type(schedule) for schedule in made] == [Overlapped] and TARGET.config.vocab_size == VOCAB
+    assert [type(schedule) for schedule in made] == [PearlSchedule] and TARGET.config.vocab_size == VOCAB
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])

@@ -1,7 +1,9 @@
 """A worker that dies, hangs, raises or answers garbage costs time and one warning, and leaves nothing behind."""
 
 import itertools
+import multiprocessing.connection
 import os
+import pickle
 import random
 import signal
 import socket
@@ -11,7 +13,6 @@ import time
 import warnings
 from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 from close_drafts import close_to
@@ -21,11 +22,9 @@ from transformers import AutoModelForCausalLM
 
 from hf_specdec import PearlDrafter, SpeculationWarning
 from hf_specdec.drafters.pearl import PearlSession
-from hf_specdec.drafters.pearl.likely import Likely
 from hf_specdec.drafters.pearl.worker import drafting, serving
-from hf_specdec.drafters.pearl.worker import thread as in_thread
 from hf_specdec.drafters.pearl.worker.serving import serve
-from hf_specdec.drafters.pearl.worker.wire import Fork, Kind, Link, Order, Setup, Step, decode, encode, encode_numbers
+from hf_specdec.drafters.pearl.worker.wire import Link, Setup, packed
 from hf_specdec.drafters.pearl.worker.workers import Worker, Workers
 from hf_specdec.verify.picking import DraftPicker
 from hf_specdec.verify.processing import Processing
@@ -59,8 +58,8 @@ def answers(make):
     def serve(link, model, stream=None):
         try:
             while True:
-                kind, body = link.receive()
-                for part in make(kind, body):
+                name, *content = link.receive()
+                for part in make(name, *content):
                     os.write(link.connection.fileno(), part)
         except OSError:
             link.close()
@@ -68,30 +67,38 @@ def answers(make):
     return serve
 
 
-def frame(kind, body, size=None):
+def frame(message, size=None):
     """A message as a connection has it, whose length may be a lie."""
-    size = 1 + (len(body) if size is None else size)
+    size = len(message) if size is None else size
     header = struct.pack("!i", size) if size < 2**31 else struct.pack("!iQ", -1, size)
-    return header + bytes([kind]) + body
+    return header + message
 
 
-def a_step(tokens, q=None, size=None):
-    """A step of each order, or its first bytes."""
+def says(*message):
+    """A worker that answers every message with this one."""
+    return answers(lambda *_: [frame(packed(*message))])
 
-    def make(kind, body):
-        if kind is not Kind.DRAFT:
+
+def a_step(*tokens, number=None, forks=(), cut=None):
+    """A worker's answer to each order: a step of these tokens, or the first bytes of it."""
+
+    def make(name, *content):
+        if name != "draft":
             return []
-        likely = Likely(torch.zeros(len(tokens), 1).long(), torch.zeros(len(tokens), 1))
-        step = Step(Order(*decode(body)).epoch, 1, 0.0, 0.0, tokens, q, likely=likely)
-        return [frame(Kind.STEP, step.encode()[:size])]
+        step = "step", content[0] if number is None else number, 1, 0.0, 0.0, [*tokens], [*forks]
+        return [frame(packed(*step)[:cut])]
 
     return make
+
+
+def sampled(token, q=0.5, likely=(0,), chances=(0.5,)):
+    return token, q, [*likely], [*chances]
 
 
 def quits_after(messages):
     left = [messages]
 
-    def make(kind, body):
+    def make(*_):
         left[0] -= 1
         if left[0] < 0:
             raise OSError("gone")
@@ -100,65 +107,74 @@ def quits_after(messages):
     return answers(make)
 
 
-def changed(kind, change):
-    """A worker that does its work, but for the messages of one kind."""
+def changed(name, change):
+    """A worker that does its work, but for the messages of one name."""
 
     def serve_changed(link, model, stream=None):
         send = link.send
-        link.send = lambda k, body=b"": send(k, change(body) if k is kind else body)
+        link.send = lambda *message: send(*(change(*message) if message[0] == name else message))
         serve(link, model)
 
     return serve_changed
 
 
-def with_fork(body, first):
+def with_fork(first, *more):
     """A step that tells of one more fork."""
-    step = Step.decode(body)
-    step.forks.append(Fork(0, 9, 1, first))
-    return step.encode()
+    return lambda *step: (*step[:-1], [*step[-1], (0, 9, 1, first, *more)])
 
 
-def filled(value):
-    return lambda body: np.full(len(body) // 4, value, "<f4").tobytes()
+class Named:
+    """What is found by its name."""
 
 
 noise = random.Random(0)
 FAULTS = {
-    "hangs": answers(lambda kind, body: []),
-    "noise": answers(lambda kind, body: [noise.randbytes(200)]),
-    "half a message": answers(lambda kind, body: [frame(Kind.STEP, b"abc", size=100)]),
-    "a huge message": answers(lambda kind, body: [frame(Kind.STEP, b"abc", size=2**60)]),
-    "ids out of range": answers(a_step([10**9], [0.5])),
-    "negative ids": answers(a_step([-1], [0.5])),
-    "rows that do not exist": answers(a_step([1, 2, 3], [0.5] * 3)),
-    "empty steps": answers(lambda kind, body: [frame(Kind.STEP, b"")]),
-    "short steps": answers(a_step([1], [0.5], Step.HEAD.size)),
-    "shorter steps": answers(a_step([1], [0.5], 8)),
-    "done with nothing": answers(lambda kind, body: [frame(Kind.DONE, b"")]),
-    "an error": answers(lambda kind, body: [frame(Kind.ERROR, b"boom \xff")]),
+    "hangs": answers(lambda *_: []),
+    "noise": answers(lambda *_: [noise.randbytes(200)]),
+    "noise in a message": answers(lambda *_: [frame(noise.randbytes(200))]),
+    "half a message": answers(lambda *_: [frame(b"abc", size=100)]),
+    "a huge message": answers(lambda *_: [frame(b"abc", size=2**60)]),
+    "an empty message": answers(lambda *_: [frame(b"")]),
+    "no message": answers(lambda *_: [frame(pickle.dumps(7))]),
+    "an unknown message": says("stop"),
+    "a class": says("step", Named),
+    "an object": says("done", Named()),
+    "ids out of range": answers(a_step((10**9,))),
+    "negative ids": answers(a_step((-1,))),
+    "ids that are none": answers(a_step(("a",))),
+    "rows that do not exist": answers(a_step((1,), (2,), (3,))),
+    "no rows": answers(a_step()),
+    "steps of nothing": says("step"),
+    "steps without content": says("step", 1),
+    "half a step": answers(a_step((1,), cut=20)),
+    "done with nothing": says("done"),
+    "an error": says("error", "boom \ufffd"),
+    "an error without a word": says("error", 7),
     "hangs up at once": quits_after(0),
     "hangs up after the first order": quits_after(1),
     "hangs up in the second round": quits_after(2),
-    "one step for ever": answers(lambda kind, body: itertools.repeat(*a_step([1], [0.5])(kind, body) or [b"", 0])),
-    "old news for ever": answers(lambda kind, body: itertools.repeat(frame(Kind.DONE, encode_numbers(-5, 1)))),
-    "forks of no step": changed(Kind.STEP, lambda body: with_fork(body, first=7)),
-    "forks without a branch": changed(Kind.STEP, lambda body: with_fork(body, first=0)),
-    "half a fork": changed(Kind.STEP, lambda body: with_fork(body, first=1)[:-8]),
+    "one step for ever": answers(lambda *order: itertools.repeat(*a_step((1,))(*order) or [b"", 0])),
+    "old news for ever": answers(lambda *_: itertools.repeat(frame(packed("done", -5)))),
+    "old steps for ever": answers(lambda *_: itertools.repeat(frame(packed("step", -5, "of whatever kind")))),
+    "forks of no step": changed("step", with_fork(7)),
+    "forks without a text": changed("step", with_fork(0)),
+    "more than a fork": changed("step", with_fork(1, 2)),
 }
 ANSWERS = {
-    "too many": lambda body: body + body,
-    "none": lambda body: b"",
-    "parts of a number": lambda body: body[:-1],
-    "no number": filled(float("nan")),
-    "negative": filled(-0.5),
-    "above one": filled(1.5),
+    "too many": lambda name, q: (name, q + q),
+    "none": lambda name, q: (name, []),
+    "nothing": lambda name, q: (name,),
+    "no numbers": lambda name, q: (name, ["a"] * len(q)),
+    "no number": lambda name, q: (name, [float("nan")] * len(q)),
+    "negative": lambda name, q: (name, [-0.5] * len(q)),
+    "above one": lambda name, q: (name, [1.5] * len(q)),
 }
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
-    monkeypatch.setattr(in_thread, "serve", FAULTS[fault])
+    monkeypatch.setattr(serving, "serve", FAULTS[fault])
     began = time.perf_counter()
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
         text = generate(pearl(window=3), do_sample=do_sample)
@@ -170,10 +186,10 @@ def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_bad_answers_drop_the_worker(answer, monkeypatch):
-    monkeypatch.setattr(in_thread, "serve", changed(Kind.ANSWER, ANSWERS[answer]))
+    monkeypatch.setattr(serving, "serve", changed("answer", ANSWERS[answer]))
     monkeypatch.setattr(drafting, "TOLD", 1)  # so that there are questions
     drafter, close, sound = pearl(DRAFTS["bad"], window=3), PearlSession.close, []
-    monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.worker.sound), close(session)))
+    monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.call.clean), close(session)))
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
         assert generate(drafter, do_sample=True, top_k=0).shape == (1, 31)
     assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1 and sound == [False]
@@ -181,7 +197,7 @@ def test_bad_answers_drop_the_worker(answer, monkeypatch):
 
 @pytest.mark.parametrize("q", [0.0, -1.0, 2.0, float("nan"), float("inf")])
 def test_probabilities_that_are_none_are_dropped(q, monkeypatch, short_patience):
-    monkeypatch.setattr(in_thread, "serve", answers(a_step([1], [q])))
+    monkeypatch.setattr(serving, "serve", answers(a_step(sampled(1, q))))
     with pytest.warns(SpeculationWarning, match="garbage"):
         assert generate(pearl(window=3), do_sample=True).shape == (1, 31)
 
@@ -236,15 +252,17 @@ def test_two_calls_at_once_get_a_worker_each():
     assert torch.equal(outer, generate(None)) and torch.equal(texts[0], generate(None))
 
 
-def test_questions_stay_small_beside_whole_distributions():
+def test_questions_stay_small_beside_whole_distributions(monkeypatch):
     vocab = 128_000
     config = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     target = llama(vocab=vocab, seed=1, **config)
-    drafter = pearl(close_to(target, 0.1), window=4)
+    drafter, sizes = pearl(close_to(target, 0.1), window=4), []
+    connection = multiprocessing.connection.Connection
+    send = connection.send_bytes
+    monkeypatch.setattr(connection, "send_bytes", lambda self, data: (sizes.append(len(data)), send(self, data)))
     generate(drafter, target=target, do_sample=True, max_new_tokens=30, top_k=0, temperature=0.7)
-    line, stats = drafter.last_timeline, drafter.last_stats
-    assert stats.rejections > 5
-    assert line.bytes / stats.emitted_tokens < 0.01 * 4 * vocab
+    assert drafter.last_stats.rejections > 5
+    assert sum(sizes) / drafter.last_stats.emitted_tokens < 0.02 * 4 * vocab
 
 
 @pytest.mark.grid
@@ -263,7 +281,7 @@ def test_a_line_may_break_at_any_moment(lengths, do_sample, monkeypatch):
         serve(link, model)
         timer.join()
 
-    monkeypatch.setattr(in_thread, "serve", serve_for_a_while)
+    monkeypatch.setattr(serving, "serve", serve_for_a_while)
     drafter, plain = pearl(DRAFTS["good"], window=3), generate(None, lengths, max_new_tokens=40)
     for _ in range(25):
         with warnings.catch_warnings(record=True) as caught:
@@ -364,15 +382,14 @@ def test_a_worker_in_use_when_its_drafter_is_closed_ends_after_the_call():
 
 def test_a_message_that_nobody_takes_is_given_up():
     mine, theirs = map(Link, socket.socketpair())
-    mine.limit(0.1)
+    mine.doubt(0.1)
     with pytest.raises(OSError, match="unavailable"):
-        mine.send(Kind.OPEN, bytes(1 << 24))
-    assert not mine.whole
+        mine.send("open", bytes(1 << 24))
     mine.close(), theirs.close()
 
 
 def test_a_worker_is_lent_once():
-    pool, lent = Workers(), []
+    pool, lent = Workers(in_threads=True), []
     workers = [Worker(None, lambda: None) for _ in range(200)]
     pool.free.extend(workers)
     threads = [threading.Thread(target=lambda: lent.extend(iter(pool.reuse, None))) for _ in range(4)]
@@ -394,11 +411,11 @@ def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
         serve(link, model)
         ended.set()
 
-    monkeypatch.setattr(in_thread, "serve", serve_and_tell)
-    worker = in_thread.Threads().take(draft, torch.device("cpu"))
+    monkeypatch.setattr(serving, "serve", serve_and_tell)
+    worker = Workers(in_threads=True).take(draft, torch.device("cpu"))
     picker = DraftPicker(Processing([]), TARGET.config.vocab_size, False, Randomness(0), torch.device("cpu"))
     setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), frozenset(), True, {}, picker)
-    worker.link.send(Kind.OPEN, encode(setup))
+    worker.link.send("open", setup)
     assert drafting.wait(10)
     worker.link.close()
     assert ended.wait(5) and not go_on.is_set()
@@ -432,6 +449,6 @@ def test_a_saved_drafter_comes_back(tmp_path):
 
 
 def test_serve_ends_with_its_line():
-    worker = in_thread.Threads().take(TARGET, torch.device("cpu"))
+    worker = Workers(in_threads=True).take(TARGET, torch.device("cpu"))
     worker.close()
     assert callable(serve)

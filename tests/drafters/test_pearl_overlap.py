@@ -4,25 +4,16 @@ import itertools
 
 import pytest
 
-from hf_specdec.drafters.pearl.overlap import (
-    Chain,
-    Drafted,
-    Mode,
-    Outcome,
-    Plan,
-    Turn,
-    drafted_first,
-    in_step,
-    together,
-    turn,
-)
+from hf_specdec.budget.overlap import Plan
+from hf_specdec.drafters.pearl.overlap import Part, drafted_first, in_step, outcomes, part
+from hf_specdec.drafters.pearl.token import DraftToken, DraftTokens
 
 BOTH = Plan(3, pre_verify=True, post_verify=True, corrections=0)
 PLANS = [Plan(3, pre, post, 0) for pre, post in itertools.product([True, False], repeat=2)]
 
 
-def chain(*tokens: int) -> Chain:
-    return [Drafted(token) for token in tokens]
+def chain(*tokens: int) -> DraftTokens:
+    return [DraftToken(token) for token in tokens]
 
 
 def test_figure_3() -> None:
@@ -35,32 +26,30 @@ def test_figure_3() -> None:
     ]
     carried, seen = chain(), []
     for fresh, accepted in rounds:
-        now = turn(BOTH, carried, 100)
+        now = part(BOTH, carried, 100)
         assert now.wanted == 3
-        tested = [place.token for place in now.tested(fresh)]
-        outcome = now.outcome(fresh, accepted, stopped=False)
-        seen.append((now.mode, tested, outcome))
-        carried = fresh[1:] if outcome is Outcome.PASSED else chain()
+        now = now._replace(fresh=fresh)
+        passed, rejected = outcomes([now], [accepted], [False], lockstep=False)
+        assert bool(passed) != bool(rejected)
+        strategy = "post-verify" if now.carried else "pre-verify"
+        seen.append((strategy, [one.token for one in now.tested], bool(passed)))
+        carried = fresh[1:] if passed else chain()
     assert seen == [
-        (Mode.PRE_VERIFY, [1], Outcome.REJECTED),
-        (Mode.PRE_VERIFY, [4], Outcome.PASSED),
-        (Mode.POST_VERIFY, [5, 6, 7], Outcome.PASSED),
-        (Mode.POST_VERIFY, [8, 9, 10], Outcome.REJECTED),
+        ("pre-verify", [1], False),
+        ("pre-verify", [4], True),
+        ("post-verify", [5, 6, 7], True),
+        ("post-verify", [8, 9, 10], False),
     ]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("carried", [chain(), chain(7), chain(7, 8)], ids=len)
 @pytest.mark.parametrize("room", range(2, 7))
-def test_a_turn_keeps_to_the_plan_and_to_the_room(plan: Plan, carried: Chain, room: int) -> None:
-    now = turn(plan, carried, room)
+def test_a_part_keeps_to_the_plan_and_to_the_room(plan: Plan, carried: DraftTokens, room: int) -> None:
+    now = part(plan, carried, room)
     assert now.carried == carried and len(carried) + now.wanted <= room
-    if len(carried) < room:
-        allowed = plan.post_verify or (plan.pre_verify and not carried)
-        assert now.mode is (Mode.SERIAL if not allowed else Mode.POST_VERIFY if carried else Mode.PRE_VERIFY)
-        assert now.wanted == (min(3, room - len(carried)) if allowed else 0)
-    else:
-        assert now.mode is Mode.SERIAL
+    allowed = plan.post_verify or (plan.pre_verify and not carried)
+    assert now.wanted == (min(3, room - len(carried)) if allowed and len(carried) < room else 0)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -72,26 +61,30 @@ def test_only_without_pre_verify_a_row_waits_for_a_draft(plan: Plan) -> None:
 @pytest.mark.parametrize("carried", range(4))
 @pytest.mark.parametrize("fresh", range(4))
 def test_every_outcome_follows_from_the_tests(carried: int, fresh: int) -> None:
-    now, drafted = Turn(chain(*range(carried)), 3), chain(*range(fresh))
-    tests = len(now.tested(drafted))
+    now = Part(chain(*range(carried)), 3, chain(*range(fresh)))
+    tests = len(now.tested)
     assert tests == carried + min(fresh, 1)
     for accepted in range(tests + 1):
-        assert now.outcome(drafted, accepted, stopped=True) is Outcome.OVER
-        expected = Outcome.REJECTED if accepted < tests else Outcome.PASSED if fresh else Outcome.OVER
-        assert now.outcome(drafted, accepted, stopped=False) is expected
+        assert outcomes([now], [accepted], [True], lockstep=False) == ([], [])
+        rejected = accepted < tests
+        expected = ([0] if fresh and not rejected else [], [0] if rejected else [])
+        assert outcomes([now], [accepted], [False], lockstep=False) == expected
 
 
 @pytest.mark.parametrize("passive", [(a, b) for a in (False, True) for b in (False, True)], ids=str)
 def test_rows_in_lockstep_carry_and_draft_as_much_as_each_other(passive: tuple[bool, bool]) -> None:
-    turns = in_step([Turn(chain(1, 2, 3), 2), Turn(chain(4, 5), 3), Turn(chain(6), 1)], [*passive, False])
-    assert {(len(turn.carried), turn.wanted) for turn in turns} == {(1, 1)}
-    turns = in_step([Turn(chain(1, 2, 3), 2), Turn(chain(), 0)], [False, True])
-    assert turns[0] == Turn(chain(1, 2, 3), 2)
+    parts = in_step([Part(chain(1, 2, 3), 2), Part(chain(4, 5), 3), Part(chain(6), 1)], [*passive, False])
+    assert {(len(part.carried), part.wanted) for part in parts} == {(1, 1)}
+    parts = in_step([Part(chain(1, 2, 3), 2), Part(chain(), 0)], [False, True])
+    assert parts[0] == Part(chain(1, 2, 3), 2)
 
 
-@pytest.mark.parametrize("outcomes", list(itertools.product(Outcome, repeat=3)), ids=str)
-def test_one_rejection_ends_the_round_for_all_rows_in_lockstep(outcomes: tuple[Outcome, ...]) -> None:
-    found = together(outcomes)
-    assert [outcome is Outcome.REJECTED for outcome in found] == [outcome is Outcome.REJECTED for outcome in outcomes]
-    assert Outcome.REJECTED not in found or Outcome.PASSED not in found
-    assert Outcome.REJECTED in found or found == list(outcomes)
+ROWS = {"passed": (1, False), "rejected": (0, False), "stopped": (1, True)}
+
+
+@pytest.mark.parametrize("rows", list(itertools.product(ROWS, repeat=3)), ids=str)
+def test_one_rejection_ends_the_round_for_all_rows_in_lockstep(rows: tuple[str, ...]) -> None:
+    accepted, stopped = zip(*(ROWS[row] for row in rows), strict=True)
+    passed, rejected = outcomes([Part((), 3, chain(1, 2))] * 3, accepted, stopped, lockstep=True)
+    assert [rows[b] for b in rejected] == ["rejected"] * rows.count("rejected")
+    assert [rows[b] for b in passed] == ["passed"] * (0 if rejected else rows.count("passed"))

@@ -10,8 +10,8 @@ from pearl_pairs import generate, pearl
 from torch import Tensor
 
 from hf_specdec.drafters.pearl.correction import corrected
-from hf_specdec.drafters.pearl.likely import Likely
-from hf_specdec.drafters.pearl.worker import Step, drafting
+from hf_specdec.drafters.pearl.token import DraftToken
+from hf_specdec.drafters.pearl.worker import drafting
 from hf_specdec.verify.randomness import Randomness
 
 VOCAB = 300
@@ -23,16 +23,17 @@ def random_distribution(seed: int, top_k: int = VOCAB, sharpness: float = 2.0) -
     return scores.masked_fill(scores < scores.topk(top_k).values[-1], -torch.inf).softmax(-1)
 
 
-def likely(q: Tensor, told: int) -> Likely:
+def rejected(q: Tensor, told: int) -> DraftToken:
+    """Any token, of whose q so much is told."""
     values, tokens = q.topk(told)
-    return Likely(tokens, values)
+    return DraftToken(int(tokens[0]), float(values[0]), tokens.tolist(), values.tolist())
 
 
 @pytest.mark.parametrize("top_k", [5, 64, VOCAB])
 @pytest.mark.parametrize("told", TOLD)
 def test_q_lies_between_its_bounds(told: int, top_k: int) -> None:
     q = random_distribution(3, top_k)
-    low, high = likely(q, told).bounds(torch.arange(VOCAB))
+    low, high = rejected(q, told).bounds(torch.arange(VOCAB))
     assert ((low <= q) & (q <= high)).all()
     known = low == high
     assert known[q.topk(told).indices].all() and (known.all() or told <= top_k)
@@ -50,7 +51,7 @@ def test_the_more_is_told_the_less_is_asked_and_the_same_is_drawn(top_k: int) ->
                 asked[told] += 1  # noqa: B023
                 return q if y is None else q[y]  # noqa: B023
 
-            drawn[told].append(corrected(p, row, 9, Randomness(2), likely(q, told), question))
+            drawn[told].append(corrected(p, row, 9, Randomness(2), rejected(q, told), question))
     assert all(map(torch.equal, drawn[1], drawn[told]) for told in TOLD)
     counts = [asked[told] for told in TOLD]
     assert counts == sorted(counts, reverse=True) and counts[0] > 100 and counts[-1] == 0
@@ -59,8 +60,8 @@ def test_the_more_is_told_the_less_is_asked_and_the_same_is_drawn(top_k: int) ->
 
 def test_a_lost_worker_is_not_missed_where_q_is_known() -> None:
     p, q = random_distribution(1), random_distribution(2, top_k=50)
-    assert corrected(p, 0, 9, Randomness(2), likely(q, 64), lambda *_: None) is not None
-    assert corrected(q, 0, 9, Randomness(2), likely(p, 1), lambda *_: None) is None
+    assert corrected(p, 0, 9, Randomness(2), rejected(q, 64), lambda *_: None) is not None
+    assert corrected(q, 0, 9, Randomness(2), rejected(p, 1), lambda *_: None) is None
 
 
 @pytest.mark.grid
@@ -89,31 +90,19 @@ def test_greedy_drafts_are_asked_nothing() -> None:
     assert drafter.last_stats.rejections and drafter.last_timeline.questions == 0
 
 
-@pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("told", [1, 64])
-def test_a_step_arrives_as_it_was_sent(branches: int, told: int) -> None:
-    q = torch.stack([random_distribution(seed) for seed in range(branches)])
-    values, tokens = q.topk(told)
-    tokens = tokens + 200_000
-    sent = Step(7, 3, 1.0, 2.0, tokens[:, 0].tolist(), values[:, 0].tolist(), likely=Likely(tokens, values))
-    got = Step.decode(sent.encode())
-    assert got.tokens == sent.tokens and got.token_probs == sent.token_probs and got.likely is not None
-    assert all(map(torch.equal, got.likely, Likely(tokens, values)))
-    assert got.likely.fits(branches, 200_000 + VOCAB)
-    assert [got.drafted(b).token for b in range(branches)] == sent.tokens
-
-
 NAN = float("nan")
 
 
-@pytest.mark.parametrize("tokens", [[5, -1], [5, VOCAB], [5, 6], []], ids=str)
+@pytest.mark.parametrize("tokens", [[5, -1], [5, VOCAB], [5, 6], [5, 6.5], []], ids=str)
 @pytest.mark.parametrize("q", [[0.5, 0.2], [0.2, 0.5], [NAN, 0.1], [0.5, NAN], [1.5, 0.1], [0.5, -0.1], []], ids=str)
-def test_what_cannot_be_meant_does_not_fit(tokens: list[int], q: list[float]) -> None:
-    if len(tokens) == len(q):
-        fits = Likely(torch.tensor([tokens]).long(), torch.tensor([q])).fits(1, VOCAB)
-        assert fits == ((tokens, q) == ([5, 6], [0.5, 0.2]))
+def test_what_cannot_be_meant_is_no_draft_token(tokens: list[int], q: list[float]) -> None:
+    for drawn in (5, -1, VOCAB, 6.5):
+        for chance in (0.5, 0.0, -0.5, 1.5, NAN):
+            can_be = DraftToken(drawn, chance, tokens, q).can_be(VOCAB, sampled=True)  # type: ignore[arg-type]
+            assert can_be == ((drawn, chance, tokens, q) == (5, 0.5, [5, 6], [0.5, 0.2]))
 
 
-def test_likely_tokens_are_of_as_many_branches_as_were_drafted() -> None:
-    one = Likely(torch.tensor([[5, 6]]), torch.tensor([[0.5, 0.2]]))
-    assert one.fits(1, VOCAB) and not one.fits(2, VOCAB)
+def test_q_is_told_where_the_draft_samples() -> None:
+    drawn, greedy = DraftToken(5, 0.5, [5], [0.5]), DraftToken(5)
+    assert drawn.can_be(VOCAB, sampled=True) and not drawn.can_be(VOCAB, sampled=False)
+    assert greedy.can_be(VOCAB, sampled=False) and not greedy.can_be(VOCAB, sampled=True)

@@ -62,7 +62,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 @pytest.fixture
 def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the draft model were on one."""
-    monkeypatch.setattr("hf_specdec.drafters.pearl.worker.stream.input_device", lambda model: torch.device("cuda:0"))
+    monkeypatch.setattr("hf_specdec.drafters.pearl.worker.serving.input_device", lambda model: torch.device("cuda:0"))
 
 
 def watched(cuda: Cuda, model: Any) -> list[Any]:
@@ -88,7 +88,7 @@ def test_the_draft_computes_beside_the_target(
     target, draft, answers = llama(), llama(seed=3), []
     answer = BackgroundDraft.answer
 
-    def answering(self: BackgroundDraft, *question: Any) -> bytes:
+    def answering(self: BackgroundDraft, *question: Any) -> list[float]:
         answers.append(cuda.current())
         return answer(self, *question)
 
@@ -109,7 +109,7 @@ def test_the_draft_computes_beside_the_target(
 def test_a_process_has_one_too(cuda: Cuda, on_a_card: None) -> None:
     serving = Serving(None, None)  # type: ignore[arg-type]
     serving.begin(llama())
-    serving.orders.put(None)
+    serving.tell(None)
     assert serving.thread is not None
     serving.thread.join()
     assert cuda.made == [serving.stream] and serving.stream.waited_for == [TARGETS]

@@ -11,8 +11,8 @@ from laboratory import script
 
 from hf_specdec import PearlDrafter
 from hf_specdec.budget import Overlap
-from hf_specdec.drafters.pearl.worker import Conversation
-from hf_specdec.drafters.pearl.worker.process import threads_beside
+from hf_specdec.drafters.pearl.worker.call import WorkerCall
+from hf_specdec.drafters.pearl.worker.workers import threads_beside
 from hf_specdec.theory import pearl_tokens_per_second
 
 bounds = script("pearl_bounds")
@@ -63,7 +63,7 @@ def test_the_formula_is_the_chains_long_run():
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_the_speed_that_turns_promise_is_their_long_run(alpha: float, first: float, gamma: int) -> None:
     """Of a draft that is right so often behind accepted tokens, and so often behind rejected ones."""
-    dice, overlap = random.Random(0), Overlap(gamma, overlapped=False)
+    dice, overlap = random.Random(0), Overlap(gamma, pre_verify=False, post_verify=False)
     for _ in range(3):
         overlap.observe_step(1.0, beside=False)
         overlap.observe_forward(1, gamma + 1, 4.0, beside=False)
@@ -92,7 +92,8 @@ def test_the_two_rates_are_counted_apart():
     ("foreseen", "step", "pays"), [(1, 1.0, True), (1, 3.0, False), (0, 1.02, True), (0, 1.1, False)]
 )
 def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, window):
-    overlap = Overlap(window, "auto", overlapped=True)
+    overlap = Overlap(window, "auto")
+    overlap.turns = False
     assert overlap.plan(1).corrections == 1
     dice = random.Random(0)
     broken = False
@@ -112,7 +113,8 @@ def test_corrections_are_drafted_for_where_that_pays(foreseen, step, pays, windo
 
 @pytest.mark.parametrize("window", [4, "auto"])
 def test_four_corrections_are_drafted_for_where_they_are_foreseen_more_often(window) -> None:
-    overlap, broken = Overlap(window, "auto", overlapped=True), False
+    overlap, broken = Overlap(window, "auto"), False
+    overlap.turns = False
     dice = random.Random(0)
     for _ in range(600):
         plan, accepted = overlap.plan(1), dice.choice([0, 1, 2, 3, 4, 4])
@@ -179,7 +181,7 @@ def test_the_automatic_schedule_keeps_up_with_the_better_fixed_one(kind, ratio, 
     text = texts(kind)
     accepted = [[float(passed) for passed, _ in text]]
     serial = min(bounds.serial_seconds(accepted, window, ratio, 1.0) for window in bounds.WINDOWS)
-    overlapped = min(play(Overlap(ratio, n, overlapped=True), text, ratio, slowed) for n in (0, 1))
+    overlapped = min(play(Overlap(ratio, n), text, ratio, slowed) for n in (0, 1))
     assert play(Overlap("auto", "auto"), text, ratio, slowed) < min(serial, overlapped) / 0.96
 
 
@@ -191,20 +193,20 @@ def test_between_two_windows_the_faster_one_is_taken(kind: str, ratio: float) ->
     text = texts(kind)
     accepted = [[float(passed) for passed, _ in text]]
     serial = min(bounds.serial_seconds(accepted, window, ratio, 1.0) for window in bounds.WINDOWS)
-    overlapped = min(play(Overlap(window, overlapped=True), text, ratio) for window in range(1, 7))
+    overlapped = min(play(Overlap(window), text, ratio) for window in range(1, 7))
     assert play(Overlap(), text, ratio) < min(serial, overlapped) / 0.97
 
 
 def test_a_worker_reads_no_prompt_while_drafting_does_not_pay(monkeypatch: Any) -> None:
     """Nor does it matter to the text when it does: a draw's number does not tell of it."""
     opened: list[int] = []
-    opening = Conversation.open
+    opening = WorkerCall.open
 
-    def counted(self: Conversation) -> None:
+    def counted(self: WorkerCall) -> None:
         opened.append(self._setup is not None)
         opening(self)
 
-    monkeypatch.setattr(Conversation, "open", counted)
+    monkeypatch.setattr(WorkerCall, "open", counted)
     sides = Sides(models.llama(), [9], max_new_tokens=24, do_sample=True)
     texts = []
     for resting in (False, True):

@@ -13,10 +13,10 @@ from ...session import DraftSession
 from ...target.devices import input_device
 from ..draft_model import ModelDrafter, Translated
 from .config import PearlConfig
-from .schedule import Overlapped
+from .schedule import PearlSchedule
 from .session import PearlSession
 from .timeline import Timeline
-from .worker import Processes, Threads, Workers
+from .worker.workers import Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,16 +44,16 @@ class PearlDrafter(ModelDrafter):
             SpeculationError: a bad option, or a model that cannot draft.
         """
         super().__init__(draft_model, **options)
-        window, stages = self.config.window, (self.config.pre_verify, self.config.post_verify)
-        overlapped = None if window == "auto" and all(stages) else any(stages)
-        self.planners = Learned(partial(Overlap, window, self.config.corrections, overlapped))
+        config = self.config
+        settings = config.window, config.corrections, config.pre_verify, config.post_verify
+        self.planners = Learned(partial(Overlap, *settings))
         self._begin()
 
     def _begin(self) -> None:
         """What runs beside the drafter, and is its own."""
         self.last_timeline: Timeline | None = None
-        """when each model was busy in the last call, and what was sent between them"""
-        self.workers: Workers = Threads() if self._in_thread() else Processes()
+        """when each model was busy in the last call"""
+        self.workers = Workers(self._in_thread())
         weakref.finalize(self, self.workers.close)
 
     def _in_thread(self) -> bool:
@@ -80,7 +80,7 @@ class PearlDrafter(ModelDrafter):
         super().check_target(target)
 
     def schedule(self, session: Guarded, context: DraftContext) -> Schedule:
-        return Overlapped(session, context)
+        return PearlSchedule(session, context)
 
     def start(self, context: DraftContext) -> DraftSession:
         """Two calls at once get a worker each."""
@@ -88,9 +88,9 @@ class PearlDrafter(ModelDrafter):
         self.last_timeline = timeline = Timeline()
         try:
             planner = self.planners.of(context.target, (context.rows, context.do_sample))
-            return PearlSession(context, worker, self.config, planner, timeline, self.takes_ragged())
+            return PearlSession(context, worker, self.workers.give_back, planner, timeline, self.takes_ragged())
         except BaseException:
-            worker.close()
+            self.workers.give_back(worker, False)
             raise
 
     def close(self) -> None:

@@ -1,94 +1,85 @@
-"""`Overlapped`: carries out the decisions of `overlap` in a call, round by round."""
+"""`PearlSchedule`: carries out the decisions of `overlap` in a call, round by round."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ...clock import now
 from ...protocol import Draft, DraftContext, Verdict
-from ...schedule import Correct, Guarded, Round
+from ...schedule import Guarded, Round
 from ...verify.picking import DraftPicker
 from .correction import corrected
-from .overlap import NO_TURN, Chain, Mode, Outcome, Plan, Turn, drafted_first, in_step, together, turn
+from .overlap import Part, Plan, drafted_first, in_step, outcomes, part
 from .session import as_draft
+from .token import DraftTokens
 
 
-class Overlapped:
-    """`PearlDrafter`'s schedule. It gives the worker its orders through the call's guarded session."""
+class PearlSchedule:
+    """`PearlDrafter`'s schedule. It gives the worker its orders through the call's guarded session, which only one of a
+    target's ranks has: what decides the text comes out of its answers."""
 
     def __init__(self, session: Guarded, context: DraftContext) -> None:
         self.session, self.context = session, context
-        assert isinstance(context.pick, DraftPicker)
-        self.randomness = context.pick.randomness
-        self.carried: dict[int, Chain] = {}
+        self.carried: dict[int, DraftTokens] = {}
         """by row, what it carries into the next round"""
-        self.turns: list[Turn] = []
+        self.parts: list[Part] = []
         """[B] of the present round"""
-        self.fresh: list[Chain] = []
-        """[B] what has been drafted behind the carried tokens"""
-        self.drafting = False
-        """whether anything is being drafted while the target verifies"""
         self.fed_at = 0.0
 
     def feed(self, round: Round) -> Draft:
         """What the rows carry. Drafting begins behind it. A row without room lets go of what it carries."""
-        self.round, self.rows, self.starts = round, list(round.sequences.rows), list(round.sequences.lengths)
-        rows, self.turns, self.drafting = len(self.rows), [NO_TURN] * len(self.rows), False
-        plan: Plan | None = self.session.ask(lambda d: d.plan(rows)) if any(round.room) else None
+        self.round, alone = round, [Part()] * len(round.room)
+        self.parts = alone
+        plan: Plan | None = self.session.ask(lambda d: d.plan(len(alone))) if any(round.room) else None
         if plan is not None:
-            self.turns = self._turns(plan)
-            self.drafting = any(turn.mode is not Mode.SERIAL for turn in self.turns)
-            if self.drafting:
-                self._order(plan, [turn.wanted for turn in self.turns], beside=True)
+            self.parts = self._parts(plan)
+            if any(wanted := [part.wanted for part in self.parts]):
+                self._order(plan, wanted, [part.carried for part in self.parts], beside=True)
         if not self.session.alive:
-            self.turns = [NO_TURN] * rows
+            self.parts = alone
         self.fed_at = now()
-        return self._as_draft([turn.carried for turn in self.turns])
+        return self._as_draft([part.carried for part in self.parts])
 
-    def _turns(self, plan: Plan) -> list[Turn]:
+    def _parts(self, plan: Plan) -> list[Part]:
         """Each row's part in this round, after a wait for a draft where the plan asks for one."""
         room = self.round.room
-        carried = [self.carried.get(row, [])[:most] for row, most in zip(self.rows, room, strict=True)]
-        self.turns = [Turn(chain, 0) for chain in carried]
-        first = drafted_first(plan, carried, room)
-        if any(first):
-            self._order(plan, first)
-            drafted = self.session.ask(lambda d: d.wait(None)) or [[] for _ in carried]
-            carried = [chain + new for chain, new in zip(carried, drafted, strict=True)]
-        turns = [turn(plan, chain, most) for chain, most in zip(carried, room, strict=True)]
-        return in_step(turns, self.round.passive) if self.round.lockstep else turns
+        held = [self.carried.get(row, [])[:most] for row, most in zip(self.round.sequences.rows, room, strict=True)]
+        if any(first := drafted_first(plan, held, room)):
+            self._order(plan, first, held)
+            drafted = self.session.ask(lambda d: d.wait(None)) or [[]] * len(held)
+            held = [[*chain, *new] for chain, new in zip(held, drafted, strict=True)]
+        parts = [part(plan, chain, most) for chain, most in zip(held, room, strict=True)]
+        return in_step(parts, self.round.passive) if self.round.lockstep else parts
 
-    def _order(self, plan: Plan, wanted: list[int], beside: bool = False) -> None:
-        carried = [turn.carried for turn in self.turns]
+    def _order(self, plan: Plan, wanted: list[int], carried: Sequence[DraftTokens], beside: bool = False) -> None:
         self.session.ask(lambda d: d.order(self.round.sequences, wanted, carried, plan.corrections, beside))
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
         """The carried tokens, and the first token drafted behind each row's, which is waited for."""
         if self.context.device.type == "cuda":
             torch.cuda.current_stream(self.context.device).synchronize()  # the draft may be at work on another
-        over, rows = now(), len(self.turns)
-        self.fresh = [[]] * rows
-        if self.drafting:
-            self.fresh = self.session.ask(lambda d: d.wait(1)) or self.fresh
+        span, rows = (self.fed_at, now()), len(self.parts)
+        drafting = any(part.wanted for part in self.parts)
+        fresh = self.session.ask(lambda d: d.wait(1)) if drafting else None
+        if fresh:
+            self.parts = [part._replace(fresh=new) for part, new in zip(self.parts, fresh, strict=True)]
         if not self.session.alive:  # nobody is left to ask for q: as if nothing had been drafted
-            self.fresh, self.turns = [[]] * rows, [NO_TURN] * rows
-        span, width = (self.fed_at, over), fed.tokens.shape[1] + 1
-        alone, paused = not self.drafting, not any(self.round.room)
-        self.session.tell(lambda d: d.saw_target(rows, width, span, alone, paused))
-        self._waited(over)
-        tested = [turn.tested(new) for turn, new in zip(self.turns, self.fresh, strict=True)]
+            self.parts = [Part()] * rows
+        width, paused = fed.tokens.shape[1] + 1, not any(self.round.room)
+        self.session.tell(lambda d: d.saw_target(rows, width, span, drafting, paused))
+        tested = [part.tested for part in self.parts]
         if self.round.lockstep:
             width = min(len(chain) for chain, out in zip(tested, self.round.passive, strict=True) if not out)
             tested = [chain[:width] for chain in tested]
-        return self._as_draft(tested), [len(turn.carried) for turn in self.turns]
+        return self._as_draft(tested), [len(part.carried) for part in self.parts]
 
-    @property
-    def correct(self) -> Correct | None:
-        return self._correct
-
-    def _correct(self, p: Tensor, b: int, node: int) -> Tensor:
-        likely = self.turns[b].tested(self.fresh[b])[node].likely
-        assert likely is not None  # a draft that does not sample is corrected by nobody
-        found = corrected(p, self.rows[b], self.starts[b] + node, self.randomness, likely, self._question)
+    def correct(self, p: Tensor, b: int, node: int) -> Tensor:
+        """As `Correct`. Where q is lost, the token is drawn from p."""
+        assert isinstance(self.context.pick, DraftPicker)
+        randomness, rejected = self.context.pick.randomness, self.parts[b].tested[node]
+        row, start = self.round.sequences.rows[b], self.round.sequences.lengths[b]
+        found = corrected(p, row, start + node, randomness, rejected, self._question)
         if found is None:
             self.context.stats.uncorrected_tokens += 1
         return p if found is None else found
@@ -98,26 +89,12 @@ class Overlapped:
 
     def settle(self, verdict: Verdict) -> None:
         """Find out what each row carries into the next round. What it carries is waited for."""
-        began = now()
-        rounds = zip(self.turns, self.fresh, verdict.accepted, verdict.stopped, strict=True)
-        outcomes = [turn.outcome(fresh, accepted, stopped) for turn, fresh, accepted, stopped in rounds]
-        outcomes = together(outcomes) if self.round.lockstep else outcomes
-        passed: list[int] = []
-        corrections: list[tuple[int, int, int]] = []
-        for row, start, tokens, outcome in zip(verdict.rows, self.starts, verdict.tokens, outcomes, strict=True):
-            if outcome is Outcome.PASSED:
-                passed.append(row)
-            elif outcome is Outcome.REJECTED:
-                corrections.append((row, start + len(tokens) - 1, tokens[-1]))
-        self.carried = self.session.ask(lambda d: d.settle(passed, corrections)) or {}
-        self._waited(began)
+        passed, rejected = outcomes(self.parts, verdict.accepted, verdict.stopped, self.round.lockstep)
+        rows, tokens, starts = verdict.rows, verdict.tokens, self.round.sequences.lengths
+        corrections = [(rows[b], starts[b] + len(tokens[b]) - 1, tokens[b][-1]) for b in rejected]
+        self.carried = self.session.ask(lambda d: d.settle([rows[b] for b in passed], corrections)) or {}
 
-    def _as_draft(self, chains: list[Chain]) -> Draft:
-        draft = as_draft(chains, self.context)
+    def _as_draft(self, drafted: Sequence[DraftTokens]) -> Draft:
+        draft = as_draft(drafted, self.context)
         draft.lengths = [0 if out else n for n, out in zip(draft.lengths, self.round.passive, strict=True)]
         return draft
-
-    def _waited(self, since: float) -> None:
-        """Record that the target has stood still for the draft since then."""
-        seconds = now() - since
-        self.session.tell(lambda d: d.timeline.add_wait(seconds))

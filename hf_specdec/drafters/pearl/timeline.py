@@ -1,10 +1,6 @@
 """When each model was busy: Figure 3 of a real run."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-from ...errors import SpeculationError
 
 Spans = list[tuple[float, float]]
 """(began, ended) by `clock.now`"""
@@ -25,13 +21,7 @@ class Timeline:
     corrections: list[tuple[int, int]] = field(default_factory=list)
     """per round, rows that failed a test, and those of them whose correction had been drafted for"""
     questions: int = 0
-    """to the worker, for q of a rejected place: round trips for which the target waited"""
-    messages: int = 0
-    """on the line between target and worker, both ways"""
-    bytes: int = 0
-
-    def add_wait(self, seconds: float) -> None:
-        self.waited += seconds
+    """to the worker, for q of a rejected place"""
 
     def seconds(self) -> float:
         """From the first forward to the last."""
@@ -75,26 +65,3 @@ class Timeline:
             f"{1000 * seconds:.0f} ms, {len(self.tests)} rounds; the target waited for {use['waited']:.0%} of it"
             f"{in_a_row}"
         )
-
-    def plot(self, path: str | Path, first_seconds: float | None = None) -> None:
-        """Draw the two models' spans into a PNG.
-
-        Args:
-            first_seconds: how much of the beginning to draw; None for all.
-
-        Raises:
-            SpeculationError: matplotlib is not installed.
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise SpeculationError("a plot needs matplotlib; pip install 'hf-specdec[bench]'") from error
-        start = min((s for s, _ in self.target + self.draft), default=0.0)
-        end = start + (first_seconds or self.seconds())
-        axes: Any = (figure := Figure(figsize=(10, 2.2), layout="constrained")).subplots()
-        for height, (spans, colour) in enumerate(((self.draft, "tab:orange"), (self.target, "tab:blue"))):
-            bars = [(1000 * (a - start), 1000 * (b - a)) for a, b in spans if a < end]
-            axes.broken_barh(bars, (height + 0.1, 0.8), facecolors=colour, edgecolor="white")
-        axes.set_yticks([0.5, 1.5], ["draft", "target"])
-        axes.set_xlabel("milliseconds")
-        figure.savefig(path, dpi=150)

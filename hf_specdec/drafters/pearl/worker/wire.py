@@ -1,7 +1,7 @@
-"""The wire between target and worker: a connection of the standard library, whose messages begin with their kind.
+"""The wire between target and worker: messages over a connection of the standard library.
 
-The worker is told the call's setup, orders and questions. It answers token ids and one q per drafted token. No answer
-is unpickled: it is a kind and plain numbers, and all of them are checked.
+A message is a tuple, which begins with its name. To the worker go `model`, `open`, `draft`, `ask` and `close`; from it
+come `ready`, `step`, `done`, `answer` and `error`, of plain numbers in lists and tuples.
 """
 
 import io
@@ -10,36 +10,14 @@ import pickle
 import socket
 import struct
 import threading
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ....verify.picking import DraftPicker
-from ..likely import Likely
-from ..overlap import Drafted
-
-
-class Kind(IntEnum):
-    """What a message says. The first ones go to the worker, the last ones come from it."""
-
-    MODEL = 1
-    OPEN = 2
-    DRAFT = 3
-    CANCEL = 4
-    ASK = 5
-    CLOSE = 6
-
-    READY = 10
-    STEP = 11
-    DONE = 12
-    ANSWER = 13
-    ERROR = 14
-
 
 TIMEVAL = struct.Struct("ll")
 """seconds and microseconds, as POSIX tells a socket"""
@@ -53,30 +31,26 @@ class Link:
     def __init__(self, end: socket.socket) -> None:
         self.connection = Connection(end.detach())
         self.largest: int | None = None
-        """bytes of a message"""
-        self.messages = self.bytes = 0
-        self.whole = True
-        """False once a message was sent in part: nothing that follows could be read"""
+        """bytes of a message from a side that is doubted; None where it is not"""
         self._sending = threading.Lock()
 
-    def limit(self, patience: float) -> None:
-        """Doubt the other side: it may take so many seconds to send what is waited for, or to take what is sent, and
-        what it sends is no larger than `LARGEST_ANSWER`."""
+    def doubt(self, patience: float) -> None:
+        """The other side may take so many seconds to send what is waited for, or to take what is sent. What it sends is
+        plain, and no larger than `LARGEST_ANSWER`."""
         self.largest = LARGEST_ANSWER
         seconds, rest = divmod(patience, 1)
         with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 end.setsockopt(socket.SOL_SOCKET, option, TIMEVAL.pack(int(seconds), int(rest * 1e6)))
 
-    def send(self, kind: Kind, body: bytes = b"") -> None:
-        message = bytes([kind]) + body
-        with self._sending:
-            self.whole = False
-            self.connection.send_bytes(message)
-            self.whole = True
-        self._count(message)
+    def send(self, *message: Any) -> None:
+        self.send_packed(packed(*message))
 
-    def receive(self) -> tuple[Kind, bytes] | None:
+    def send_packed(self, message: bytes) -> None:
+        with self._sending:
+            self.connection.send_bytes(message)
+
+    def receive(self) -> Any:
         """The next message; None where the other side's time is over.
 
         Raises:
@@ -88,17 +62,33 @@ class Link:
             return None
         except EOFError as error:
             raise ConnectionError("the draft worker is gone") from error
-        if not message or message[0] not in Kind.__members__.values():
-            raise garbage(f"a message of {len(message)} bytes")
-        self._count(message)
-        return Kind(message[0]), message[1:]
-
-    def _count(self, message: bytes) -> None:
-        self.messages += 1
-        self.bytes += len(message)
+        return pickle.loads(message) if self.largest is None else plain(message)
 
     def close(self) -> None:
         self.connection.close()
+
+
+def packed(*message: Any) -> bytes:
+    """Not by the connection itself: for it torch would leave tensors in shared memory."""
+    return pickle.dumps(message, protocol=5)
+
+
+class Plain(pickle.Unpickler):
+    """Reads numbers, texts, lists and tuples, and refuses all that has a name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def plain(message: bytes) -> Any:
+    """
+    Raises:
+        ConnectionError: it says nothing, or something that is not plain.
+    """
+    try:
+        return Plain(io.BytesIO(message)).load()
+    except Exception as error:  # of many kinds
+        raise garbage(f"a message of {len(message)} bytes") from error
 
 
 def garbage(what: str) -> ConnectionError:
@@ -106,7 +96,7 @@ def garbage(what: str) -> ConnectionError:
     return ConnectionError(f"the draft worker answered garbage: {what}")
 
 
-# ---------------------------------------------------------------------- to the worker
+# ---------------------------------------------------------------------- what is said
 
 
 @dataclass
@@ -123,65 +113,52 @@ class Setup:
     autocast: dict[str, torch.dtype]
     """what the caller's autocast casts to, by the types of devices for which it is on"""
     picker: DraftPicker
-    """It draws the token of each position by one number, however often the position is drafted. Only the last draft of
-    a position is ever tested, so the numbers need not be independent. A seeded text with a fixed window therefore
-    depends neither on the window nor on timing."""
+    """on the CPU. It draws the token of each position by one number, however often the position is drafted. Only the
+    last draft of a position is ever tested, so the numbers need not be independent. A seeded text with a fixed window
+    therefore depends neither on the window nor on timing."""
 
     def cast(self, device_type: str) -> torch.autocast:
         """The caller's autocast, which does not reach other threads by itself."""
         return torch.autocast(device_type, dtype=self.autocast.get(device_type), enabled=device_type in self.autocast)
 
 
+class RowOrder(NamedTuple):
+    """What to draft behind a row."""
+
+    row: int
+    """of the call's batch"""
+    text: int
+    """number of the text that it goes on from, of those that the last order left behind: its rows, then its forks"""
+    start: int
+    """columns of the row that are as they were at the last order"""
+    tokens: list[int]
+    """those behind, unverified ones included"""
+    unverified: int
+    """how many of the last ones the target has not seen"""
+    wanted: int
+    """tokens that are wanted; those of later steps are thrown away"""
+
+
 class Order(NamedTuple):
-    """Draft behind these rows. Each goes on from one of the branches that the last order left behind."""
+    """Draft behind these rows, in as many steps as one of them wants tokens."""
 
-    width: int
-    """draft steps"""
+    rows: list[RowOrder]
     corrections: int
-    """how many likely ones to remember for each drafted token"""
-    forking: bool
-    """whether to draft behind corrections of the unverified tokens, too"""
-    branches: list[int]
-    """[B] numbers of branches of the last order: its rows come first, then its forks"""
-    starts: list[int]
-    """[B] columns of the row's text that are as they were at the last order"""
-    tokens: list[list[int]]
-    """[B] the row's text behind `starts`, unverified tokens included"""
-    unverified: list[int]
-    """[B] how many of the row's last tokens the target has not seen"""
-    wanted: list[int]
-    """[B] tokens that are wanted; those of later steps are thrown away"""
-    epoch: int = -1
-    """the order's name: later ones have higher numbers, in whichever call they are given"""
+    """how many to draft for, for each unverified token"""
+    beside: bool
+    """whether the target verifies meanwhile; only then are corrections drafted for"""
 
+    @property
+    def width(self) -> int:
+        return max(row.wanted for row in self.rows)
 
-def encode(value: Any, on_host: bool = False) -> bytes:
-    """Pickles what a drafter tells its own worker. Nothing goes the other way like this.
-
-    Args:
-        on_host: let tensors arrive on the CPU, for a worker that may not have the device on which they are.
-    """
-    pickler = OnHost if on_host else pickle.Pickler
-    pickler(file := io.BytesIO(), protocol=5).dump(value)
-    return file.getvalue()
-
-
-class OnHost(pickle.Pickler):
-    """See `encode`."""
-
-    def reducer_override(self, value: Any) -> Any:
-        return value.cpu().__reduce_ex__(5) if isinstance(value, Tensor) else NotImplemented
-
-
-def decode(body: bytes) -> Any:
-    return pickle.loads(body)
-
-
-# ---------------------------------------------------------------------- from the worker
+    @property
+    def forking(self) -> bool:
+        return self.beside and self.corrections > 0
 
 
 class Fork(NamedTuple):
-    """A branch for a correction that the target may make: the row's text up to there, and the correction behind it."""
+    """A text with a correction that the target may make: the row's up to there, and the correction behind it."""
 
     row: int
     column: int
@@ -189,89 +166,3 @@ class Fork(NamedTuple):
     token: int
     first: int
     """the draft step of the order that gives the first token behind it: 0 or 1"""
-
-
-@dataclass
-class Step:
-    """What one draft step gives."""
-
-    epoch: int
-    draft_calls: int
-    """forwards since the call was opened"""
-    began: float
-    ended: float
-    """by `clock.now`, which all processes of a machine share"""
-    tokens: list[int]
-    """one for each branch"""
-    token_probs: list[float] | None = None
-    """q of each token; None for a draft that does not sample"""
-    forks: list[Fork] = field(default_factory=list)
-    """in an order's first step, all of the order: branches behind those of its rows"""
-    likely: Likely | None = None
-    """[L, K] where each branch's token was drawn from; None for a draft that does not sample"""
-
-    HEAD: ClassVar = struct.Struct("<qqddqqq")
-
-    def drafted(self, branch: int) -> Drafted:
-        """What a branch was given."""
-        if self.token_probs is None or self.likely is None:
-            return Drafted(self.tokens[branch])
-        return Drafted(self.tokens[branch], self.token_probs[branch], self.likely.of(branch))
-
-    def encode(self) -> bytes:
-        sizes = len(self.tokens), len(self.forks), 0 if self.likely is None else self.likely.q.shape[1]
-        head = self.HEAD.pack(self.epoch, self.draft_calls, self.began, self.ended, *sizes)
-        numbers = encode_numbers(*self.tokens, *(number for fork in self.forks for number in fork))
-        body = head + numbers + np.array(self.token_probs or [], "<f4").tobytes()
-        if self.likely is not None:
-            body += self.likely.tokens.numpy().astype("<i4").tobytes() + self.likely.q.numpy().astype("<f4").tobytes()
-        return body
-
-    @classmethod
-    def decode(cls, body: bytes) -> "Step":
-        """
-        Raises:
-            ConnectionError: it is no step.
-        """
-        if len(body) < cls.HEAD.size:
-            raise garbage(f"a step of {len(body)} bytes")
-        epoch, calls, began, ended, count, forks, width = cls.HEAD.unpack_from(body)
-        end = cls.HEAD.size + 8 * (count + len(Fork._fields) * forks)
-        if min(count, forks, width) < 0 or len(body) not in (end, end + 4 * count * (1 + 2 * width)):
-            raise garbage(f"a step of {len(body)} bytes for {count} tokens and {forks} forks")
-        numbers = decode_numbers(body[cls.HEAD.size : end])
-        found = [Fork(*numbers[i : i + 4]) for i in range(count, len(numbers), 4)]
-        step = cls(epoch, calls, began, ended, numbers[:count], forks=found)
-        if len(body) > end:
-            middle = end + 4 * count * (1 + width)
-            told = np.frombuffer(body[end:middle], "<f4"), np.frombuffer(body[end:middle], "<i4")
-            step.token_probs = told[0][:count].tolist()
-            tokens = torch.from_numpy(told[1][count:].astype("<i8")).view(count, width)
-            q = torch.from_numpy(np.frombuffer(body, "<f4", offset=middle).copy()).view(count, width)
-            step.likely = Likely(tokens, q)
-        return step
-
-
-def epoch_of(body: bytes) -> int:
-    """The first number of an answer; -1 where there is none."""
-    return decode_numbers(body[:8])[0] if len(body) >= 8 else -1
-
-
-def encode_numbers(*numbers: int) -> bytes:
-    return np.array(numbers, "<i8").tobytes()
-
-
-def decode_numbers(body: bytes) -> list[int]:
-    return np.frombuffer(body, "<i8").tolist()
-
-
-def decode_probabilities(body: bytes, count: int) -> Tensor:
-    """[count] float32.
-
-    Raises:
-        ConnectionError: they are no probabilities, or not so many.
-    """
-    q = np.frombuffer(body, "<f4") if len(body) == 4 * count else np.empty(0)
-    if len(q) != count or not ((q >= 0) & (q <= 1.0001)).all():
-        raise garbage(f"{len(body)} bytes, where {count} probabilities were asked for")
-    return torch.from_numpy(q.copy())
