@@ -1,7 +1,7 @@
 """The one clock. Whatever depends on time reads it: what a forward takes, whether a draft pays, how a trial went.
 
 `use` replaces it, so that decisions can be played on set times. How long somebody else is waited for is no such
-decision: a `Deadline` is real time whatever the clock says, or a clock that stands still would wait for ever.
+decision: that is `real` time whatever the clock says, or a clock that stands still would wait for ever.
 """
 
 import time
@@ -21,6 +21,16 @@ SPIN_SECONDS = 0.0003
 def now() -> float:
     """Seconds since some moment that all processes of a machine share."""
     return _read()
+
+
+def real() -> float:
+    """Seconds of real time, whatever the clock says: of how long somebody else is waited for."""
+    return time.perf_counter()
+
+
+def nap() -> None:
+    """Let others work for a while."""
+    time.sleep(1e-4)
 
 
 @contextmanager
@@ -64,21 +74,17 @@ class Deadline:
     """So many seconds of real time from now."""
 
     def __init__(self, seconds: float) -> None:
-        self._began, self._seconds = time.perf_counter(), seconds
+        self._began, self._seconds = real(), seconds
 
     @property
     def left(self) -> float:
         """Seconds to go; 0 where it is over."""
-        return max(0.0, self._seconds - (time.perf_counter() - self._began))
+        return max(0.0, self._seconds - (real() - self._began))
 
     @property
     def over(self) -> bool:
         """True of NaN seconds, too."""
-        return not time.perf_counter() - self._began <= self._seconds
-
-    def nap(self, seconds: float) -> None:
-        """Let others work for a while, no longer than is left."""
-        time.sleep(min(seconds, self.left))
+        return not real() - self._began <= self._seconds
 
     def sleep(self) -> None:
         """Until it is over, to within a few microseconds."""

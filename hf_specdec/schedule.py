@@ -26,12 +26,6 @@ class Guarded(Protocol):
     def tell(self, action: Callable[[Any], object]) -> None:
         """For what has no answer."""
 
-    def attempt(self, action: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """What the action gives; where it raises, the drafter is dropped, and what is given `otherwise`."""
-
-    def draft(self, sequences: Sequences, room: list[int]) -> Draft:
-        """At most `room` tokens per row; an empty draft where there is nothing to be had."""
-
     def drop(self, reason: str) -> None:
         """Give the drafter up for the rest of the call, with one warning."""
 

@@ -5,7 +5,6 @@ It can only cost time: the session and the order are guarded.
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ..budget import Cost, CostView
 from ..clock import Moment, mark, now
-from ..protocol import Draft, DraftContext, Verdict
+from ..protocol import Draft, DraftContext, Sequences, Verdict
 from ..schedule import Correct, Meanwhile, Round
 from ..stats import SpeculationStats
 from ..target.ranks import Ranks
@@ -143,18 +142,22 @@ class Drafting:
         record = (lambda rows: record_of(*kind, "joined")) if joined else (lambda rows: record_of(*kind, rows))
         self.paying = Paying(record, keeps_state, not self.serial, clock)
 
-    def feed(self, round: Round, beside: int = 0) -> Draft:
-        """What the target verifies of these rows.
+    def draft(self, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]) -> Draft:
+        """What the target is fed of these rows, at most `room` [B] tokens one below the other.
 
         Args:
-            beside: how many rows of others there are in the same forward.
+            most: nodes of a row.
+            pads: as of `fit`.
         """
         self._early, self._for_this_round = None, self._early
-        self.session.tell(lambda _: self.randomness.advance(round.sequences.rows))  # which it may have spoilt
-        self.cost.beside = beside
-        if self.paying is not None and self.paying.rests(len(round.room)):
-            round = replace(round, room=[0] * len(round.room))
-        draft = self.session.draft(round.sequences, round.room) if self.order is None else self.order.feed(round)
+        self.session.tell(lambda _: self.randomness.advance(sequences.rows))  # which it may have spoilt
+        if self.paying is not None and self.paying.rests(len(room)):
+            room = [0] * len(room)
+        if self.order is None:
+            draft = self.session.draft(sequences, room, most, pads)
+        else:
+            round = Round(sequences, room, [pad is not None for pad in pads], self.session.context.lockstep)
+            draft = self.order.feed(round, most, pads)
         if self.paying is not None:
             self.paying.draws |= draft.token_probs is not None
         return draft

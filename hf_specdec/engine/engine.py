@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..budget import Cost
 from ..protocol import Draft, Forward, Runner, Verdict
-from ..schedule import Round
 from ..stats import SpeculationStats
 from ..target.devices import input_device
 from ..transfer import moved
-from ..verify.drafts import as_chain, in_step, inputs_of
+from ..verify.drafts import inputs_of
 from ..verify.trial import Result, Trial
-from .checks import cut, most_nodes
 from .drafting import Drafting
+from .fitting import most_nodes, no_draft
 from .modes import Mode
 from .parts import BatchPart, in_order, rows_of_draft, rows_of_forward, together
 from .rows import Row, Rows
@@ -141,23 +140,14 @@ class Engine:
         """What is fed of a part: a tree where that is welcome, else a chain; in lockstep all are equally long."""
         rows, drafting = [self.rows.all[b] for b in part.places], part.drafting
         if drafting is None:
-            return Draft.from_lists([[]] * len(rows), self.rows.device)
+            return no_draft(len(rows), self.rows.device)
         most = self._most_nodes(drafting)
         room = [0 if row.stopped else max(0, min(most, row.end - row.length)) for row in rows]
-        everywhere = self.taking.passive(self.rows)
-        passive = [everywhere[b] for b in part.places]
-        round = Round(self.rows.view(part.places), room, passive, not self.mode.ragged)
-        draft = drafting.feed(round, beside=len(self.rows) - len(rows))
-        if max(draft.lengths) > most:
-            draft = cut(draft, [min(n, most) for n in draft.lengths])
-        if not self.mode.trees:
-            draft = as_chain(draft)
-        if not self.mode.ragged and draft.parents is None:
-            draft = in_step(draft, passive, rows[0].call.pad_token_id)
-        return draft
+        drafting.cost.beside = len(self.rows) - len(rows)
+        return drafting.draft(self.rows.view(part.places), room, most, [row.pad for row in rows])
 
     def _most_nodes(self, drafting: Drafting) -> int:
-        """That a row may draft."""
+        """That a row may draft in this round."""
         return most_nodes(len(self.rows))
 
     def _forward(self, fed: Draft) -> Forward:

@@ -23,6 +23,7 @@ from ..verify.randomness import Randomness
 from .call import Call
 from .drafting import Drafting, context_of
 from .engine import Engine
+from .fitting import no_draft
 from .guard import GuardedDrafter
 from .modes import Mode, choose_mode
 from .outputs import StepOutputs
@@ -131,7 +132,7 @@ class Generation(Engine):
         layers = own_cache(self.call.model_kwargs[CACHE]).layers
         self.steps.windows = [getattr(layer, "sliding_window", None) for layer in layers]
         part = BatchPart(self.drafting, list(range(len(self.rows))))
-        part.judged = Draft.from_lists([[]] * len(self.rows), self.rows.device)
+        part.judged = no_draft(len(self.rows), self.rows.device)
         self._judge(part, forward)
         self.stats.emitted_tokens += sum(result.emitted for result in part.results)
         self.stats.prefill_seconds = now() - began

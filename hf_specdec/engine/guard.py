@@ -1,6 +1,6 @@
 """A drafter can only cost time: one that raises, stalls or answers nonsense is dropped, the target goes on alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from numbers import Integral
 from typing import Any, TypeVar
@@ -8,18 +8,23 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..budget import nodes_that_pay
-from ..clock import Deadline, now
+from ..clock import nap, now, real
 from ..errors import shortened, shown, warn
 from ..protocol import Draft, DraftContext, Sequences
 from ..schedule import AnyDrafter
 from ..session import DraftSession
 from ..stats import SpeculationStats
-from .checks import Unfit, checked_draft, cut, expect, most_nodes, on_device, with_q
+from .checks import Unfit, expect
+from .fitting import checked_draft, fit, no_draft
 from .traits import Traits, traits_of
 
 T = TypeVar("T")
 MOST_NOTES = 8
 """of a session, that are kept"""
+
+
+def nothing() -> None:
+    """What is answered instead where there is no answer."""
 
 
 class Guard:
@@ -29,10 +34,10 @@ class Guard:
         """Give the drafter up for the rest of the call, with one warning."""
         raise NotImplementedError
 
-    def attempt(self, action: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """What the action gives; where it raises, what is given `otherwise`."""
+    def attempt(self, action: Callable[..., T], otherwise: Callable[[], T], *given: Any) -> T:
+        """What the action makes of what it is given; where it raises, what is given `otherwise`."""
         try:
-            return action()
+            return action(*given)
         except Unfit as error:
             self.drop(str(error))
         except Exception as error:
@@ -61,7 +66,7 @@ class GuardedDrafter(Guard):
 
     def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
         """What the drafter says; None where it was dropped."""
-        return None if self.dropped else self.attempt(lambda: action(self.drafter), lambda: None)
+        return None if self.dropped else self.attempt(action, nothing, self.drafter)
 
     def takes_ragged(self) -> bool:
         return bool(self.ask(lambda d: bool(d.takes_ragged())))
@@ -72,7 +77,7 @@ class GuardedDrafter(Guard):
     def report(self, stats: SpeculationStats) -> None:
         """Leave the call's statistics with the drafter, also with one that was dropped."""
         stats.notes[:0] = filter(None, [self.because])
-        self.attempt(lambda: setattr(self.drafter, "last_stats", stats), lambda: None)
+        self.attempt(setattr, nothing, self.drafter, "last_stats", stats)
 
     def drop(self, reason: str) -> None:
         if not self.dropped:
@@ -100,47 +105,61 @@ class GuardedSession(Guard):
     def ask(self, action: Callable[[Any], T]) -> T | None:
         """What the session says; None where it was dropped."""
         session = self.session
-        return None if session is None else self.attempt(lambda: action(session), lambda: None)
+        return None if session is None else self.attempt(action, nothing, session)
 
     def tell(self, action: Callable[[Any], object]) -> None:
         self.ask(action)
 
-    def draft(self, sequences: Sequences, room: list[int]) -> Draft:
-        """At most `room` tokens per row; an empty draft where there is nothing to be had."""
-        draft = self.ask(lambda session: self._drafted(session, sequences, room)) if any(room) else None
-        return Draft.from_lists([[]] * len(room), self.context.device) if draft is None else draft
+    def draft(self, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]) -> Draft:
+        """Chains or trees of at most `room` [B] tokens one below the other, fit to be fed to the target; an empty
+        draft where there is nothing to be had.
 
-    def _drafted(self, session: DraftSession, sequences: Sequences, room: list[int]) -> Draft:
-        began, patience = now(), Deadline(self.traits.patience)
+        Args:
+            most: nodes of a row.
+            pads: as of `fit`.
+        """
+        draft = self.ask(lambda session: self._drafted(session, sequences, room, most, pads)) if any(room) else None
+        return no_draft(len(room), self.context.device) if draft is None else draft
+
+    def _drafted(
+        self, session: DraftSession, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]
+    ) -> Draft:
+        began, asked, patience = now(), real(), self.traits.patience
         session.start_draft(sequences, list(room))
-        while not session.poll() and not patience.over:
-            patience.nap(1e-4)
-        if patience.over:
-            raise Unfit(f"a draft took longer than {shown(self.traits.patience)} seconds")
+        while not session.poll() and real() - asked <= patience:
+            nap()
+        if real() - asked > patience:
+            raise Unfit(f"a draft took longer than {shown(patience)} seconds")
         draft = checked_draft(session.take(), room, self.context.vocab_size)
-        count = self._count(draft, room, now() - began)
-        draft = cut(draft, [min(length, count) for length in draft.lengths])
-        return on_device(with_q(session, draft, self.context.vocab_size), self.context.device)
+        verified = self.nodes_to_verify(draft, room, most, now() - began)
+        return fit(draft, verified, self.context, pads, session.q)
 
-    def _count(self, draft: Draft, room: list[int], spent: float) -> int:
+    def nodes_to_verify(self, draft: Draft, room: Sequence[int], most: int, spent: float) -> int:
         """Nodes of each row that are verified: of those that say their chances, as many as give most tokens per second.
 
         Draws are all verified: whether one is must not depend on which token it is.
+
+        Args:
+            most: there may be.
+            spent: seconds that the draft has taken.
         """
-        most, longest = most_nodes(len(room)), max(draft.lengths)
-        if longest > most and not self.was_cut:
-            self.was_cut = True
-            warn(
-                f"{self.drafter.name} drafted {longest} tokens for one row, and the target is fed {most} of them at "
-                "most. The text is not affected"
-            )
-        if draft.survival is None or draft.q is not None or draft.token_probs is not None or not longest:
+        if draft.survival is None or draft.q is not None or draft.token_probs is not None or not any(draft.lengths):
+            self._tell_of_cut(max(draft.lengths), most)
             return most
         chances = [row[:most] for row, left in zip(draft.survival, room, strict=True) if left]
         count = nodes_that_pay(chances, len(room), self.context.cost, spent, self.context.advance)
         timed = self.context.cost.tried(len(room)) is not None  # a plain round to be timed says nothing of this draft
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
         return min(count, most)
+
+    def _tell_of_cut(self, longest: int, most: int) -> None:
+        """Warn once of drafts that are longer than there may be."""
+        if longest > most and not self.was_cut:
+            self.was_cut = True
+            warn(
+                f"{self.drafter.name} drafted {longest} tokens for one row, and the target is fed {most} of them at "
+                "most. The text is not affected"
+            )
 
     def note(self) -> str:
         """How often nothing was verified, as it would not have paid; empty where that never was."""

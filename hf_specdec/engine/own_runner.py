@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from ..protocol import DraftContext, Forward, Runner
-from ..schedule import AnyDrafter, Guarded
+from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.captured import CapturedRunner
 from ..target.lockstep import LockstepRunner
@@ -23,8 +23,9 @@ from ..target.staggered import StaggeredRunner
 from .call import Call
 from .checks import Unfit, checked_forward
 from .drafting import Drafting
-from .guard import opened
+from .guard import GuardedSession, opened
 from .modes import Mode
+from .ranks import SharedSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,7 +109,7 @@ class EngineRunner:
 class GuardedRunner:
     """A drafter's own runner, until it fails."""
 
-    def __init__(self, own: Runner, engine: EngineRunner, session: Guarded) -> None:
+    def __init__(self, own: Runner, engine: EngineRunner, session: GuardedSession | SharedSession) -> None:
         self.engine: Any = engine
         self.own, self.session, self.features = own, session, engine.features
         self.starts: list[int] = []

@@ -1,7 +1,7 @@
 """An order that a drafter brings is guarded in every step. One that raises or orders nonsense is dropped with its
 drafter; what the target was fed in that round is judged as if nothing had been drafted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from ..protocol import Draft, DraftContext, Verdict
 from ..schedule import Correct, Round, Schedule
 from ..transfer import to_device
-from .checks import Unfit, checked_draft, cut, expect, on_device, tensor
+from .checks import Unfit, expect, tensor
+from .fitting import checked_draft, cut, fit, no_draft, on_device
 from .guard import GuardedDrafter, GuardedSession
 from .ranks import SharedSession
 
@@ -39,9 +40,10 @@ class GuardedSchedule:
     def _ask(self, action: Callable[[Schedule], T], otherwise: Callable[[], T]) -> T:
         return self.session.attempt(lambda: action(self.own), otherwise) if self.session.alive else otherwise()
 
-    def feed(self, round: Round) -> Draft:
+    def feed(self, round: Round, most: int, pads: Sequence[int | None]) -> Draft:
+        """What the target verifies, of each row at most so many nodes; `pads` as of `fit`."""
         self.room = round.room
-        return self._ask(lambda own: self._checked(own.feed(round)), self._nothing)
+        return self._ask(lambda own: fit(self._checked(own.feed(round)), most, self.context, pads), self._nothing)
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
         return self._ask(lambda own: self._tested(own, fed), lambda: (self._nothing(), [0] * len(self.room)))
@@ -53,18 +55,18 @@ class GuardedSchedule:
         width = fed.tokens.shape[1]
         fine = len(answered) == len(self.room) and all(0 <= n <= width for n in answered)
         expect(fine, "answered nodes", f"{len(self.room)} numbers from 0 to {width}, as many as were fed", answered)
-        draft = self._checked(draft)
+        draft = on_device(self._checked(draft), self.context.device)
         expect(draft.parents is None is fed.parents, "a draft of more than was fed", "a chain", draft.parents)
         return _from_fed(draft, fed.tokens, answered), answered
 
     def _checked(self, draft: Draft) -> Draft:
-        checked = on_device(checked_draft(draft, self.room, self.context.vocab_size), self.context.device)
+        checked = checked_draft(draft, self.room, self.context.vocab_size)
         if checked.token_probs is not None and checked.q is None and self.own.correct is None:
             raise Unfit("token_probs need q, or a correction, to replace a rejected token")
         return checked
 
     def _nothing(self) -> Draft:
-        return Draft.from_lists([[]] * len(self.room), self.context.device)
+        return no_draft(len(self.room), self.context.device)
 
     @property
     def correct(self) -> Correct | None:

@@ -4,12 +4,13 @@ What a drafter proposes may depend on the clock: an automatic window, a worker i
 rank, the leader, has a drafter at work in a call, and the others take over whatever it was told.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
 from ..protocol import Draft, DraftContext, Sequences
 from ..target.ranks import Ranks
+from .fitting import no_draft
 from .guard import Guard, GuardedDrafter, GuardedSession
 from .traits import Traits
 
@@ -42,9 +43,9 @@ class SharedSession(Guard):
         if self.own is not None:
             self.own.tell(action)
 
-    def draft(self, sequences: Sequences, room: list[int]) -> Draft:
-        draft = self._answer(lambda own: own.draft(sequences, room))
-        return Draft.from_lists([[]] * len(room), self.context.device) if draft is None else draft
+    def draft(self, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]) -> Draft:
+        draft = self._answer(lambda own: own.draft(sequences, room, most, pads))
+        return no_draft(len(room), self.context.device) if draft is None else draft
 
     def drop(self, reason: str) -> None:
         """Called on every rank at once: they have all seen the same."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..budget import Cost, Learned
 from ..clock import now
 from ..errors import SpeculationError
-from ..protocol import Draft, Forward
+from ..protocol import Forward
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.capturable import wants_captures, why_not_captured
@@ -31,6 +31,7 @@ from ..verify.trial import Result, Trial
 from .call import Call
 from .drafting import Bounds, Drafting, context_of
 from .engine import Engine
+from .fitting import no_draft
 from .guard import GuardedDrafter
 from .modes import UNRECORDABLE, Mode
 from .own_runner import behind_own
@@ -245,7 +246,7 @@ class Requests(Engine):
         for randomness in _randomness_of(row):
             randomness.of[row.number] = copy(request.randomness)
         self.rows.join([row], request.call.input_ids)
-        trial = Trial(Draft.from_lists([[]], self.rows.device), Forward(logits), self.rows.sequences(places))
+        trial = Trial(no_draft(1, self.rows.device), Forward(logits), self.rows.sequences(places))
         (first,) = self.taking.take(row.judge, self.rows, places, trial)
         if row.drafting is not None and row.drafting.traits.features:
             verdict = verdict_of([row], trial.draft, trial.forward, [first])

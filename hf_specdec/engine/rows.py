@@ -47,6 +47,12 @@ class Row:
     def __post_init__(self) -> None:
         self.shown = list(self.tokens)
 
+    @property
+    def pad(self) -> int | None:
+        """What a finished row of a lockstep batch is fed, as in plain decoding where there is an EOS; None for a row
+        that goes on."""
+        return self.call.pad_token_id if self.stopped and self.call.stopping.has_eos else None
+
     def append(self, tokens: Sequence[int]) -> None:
         """Accept these."""
         self.tokens += tokens

@@ -39,10 +39,6 @@ class Ragged:
             rows.append(b, result.tokens)
         return results
 
-    def passive(self, rows: Rows) -> list[bool]:
-        """[B] rows that are fed padding: none, as one that stops leaves."""
-        return [False] * len(rows)
-
     def _cut_at_stop(self, rows: Rows, b: int, result: Result) -> None:
         """Its tokens end with the first that stops the row."""
         row = rows.all[b]
@@ -112,7 +108,7 @@ class Lockstep:
         new: list[list[int]] = [[] for _ in rows.all]
         accepted, emitted = [0] * len(rows), [0] * len(rows)
         for i, (tokens, agrees, scores) in enumerate(steps):
-            passive = self.passive(rows)
+            passive = [row.pad is not None for row in rows.all]
             expect_token(min((token for token, out in zip(tokens, passive, strict=True) if not out), default=0))
             tokens = [self.call.pad_token_id if out else token for token, out in zip(tokens, passive, strict=True)]
             if opaque:
@@ -133,10 +129,6 @@ class Lockstep:
             result.path, result.tokens, result.emitted = result.path[: accepted[b]], new[b], emitted[b]
         return results
 
-    def passive(self, rows: Rows) -> list[bool]:
-        """[B] rows that are finished and fed padding, as plain decoding does where there is an EOS."""
-        return [row.stopped and self.stopping.has_eos for row in rows.all]
-
     def _stop(self, rows: Rows, length: int, tokens: list[int]) -> bool:
         """Which rows are finished; whether that changes what is fed, because one has become padding."""
         stopped = self.stopping.batch(rows.ids, length, tokens, self.outputs.scores)
@@ -147,7 +139,7 @@ class Lockstep:
 
     def _replayed(self, rows: Rows, trial: Trial, results: list[Result]) -> Iterator[Step]:
         """What was judged at once, position by position, while all rows agree with their drafts."""
-        passive = self.passive(rows)
+        passive = [row.pad is not None for row in rows.all]
         width = min(len(result.tokens) for result, out in zip(results, passive, strict=True) if not out)
         texts = trial.texts  # which may go on: what lies past a row's end does not count
         if any(passive):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..protocol import DraftContext, Feature
 from ..session import DraftSession
 from ..target.features import shared_kinds
-from .checks import MOST_FED, MOST_SUCCESSORS, expect, whole
+from .checks import MOST_SUCCESSORS, expect, whole
+from .fitting import MOST_FED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,4 +1,4 @@
-"""Drafts seen from several sides: as chains, as trees, with their depths, sound or not; and the way to the host."""
+"""Drafts as the target and the judge read them, and the way to the host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,40 +67,3 @@ def padded(texts: list[list[int]], device: torch.device) -> Tensor:
     """Rows of uneven lengths as a tensor [B, longest]."""
     width = max(map(len, texts), default=0)
     return to_device([text + [0] * (width - len(text)) for text in texts], device)
-
-
-def as_chain(draft: Draft) -> Draft:
-    """The first branch of a tree, where trees cannot be verified.
-
-    Lossless: of siblings drawn independently from one q, the first is a draw from q by itself.
-    """
-    if draft.parents is None:
-        return draft
-    if draft.tokens.shape[1] == 0:
-        return Draft(draft.tokens, draft.lengths, sources=draft.sources)
-    branches = []
-    for row, length in zip(draft.parents, draft.lengths, strict=True):
-        branch: list[int] = []
-        for node in range(length):
-            if row[node] == (branch[-1] if branch else -1):
-                branch.append(node)
-        branches.append(branch)
-    width = max(map(len, branches), default=0)
-    index = to_device([branch + [0] * (width - len(branch)) for branch in branches], draft.tokens.device)
-    index = index.view(-1, width)
-    probs = None if draft.token_probs is None else draft.token_probs.gather(1, index)
-    q = None if draft.q is None else draft.q.gather(1, index[..., None].expand(-1, -1, draft.q.shape[2]))
-    return Draft(draft.tokens.gather(1, index), [len(branch) for branch in branches], None, probs, q, draft.sources)
-
-
-def in_step(draft: Draft, passive: list[bool], pad_token_id: int) -> Draft:
-    """A draft of chains for rows that advance together: as long as the shortest, padding for rows that are finished."""
-    width = min(length for length, out in zip(draft.lengths, passive, strict=True) if not out)
-    if width == draft.tokens.shape[1] and not any(passive):
-        return draft
-    tokens = draft.tokens[:, :width]
-    if any(passive):
-        tokens = tokens.masked_fill(to_device(passive, tokens.device, torch.bool)[:, None], pad_token_id)
-    probs = None if draft.token_probs is None else draft.token_probs[:, :width]
-    q = None if draft.q is None else draft.q[:, :width]
-    return Draft(tokens, [0 if out else width for out in passive], None, probs, q, draft.sources)

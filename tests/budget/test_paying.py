@@ -18,7 +18,6 @@ from hf_specdec.drafters.trees import MANY
 from hf_specdec.engine.drafting import Drafting
 from hf_specdec.engine.paying import TRIAL, Paying, Record
 from hf_specdec.protocol import Draft
-from hf_specdec.schedule import Round
 from hf_specdec.target.ragged import RaggedRunner
 
 GAMMA, VOCAB = 5, 97
@@ -307,20 +306,20 @@ def test_in_large_batches_it_is_asked_whether_drafting_pays_at_all(rows: int) ->
 
 def test_draws_of_which_none_counts_are_draws(monkeypatch: Any) -> None:
     """By the clock they are not left out: a seed would give another text."""
-    told, propose, feed = [], drafters.DrawingSession.propose, Drafting.feed
+    told, propose, drafted = [], drafters.DrawingSession.propose, Drafting.draft
 
     def none_of_it(self: Any, *given: Any) -> Draft:
         draft = propose(self, *given)
         draft.lengths, draft.sources = [0] * len(draft.lengths), ["mine"] * len(draft.lengths)
         return draft
 
-    def watched(self: Drafting, round: Round, beside: int = 0) -> Draft:
-        draft = feed(self, round, beside)
+    def watched(self: Drafting, *given: Any) -> Draft:
+        draft = drafted(self, *given)
         told.append(self.paying is not None and self.paying.draws)
         return draft
 
     monkeypatch.setattr(drafters.DrawingSession, "propose", none_of_it)
-    monkeypatch.setattr(Drafting, "feed", watched)
+    monkeypatch.setattr(Drafting, "draft", watched)
     drafter = drafters.with_logits(lambda last: torch.zeros(len(last), models.VOCAB), 3)
     options = {"max_new_tokens": 12, "do_sample": True, "eos_token_id": None, "pad_token_id": 0}
     models.llama().generate(**models.prompts([5]), **options, assistant_model=drafter)
