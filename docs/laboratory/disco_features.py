@@ -1,7 +1,7 @@
 """What each of DISCO's features says about a drafted token: cross-entropy of acceptance on texts not trained on.
 
 Run as `python docs/laboratory/disco_features.py --target smollm2 --pack-linear --draft DRAFT --trained FOLDER
---prompts sentences ...`, where FOLDER was written by `hf-specdec train disco`: its records train a
+--prompts sentences ...`, where FOLDER was written by `hf-specdec train disco`: its texts train a
 classifier for each selection of features. Every estimate is calibrated as the budget does it, token by token.
 """
 
@@ -20,15 +20,15 @@ from typer import Option
 from hf_specdec import Drafter
 from hf_specdec.budget import Acceptance, Evidence
 from hf_specdec.commands.options import command
-from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
+from hf_specdec.drafters.disco import DiscoConfig, DiscoDrafter, StopClassifier
 from hf_specdec.drafters.disco.classifier import EXTRA, TOKEN
 from hf_specdec.tools.loading.models import PairSettings
 from hf_specdec.tools.loading.prompts import load_prompts
 from hf_specdec.tools.loading.rows import set_name
-from hf_specdec.train.disco.extraction import Regime, extract, load
 from hf_specdec.train.disco.fitting import fit
-from hf_specdec.train.disco.records import Record
+from hf_specdec.train.disco.records import Record, answers, records_of
 from hf_specdec.train.disco.run import REGIMES
+from hf_specdec.train.writing import read_texts
 
 Estimate = Callable[[Tensor], Tensor]
 """chances [N] by features [N, k + 6]"""
@@ -106,10 +106,10 @@ def main(settings: FeatureSettings) -> None:
     """Train, judge, tell."""
     pair = settings.load()
     assert pair.draft is not None
-    folder, sampled = Path(settings.trained) / "extraction", settings.sampled
+    folder, sampled, k = Path(settings.trained) / "training", settings.sampled, DiscoConfig.k
     name = next(name for name, do_sample in REGIMES.items() if do_sample == sampled)
-    training, validation = (list(load(folder / f"{name}-{split}")) for split in ("training", "validation"))
-    k = training[0].features.shape[1] - EXTRA
+    files = (folder / f"{name}-{part}" / "texts.jsonl" for part in ("training", "validation"))
+    training, validation = (records_of(pair, read_texts(file), k) for file in files)
     estimates: dict[str, Estimate | None] = {
         "share that was right": None,
         "the draft's own chance": lambda features: features[:, -1].exp(),
@@ -121,13 +121,12 @@ def main(settings: FeatureSettings) -> None:
         drafter: Any = Drafter.from_pretrained(saved)
         assert isinstance(drafter, DiscoDrafter)
         estimates[saved] = of_classifier(drafter.classifier, range(k + EXTRA), sampled)
-    regime = Regime(sampled, settings.max_new_tokens, k, 0)
     table = Table("nats per token", *map(set_name, settings.prompts))
     seen = []
     for path in settings.prompts:
-        some = load_prompts(path)[: settings.limit]
-        mine = Path(settings.records) / set_name(path)
-        seen.append(extract(pair.target, pair.draft, pair.tokenizer, some, regime, mine))
+        folder = Path(settings.records) / set_name(path)
+        texts = answers(pair, load_prompts(path, settings.limit), folder, sampled, settings.max_new_tokens)
+        seen.append(records_of(pair, texts, k))
     for name, estimate in estimates.items():
         table.add_row(name, *(f"{nats(estimate, records):.3f}" for records in seen))
     table.add_row("the true chance", *(f"{least(records):.3f}" for records in seen))

@@ -10,7 +10,7 @@ out whatever depends on the clock, and so on what else the machine does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
@@ -24,7 +24,7 @@ from hf_specdec.tools.bench.methods import PLAIN, build_method
 from hf_specdec.tools.loading.models import Pair, PairSettings
 from hf_specdec.tools.loading.prompts import Prompt, load_prompts
 from hf_specdec.tools.loading.rows import set_name
-from hf_specdec.train.disco import Quality, Regime, extract, quality
+from hf_specdec.train.disco import Quality, answers, quality, records_of
 from shared import Way, drafted, show, take_turns
 
 
@@ -144,9 +144,9 @@ def spread(way: Way) -> str:
 
 def judged(pair: Pair, trained: DiscoDrafter, prompts: Sequence[Prompt], settings: TableSettings, name: str) -> Quality:
     """The classifier, fixed windows and an oracle on the target's greedy answers."""
-    regime = Regime(False, settings.max_new_tokens, trained.config.k, 0, trained.config.lookup)
-    folder = Path(settings.records) / name
-    records = extract(pair.target, trained.draft_model, pair.tokenizer, prompts, regime, folder, name)
+    texts = answers(pair, prompts, Path(settings.records) / name, False, settings.max_new_tokens)
+    drafted_by = replace(pair, draft=trained.draft_model)
+    records = records_of(drafted_by, texts, trained.config.k, trained.config.lookup)
     return quality(trained.classifier, records, do_sample=False)
 
 

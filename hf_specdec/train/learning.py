@@ -3,7 +3,6 @@ distances, one bar, a picture of curves."""
 
 import json
 import random
-import shlex
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ from ..tools.loading.outputs import writable_folder
 from ..tools.showing import quiet
 from .folder import digest, hold_to, interruptible, write_whole
 from .lessons import Lessons, collate, read_lessons
-from .own_text import OwnTextSettings, given_texts, halves, own_texts
+from .own_text import OwnTextSettings, given_texts, halves, own_texts, try_it
 from .writing import Text
 
 PARTS = 20
@@ -187,10 +186,7 @@ def closing(kind: type[Training], settings: OwnTextSettings, found: dict[str, An
     yield f"held out: {kind.trainer.said(found)}"
     covers = f"; its vocabulary covers {found['covered']:.1%} of the target's tokens" if "covered" in found else ""
     yield f"{found['parameters'] / 1e6:.2f} M parameters{covers}"
-    yield f"saved to {settings.output}; try it:"
-    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
-    trained = [kind.option, settings.output, "--prompt", "..."]
-    yield shlex.join(["hf-specdec", "generate", "--target", settings.target, *own, *trained])
+    yield from try_it(settings, kind.option)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Trainings on text that the target writes: the settings and the texts that they have in common."""
 
 import random
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,18 @@ def own_texts(settings: OwnTextSettings, pair: Pair, given: list[str], work: Pat
         settings.rows,
         settings.seed,
     )
+
+
+def try_it(settings: Any, option: str) -> Iterator[str]:
+    """Where the result is, and a command that generates with it.
+
+    Args:
+        option: of `generate`, that names what was trained.
+    """
+    yield f"saved to {settings.output}; try it:"
+    own = [] if settings.gguf_file is None else ["--gguf-file", settings.gguf_file]
+    trained = [option, settings.output, "--prompt", "..."]
+    yield shlex.join(["hf-specdec", "generate", "--target", settings.target, *own, *trained])
 
 
 def special_tokens(pair: Pair, vocab: int, known: int) -> list[int]:

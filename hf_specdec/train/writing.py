@@ -47,7 +47,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Asked:
     """What the target is to continue."""
 
     ids: list[int]
@@ -70,7 +70,7 @@ class _NoDraft(DraftSession):
 def write_texts(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Asked],
     file: Path,
     max_new_tokens: int,
     rows: int,
@@ -136,7 +136,7 @@ def own_prompts(
     with tqdm(total=count, desc="prompts of its own", unit="prompt") as bar:
         bar.update(min(len(known), count))
         while len(known) < count:
-            some, before = [Prompt(_begin_of_a_turn(tokenizer), 1.0, i) for i in range(rows)], len(known)
+            some, before = [Asked(_begin_of_a_turn(tokenizer), 1.0, i) for i in range(rows)], len(known)
             for text in _continue(target, tokenizer, some, 80, seed + before + 1_000_003 * fruitless):
                 words = tokenizer.decode(text.ids[text.start :], skip_special_tokens=True).strip()
                 if len(words) > SHORTEST:
@@ -168,19 +168,19 @@ def _begin_of_a_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 def prompts_of(
     tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], raw: float, sampled: float, longest: int, seed: int
-) -> list[Prompt]:
+) -> list[Asked]:
     """Questions as prompts: in the chat template or, a share `raw` of them, as they are; greedy or sampled.
 
     Prompts of more than `longest` tokens are left out, and a question that comes twice. How one is put depends on the
     question alone, so that a training with more of them finds the answers of one with fewer.
     """
-    prompts: dict[str, Prompt] = {}
+    prompts: dict[str, Asked] = {}
     for number, question in enumerate(questions):
         rng = random.Random(f"{seed} {question}")
         as_it_is, temperature = rng.random() < raw, float(rng.random() < sampled)
         ids = ask(tokenizer, question, raw=as_it_is)
         if 0 < len(ids) <= longest:
-            prompts.setdefault(question, Prompt(ids, temperature, number))
+            prompts.setdefault(question, Asked(ids, temperature, number))
     return list(prompts.values())
 
 
@@ -195,7 +195,7 @@ def _end_with_a_line(file: Path) -> None:
             content.truncate(content.read().rfind(b"\n") + 1)
 
 
-def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
+def _batches(prompts: Sequence[Asked], rows: int) -> Iterator[list[Asked]]:
     """Batches of prompts of one temperature and about one length, from each piece of the list in turn."""
     piece = 8 * rows
     for at in range(0, len(prompts), piece):
@@ -207,7 +207,7 @@ def _batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
 
 
 def _continue(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], most: int, seed: int
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Asked], most: int, seed: int
 ) -> list[Text]:
     if not prompts:
         return []

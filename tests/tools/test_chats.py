@@ -18,8 +18,9 @@ from hf_specdec.tools.bench.results import Results
 from hf_specdec.tools.bench.run import run_bench
 from hf_specdec.tools.bench.summary import ratio_interval
 from hf_specdec.tools.loading.chat import ask, batch, prompt_ids
+from hf_specdec.tools.loading.models import Pair
 from hf_specdec.tools.loading.prompts import Prompt, load_prompts
-from hf_specdec.train.disco import extraction
+from hf_specdec.train.disco import answers
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 HELLO, HI, MORE = (
@@ -272,16 +273,8 @@ def test_bench_takes_chats_by_command_and_goes_on(tmp_path):
 # ------------------------------------------------------------------ training
 
 
-def test_disco_learns_from_the_answers_to_chats(tmp_path, monkeypatch):
-    pair, chats = save_pair(tmp_path), [Prompt(("Hello.", "More?"), chat=True), Prompt(("Who are you?",), chat=True)]
-    tokenizer = talking_tokenizer()
-    target, draft = (LlamaForCausalLM.from_pretrained(pair[name]) for name in ("target", "draft"))
-    read, honest = [], extraction.record_text
-
-    def record(target, draft, ids, prompt, *more):
-        read.append(ids[:prompt].tolist())
-        return honest(target, draft, ids, prompt, *more)
-
-    monkeypatch.setattr(extraction, "record_text", record)
-    extraction.extract(target, draft, tokenizer, chats, extraction.Regime(False, 8, 4, 0), tmp_path / "records")
-    assert read == [prompt_ids(tokenizer, chat) for chat in chats]
+def test_disco_learns_from_the_answers_to_chats(tmp_path):
+    paths, chats = save_pair(tmp_path), [Prompt(("Hello.", "More?"), chat=True), Prompt(("Who are you?",), chat=True)]
+    pair = Pair(talking_tokenizer(), LlamaForCausalLM.from_pretrained(paths["target"]), None)
+    texts = answers(pair, chats, tmp_path / "records", False, 8)
+    assert [text.ids[: text.start] for text in texts] == [prompt_ids(pair.tokenizer, chat) for chat in chats]

@@ -12,22 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, Threshold
+from hf_specdec.tools.loading.models import Pair
 from hf_specdec.tools.loading.prompts import Prompt
-from hf_specdec.train.disco import (
-    Quality,
-    Regime,
-    TrainSettings,
-    closing,
-    extract,
-    extraction,
-    fit,
-    quality,
-    run,
-    train_disco,
-)
-from hf_specdec.train.disco.extraction import load
+from hf_specdec.train import writing
+from hf_specdec.train.disco import Quality, TrainSettings, answers, closing, fit, quality, records_of, run, train_disco
 from hf_specdec.train.disco.records import Record, record_text
-from hf_specdec.train.disco.tuning import TAUS, seconds_per_token
+from hf_specdec.train.disco.run import TAUS, seconds_per_token
 from hf_specdec.train.disco.windows import drafted_by, f1, f1_of_windows, oracle_windows
 
 WORDS = [f"w{i}" for i in range(95)]
@@ -52,8 +42,9 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<s>", padding_side="left")
 
 
-def regime(do_sample: bool = False, **changes) -> Regime:
-    return Regime(**{"do_sample": do_sample, "max_new_tokens": 24, "k": 4, "seed": 0} | changes)
+@pytest.fixture(scope="module")
+def pair(target, draft, tokenizer):
+    return Pair(tokenizer, target, draft)
 
 
 @pytest.mark.parametrize("lookup", [False, True])
@@ -105,43 +96,42 @@ def test_sampled_records_draw_from_q_and_accept_with_the_chance_of_algorithm_1(t
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_an_interrupted_extraction_goes_on_to_the_same_records(
-    target, draft, tokenizer, tmp_path, monkeypatch, do_sample
-):
-    whole = extract(target, draft, tokenizer, PROMPTS, regime(do_sample), tmp_path / "whole")
-    honest, calls = extraction._save, []
+def test_an_interrupted_run_goes_on_to_the_same_records(pair, tmp_path, monkeypatch, do_sample):
+    def seen(folder):
+        return records_of(pair, answers(pair, PROMPTS, folder, do_sample, 24), k=4)
 
-    def dies(records, path):
-        calls.append(path)
+    whole, honest, calls = seen(tmp_path / "whole"), writing._continue, []
+
+    def dies(*arguments):
+        calls.append(arguments)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        honest(records, path)
+        return honest(*arguments)
 
-    monkeypatch.setattr(extraction, "_save", dies)
+    monkeypatch.setattr(writing, "_continue", dies)
     with pytest.raises(KeyboardInterrupt):
-        extract(target, draft, tokenizer, PROMPTS, regime(do_sample), tmp_path / "parts")
-    assert 0 < len(list(load(tmp_path / "parts"))) < len(PROMPTS)
-    resumed = extract(target, draft, tokenizer, PROMPTS, regime(do_sample), tmp_path / "parts")
-    assert len(calls) == 4, "three shards, one of them tried twice"
+        seen(tmp_path / "parts")
+    resumed = seen(tmp_path / "parts")
+    assert sum(bool(prompts) for _, _, prompts, *_ in calls) == 4, "three batches, one of them tried twice"
     assert len(resumed) == len(whole) == len(PROMPTS)
     for a, b in zip(resumed, whole, strict=True):
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("features", "chance", "accepted"))
 
 
-def test_records_of_something_else_are_not_taken(target, draft, tokenizer, tmp_path):
-    extract(target, draft, tokenizer, PROMPTS[:2], regime(), tmp_path)
+def test_answers_of_something_else_are_not_taken(pair, tmp_path):
+    answers(pair, PROMPTS[:2], tmp_path, False, 24)
     with pytest.raises(SpeculationError, match="seed"):
-        extract(target, draft, tokenizer, PROMPTS[:2], regime(seed=1), tmp_path)
-    with pytest.raises(SpeculationError, match="draft"):
-        extract(target, target, tokenizer, PROMPTS[:2], regime(), tmp_path)
+        answers(pair, PROMPTS[:2], tmp_path, False, 24, seed=1)
+    with pytest.raises(SpeculationError, match="target"):
+        answers(Pair(pair.tokenizer, pair.draft, None), PROMPTS[:2], tmp_path, False, 24)
     with pytest.raises(SpeculationError, match="no prompts"):
-        extract(target, draft, tokenizer, [], regime(), tmp_path)
+        answers(pair, [], tmp_path, False, 24)
 
 
-def test_texts_that_end_at_once_are_a_clear_error(target, draft, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(target.generation_config, "eos_token_id", list(range(97)))
+def test_texts_that_end_at_once_are_a_clear_error(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(pair.target.generation_config, "eos_token_id", list(range(97)))
     with pytest.raises(SpeculationError, match="nothing to learn"):
-        extract(target, draft, tokenizer, PROMPTS[:3], regime(), tmp_path)
+        records_of(pair, answers(pair, PROMPTS[:3], tmp_path, False, 24), k=4)
 
 
 def made_up(n: int, accepted: torch.Tensor | None = None, seed: int = 0) -> Record:
@@ -237,12 +227,12 @@ def test_the_command_makes_a_drafter_that_loads_and_keeps_the_text(target, draft
             train_disco(TrainSettings(**vars(settings) | bad))
 
 
-def test_the_threshold_that_takes_least_time_is_found(target, tokenizer, monkeypatch):
+def test_the_threshold_that_takes_least_time_is_found(target, pair, monkeypatch):
     """By a clock that only forwards move. The draft is always right, so the lowest τ, which drafts most, is best."""
     draft, clock, made = close_to(target, 1, 0.0), Clock(monkeypatch), classifier()
     drafters = {tau: DiscoDrafter(draft, made, rule="token", tau=tau, max_draft_tokens=8) for tau in TAUS}
     with clock.moved_by(target, lambda width: 1.0 + 0.02 * width), clock.moved_by(draft, lambda width: 0.1):
-        seconds = seconds_per_token(target, drafters, tokenizer, PROMPTS[:3], regime())
+        seconds = seconds_per_token(pair, drafters, PROMPTS[:3], False, 24, 0)
     assert list(seconds) == list(TAUS)
     found = [round(each, 9) for each in seconds.values()]
     assert sorted(found) == found and seconds[TAUS[0]] < 0.4 < seconds[TAUS[-1]]

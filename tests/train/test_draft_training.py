@@ -23,7 +23,7 @@ from hf_specdec.train.draft.cutting import cut, take_over
 from hf_specdec.train.draft.distilling import Learner, acceptance
 from hf_specdec.train.learning import closing, train
 from hf_specdec.train.lessons import Lessons, batched, collate, read_lessons
-from hf_specdec.train.writing import Prompt, Text, most_frequent, own_prompts, prompts_of, read_texts, write_texts
+from hf_specdec.train.writing import Asked, Text, most_frequent, own_prompts, prompts_of, read_texts, write_texts
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ 'ab' if m['role'] == 'user' else 'cd' }}{{ m['content'] }}{% endfor %}"
@@ -46,10 +46,10 @@ def tokenizer() -> Any:
     return models.tokenizer()
 
 
-PROMPTS = [Prompt([2 + i, 3, 4 + i % 5][: 2 + i % 2], float(i % 2), 10 + i) for i in range(12)]
+PROMPTS = [Asked([2 + i, 3, 4 + i % 5][: 2 + i % 2], float(i % 2), 10 + i) for i in range(12)]
 
 
-def written(target: Any, tokenizer: Any, file: Path, prompts: list[Prompt] = PROMPTS) -> list[Text]:
+def written(target: Any, tokenizer: Any, file: Path, prompts: list[Asked] = PROMPTS) -> list[Text]:
     return write_texts(target, tokenizer, prompts, file, max_new_tokens=8, rows=3, seed=0)
 
 
@@ -76,7 +76,7 @@ def test_a_text_ends_where_the_model_ends_it(target: Any, tokenizer: Any, tmp_pa
     target.generation_config.eos_token_id = ends
     tokenizer.eos_token = "<s>"  # which ends nothing
     try:
-        texts = written(target, tokenizer, tmp_path / "texts.jsonl", [Prompt([i], 0.0, i) for i in range(2, 97)])
+        texts = written(target, tokenizer, tmp_path / "texts.jsonl", [Asked([i], 0.0, i) for i in range(2, 97)])
     finally:
         target.generation_config.eos_token_id = stock
     known = set(ends if isinstance(ends, list) else [ends])
@@ -123,7 +123,7 @@ def test_lines_that_are_no_texts_are_left_out(target: Any, tokenizer: Any, tmp_p
 
 def test_other_prompts_take_only_their_own_texts(target: Any, tokenizer: Any, tmp_path: Path) -> None:
     first = written(target, tokenizer, tmp_path / "texts.jsonl", PROMPTS[:6])
-    moved = [Prompt(p.ids, p.temperature, p.number + 100) for p in PROMPTS[3:]]
+    moved = [Asked(p.ids, p.temperature, p.number + 100) for p in PROMPTS[3:]]
     texts = written(target, tokenizer, tmp_path / "texts.jsonl", moved)
     assert [text.prompt for text in texts] == [prompt.number for prompt in moved]
     assert [text.ids for text in texts[:3]] == [text.ids for text in first[3:]]
@@ -251,7 +251,7 @@ def test_total_variation_raises_acceptance_on_held_out_texts_by_more(
     target: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     """From a draft that cross entropy has begun to train: by 0.04 with cross entropy, by 0.08 with total variation."""
-    prompts = [Prompt([2 + i % 90, 3, 4 + i % 5], 1.0, i) for i in range(120)]
+    prompts = [Asked([2 + i % 90, 3, 4 + i % 5], 1.0, i) for i in range(120)]
     texts = write_texts(target, tokenizer, prompts, tmp_path / "texts.jsonl", max_new_tokens=12, rows=40, seed=0)
     tokens, _ = most_frequent(texts, models.VOCAB, 80, [0])
     lessons, examination = (

@@ -1,14 +1,27 @@
 """What a draft would do beside a target, recorded at every position of the target's own text (Mamou 2024, App. D.1)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ...drafters.disco.classifier import NONE, Recurrence, features
+from ...drafters.disco.drafter import fingerprint
+from ...errors import SpeculationError
 from ...target.devices import input_device
+from ...tools.loading.chat import prompt_ids
+from ...tools.loading.models import Pair
+from ...tools.loading.prompts import Prompt
 from ...verify.verification import distribution, draw, drawable
+from ..folder import hold_to
+from ..writing import Asked, Text, write_texts
+
+ROWS = 16
+"""prompts that the target answers at once"""
 
 
 @dataclass
@@ -25,6 +38,45 @@ class Record:
 
     def __len__(self) -> int:
         return len(self.chance)
+
+
+def answers(
+    pair: Pair, prompts: Sequence[Prompt], folder: Path, do_sample: bool, max_new_tokens: int, seed: int = 0
+) -> list[Text]:
+    """The target's answers, greedy or at temperature 1. Those that the folder holds are not written again.
+
+    Raises:
+        SpeculationError: no prompt, or a folder with the answers of another target, length or seed.
+    """
+    if not prompts:
+        raise SpeculationError("there are no prompts to answer; give at least one")
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"target": fingerprint(pair.target), "max_new_tokens": max_new_tokens, "seed": seed}
+    hold_to(folder / "made_for.json", told)
+    rows = [prompt_ids(pair.tokenizer, prompt) for prompt in prompts]
+    asked = [Asked(ids, float(do_sample), number) for number, ids in enumerate(rows)]
+    file = folder / "texts.jsonl"
+    return write_texts(pair.target, pair.tokenizer, asked, file, max_new_tokens, ROWS, seed * 100_003)
+
+
+def records_of(pair: Pair, texts: Sequence[Text], k: int, lookup: bool = True, seed: int = 0) -> list[Record]:
+    """A record of each text of two tokens or more, see `record_text`.
+
+    Raises:
+        SpeculationError: there is none.
+    """
+    assert pair.draft is not None
+    torch.manual_seed(seed)
+    long = [text for text in texts if len(text.ids) > text.start + 1]
+    if not long:
+        raise SpeculationError(
+            "the target ended every text within two tokens, so there is nothing to learn from; give prompts that it "
+            "continues"
+        )
+    return [
+        record_text(pair.target, pair.draft, torch.tensor(text.ids), text.start, k, text.temperature > 0, lookup)
+        for text in tqdm(long, desc="records", unit="text")
+    ]
 
 
 @torch.no_grad()

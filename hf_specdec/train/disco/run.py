@@ -2,14 +2,13 @@
 
 import json
 import random
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from transformers import PreTrainedModel
+from tqdm import tqdm
 from typer import Option
 
 from ...drafters.disco.classifier import StopClassifier
@@ -17,19 +16,24 @@ from ...drafters.disco.config import DiscoConfig
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError, warn
 from ...options import help_of, range_of
+from ...target.devices import input_device
+from ...tools.bench.decoding import decode
+from ...tools.bench.methods import Method
+from ...tools.bench.results import Counts
+from ...tools.loading.chat import batch, prompt_ids
 from ...tools.loading.checks import SEEDS, Range
 from ...tools.loading.models import Pair, PairSettings
 from ...tools.loading.outputs import writable_folder
 from ...tools.loading.prompts import Prompt, sample_prompts
 from ...tools.loading.rows import PROMPT_SOURCES
+from ...tools.loading.sampling import sampling_at
 from ..folder import interruptible
-from ..own_text import texts_option
-from .extraction import Regime, extract
+from ..own_text import texts_option, try_it
 from .fitting import Quality, fit, quality
-from .records import Record
-from .tuning import TAUS, seconds_per_token
+from .records import answers, records_of
 
 REGIMES = {"greedy": False, "sampled": True}
+TAUS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 _rule: Any = partial(Option, rich_help_panel="The stop rule")
 _classifier: Any = partial(Option, rich_help_panel="The classifier")
@@ -93,23 +97,8 @@ class TrainSettings(PairSettings):
             raise SpeculationError("data must name at least one file of prompts")
 
 
-@dataclass
-class _Training:
-    """What the steps of one run work on."""
-
-    settings: TrainSettings
-    pair: Pair
-    training: list[Prompt]
-    validation: list[Prompt]
-
-    @property
-    def draft(self) -> PreTrainedModel:
-        assert self.pair.draft is not None  # the settings name one
-        return self.pair.draft
-
-
 def train_disco(settings: TrainSettings) -> dict[str, Any]:
-    """Train a DISCO drafter and save it to `settings.output`; what was seen stays in its subfolder `extraction`.
+    """Train a DISCO drafter and save it to `settings.output`; the target's texts stay in its subfolder `training`.
 
     Run again after an interruption, it goes on where it stopped.
 
@@ -121,10 +110,34 @@ def train_disco(settings: TrainSettings) -> dict[str, Any]:
         SpeculationError: bad arguments, data or models.
     """
     settings.check()
-    writable_folder(settings.output)
-    prompts = _prompts(settings)
+    output = writable_folder(settings.output)
+    parts = dict(zip(("training", "validation"), _prompts(settings), strict=True))
     with interruptible("run the same command again to continue"):
-        return _train(_Training(settings, settings.load(), *prompts))
+        pair = settings.load()
+
+        def seen(name: str, part: str) -> Any:
+            """Records of one regime; each part has a seed of its own."""
+            folder, seed = output / "training" / f"{name}-{part}", settings.seed + (part == "validation")
+            texts = answers(pair, parts[part], folder, REGIMES[name], settings.max_new_tokens, seed)
+            return records_of(pair, texts, settings.k, settings.lookup, seed)
+
+        learned, held_out = ({REGIMES[name]: seen(name, part) for name in REGIMES} for part in parts)
+        classifier = fit(learned, held_out, settings.hidden, settings.epochs, settings.seed)
+        report: dict[str, Any] = {"settings": asdict(settings)}
+        for name, do_sample in REGIMES.items():
+            found = quality(classifier, held_out[do_sample], do_sample)
+            _warn_of(name, found)
+            report[name] = {"quality": asdict(found)}
+            if settings.rule == "token":
+                drafters = {tau: _drafter(settings, pair, classifier, tau, tau) for tau in TAUS}
+                timed = parts["validation"][: settings.timed_prompts]
+                seconds = seconds_per_token(pair, drafters, timed, do_sample, settings.max_new_tokens, settings.seed)
+                report[name] |= {"tau": min(seconds, key=seconds.__getitem__), "seconds_per_token": seconds}
+        drafter = _drafter(settings, pair, classifier, *(report[name].get("tau", DiscoConfig.tau) for name in REGIMES))
+        trained_on = _trained_on(settings, report, len(parts["training"]))
+        drafter.save_pretrained(output, target=pair.target, tokenizer=pair.tokenizer, trained_on=trained_on)
+        (output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
+        return report
 
 
 def closing(settings: TrainSettings, report: dict[str, Any]) -> Iterator[str]:
@@ -140,31 +153,7 @@ def closing(settings: TrainSettings, report: dict[str, Any]) -> Iterator[str]:
             f"{found['calibration_error']:.3f}{chosen}"
         )
         yield f"{name}: an oracle would draft {mean:.1f} ± {deviation:.1f} tokens a round"
-    yield f"saved to {settings.output}; try it:"
-    command = ["hf-specdec", "generate", "--target", settings.target, "--drafter", settings.output, "--prompt", "..."]
-    yield shlex.join(command)
-
-
-def _train(run: _Training) -> dict[str, Any]:
-    settings = run.settings
-    records = {name: _extract(run, name) for name in REGIMES}
-    classifier = fit(
-        {REGIMES[name]: seen for name, (seen, _) in records.items()},
-        {REGIMES[name]: held_out for name, (_, held_out) in records.items()},
-        settings.hidden,
-        settings.epochs,
-        settings.seed,
-    )
-    report: dict[str, Any] = {"settings": asdict(settings)}
-    for name, do_sample in REGIMES.items():
-        found = quality(classifier, records[name][1], do_sample)
-        _warn_of(name, found)
-        report[name] = {"quality": asdict(found)}
-        if settings.rule == "token":
-            seconds = _seconds_by_tau(run, classifier, do_sample)
-            report[name] |= {"tau": min(seconds, key=seconds.__getitem__), "seconds_per_token": seconds}
-    _save(run, classifier, report)
-    return report
+    yield from try_it(settings, "--drafter")
 
 
 def _prompts(settings: TrainSettings) -> tuple[list[Prompt], list[Prompt]]:
@@ -187,23 +176,6 @@ def _prompts(settings: TrainSettings) -> tuple[list[Prompt], list[Prompt]]:
     return training, validation
 
 
-def _regime(settings: TrainSettings, do_sample: bool, number: int = 0) -> Regime:
-    """How the target writes; each split has a seed of its own."""
-    return Regime(do_sample, settings.max_new_tokens, settings.k, settings.seed + number, settings.lookup)
-
-
-def _extract(run: _Training, name: str) -> tuple[list[Record], list[Record]]:
-    """Records of one regime, for training and for validation."""
-    pair, folder = run.pair, Path(run.settings.output) / "extraction"
-
-    def records(prompts: Sequence[Prompt], split: str, number: int) -> list[Record]:
-        regime = _regime(run.settings, REGIMES[name], number)
-        where, label = folder / f"{name}-{split}", f"{name} {split} records"
-        return extract(pair.target, run.draft, pair.tokenizer, prompts, regime, where, label)
-
-    return records(run.training, "training", 0), records(run.validation, "validation", 1)
-
-
 def _warn_of(name: str, found: Quality) -> None:
     """Say so where the classifier is worse than none."""
     if found.f1 < found.f1_always:
@@ -215,41 +187,57 @@ def _warn_of(name: str, found: Quality) -> None:
         )
 
 
-def _seconds_by_tau(run: _Training, classifier: StopClassifier, do_sample: bool) -> dict[float, float]:
-    """Seconds per token on validation prompts."""
-    drafters = {tau: _drafter(run, classifier, tau, tau) for tau in TAUS}
-    prompts = run.validation[: run.settings.timed_prompts]
-    regime = _regime(run.settings, do_sample)
-    return seconds_per_token(run.pair.target, drafters, run.pair.tokenizer, prompts, regime)
+def seconds_per_token(
+    pair: Pair,
+    drafters: Mapping[float, DiscoDrafter],
+    prompts: Sequence[Prompt],
+    do_sample: bool,
+    max_new_tokens: int,
+    seed: int,
+) -> dict[float, float]:
+    """Time that decoding the prompts takes with each drafter, by its τ (Appendix E). They take turns at each prompt.
+
+    Args:
+        prompts: at least one; the first is decoded once more, before the others, to warm up.
+    """
+    made, pad = dict.fromkeys(drafters, Counts()), pair.tokenizer.pad_token_id
+    options = {"max_new_tokens": max_new_tokens, "pad_token_id": pad} | sampling_at(float(do_sample))
+    for number, prompt in enumerate(tqdm([prompts[0], *prompts], desc="timing τ", unit=" prompts")):
+        inputs = batch([prompt_ids(pair.tokenizer, prompt)], pad, input_device(pair.target))
+        turn = number % len(drafters)
+        for tau in [*drafters][turn:] + [*drafters][:turn]:
+            method = Method(f"τ = {tau}", {"assistant_model": drafters[tau]}, drafter=drafters[tau])
+            one = decode(pair.target, method, inputs, seed + number, **options)
+            made[tau] = made[tau] + one if number else made[tau]
+    return {tau: counts.seconds / counts.tokens for tau, counts in made.items()}
 
 
-def _drafter(run: _Training, classifier: StopClassifier, tau: float, tau_sampled: float) -> DiscoDrafter:
+def _drafter(
+    settings: TrainSettings, pair: Pair, classifier: StopClassifier, tau: float, tau_sampled: float
+) -> DiscoDrafter:
     return DiscoDrafter(
-        run.draft,
+        pair.draft,
         classifier,
-        rule=run.settings.rule,
+        rule=settings.rule,
         tau=tau,
         tau_sampled=tau_sampled,
-        max_draft_tokens=run.settings.max_draft_tokens,
-        lookup=run.settings.lookup,
+        max_draft_tokens=settings.max_draft_tokens,
+        lookup=settings.lookup,
     )
 
 
-def _save(run: _Training, classifier: StopClassifier, report: dict[str, Any]) -> None:
-    settings, pair = run.settings, run.pair
-    drafter = _drafter(run, classifier, *(report[name].get("tau", DiscoConfig.tau) for name in REGIMES))
+def _trained_on(settings: TrainSettings, report: dict[str, Any], prompts: int) -> str:
+    """For the drafter's card."""
     names = ", ".join(Path(path).name for path in settings.data)
     f1 = " and ".join(f"{report[name]['quality']['f1']:.2f} ({name})" for name in REGIMES)
     error = " and ".join(f"{report[name]['quality']['calibration_error']:.3f}" for name in REGIMES)
-    trained_on = (
-        f"The target's own continuations of {len(run.training)} prompts ({names}), "
+    said = (
+        f"The target's own continuations of {prompts} prompts ({names}), "
         f"up to {settings.max_new_tokens} tokens each, greedy and at temperature 1. "
         f"On held-out prompts its F1 is {f1}, its calibration error {error}."
     )
     if settings.rule == "token":
-        trained_on += (
-            f" On the machine of the training the fastest thresholds were τ = {drafter.config.tau:g} (greedy) and "
-            f"{drafter.config.tau_sampled:g} (sampled)."
-        )
-    drafter.save_pretrained(settings.output, target=pair.target, tokenizer=pair.tokenizer, trained_on=trained_on)
-    (Path(settings.output) / "training.json").write_text(json.dumps(report, indent=2) + "\n")
+        greedy, sampled = (report[name]["tau"] for name in REGIMES)
+        said += f" On the machine of the training the fastest thresholds were τ = {greedy:g} (greedy) and {sampled:g}"
+        said += " (sampled)."
+    return said
