@@ -398,6 +398,14 @@ def test_the_loss_is_chosen_and_tells_trainings_apart(
     assert not torch.equal(learned["cross_entropy"], learned["tv"])
 
 
+def test_a_draft_of_a_target_that_ties_its_embeddings(settings: DraftSettings) -> None:
+    models.llama(num_hidden_layers=2, tie_word_embeddings=True).save_pretrained(settings.target)
+    settings.epochs = 0.5
+    train(DraftTraining, settings)
+    draft = AutoModelForCausalLM.from_pretrained(settings.output)
+    assert draft.lm_head.weight is draft.model.embed_tokens.weight
+
+
 def test_another_target_does_not_learn_from_these_texts(settings: DraftSettings, tmp_path: Path) -> None:
     settings.epochs = 0.1
     train(DraftTraining, settings)

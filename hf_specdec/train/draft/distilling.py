@@ -23,6 +23,10 @@ class Learner(nn.Module):
         super().__init__()
         self.draft, self.teacher = draft, Teacher(target, draft.token_of)
 
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Tied weights twice: safetensors would refuse to save them."""
+        return {name: weight.clone() for name, weight in super().state_dict(*arguments, **options).items()}
+
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The draft's logits [N, K] at the places that count, over the tokens it knows."""
         hidden = self.draft.hidden(batch["input_ids"], use_cache=False).last_hidden_state
