@@ -4,7 +4,7 @@
         --pack-linear --prompts code --prompts maths --rows 1 --rows 4 --c 0.12 --c 0.5
 
 The target writes its greedy texts once, and the draft says at each of their places what it finds likeliest; both are
-kept in a file. Then `GrowingSession` drafts over the recordings as it does over a model. A round takes 1 + slope for
+kept in a file. Then `TreeSession` drafts over the recordings as it does over a model. A round takes 1 + slope for
 each further token of a row, and c for each draft step: nothing is disturbed, and a table takes seconds. Where a draft
 is wrong it goes on with what is recorded of the next place: nothing behind it is kept in any case. What a round takes
 beside its forwards, and that times have to be learned, is left out. A window that is set to a number is drafted in
@@ -31,7 +31,10 @@ from typer import Option
 from hf_specdec import SpeculationError
 from hf_specdec.budget import MOST_NODES, Controller, Cost, CostView, DraftCost, Experience, most_per_second
 from hf_specdec.commands.options import command
-from hf_specdec.drafters.draft_model import DraftModelSession, GrowingSession, Own, Planned, Step, Steps, Stepwise
+from hf_specdec.drafters.chains import ChainSession
+from hf_specdec.drafters.rules import Planned, Stepwise
+from hf_specdec.drafters.steps import Step, Steps
+from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 from hf_specdec.tools.instruments.ends import until_end
 from hf_specdec.tools.loading.chat import batch, prompt_ids
@@ -150,7 +153,7 @@ class Recorded(Steps):
         chances = torch.tensor([row.chances[place][: self.candidates] for row, place in said])
         self.here, self.steps = [(row, place + 1) for row, place in self.here], self.steps + 1
         q = torch.zeros(len(tokens), 2).scatter_(1, tokens, chances) if self.context.do_sample else None
-        return Step(tokens, torch.empty(0), chances, q)
+        return Step(tokens, chances, q, chances[:, 0].tolist() if q is not None else None)
 
     def observe(self, *_: Any) -> None:
         """It has read all of the text."""
@@ -227,10 +230,10 @@ def play(
     control = Controller(context, experience, None if window == "auto" else int(window), recorded.candidates)
     session: Any
     if drawn:
-        rule: Any = Stepwise(control, Own()) if window == "auto" else Planned(control)
-        session = DraftModelSession(context, recorded, rule)
+        rule: Any = Stepwise(control) if window == "auto" else Planned(control)
+        session = ChainSession(context, recorded, rule)
     else:
-        session = GrowingSession(context, recorded, control)
+        session = TreeSession(context, control.acceptance, (), recorded, control, most=MOST_NODES)
     done, taken, alive = [1] * len(rows), 0.0, list(range(len(rows)))
     while alive:
         text = [rows[row].text[: done[row]] for row in alive]

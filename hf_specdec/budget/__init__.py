@@ -3,7 +3,7 @@ that give most tokens per second are verified."""
 
 from .acceptance import Acceptance
 from .account import SAVED, Account
-from .controller import DRAFTED, LOOK, Controller, Drafted, Experience
+from .controller import DRAFTED, GUESS, LOOK, Controller, Drafted, Experience
 from .cost import Cost, CostView, DraftCost, Times
 from .decision import LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
 from .evidence import Evidence, Source
@@ -13,6 +13,7 @@ from .tree import Tree, are_chains
 
 __all__ = [
     "DRAFTED",
+    "GUESS",
     "LONGEST",
     "LOOK",
     "MOST_NODES",

@@ -1,177 +1,352 @@
-"""`TreeSession`: a session that thinks of a tree of tokens per row and offers its nodes, the likeliest first.
+"""`TreeSession`: a tree of tokens per row, from sources that need no model and from the steps of one."""
 
-Several sources may add to the same trees (`Joining`): a token that two of them propose is one node. Nodes that
-are chosen by their chances, whatever their tokens, are each a `Node`.
-"""
-
-import heapq
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
 import torch
 
-from ..budget import Acceptance, Tree
-from ..protocol import Draft, DraftContext, Sequences, Verdict
+from ..budget import DRAFTED, MOST_NODES, Acceptance, Controller, Drafted, Evidence, Tree, most_per_second
+from ..protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ..session import DraftSession
+from ..transfer import to_device, to_host
+from .nodes import Node, likeliest_nodes, tested_behind
+from .sources import Source, named
+from .steps import Step, Steps
 
 MANY = 8
 """Rows of a batch from which on the engine may also pause drafting altogether (`DraftSession.weighs`). Thinking of
 tokens for so many rows takes a noticeable part of a round, even where none of them is verified."""
-
-
-class Joining(Protocol):
-    """A source of tokens that adds to the trees of a session."""
-
-    likeliest: int
-    """how many of the target's likeliest tokens it reads at each place"""
-
-    def observe_prompt(self, verdict: Verdict) -> None:
-        """The target has read the prompt."""
-
-    def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
-        """Add to each row's tree what may follow its accepted tokens, at most `room` deep."""
-
-    def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
-        """Add what may follow a node of a row's tree; no node gets deeper than `room`."""
-
-    def named(self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]]) -> list[str]:
-        """[B] who proposes these nodes of each row's tree, for the statistics."""
-
-    def observe(self, verdict: Verdict) -> None:
-        """A round is over: rows have grown, and some have ended."""
-
-    def close(self) -> None:
-        """The call is over."""
+CONTINUED = 8
+"""nodes of a product behind which sources are asked"""
 
 
 class TreeSession(DraftSession):
-    """Learns from every node of a round's trees, verified or not: the text shows whether it was right."""
+    """In each round: begin with what sources propose; make steps of the model while the controller says so; offer all
+    nodes, the likeliest first, of which the engine verifies those that pay.
 
-    most: int | None = None
-    """nodes that a row offers at most; None for all"""
+    A token that several propose is one node. Every node teaches its chance, verified or not: the text shows whether it
+    was right.
+    """
 
-    def __init__(self, context: DraftContext, acceptance: Acceptance, others: Joining | None = None) -> None:
+    def __init__(
+        self,
+        context: DraftContext,
+        acceptance: Acceptance,
+        sources: Sequence[Source] = (),
+        steps: Steps | None = None,
+        control: Controller | None = None,
+        seen: bool = True,
+        most: int | None = None,
+    ) -> None:
         """
         Args:
             acceptance: how often tokens with the same evidence were right.
-            others: a source whose tokens join the session's own.
+            sources: of tokens that join the same trees.
+            steps: of a model, which tells times to the controller's cost.
+            control: says how many steps are made; None without steps.
+            seen: whether it is read what steps say before nodes are chosen. Where that is to wait for an accelerator it
+                is done only in rounds in which sources propose something: else a candidate's chance is how often those
+                of its rank were right.
+            most: nodes that a row offers at most; None for all.
         """
         super().__init__(context)
-        self.weighs = context.rows < MANY or context.most_rows > 0
-        self.acceptance = acceptance
-        self.others = others
-        self.likeliest = 0 if others is None else others.likeliest
+        self.acceptance, self.sources, self.steps, self.control = acceptance, sources, steps, control
+        self.seen, self.most = seen, most
+        self.weighs = context.rows < MANY or context.most_rows > 0 or self.fixed is not None or not seen
+        self.features, self.slots_per_token = ((), 1) if steps is None else (steps.features, steps.slots_per_token)
+        self.likeliest = max((source.likeliest for source in sources), default=0)
+        self.drawn = "none" if steps is None else steps.name
+        """in the statistics, the source of tokens that are no source's"""
+        self.several = len(sources) + (steps is not None) > 1
+        """whether the statistics count who proposes"""
+        self.active: list[int] = []
+        """rows that may draft; others of a lockstep batch are finished"""
         self.trees: list[Tree] = []
         """[B] all tokens of this round"""
         self.ordered: list[list[int]] = []
         """[B] the nodes that each row offers, the likeliest first"""
+        self.drafted: list[list[int]] = []
+        """[B] the chain of the model's first candidates, where its steps go on from them"""
+        self.own: list[set[int]] = []
+        """[B] the model's nodes that nobody else had proposed"""
+        self.unseen: list[Node] = []
+        """of every row, where they were chosen before anybody had seen what they say"""
+
+    @property
+    def fixed(self) -> int | None:
+        """Steps of each round, where the user has set them."""
+        return None if self.control is None else self.control.fixed
+
+    def runner(self, runner: Runner) -> Runner:
+        return runner if self.steps is None else self.steps.runner(runner)
 
     def observe_prompt(self, verdict: Verdict) -> None:
-        if self.others is not None:
-            self.others.observe_prompt(verdict)
+        for source in self.sources:
+            source.observe_prompt(verdict)
+        if self.steps is not None:
+            self.steps.observe_prompt(verdict)
 
-    def begin(self, rows: int) -> list[Tree]:
-        """A round begins: an empty tree for each row."""
-        self.trees, self.ordered = [Tree() for _ in range(rows)], []
-        return self.trees
+    # ------------------------------------------------------------------ a round
+
+    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
+        self.begin(sequences, room)
+        draft = None
+        if self.steps is not None and self.control is not None:
+            draft = self._step_on(self.steps, self.control, sequences, room)
+        return self.draft() if draft is None else draft
+
+    def begin(self, sequences: Sequences, room: list[int]) -> None:
+        """A round begins, with what sources propose behind each row's text."""
+        self.trees, self.ordered, self.unseen = [Tree() for _ in room], [], []
+        self.drafted, self.own = [[] for _ in room], [set() for _ in room]
+        self.active = [b for b, limit in enumerate(room) if limit > 0]
+        for source in self.sources:
+            source.join(self.trees, sequences, room)
+
+    def _step_on(self, steps: Steps, control: Controller, sequences: Sequences, room: list[int]) -> Draft | None:
+        """Steps of the model, while they promise to pay. A draft, where its nodes were chosen unseen."""
+        tips = [-1 if limit > 0 else None for limit in room]
+        most = min(max(room), steps.room(sequences))
+        most = most if steps.at_once else min(most, control.longest)
+        planned = control.plan(self.said(steps, sequences, tips), most, enough=most if steps.blind else 1)
+        served = [limit > 0 and steps.serves(row) for row, limit in zip(sequences.rows, room, strict=True)]
+        if planned == 0 or not any(served):
+            steps.rest(sequences, wanted=planned > 0)
+            return None
+        tips = [-1 if here else None for here in served]
+        if steps.at_once and control.fixed is None:
+            planned = most
+        steps.begin(sequences, most, planned if steps.blind else 0)
+        if steps.blind:
+            several = [steps.step() for _ in range(planned)]
+            steps.end()
+            if not (self.seen or any(map(len, self.trees))):
+                return self._unseen(several, served)
+            self._grow_at_once(tips, several, sequences, room)
+            return None
+        while steps.steps < most:
+            step = steps.step()
+            assert step.chances is not None
+            chances = to_host(step.chances)
+            if step.said is not None:
+                chances = [[first, *row[1:]] for first, row in zip(step.said, chances, strict=True)]
+            tips = self._grow(tips, to_host(step.tokens), chances, sequences, room)
+            if all(tip is None for tip in tips) or not control.goes_on(self.said(steps, sequences, tips)):
+                break
+        steps.end()
+        return None
+
+    def said(self, steps: Steps, sequences: Sequences, tips: Sequence[int | None]) -> Drafted:
+        """What stands in the trees, whose rows would go on at these nodes; None for those that do not."""
+        chances = [[chance for _, chance in self.ranked(b)] for b in self.active]
+        onward = [_onward(self.trees[b], tips[b]) for b in self.active]
+        left = self.context.max_length - max(sequences.lengths)  # of the longest row: all of them read the prompt
+        return Drafted(sequences.rows, chances, onward, steps.steps, steps.unread, left)
+
+    # ------------------------------------------------------------------ nodes of which it is seen what they say
+
+    def _grow_at_once(
+        self, tips: Sequence[int | None], steps: Sequence[Step], sequences: Sequences, room: list[int]
+    ) -> None:
+        """Read all steps in one transfer, and add them."""
+        tokens = torch.stack([step.tokens for step in steps]).float()  # exact for ids below 2^24
+        chances = torch.stack([step.chances for step in steps if step.chances is not None]).float()
+        named, likely = to_host(torch.stack([tokens, chances.to(tokens.device)]))
+        named = [[list(map(int, row)) for row in place] for place in named]
+        if self.steps is not None and self.steps.independent:
+            for b, tip in enumerate(tips):
+                if tip is not None:
+                    tokens_of, chances_of = ([place[b] for place in told[: room[b]]] for told in (named, likely))
+                    self._grow_product(b, tokens_of, chances_of, sequences.rows[b], room[b])
+            return
+        for found in zip(named, likely, strict=True):
+            tips = self._grow(tips, *found, sequences, room)
+
+    def _grow(
+        self,
+        tips: Sequence[int | None],
+        tokens: Sequence[Sequence[int]],
+        chances: Sequence[Sequence[float]],
+        sequences: Sequences,
+        room: list[int],
+    ) -> list[int | None]:
+        """Add a step's candidates [B, k] behind each row's last drafted token; None where a row drafts no more."""
+        on: list[int | None] = []
+        for b, tip in enumerate(tips):
+            if tip is None:
+                on.append(None)
+                continue
+            first, agrees = tokens[b][0], self._told(self.trees[b], tip, tokens[b][0])
+            node, *_ = [
+                self._add(b, tip, token, 0, rank, chance, agrees)
+                for rank, (token, chance) in enumerate(zip(tokens[b], chances[b], strict=True))
+                if rank == 0 or chance > 0
+            ]
+            self.drafted[b].append(first)
+            ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= room[b]
+            on.append(None if ended else node)
+            if not ended:
+                self.ask_behind(self.trees[b], node, sequences.rows[b], room[b])
+        return on
+
+    def _grow_product(
+        self, b: int, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], row: int, room: int
+    ) -> None:
+        """Of places whose candidates [γ, k] are the same behind anything, with chances [γ, k], the likeliest paths."""
+        assert self.steps is not None
+        likely = [
+            [self._calibrated(place, rank, chance) for rank, chance in enumerate(each)]
+            for place, each in enumerate(chances)
+        ]
+        found: list[int] = []
+        ends = self.context.eos_token_ids
+        for _, at in likeliest_nodes(likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends):
+            parent, token = found[at.parent] if at.parent >= 0 else -1, tokens[at.place][at.rank]
+            found.append(self._add(b, parent, token, at.place, at.rank, chances[at.place][at.rank]))
+        for node in found[:CONTINUED]:
+            if self.trees[b].tokens[node] not in ends:
+                self.ask_behind(self.trees[b], node, row, room)
+
+    def _add(
+        self, b: int, parent: int, token: int, place: int, rank: int, chance: float, agrees: bool | None = None
+    ) -> int:
+        """A candidate of the model's, to which it gives such a chance."""
+        assert self.steps is not None
+        tree, said = self.trees[b], self.steps.said(place, rank, chance)._replace(agrees=agrees)
+        evidence = dict.fromkeys([Evidence.of(DRAFTED, rank), self.steps.evidence(place, rank), said])
+        here = (parent, token) in tree.at
+        node = tree.add(parent, token, self.acceptance.calibrated(said), *evidence)
+        if not here:
+            self.own[b].add(node)
+        return node
+
+    def _calibrated(self, place: int, rank: int, chance: float) -> float:
+        assert self.steps is not None
+        return self.acceptance.calibrated(self.steps.said(place, rank, chance)) if chance else 0.0
+
+    def _told(self, tree: Tree, tip: int, token: int) -> bool | None:
+        """Whether others say the same here; None where they say nothing. From now on they are judged by whether the
+        model agrees."""
+        others: bool | None = None
+        for node in tree.children(tip):
+            agrees = tree.tokens[node] == token
+            others = agrees or others is True
+            evidence, base = tree.evidence[node][0]._replace(agrees=agrees), tree.chances[node]
+            tree.evidence[node] = (evidence,)
+            tree.chances[node] = self.acceptance.chance(evidence, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
+        return others
+
+    def ask_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
+        """What sources propose behind a node of a row's tree."""
+        for source in self.sources:
+            source.join_behind(tree, node, row, room)
+
+    # ------------------------------------------------------------------ nodes that nobody has seen
+
+    def _unseen(self, steps: Sequence[Step], served: Sequence[bool]) -> Draft:
+        """The likeliest nodes of every row, by how often candidates of such a place and rank were right."""
+        assert self.steps is not None
+        model, tokens = self.steps, torch.stack([step.tokens for step in steps], 1)
+        k = tokens.shape[2]
+        chances = [
+            [self.acceptance.chance(model.evidence(place, rank), model.guess(place, rank)) for rank in range(k)]
+            for place in range(len(steps))
+        ]
+        likeliest = likeliest_nodes(chances, MOST_NODES, lambda node: model.independent or node.rank == 0)
+        likeliest = likeliest[: self.most]
+        self.unseen = [node for _, node in likeliest]
+        index = to_device([node.place * k + node.rank for node in self.unseen], tokens.device)
+        # The engine ends a row before the first node that is deeper than it has room for.
+        draft = Draft(tokens.flatten(1)[:, index], [len(self.unseen) if here else 0 for here in served])
+        draft.parents = None if k == 1 else [[node.parent for node in self.unseen]] * len(served)
+        if self.fixed is None:
+            draft.survival = [[chance for chance, _ in likeliest]] * len(served)
+        draft.sources = [self.drawn] * len(served) if self.several else []
+        return draft
+
+    def _observe_unseen(self, verdict: Verdict) -> None:
+        """Behind every accepted node, which of the nodes that were verified there was right. Where a node without
+        logits ended the row, nothing was verified behind it."""
+        assert self.steps is not None
+        looked = None if verdict.nodes is None else [set(row) for row in to_host(verdict.nodes)]
+        for b, path in enumerate(verdict.paths if self.unseen and verdict.draft is not None else ()):
+            if verdict.stopped[b] or verdict.draft is None or not (length := verdict.draft.lengths[b]):
+                continue
+            accepted = list(zip([-1, *path], [*path, None], strict=True))
+            if looked is not None and path and path[-1] not in looked[b]:
+                accepted.pop()
+            for node, right in tested_behind(self.unseen[:length], accepted):
+                for evidence in {self.steps.evidence(node.place, node.rank), Evidence.of(DRAFTED, node.rank)}:
+                    self.acceptance.observe(evidence, right)
+
+    # ------------------------------------------------------------------ what is offered
 
     def ranked(self, row: int) -> list[tuple[int, float]]:
-        """A row's nodes in the order in which they would be verified, with their chances to survive."""
+        """A row's nodes in the order in which they would be verified, with their chances to survive. Where a number of
+        steps was asked for, their chain comes first, and of the others those that pay."""
         tree = self.trees[row]
-        return (tree.ranked() if self.context.trees else tree.chain())[: self.most]
+        likeliest = (tree.ranked() if self.context.trees else tree.chain())[: self.most]
+        if self.fixed is None or not (chain := tree.along(self.drafted[row])):
+            return likeliest
+        cost, rows = self.context.cost, len(self.trees)
+        chances = [[chance for _, chance in likeliest]]
+        if (count := cost.tried(rows)) is None or (not count and cost.known):  # behind a chain no round is plain
+            count, _ = most_per_second(chances, cost.round(rows), most=cost.most(rows))
+        paying = likeliest[:count] if self.context.trees else []
+        return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]
 
     def draft(self) -> Draft:
         """The trees' nodes as point masses with their chances, of which the engine verifies those that pay."""
         ranked = [self.ranked(b) for b in range(len(self.trees))]
-        draft, self.ordered = draft_of(self.trees, ranked, self.context.device)
-        if self.others is not None:
-            draft.sources = self.others.named(self.trees, self.ordered)
+        self.ordered = [[node for node, _ in row] for row in ranked]
+        cut = [tree.cut(nodes) for tree, nodes in zip(self.trees, self.ordered, strict=True)]
+        draft = Draft.from_trees(cut, self.context.device)
+        if self.fixed is None or not any(self.own):  # what was asked for is verified
+            draft.survival = [[chance for _, chance in row] for row in ranked]
+        if self.several:
+            draft.sources = self.named(self.ordered)
         return draft
+
+    def named(self, nodes: Sequence[Sequence[int]]) -> list[str]:
+        """[B] who proposes these nodes of each row's tree, for the statistics."""
+        return named(self.trees, nodes, {source.name: source.kind for source in self.sources}, self.drawn)
 
     def estimates(self, row: int) -> Sequence[float | None]:
         """The chance of each node, behind its parent."""
         return [self.trees[row].chances[node] for node in self.ordered[row]] if self.ordered else []
 
+    # ------------------------------------------------------------------ what became of it
+
     def observe(self, verdict: Verdict) -> None:
+        if self.steps is not None and self.control is not None:
+            self._observe_unseen(verdict)
+            told = zip(self.trees, self.own, verdict.tokens, verdict.accepted, strict=bool(self.trees))
+            kept = [len(own.intersection(tree.along(text[:n]))) for tree, own, text, n in told]
+            kept = verdict.accepted if self.unseen else kept or [0] * len(verdict.rows)
+            same = zip(self.drafted, verdict.tokens, strict=bool(self.drafted))
+            self.steps.observe(verdict, [agreeing(mine, text[:-1]) for mine, text in same] or kept)
+            self.control.observe(kept, verdict)
         self.acceptance.observe_trees(self.trees, verdict.tokens)
-        self.trees, self.ordered = [], []
-        if self.others is not None:
-            self.others.observe(verdict)
+        self.trees, self.ordered, self.drafted, self.own, self.unseen = [], [], [], [], []
+        for source in self.sources:
+            source.observe(verdict)
 
     def close(self) -> None:
-        if self.others is not None:
-            self.others.close()
+        for source in self.sources:
+            source.close()
+        if self.steps is not None and self.control is not None:
+            self.context.stats.notes += [*self.steps.notes(), *self.control.notes()]
 
 
-class Node(NamedTuple):
-    """The candidate `rank` (from 0) of the place `place` (from 0), behind the node `parent` (-1 the last accepted
-    token)."""
-
-    parent: int
-    place: int
-    rank: int
+def agreeing(drafted: Sequence[int], text: Sequence[int]) -> int:
+    """Leading tokens of a chain that are part of the text."""
+    same = [a == b for a, b in zip(drafted, text, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
-def likeliest_nodes(
-    chances: Sequence[Sequence[float]], most: int, goes_on: Callable[[Node], bool] = lambda node: True
-) -> list[tuple[float, Node]]:
-    """The `most` likeliest nodes of the full product, each after its parent, with their chance to be accepted.
-
-    Args:
-        chances: [γ][k] how often a candidate is right where all before it were.
-        goes_on: whether any node stands behind this one.
-    """
-    order = itertools.count()
-    heap = [(-chance, next(order), Node(-1, 0, rank)) for rank, chance in enumerate(chances[0])]
-    heapq.heapify(heap)
-    found: list[tuple[float, Node]] = []
-    while heap and len(found) < most:
-        negative, _, node = heapq.heappop(heap)
-        if not negative < 0:
-            break
-        found.append((-negative, node))
-        if node.place + 1 < len(chances) and goes_on(node):
-            parent, place = len(found) - 1, node.place + 1
-            for rank, chance in enumerate(chances[place]):
-                heapq.heappush(heap, (negative * chance, next(order), Node(parent, place, rank)))
-    return found
-
-
-def tested_behind(
-    nodes: Sequence[Node | None], accepted: Sequence[tuple[int, int | None]]
-) -> Iterator[tuple[Node, bool]]:
-    """Of a row's verified nodes those that hang on an accepted one, and whether each was right.
-
-    Args:
-        nodes: None for one that is not asked about.
-        accepted: -1 for the root, or an accepted node, with the one that was accepted behind it, if one was.
-    """
-    for parent, right in accepted:
-        for i, node in enumerate(nodes):
-            if node is not None and node.parent == parent:
-                yield node, i == right
-
-
-def onward_from(tree: Tree, tip: int | None) -> float:
+def _onward(tree: Tree, tip: int | None) -> float:
     """The chance to get behind this node, and that nobody says yet what is right there; 0 for no node."""
     if tip is None:
         return 0.0
     told = sum(tree.chances[node] for node in tree.children(tip))
     here = tree.survival()[tip] if tip >= 0 else 1.0
     return here * max(0.0, 1 - told)
-
-
-def draft_of(
-    trees: Sequence[Tree], ranked: Sequence[Sequence[tuple[int, float]]], device: torch.device
-) -> tuple[Draft, list[list[int]]]:
-    """A draft of point masses from nodes of each row's tree, and those nodes.
-
-    Args:
-        ranked: [B] nodes with their chances to survive, each node after its parent.
-    """
-    nodes = [[node for node, _ in row] for row in ranked]
-    cut = [tree.cut(mine) for tree, mine in zip(trees, nodes, strict=True)]
-    draft = Draft.from_trees(cut, device)
-    draft.survival = [[chance for _, chance in row] for row in ranked]
-    return draft, nodes

@@ -11,7 +11,7 @@ from hf_specdec.budget import Acceptance, Advance, Cost, CostView, Evidence, Tre
 from hf_specdec.budget.acceptance import CENTRES, EDGES
 from hf_specdec.budget.cost import BEYOND, FORGOTTEN, KEPT, SELDOM, TRIED, Times
 from hf_specdec.budget.decision import WORTH_IT
-from hf_specdec.drafters.prompt_lookup.copies import add_copy, guess
+from hf_specdec.drafters.sources.copies import add_copy, guess
 
 KIND = Evidence.of("kind")
 

@@ -29,8 +29,11 @@ from hf_specdec.budget import (
 from hf_specdec.budget.account import SHARE
 from hf_specdec.budget.controller import UNMEASURED
 from hf_specdec.budget.cost import KEPT
+from hf_specdec.drafters import rules
+from hf_specdec.drafters.chains import ChainSession
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
-from hf_specdec.drafters.draft_model import DraftModelSession, ModelDraft, Own, Stepwise, rules
+from hf_specdec.drafters.draft_model import ModelDraft
+from hf_specdec.drafters.rules import Stepwise
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 
 Verify = Callable[[int], float]
@@ -342,8 +345,8 @@ def test_finished_rows_do_not_keep_others_from_drafting() -> None:
     for _ in range(200):
         for band in range(13):
             known.acceptance.observe(Evidence.of(DRAFTED)._replace(band=band), True)
-    rule = Stepwise(Controller(how, known, longest=6), Own())
-    session = DraftModelSession(how, ModelDraft(how, llama(seed=1), DraftCost()), rule)
+    rule = Stepwise(Controller(how, known, longest=6))
+    session = ChainSession(how, ModelDraft(how, llama(seed=1), DraftCost()), rule)
     ids = torch.nn.functional.pad(torch.cat([how.prompt_ids, torch.full((3, 1), 8)], 1), (0, 16))
     with torch.no_grad():
         draft = session.propose(Sequences(ids, [4] * 3, [0, 1, 2], ids[:, :4].tolist()), [9, 0, 9])

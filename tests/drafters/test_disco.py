@@ -13,14 +13,17 @@ from disco_models import STOPS, classifier, close_to, context, propose, tiny
 from safetensors.torch import load_file, save_file
 
 from hf_specdec import Drafter, SpeculationError
-from hf_specdec.budget import DRAFTED, Controller, Cost, CostView, DraftCost, Evidence, Experience, Learned
+from hf_specdec.budget import DRAFTED, Controller, Cost, CostView, DraftCost, Drafted, Evidence, Experience, Learned
+from hf_specdec.drafters.chains import ChainSession
 from hf_specdec.drafters.disco import (
     DiscoDrafter,
     DiscoStoppingCriteria,
+    Threshold,
     features,
 )
 from hf_specdec.drafters.disco.classifier import LEAST, NONE, Branch, Recurrence, _on_device, _on_host, read
-from hf_specdec.drafters.draft_model import DraftModelDrafter, DraftModelSession, Stepwise
+from hf_specdec.drafters.draft_model import DraftModelDrafter
+from hf_specdec.drafters.rules import Stepwise, spoken_for
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +160,18 @@ def test_what_the_draft_thinks_of_next_is_verified_beside_it(target, candidates,
     assert accepted > 40 if candidates > 1 else accepted == 0
 
 
-def test_rows_stop_separately_and_in_lockstep_together(draft):
+def test_rows_stop_separately_and_in_lockstep_together(draft, monkeypatch):
+    said, lengths = [], Threshold.lengths
+
+    def noted(self, i, step, drafted):
+        said.append(spoken_for(step))
+        return lengths(self, i, step, drafted)
+
+    monkeypatch.setattr(Threshold, "lengths", noted)
     drafter = DiscoDrafter(draft, classifier(STOPS), tau=0.3, rule="token", max_draft_tokens=8)
-    ragged, session = propose(drafter, 6, lockstep=False)
+    ragged, _ = propose(drafter, 6, lockstep=False)
     assert len(set(ragged.lengths)) > 1
-    for seen, length in zip(session.rule.seen, ragged.lengths, strict=True):
+    for seen, length in zip(zip(*said, strict=True), ragged.lengths, strict=True):
         assert length == next((i for i, chance in enumerate(seen, 1) if chance < 0.3), 8)
     alone, _ = propose(drafter, 6, lockstep=True)
     assert alone.tokens.shape[1] == min(ragged.lengths)
@@ -186,7 +196,7 @@ def test_sampled_text_has_the_targets_distribution_and_a_token_dropped_after_a_l
     monkeypatch.setattr(Controller, "plan", lambda self, drafted, most, enough=1: most)
     monkeypatch.setattr(Controller, "goes_on", lambda self, drafted: pays_by_what_is_seen(drafted))
     if planted:
-        honest = DraftModelSession.propose
+        honest = ChainSession.propose
 
         def propose_what_looks_good(self, sequences, room):
             draft = honest(self, sequences, room)
@@ -195,7 +205,7 @@ def test_sampled_text_has_the_targets_distribution_and_a_token_dropped_after_a_l
                     draft.lengths[b] = k - 1
             return draft
 
-        monkeypatch.setattr(DraftModelSession, "propose", propose_what_looks_good)
+        monkeypatch.setattr(ChainSession, "propose", propose_what_looks_good)
     prompt = torch.tensor([[2, 3, 4]])
     counts, drafted = torch.zeros(vocab**2), Counter()
     torch.manual_seed(6)
@@ -242,8 +252,9 @@ def test_the_budget_weighs_a_step_by_what_was_said_and_by_what_came_of_it():
         experience.cost = DraftCost()
         for _ in range(3):
             experience.cost.observe(3, step, 3 * step)
-        rule = Stepwise(Controller(opened, experience), estimate=None)
-        rule.seen, rule._active, rule._rows = seen, list(range(len(seen))), list(range(len(seen)))
+        rule, rows = Stepwise(Controller(opened, experience)), list(range(len(seen)))
+        rule.begin(Drafted(rows, [[]] * len(rows), [1.0] * len(rows)), [9] * len(rows), 9)
+        rule.seen, rule.control._price = seen, 0.0
         return rule.control.goes_on(rule._drafted(open))
 
     assert pays([[0.95]], [True], 0.1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from batch_requests import REQUESTS, TARGET, plain, texts
 from head_pairs import LENGTHS, PAIRS, drafting_goes_on, small, small_head
-from heads_alone import ALONE
+from heads_alone import ALONE, first_candidates
 from sampled_triples import FEWER, LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value, sample
 from toy_heads import ToyHeadDrafter
 
@@ -25,9 +25,8 @@ from hf_specdec import (
     SpeculationError,
 )
 from hf_specdec.budget import MOST_NODES
-from hf_specdec.drafters.draft_model import GrowingSession
-from hf_specdec.drafters.draft_model.growing import seen_at
 from hf_specdec.drafters.heads.dflash import DFlashHeads
+from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
 
 __all__ = ["drafting_goes_on", "small"]
@@ -97,20 +96,20 @@ def test_real_heads_for_rows_that_come_and_go(pair: str, rows: int, kind: str, m
     asked = [(ids, new) for ids, (_, new) in zip(texts(), REQUESTS, strict=True) if len(ids) > 1][:6]
     said = [ids + plain(target, ids, new) for ids, new in asked]
     drafts: list[tuple[list[int], list[int]]] = []
-    propose = GrowingSession.propose
+    propose = TreeSession.propose
 
     def recording(self: Any, sequences: Any, room: list[int]) -> Draft:
-        propose(self, sequences, room)
+        _, firsts = first_candidates(propose, self, sequences, room)
         fed = []
         for b, tokens in enumerate(sequences.tokens):
-            if self.drafted[b]:
-                drafts.append((list(tokens), self.drafted[b]))
+            if firsts[b]:
+                drafts.append((list(tokens), firsts[b]))
             text = next(text for text in said if text[: len(tokens)] == list(tokens))
             right = len(tokens) % 3
             fed.append([*text[len(tokens) :][:right], 1, 2][: room[b]])
         return Draft.from_lists(fed)
 
-    monkeypatch.setattr(GrowingSession, "propose", recording)
+    monkeypatch.setattr(TreeSession, "propose", recording)
     with BatchDecoder(target, KINDS[kind](head), max_rows=rows) as decoder:
         answers = [decoder.submit(ids, max_new_tokens=new, do_sample=False) for ids, new in asked]
         for answer, (ids, _), text in zip(answers, asked, said, strict=True):
@@ -139,7 +138,7 @@ def test_greedy_text_with_copies_is_the_targets(pair: str, lengths: list[int], f
 def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = PAIRS[pair]()
     seen: list[int] = []
-    propose = GrowingSession.propose
+    propose = TreeSession.propose
 
     def looking(self: Any, sequences: Any, room: list[int]) -> Draft:
         draft = propose(self, sequences, room)
@@ -150,7 +149,7 @@ def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch:
             seen.append(len(offered) - len(nodes))
         return draft
 
-    monkeypatch.setattr(GrowingSession, "propose", looking)
+    monkeypatch.setattr(TreeSession, "propose", looking)
     options = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
     target.generate(**models.prompts([9]), **options, assistant_model=head)
     assert max(seen) >= 6
@@ -164,7 +163,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
     end = int(target.generate(**inputs, do_sample=False, max_new_tokens=20, pad_token_id=0)[0, -1])
     steps: list[Any] = []
     compared: list[int] = []
-    step, propose = DFlashHeads.step, GrowingSession.propose
+    step, propose = DFlashHeads.step, TreeSession.propose
 
     def noting(self: Any) -> Any:
         steps.append(step(self))
@@ -176,7 +175,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
         for b, (tree, offered) in enumerate(zip(self.trees, self.ordered, strict=True)):
             places = [(found.tokens[b].tolist(), found.chances[b].tolist()) for found in steps][: room[b]]
             chance = {
-                (i, token): self.acceptance.calibrated(seen_at(rank, estimate))
+                (i, token): self.acceptance.calibrated(self.steps.said(i, rank, estimate))
                 for i, place in enumerate(places)
                 for rank, (token, estimate) in enumerate(zip(*place, strict=True))
             }
@@ -193,7 +192,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
         return draft
 
     monkeypatch.setattr(DFlashHeads, "step", noting)
-    monkeypatch.setattr(GrowingSession, "propose", comparing)
+    monkeypatch.setattr(TreeSession, "propose", comparing)
     target.generate(
         **inputs, do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=end, assistant_model=head
     )

@@ -18,7 +18,7 @@ import hf_specdec
 from hf_specdec import SpeculationWarning
 from hf_specdec.drafters.heads import recorded
 from hf_specdec.drafters.heads.recorded import Recorded
-from hf_specdec.drafters.heads.unseen import UnseenSession
+from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
 from hf_specdec.target import buffers
 from hf_specdec.target.buffers import shelf_of
@@ -122,16 +122,16 @@ def test_a_row_near_its_end_shortens_no_other(pair: str, monkeypatch: pytest.Mon
     """The first row, which is fed what is right, gets there long before the others."""
     plain, _ = decode(pair, [9, 9, 9])
     rooms: list[list[int]] = []
-    propose = UnseenSession.propose
+    propose = TreeSession.propose
 
     def feeding(self: Any, sequences: Any, room: list[int]) -> Draft:
-        depths, most = propose(self, sequences, room).depths(), self.heads.most
+        depths, most = propose(self, sequences, room).depths(), self.steps.most
         assert [max(row) for row in depths] == [min(max(room), most)] * len(room)
         rooms.append(room if min(room) < most < max(room) else [])
         right = plain[0].tolist()[sequences.lengths[0] :][: min(room[0], most)] if sequences.rows[0] == 0 else []
         return Draft.from_lists([right, *[[]] * (len(room) - 1)])
 
-    monkeypatch.setattr(UnseenSession, "propose", feeding)
+    monkeypatch.setattr(TreeSession, "propose", feeding)
     ours, drafter = decode(pair, [9, 9, 9], speculation=CAPTURED)
     assert torch.equal(ours, plain) and any(rooms)
     assert not any("dropped" in note for note in drafter.last_stats.notes), drafter.last_stats.notes

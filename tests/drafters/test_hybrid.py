@@ -23,9 +23,8 @@ from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.budget import DRAFTED, Acceptance, Account, Controller, Cost, CostView, DraftCost, Evidence, Tree
 from hf_specdec.budget.account import SHARE
 from hf_specdec.drafters.hybrid import HybridDrafter
-from hf_specdec.drafters.sources.sources import NAMES, Sources
-from hf_specdec.drafters.suffix import SuffixStore
-from hf_specdec.drafters.suffix.memory import Memory
+from hf_specdec.drafters.sources import Copies, Memory, Recycled
+from hf_specdec.drafters.suffix import SuffixConfig, SuffixStore
 from hf_specdec.protocol import DraftContext, Sequences, Verdict
 
 
@@ -103,7 +102,7 @@ def proposed(drafter, target, text):
 def test_an_unmeasured_draft_model_is_tried():
     target = llama()
     session, draft = proposed(HybridDrafter(llama(seed=1)), target, [[1, 2, 3, 1, 2]])
-    assert session.model.steps > 1 and draft.sources == ["draft_model+prompt_lookup"]
+    assert session.steps.steps > 1 and draft.sources == ["draft_model+prompt_lookup"]
 
 
 @pytest.mark.parametrize(("right", "asked"), [(0.0, False), (0.9, True)])
@@ -111,7 +110,7 @@ def test_a_draft_model_is_asked_where_it_pays(right, asked):
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     knowing(drafter, target, 0.2, right)
     session, draft = proposed(drafter, target, [[5, 6, 7, 8]])
-    assert (session.model.steps > 0) is asked and (max(draft.lengths) > 0) is asked
+    assert (session.steps.steps > 0) is asked and (max(draft.lengths) > 0) is asked
 
 
 @pytest.mark.parametrize(("copied", "kept", "gained"), [(False, 1, 1.0), (True, 1, 0.0), (False, 0, 0.0)])
@@ -121,13 +120,13 @@ def test_it_gains_the_tokens_that_are_kept_and_that_no_copy_proposed(copied, kep
     session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
     token = session.drafted[0][0]
     if copied:
-        join = Sources.join
+        join = Copies.join
 
         def joined(self, trees, *known):
             join(self, trees, *known)
             trees[0].add(-1, token, 0.5, Evidence.of("copied", match=1))
 
-        monkeypatch.setattr(Sources, "join", joined)
+        monkeypatch.setattr(Copies, "join", joined)
         session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
     session.control._price = 0.5
     monkeypatch.setattr(Account, "charge", lambda self, lost: told.append(0.5 - lost))
@@ -144,14 +143,14 @@ def test_a_draft_model_is_not_asked_in_a_round_that_is_to_be_plain(monkeypatch):
     knowing(drafter, target, 0.2, 0.9)
     monkeypatch.setattr(Cost, "tried", lambda *_: 0)
     session, draft = proposed(drafter, target, [[5, 6, 7, 8]])
-    assert session.model.steps == 0 and not session.control._declines and not any(draft.lengths)
+    assert session.steps.steps == 0 and not session.control._declines and not any(draft.lengths)
 
 
 def test_a_copy_that_is_always_right_leaves_the_draft_model_nothing_to_do():
     target, drafter = llama(), HybridDrafter(llama(seed=1))
     knowing(drafter, target, 0.2, 0.6, [(Evidence.of("copied", match=n), 1.0) for n in range(1, 9)])
     session, draft = proposed(drafter, target, [[5, 6, 7, 8, 9, 10, 5, 6]])
-    assert session.model.steps == 0 and draft.sources == ["prompt_lookup"] and draft.lengths[0] >= 8
+    assert session.steps.steps == 0 and draft.sources == ["prompt_lookup"] and draft.lengths[0] >= 8
     assert draft.tokens[0, :4].tolist() == [7, 8, 9, 10]
 
 
@@ -180,7 +179,7 @@ def test_both_sources_stand_in_one_tree_each_token_once():
             assert len(set(nodes)) == len(nodes) and set(zip(tree.parents, tree.tokens, strict=True)) >= {
                 (p, t) for p, t in nodes if p == -1
             }
-            assert len(session.drafted[b]) == session.model.steps
+            assert len(session.drafted[b]) == session.steps.steps
         assert all("draft_model" in source for source in draft.sources)
         sources = {source for node in session.trees[0].evidence for each in node for source in each.sources}
         assert {source.name for source in sources} >= {"copied", DRAFTED}
@@ -208,7 +207,7 @@ def test_a_window_that_was_set_is_drafted_whole(window):
     target, drafter = llama(), HybridDrafter(llama(seed=1), num_draft_tokens=window)
     knowing(drafter, target, 0.2, 0.9)
     session, draft = proposed(drafter, target, [[5, 6, 7, 8]])
-    assert session.model.steps == window == len(session.drafted[0])
+    assert session.steps.steps == window == len(session.drafted[0])
     node = -1
     for token in session.drafted[0]:
         node = next(
@@ -225,9 +224,9 @@ def test_where_it_has_not_paid_for_long_it_is_asked_again():
     for n in range(int(3 * price / SHARE) + 9):
         text = [[5, 6, 7, 8, *range(20, 20 + n % 50)]]
         ids, lengths = torch.tensor(text), [len(text[0])]
-        session.others.copies.indexes.clear()
+        session.sources[0].indexes.clear()
         session.propose(Sequences(ids, lengths, [0], text), [9])
-        steps.append(session.model.steps)
+        steps.append(session.steps.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
     asked = [n for n, step in enumerate(steps) if step]
     expected = [price / SHARE] * 3
@@ -240,7 +239,7 @@ def test_rounds_without_the_draft_model_are_counted_from_call_to_call():
     steps = []
     for _ in range(int(3.5 * 2 * 0.2 / SHARE)):
         session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
-        steps.append(session.model.steps)
+        steps.append(session.steps.steps)
         session.observe(Verdict([0], [0], [0], [[96]], [False], 1, 1.0))
     assert [n > 0 for n in steps].count(True) == 3 and max(steps) > 1
 
@@ -260,8 +259,8 @@ def test_draws_come_back_where_they_have_not_paid(alpha):
     for _ in range(60):
         with torch.no_grad():
             session.propose(Sequences(torch.tensor([text]), [6], [0], [text]), [9])
-        drew.append(sum(session._drawn))
-        session.observe(Verdict([0], [sum(session._drawn)], [0], [[96]], [False], 1, 1.0))
+        drew.append(sum(session.draws))
+        session.observe(Verdict([0], [sum(session.draws)], [0], [[96]], [False], 1, 1.0))
     assert 0 < drew.count(0) < 60 if alpha < 0.5 else drew[0] > 0
 
 
@@ -327,7 +326,8 @@ def test_neither_part_proposes_what_is_forbidden(lengths, settings, options, mon
 def test_without_a_model_greedy_text_is_plain_decodings(lengths, eos):
     stats = same_greedy_text(HybridDrafter(memory_mb=1), lengths, eos)
     assert stats.drafted_tokens and not stats.draft_calls
-    assert {part for name in stats.sources for part in name.split("+")} <= {"none", *NAMES.values()}
+    kinds = {source.kind for source in (Copies, Memory, Recycled)}
+    assert {part for name in stats.sources for part in name.split("+")} <= kinds | {"none"}
 
 
 @pytest.mark.grid
@@ -467,7 +467,7 @@ def test_texts_that_were_cut_short_are_remembered_and_memory_is_bounded():
 def test_rows_that_have_ended_are_not_remembered_again():
     """In lockstep they stay in the batch, and padding follows them."""
     store, (row, text) = SuffixStore(1), (0, [5, 6, 7, 8])
-    memory = Memory(host(llama()), store, Acceptance(), branches=1)
+    memory = Memory(host(llama()), SuffixConfig(), store, Acceptance())
     sequences = Sequences(torch.tensor([text]), [4], [row], [text])
     for room, stopped in ((9, True), (0, True), (0, True)):
         memory.join([Tree()], sequences, [room])

@@ -18,8 +18,9 @@ from transformers.generation import (
 )
 
 from hf_specdec import SpeculationError
-from hf_specdec.drafters.prompt_lookup import LookupIndex, PromptLookupDrafter
-from hf_specdec.drafters.prompt_lookup.copies import cut
+from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
+from hf_specdec.drafters.sources.copies import cut
+from hf_specdec.drafters.sources.index import LookupIndex
 from hf_specdec.protocol import Sequences
 from hf_specdec.verify.processing import Bans, Processing
 

@@ -12,7 +12,7 @@ from models import llama, prompts
 
 from hf_specdec import HybridDrafter, SpeculationWarning
 from hf_specdec.budget import Acceptance, Evidence, Tree
-from hf_specdec.drafters.sources.recycled import FIRST, LEAST, RECYCLED, Recycled
+from hf_specdec.drafters.sources.recycled import FIRST, LEAST, Recycled
 from hf_specdec.protocol import Forward, Sequences, Verdict
 from hf_specdec.session import DraftSession
 from hf_specdec.verify.judging import Judge
@@ -167,7 +167,7 @@ def test_chains_of_successors_end_where_hardly_anything_gets() -> None:
     depth = len(joined(recycled, 5, room=99))
     assert FIRST ** (depth - 1) >= LEAST > FIRST**depth
     for _ in range(500):
-        acceptance.observe(Evidence.of(RECYCLED), True)
+        acceptance.observe(Evidence.of(Recycled.name), True)
     assert len(joined(recycled, 5, room=40)) == 40
 
 
@@ -193,6 +193,6 @@ def test_a_draft_model_that_is_never_right_is_helped_out() -> None:
             plain = target.generate(**inputs, **options)
             assert torch.equal(target.generate(**inputs, **options, assistant_model=drafter), plain)
             counted += drafter.last_stats.accepted_tokens
-        assert (recycled > 0) is any(RECYCLED in name for name in drafter.last_stats.sources)
+        assert (recycled > 0) is any(Recycled.name in name for name in drafter.last_stats.sources)
         accepted[recycled] = counted
     assert accepted[4] > accepted[0]

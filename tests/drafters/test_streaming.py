@@ -16,7 +16,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning, StreamingDrafter
 from hf_specdec.drafters.sources import Recycled
-from hf_specdec.drafters.streaming import StreamingSession
+from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
 from hf_specdec.tools.instruments.recording import RecordingDrafter
 
@@ -75,7 +75,7 @@ def test_rows_that_keep_different_nodes_under_a_processor_of_the_users(
     def propose(self: Any, sequences: Any, room: list[int]) -> Draft:
         return Draft.from_lists(future(sequences, room, 5))
 
-    monkeypatch.setattr(StreamingSession, "propose", propose)
+    monkeypatch.setattr(TreeSession, "propose", propose)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SpeculationWarning)
         text = sides.run(
@@ -158,7 +158,7 @@ def test_more_is_accepted_where_candidates_are_recycled(target: Any, monkeypatch
         with monkeypatch.context() as patch:
             if device == "forgetful":
                 patch.setattr(Recycled, "observe", lambda *_: None)
-            patch.setattr("hf_specdec.drafters.streaming.session.waits", lambda _, waits=device == "accelerator": waits)
+            patch.setattr("hf_specdec.drafters.streaming.drafter.waits", lambda _, waits=device == "accelerator": waits)
             drafter = streams_of(target, num_nodes=8)
             assert torch.equal(target.generate(**call, assistant_model=drafter), plain)
         assert drafter.last_stats is not None

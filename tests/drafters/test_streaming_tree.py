@@ -1,6 +1,7 @@
 """Speculative Streaming: which tokens of which streams are drafted."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,12 +9,10 @@ import torch
 import toy_drafters as drafters
 from stream_models import GAMMA, streams_of, target_of
 
-from hf_specdec.budget import Cost, Evidence
-from hf_specdec.drafters.streaming import StreamingSession
-from hf_specdec.drafters.streaming.session import LastDraft
-from hf_specdec.drafters.streaming.tree import joined, level_by_level
-from hf_specdec.drafters.trees import Node, likeliest_nodes
-from hf_specdec.protocol import Draft, Verdict
+from hf_specdec.budget import Cost
+from hf_specdec.drafters.nodes import Node, likeliest_nodes
+from hf_specdec.drafters.trees import TreeSession
+from hf_specdec.protocol import Draft, Sequences, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +42,7 @@ def test_the_likeliest_nodes_are_the_likeliest() -> None:
             value.append(chances[node.place][node.rank] * (value[node.parent] if node.parent >= 0 else 1.0))
         found = likeliest_nodes(chances, 12)
         assert [round(v, 12) for v, _ in found] == [round(v, 12) for v in sorted(value, reverse=True)[:12]]
-        tree = level_by_level([node for _, node in found])
-        assert all(node.parent < i for i, node in enumerate(tree))
-        assert sorted(node.place for node in tree) == [node.place for node in tree]
-        paths = {tuple(path(tree, i)) for i in range(12)}
-        assert paths == {tuple(path([n for _, n in found], i)) for i in range(12)}
+        assert all(node.parent < i for i, (_, node) in enumerate(found))
 
 
 @pytest.mark.parametrize("closed", [{1, 2}, {0}, {(1, 0), (0, 2)}], ids=str)
@@ -70,61 +65,62 @@ def test_nothing_stands_behind_what_does_not_go_on(closed: set[Any]) -> None:
         assert all(node.parent < 0 or goes_on(found[node.parent][1]) for _, node in found)
 
 
-def test_streams_make_a_tree_that_copies_can_join() -> None:
-    """Each node once, with the chance that the streams give it."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        chances = torch.rand(3, 3, generator=generator).div(3).tolist()
-        likeliest = likeliest_nodes(chances, 15)
-        tokens = torch.randperm(9, generator=generator).view(3, 3).tolist()
-        evidence = [[[Evidence.of(f"stream {j}", rank)] for rank in range(3)] for j in range(3)]
-        tree = joined(likeliest, tokens, evidence)
-        assert tree.survival() == pytest.approx([chance for chance, _ in likeliest])
-        assert tree.evidence == [tuple(evidence[node.place][node.rank]) for _, node in likeliest]
-        assert tree.tokens == [tokens[node.place][node.rank] for _, node in likeliest]
-
-
-def path(nodes: Any, i: int) -> list[int]:
+def path(nodes: list[Node], i: int) -> list[int]:
     ranks: list[int] = []
     while i >= 0:
         ranks, i = [nodes[i].rank, *ranks], nodes[i].parent
     return ranks
 
 
-def session_of(target: Any, trees: bool = True, rows: int = 1, **options: Any) -> StreamingSession:
+def session_of(target: Any, trees: bool = True, rows: int = 1, **options: Any) -> TreeSession:
+    """One that does not look at what streams say."""
     prompt = torch.ones(rows, 3, dtype=torch.long)
     context = drafters.context(target=target, trees=trees, prompt_ids=prompt, prompt_mask=prompt)
-    return streams_of(target, **options).start(context)
+    session: Any = streams_of(target, copies=False, **options).start(context)
+    session.seen, steps = False, session.steps
+    steps._runner = SimpleNamespace(rides=False, states=None, streams_at=lambda ends: ends)
+    steps.ends, steps.rows = torch.zeros(rows, steps.streams.gamma, 32), list(range(rows))
+    return session
 
 
-def judged(
-    session: StreamingSession, nodes: Any, path: list[int], lengths: int | None = None, kept: Any = None
-) -> None:
+def unseen(session: TreeSession, rows: int = 1) -> list[Node]:
+    """The nodes of a round, whatever they say."""
+    text = [[3, 5, 8]] * rows
+    with torch.no_grad():
+        session.propose(Sequences(torch.tensor(text), [3] * rows, list(range(rows)), text), [9] * rows)
+    return list(session.unseen)
+
+
+def judged(session: TreeSession, nodes: Any, path: list[int], lengths: int | None = None, kept: Any = None) -> None:
     """The session is told what became of nodes that were drafted before their tokens were seen."""
     length = len(nodes) if lengths is None else lengths
     draft = Draft(torch.zeros(1, len(nodes), dtype=torch.long), [length], [[n.parent for n in nodes]])
     tokens = [[0] * (len(path) + 1)]
     verdict = Verdict([0], [2], [len(path)], tokens, [False], 7, 1.0, draft=draft, paths=[path], nodes=kept)
-    session.last = LastDraft([nodes])
+    session.unseen = nodes
     session.observe(verdict)
 
 
-def chances(session: StreamingSession) -> list[list[float]]:
-    return [
-        [session.acceptance.chance(*known) for known in zip(evidence, guesses, strict=True)]
-        for evidence, guesses in zip(session.evidence, session.guesses, strict=True)
-    ]
+def chances(session: Any) -> list[list[float]]:
+    steps = session.steps
+
+    def chance(place: int, rank: int) -> float:
+        return session.acceptance.chance(steps.evidence(place, rank), steps.guess(place, rank))
+
+    return [[chance(place, rank) for rank in range(steps.candidates)] for place in range(steps.streams.gamma)]
 
 
 def test_a_chance_is_learned_from_what_is_accepted(target: Any) -> None:
     """An oracle of two ranks: the figures go to what is true."""
     session = session_of(target, num_streams=2, num_candidates=2, num_nodes=6)
     generator = torch.Generator().manual_seed(0)
-    nodes = session._unseen(1)
-    assert sorted(nodes) == sorted(product_of(2, 2))
+    nodes = unseen(session)
+    product = product_of(2, 2)
+    assert {tuple(path(nodes, i)) for i in range(6)} == {tuple(path(product, i)) for i in range(6)}
+    roots = [i for i, node in enumerate(nodes) if node.parent < 0]
     for _ in range(600):
         first = int(torch.rand((), generator=generator) < 0.3)  # rank 0 is right 70% of the time, rank 1 otherwise
-        judged(session, nodes, [first])
+        judged(session, nodes, [roots[first]])
     learned = chances(session)
     assert math.isclose(learned[0][0], 0.7, abs_tol=0.15) and math.isclose(learned[0][1], 0.3, abs_tol=0.15)
     assert max(learned[1]) < 0.05
@@ -132,11 +128,11 @@ def test_a_chance_is_learned_from_what_is_accepted(target: Any) -> None:
 
 def test_what_was_not_verified_teaches_nothing(target: Any) -> None:
     """Nodes that were cut, and those behind a node that was pruned in mid-forward."""
-    for how in ({"lengths": 2}, {"kept": torch.tensor([[-1, 1, -1, -1, -1, -1]])}):
+    for how in ({"lengths": 1}, {"kept": torch.tensor([[-1, 1, -1, -1, -1, -1]])}):
         session = session_of(target, num_streams=2, num_candidates=2, num_nodes=6)
-        before = chances(session)
+        before, nodes = chances(session), unseen(session)
         for _ in range(20):
-            judged(session, session._unseen(1), [0], **how)
+            judged(session, nodes, [0], **how)
         assert chances(session)[1] == before[1] and chances(session)[0][0] > before[0][0]
 
 
@@ -146,7 +142,7 @@ def test_what_was_never_measured_is_drafted_all_the_same(target: Any) -> None:
         config = streams_of(target, **tables).config
         for sampled in (False, True):
             assert config.shares(sampled)[0][:2] == ([0.5, 0.2] if tables else [0.5, 0.5 * 0.35])
-        assert session_of(target, **tables)._unseen(1)
+        assert unseen(session_of(target, **tables))
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -156,10 +152,13 @@ def test_without_trees_the_likeliest_chain_is_drafted(target: Any, rows: int) ->
     for count, expected in (("auto", GAMMA), (2, 2), (0, 0), (9, GAMMA)):
         session = session_of(target, trees=False, rows=rows, num_nodes=count, **tables)
         session.context.cost = wide_forwards(rows, 0.01)
-        assert session._unseen(rows) == product_of(GAMMA, 1)[:expected]
+        assert unseen(session, rows) == product_of(GAMMA, 1)[:expected]
     session = session_of(target, trees=False, rows=rows, **tables)
     session.context.cost = wide_forwards(rows, 2.0)
-    assert not session._unseen(rows)
+    assert session.control is not None
+    for _ in range(2):
+        session.control.cost.observe(GAMMA, 1e-5, 1e-5)
+    assert not unseen(session, rows)
 
 
 def wide_forwards(rows: int, seconds: float) -> Cost:
@@ -169,14 +168,3 @@ def wide_forwards(rows: int, seconds: float) -> Cost:
         for width, each in ((13, seconds), (7, seconds), (1, 0.01)):
             cost.observe_forward(rows, width, each)
     return cost
-
-
-def test_a_tree_that_did_not_pay_is_tried_again(target: Any) -> None:
-    """Where none was drafted for long, one node is: what it takes and whether it is right is found out anew."""
-    session = session_of(target)
-    session.context.cost = cost = wide_forwards(1, 2.0)
-    sizes = []
-    for _ in range(150):
-        sizes.append(len(session._unseen(1)))
-        cost.observe_forward(1, 1 + sizes[-1], 2.0 if sizes[-1] else 0.01)
-    assert 2 <= sum(map(bool, sizes)) <= 4 and max(sizes) == 1

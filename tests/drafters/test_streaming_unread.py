@@ -8,11 +8,12 @@ import models
 import pytest
 import torch
 import toy_drafters as drafters
-from stream_models import BATCHES, GAMMA, join, streams_of, target_of
+from stream_models import BATCHES, GAMMA, join, never_paused, streams_of, target_of
 from torch import Tensor
 
 from hf_specdec.budget import DRAFTED, Cost, Evidence
-from hf_specdec.drafters.streaming import StreamingSession
+from hf_specdec.budget.cost import KEPT
+from hf_specdec.drafters.streaming import StreamSteps
 from hf_specdec.drafters.streaming.late import own_layers
 from hf_specdec.drafters.streaming.runner import StreamRunner
 from hf_specdec.protocol import Sequences
@@ -32,7 +33,7 @@ def test_how_many_streams_a_forward_has(
 ) -> None:
     """γ for each token; none where the texts are full behind it. No clock decides whether drafts are made."""
     join(monkeypatch)
-    monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
+    never_paused(monkeypatch)
     seen: list[tuple[int, int]] = []
     widths: list[int] = []
     honest = StreamRunner.forward
@@ -59,15 +60,16 @@ def test_how_many_streams_a_forward_has(
         assert torch.equal(sides.ours(drafter), sides.plain)
     finally:
         hook.remove()
+    assert not any("dropped" in note for note in drafter.last_stats.notes), drafter.last_stats.notes
     assert (seen and seen[-1][0] <= 1) or new == 24
 
 
-def session_of(target: Any, cost: Cost, **known: Any) -> StreamingSession:
+def session_of(target: Any, cost: Cost, **known: Any) -> Any:
     prompt = torch.ones(1, 3, dtype=torch.long)
     context = drafters.context(target=target, prompt_ids=prompt, prompt_mask=prompt, **known)
     context.cost = cost
-    session = streams_of(target).start(context)
-    session._runner = SimpleNamespace(rides=False, states=None, kept=None, streams_at=lambda ends: ends)  # type: ignore[assignment]
+    session: Any = streams_of(target).start(context)
+    session.steps._runner = SimpleNamespace(rides=False, states=None, kept=None, streams_at=lambda ends: ends)
     return session
 
 
@@ -87,28 +89,32 @@ def text_of(tokens: list[int]) -> Sequences:
 def test_behind_a_second_rest_no_draft_is_expected(target: Any) -> None:
     """Chosen unseen, nodes of chains rest where none pays; a draft that does come waits a round for its streams."""
     session = session_of(target, wide_forwards(2.0))
+    for _ in range(2):
+        session.control.cost.observe(GAMMA, 1e-5, 1e-5)
     rides = []
     for _ in range(4):
         draft = session.propose(text_of([3, 5, 8]), [9])
-        rides.append(session._runner.rides)  # type: ignore[union-attr]
+        rides.append(session.steps._runner.rides)
         assert not any(draft.lengths)
     assert rides == [True, False, False, False]
-    session.context.cost = wide_forwards(0.01)  # type: ignore[assignment]
-    assert session.propose(text_of([3, 5, 8]), [9]).lengths == [0] and session._runner.rides  # type: ignore[union-attr]
-    session.ends, session.rows = torch.zeros(1, GAMMA, 32), [0]
-    assert session.propose(text_of([3, 5, 8]), [9]).lengths == [GAMMA] and session._runner.rides  # type: ignore[union-attr]
+    session.context.cost = wide_forwards(0.01)
+    for _ in range(KEPT + 1):  # for so long it is believed that none pays
+        assert session.propose(text_of([3, 5, 8]), [9]).lengths == [0]
+    assert session.steps._runner.rides
+    session.steps.ends, session.steps.rows = torch.zeros(1, GAMMA, 32), [0]
+    assert session.propose(text_of([3, 5, 8]), [9]).lengths == [GAMMA] and session.steps._runner.rides
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_copies_are_drafted_where_there_are_no_streams(target: Any, streams: bool) -> None:
     session = session_of(target, wide_forwards(0.01), trees=True)
     if streams:
-        session.ends, session.rows = torch.zeros(1, GAMMA, 32), [0]
+        session.steps.ends, session.steps.rows = torch.zeros(1, GAMMA, 32), [0]
     text = models.prompts([6])["input_ids"][0].tolist()
     draft = session.propose(text_of([*text, *text]), [9])
     assert draft.lengths[0] and text[0] in draft.tokens[0].tolist()
-    assert any(node is not None for node in session.last.nodes[0]) == streams
-    assert session._runner is not None and session._runner.rides
+    assert bool(session.own[0]) == streams
+    assert session.steps._runner.rides
 
 
 @pytest.mark.parametrize(
@@ -120,13 +126,13 @@ def test_their_own_pass_is_made_where_it_promises_to_pay(target: Any, repeats: b
     """It takes half a forward: too much for streams that are seldom right, and where a copy stands ready."""
     session = session_of(target, wide_forwards(0.0101), trees=True)
     passes: list[Tensor] = []
-    session._runner.streams_at = lambda ends: passes.append(ends) or ends  # type: ignore
+    session.steps._runner.streams_at = lambda ends: passes.append(ends) or ends
     for _ in range(2):
         session.control.cost.observe(GAMMA, 0.005, 0.005)
     session.control.account.left = 0.0  # for tries
     for i in range(400):
         session.acceptance.observe(Evidence.of(DRAFTED), (i * alpha) % 1 + alpha >= 1)
-    session.ends, session.rows = torch.zeros(1, GAMMA, 32), [0]
+    session.steps.ends, session.steps.rows = torch.zeros(1, GAMMA, 32), [0]
     text = list(range(3, 15))
     draft = session.propose(text_of(text * 2 if repeats else text), [9])
     assert bool(passes) == asked and bool(draft.lengths[0]) == (asked or repeats)
@@ -139,17 +145,15 @@ def test_late_streams_are_those_that_would_have_joined(
     """Of the last accepted node of each row, whatever tree was verified; and no forward of the target is wider."""
     monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)
     seen: dict[tuple[int, int], Tensor] = {}  # by row, and how far it is from its end
-    honest = StreamingSession._ends_of
+    honest = StreamSteps.begin
 
-    def ends_of(self: StreamingSession, rows: list[int], room: list[int]) -> Any:
-        found = honest(self, rows, room)
-        if found[0] is not None:
-            seen.update(
-                {(row, n): states for row, n, states in zip(rows, found[1], found[0].clone(), strict=True) if n}
-            )
-        return found
+    def begin(self: StreamSteps, sequences: Sequences, *args: Any) -> None:
+        honest(self, sequences, *args)
+        assert self.ends is not None
+        left = [self.context.max_length - length for length in sequences.lengths]
+        seen.update(zip(zip(sequences.rows, left, strict=True), self.ends.clone(), strict=True))
 
-    monkeypatch.setattr(StreamingSession, "_ends_of", ends_of)
+    monkeypatch.setattr(StreamSteps, "begin", begin)
     sides = compare.Sides(target, BATCHES[batch])
     late = streams_of(target, num_nodes=8)
     assert torch.equal(sides.ours(late), sides.plain)
@@ -171,7 +175,7 @@ def test_late_streams_have_layers_of_their_own_which_follow_the_targets(target: 
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
 
     def own() -> Any:
-        return drafter.start(drafters.context(target=model)).own
+        return drafter.start(drafters.context(target=model)).steps.own
 
     first = own()
     assert own() is first and first[1].layers[0] is not model.model.layers[1] and not len(first[0].adapters)
@@ -187,11 +191,11 @@ def test_late_streams_have_layers_of_their_own_which_follow_the_targets(target: 
 
 def test_where_weights_cannot_be_added_to_adapters_stay_beside(target: Any) -> None:
     model = target_of("Llama")
-    session = streams_of(model).start(drafters.context(target=model))
+    steps: Any = streams_of(model).start(drafters.context(target=model)).steps
     model.model.layers[1]._hf_hook = object()  # as accelerate leaves on what it moves
-    assert own_layers(session.streams, session.upper) == (session.streams, session.upper)
+    assert own_layers(steps.streams, steps.upper) == (steps.streams, steps.upper)
     del model.model.layers[1]._hf_hook
     linear = model.model.layers[1].mlp.up_proj
     del linear._parameters["weight"]  # as in a layer that holds it in another form
     linear.in_features, linear.out_features = 32, 48
-    assert own_layers(session.streams, session.upper) == (session.streams, session.upper)
+    assert own_layers(steps.streams, steps.upper) == (steps.streams, steps.upper)

@@ -21,8 +21,8 @@ from continuations import (
 from models import llama, prompts
 
 from hf_specdec import SpeculationError
+from hf_specdec.drafters.sources.past import likely_branches
 from hf_specdec.drafters.suffix import SuffixDrafter, SuffixStore
-from hf_specdec.drafters.suffix.memory import likely_branches
 from hf_specdec.protocol import Sequences
 
 

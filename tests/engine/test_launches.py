@@ -11,12 +11,11 @@ import models
 import pytest
 import torch
 from head_pairs import PAIRS, drafting_goes_on
-from stream_models import streams_of, target_of
+from stream_models import never_paused, streams_of, target_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_drafters import Future, bushy
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
-from hf_specdec.drafters.streaming import StreamingSession
 from hf_specdec.target.captures import Captures
 
 __all__ = ["drafting_goes_on"]
@@ -84,7 +83,7 @@ def test_a_round_launches_little_beside_its_forwards(
 ) -> None:
     """The prompt's forward, and what a call begins and ends with, are counted with the second of two lengths less the
     first."""
-    monkeypatch.setattr(StreamingSession, "weighs", True)  # random streams would be given up
+    never_paused(monkeypatch)  # random streams would be given up
     (model, drafter), met = SIDES[kind](), []
     call = {"do_sample": False, "pad_token_id": 0, "speculation": {"forwards": "captured"}, "assistant_model": drafter}
     for new in (8, 8, NEW):

@@ -10,9 +10,11 @@ from models import llama
 
 from hf_specdec.budget import DraftCost
 from hf_specdec.drafters.base import Drafter
-from hf_specdec.drafters.draft_model import DraftModelSession, ModelDraft, Step
+from hf_specdec.drafters.chains import ChainSession
+from hf_specdec.drafters.draft_model import ModelDraft
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
-from hf_specdec.drafters.prompt_lookup.copies import Copies
+from hf_specdec.drafters.sources import Copies
+from hf_specdec.drafters.steps import Step
 from hf_specdec.protocol import DraftContext, Verdict
 from hf_specdec.session import DraftSession
 
@@ -28,7 +30,7 @@ class Three:
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
         return lengths
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, verdict: Verdict, kept: list[int]) -> None:
         """It learns nothing."""
 
     def notes(self) -> list[str]:
@@ -46,7 +48,7 @@ class ByItsOwnDistribution(Three):
     """Goes on where the draft was sure of the token before it was drawn."""
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
-        sure = step.logits.softmax(-1).amax(-1).tolist()
+        sure = step.q.amax(-1).tolist()
         return [n if chance > 0.3 else min(n, i + 1) for n, chance in zip(lengths, sure, strict=True)]
 
 
@@ -63,7 +65,7 @@ class Drawing(Drafter):
         self.rule, self.model = rule, llama(vocab=SMALL, seed=1)
 
     def start(self, context: DraftContext) -> DraftSession:
-        return DraftModelSession(context, ModelDraft(context, self.model, DraftCost()), self.rule())
+        return ChainSession(context, ModelDraft(context, self.model, DraftCost()), self.rule())
 
 
 @pytest.mark.parametrize("rule", [ByEarlierDraws, ByItsOwnDistribution])

@@ -10,7 +10,7 @@ import torch
 from chats import VOCAB, talking_tokenizer
 
 import hf_specdec
-from hf_specdec.drafters.prompt_lookup import PromptLookupSession
+from hf_specdec.drafters.trees import TreeSession
 
 TASK = """
 task: sums
@@ -29,13 +29,13 @@ metric_list: [{metric: exact_match}]
 def drafted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets an entry for every round that was drafted for."""
     rounds: list[int] = []
-    propose = PromptLookupSession.propose
+    propose = TreeSession.propose
 
     def counted(self: Any, *args: Any) -> Any:
         rounds.append(1)
         return propose(self, *args)
 
-    monkeypatch.setattr(PromptLookupSession, "propose", counted)
+    monkeypatch.setattr(TreeSession, "propose", counted)
     return rounds
 
 

@@ -21,8 +21,9 @@ from hf_specdec import (
     SuffixDrafter,
 )
 from hf_specdec.budget import Cost, Learned
+from hf_specdec.drafters.chains import ChainSession
 from hf_specdec.drafters.draft_model.model import ModelOverCache
-from hf_specdec.drafters.ngram import NGramSession
+from hf_specdec.drafters.ngram import NGramSteps
 from hf_specdec.engine.generation import Generation
 from hf_specdec.train.ngram import train_ngram
 
@@ -54,8 +55,8 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
     for module in (
         "drafters.draft_model.model_draft",
         "drafters.disco.classifier",
-        "drafters.hybrid.sampled",
-        "drafters.streaming.session",
+        "drafters.chains",
+        "drafters.streaming.drafter",
     ):
         monkeypatch.setattr(f"hf_specdec.{module}.waits", lambda device: True)
     counted: list[Counter[str]] = []
@@ -70,6 +71,8 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
 
     def on_the_host(self: Any, sequences: Any, room: list[int]) -> Any:
         """The n-gram model drafts where it lies: the device's ids are out of its reach, the counting pauses."""
+        if not isinstance(self.model, NGramSteps):
+            return propose(self, sequences, room)
         sequences.ids = sequences.ids.to("meta")
         with torch._C.DisableTorchFunction():
             return propose(self, sequences, room)
@@ -79,8 +82,8 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
         with torch._C.DisableTorchFunction():
             opened(self, *args, **known)
 
-    propose, opened = NGramSession.propose, ModelOverCache.__init__
-    monkeypatch.setattr(NGramSession, "propose", on_the_host)
+    propose, opened = ChainSession.propose, ModelOverCache.__init__
+    monkeypatch.setattr(ChainSession, "propose", on_the_host)
     monkeypatch.setattr(ModelOverCache, "__init__", opening)
     monkeypatch.setattr(Generation, "play_round", counting)
     monkeypatch.setattr("hf_specdec.engine.generation._costs", Learned(Cost))  # of another drafter's rounds, in a test

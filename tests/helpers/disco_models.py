@@ -6,8 +6,8 @@ import torch
 from close_drafts import nearly
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hf_specdec.drafters.chains import ChainSession
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier
-from hf_specdec.drafters.draft_model import DraftModelSession
 from hf_specdec.protocol import Draft, DraftContext, Sequences
 from hf_specdec.stats import SpeculationStats
 
@@ -62,9 +62,7 @@ def context(rows: int, do_sample: bool, lockstep: bool) -> DraftContext:
     )
 
 
-def propose(
-    drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = False
-) -> tuple[Draft, DraftModelSession]:
+def propose(drafter: DiscoDrafter, rows: int, lockstep: bool, do_sample: bool = False) -> tuple[Draft, ChainSession]:
     opened = context(rows, do_sample, lockstep)
     ids = torch.nn.functional.pad(torch.cat([opened.prompt_ids, torch.full((rows, 1), 7)], 1), (0, 16))
     with torch.no_grad():

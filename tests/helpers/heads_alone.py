@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import DFlashCache, MtpCache
 
 from hf_specdec import DFlashDrafter, EagleDrafter, Gemma4Drafter, MtpDrafter
-from hf_specdec.drafters.draft_model import GrowingSession
-from hf_specdec.drafters.heads.unseen import UnseenSession
+from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
 
 
@@ -29,27 +28,35 @@ def drafts_are_those_of_texts_alone(
     call = models.prompts(lengths) | {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     texts = [row[max(lengths) - n :] for row, n in zip(target.generate(**call).tolist(), lengths, strict=True)]
     drafts: list[tuple[list[int], list[int]]] = []
-    session: Any = GrowingSession if forwards == "eager" else UnseenSession
-    propose = session.propose
+    propose = TreeSession.propose
 
     def recording(self: Any, sequences: Any, room: list[int]) -> Any:
-        draft, fed = propose(self, sequences, room), []
+        draft, firsts = first_candidates(propose, self, sequences, room)
+        fed = []
         for b, row in enumerate(sequences.rows):
             tokens = list(sequences.tokens[b])
-            drafted = self.drafted[b] if session is GrowingSession else self.drafted[b, :, 0].tolist()
-            drafted = drafted if draft.lengths[b] else []
+            drafted = firsts[b] if draft.lengths[b] else []
             drafts.append((tokens, drafted))
             right = (len(tokens) + row) % (len(drafted) + 1)
             fed.append([*texts[row][len(tokens) :][:right], *drafted[right:]])
         return Draft.from_lists(fed)
 
-    monkeypatch.setattr(session, "propose", recording)
+    monkeypatch.setattr(TreeSession, "propose", recording)
     target.generate(**call, assistant_model=drafter, speculation={"forwards": forwards})
     stats = drafter.last_stats
     assert stats is not None and len(drafts) > 5 * len(lengths) and stats.accepted_tokens > 4
     for text, drafted in drafts:
         expected = ALONE[type(drafter)](target, drafter, torch.tensor([text]))[: len(drafted)]
         assert drafted == expected
+
+
+def first_candidates(propose: Any, session: Any, sequences: Any, room: list[int]) -> tuple[Draft, list[list[int]]]:
+    """A session's draft, and of each row the likeliest tokens of its heads, as far as there is room."""
+    steps, taken, step = session.steps, [], session.steps.step
+    steps.step = lambda: taken.append(step()) or taken[-1]
+    draft = propose(session, sequences, room)
+    del steps.step
+    return draft, [[int(each.tokens[b, 0]) for each in taken][:most] for b, most in enumerate(room)]
 
 
 @torch.no_grad()

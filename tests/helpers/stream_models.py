@@ -28,6 +28,18 @@ def target_of(name: str, layers: int = 3) -> Any:
     return models.from_config(config, "eager" if name in ("Gemma2", "Gemma3") else "sdpa")
 
 
+def never_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random streams would be given up."""
+    start = StreamingDrafter.start
+
+    def started(self: StreamingDrafter, context: Any) -> Any:
+        session = start(self, context)
+        session.weighs = True
+        return session
+
+    monkeypatch.setattr(StreamingDrafter, "start", started)
+
+
 def join(patch: pytest.MonkeyPatch) -> None:
     """Let streams join the target's forwards, as they do on an accelerator."""
     patch.setattr("hf_specdec.drafters.streaming.drafter.waits", lambda _: True)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from captured_calls import CAPTURED, come_and_go, decode
 from compare import uneven_eos
-from stream_models import BATCHES, TARGETS, WAYS, join, streams_of, target_of
+from stream_models import BATCHES, TARGETS, WAYS, join, never_paused, streams_of, target_of
 from torch import Tensor
 from traced import Traced, traced
 
 import hf_specdec
-from hf_specdec.drafters.streaming import StreamingSession
+from hf_specdec.drafters.streaming import StreamSteps
 from hf_specdec.engine.modes import UNRECORDABLE
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
@@ -21,15 +21,15 @@ pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's fo
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The streams from which drafts were made, which go on though random ones are hardly ever right."""
     seen: list[Tensor] = []
-    look = StreamingSession._look
+    look = StreamSteps._look
 
-    def looking(self: StreamingSession, verdict: Any) -> None:
+    def looking(self: StreamSteps, verdict: Any) -> None:
         look(self, verdict)
         if self.ends is not None:
             seen.append(self.ends.clone())
 
-    monkeypatch.setattr(StreamingSession, "_look", looking)
-    monkeypatch.setattr(StreamingSession, "weighs", True)
+    monkeypatch.setattr(StreamSteps, "_look", looking)
+    never_paused(monkeypatch)
     join(monkeypatch)
     return seen
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from captured_calls import CAPTURED, DRAFTERS, decode
 from head_pairs import PAIRS, drafting_goes_on
-from stream_models import streams_of, target_of
+from stream_models import never_paused, streams_of, target_of
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_specdec.drafters.streaming import StreamingSession
 from hf_specdec.target import buffers, captures
 
 pytestmark = pytest.mark.real_time
@@ -71,7 +70,7 @@ def test_what_is_read_stays(
         model, drafter = PAIRS[kind]()
     elif kind == "streams":
         drafter = streams_of(model := target_of("Llama"), num_nodes=3)
-        monkeypatch.setattr(StreamingSession, "weighs", True)
+        never_paused(monkeypatch)
     else:
         drafter = DRAFTERS[kind](draft)
     decode(model, drafter, lengths, speculation=CAPTURED)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hf_specdec import theory
 from hf_specdec.cli import app
-from hf_specdec.drafters.prompt_lookup import PromptLookupSession
+from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.errors import SpeculationError
 from hf_specdec.tools.bench.report import write_report
 from hf_specdec.tools.bench.results import Measurement, Results
@@ -264,7 +264,7 @@ def test_explain_shows_what_the_target_wrote_after_the_drafter_was_given_up(pair
     def propose(*_):
         raise ValueError("planted")
 
-    monkeypatch.setattr(PromptLookupSession, "propose", propose)
+    monkeypatch.setattr(TreeSession, "propose", propose)
     with pytest.warns(UserWarning, match="planted"):
         found = explained(pair, "prompt_lookup", "a b a b", 5)
     assert found.rounds == [] and [[token.kind for token in line] for line in found.lines] == [["first"], ["own"] * 4]

@@ -11,7 +11,7 @@ import torch
 from compare import PROMPTS, Sides, uneven_eos
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, theory
-from hf_specdec.drafters.draft_model.session import with_candidates
+from hf_specdec.drafters.chains import with_candidates
 from hf_specdec.tools.instruments.forwards import wrapped_forward
 
 KINDS = [DraftModelDrafter, HybridDrafter]

@@ -6,23 +6,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...budget import Controller, DraftCost, Experience, Learned
+from ...budget import MOST_NODES, Controller, DraftCost, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ...session import DraftSession
 from ...target.devices import input_device
 from ...transfer import waits
-from ..draft_model import (
-    DraftModelSession,
-    GrowingSession,
-    ModelDraft,
-    ModelDrafter,
-    Stepwise,
-    Translated,
-    candidates_of,
-)
+from ..chains import ChainSession, candidates_of
+from ..draft_model import ModelDraft, ModelDrafter, Translated
 from ..draft_model.translating import model_of
+from ..rules import Stepwise
+from ..trees import TreeSession
 from .classifier import StopClassifier
 from .config import DiscoConfig
 from .session import Classified, Threshold
@@ -102,18 +97,17 @@ class DiscoDrafter(ModelDrafter):
         self.check_prompt(context)
         classified = Classified(context, self.config, self.classifier)
         if self.config.rule == "token":
-            rule = Threshold(classified, self.config.threshold(context.do_sample), self.config.max_draft_tokens)
-            return DraftModelSession(context, ModelDraft(context, self.draft, DraftCost()), rule)
+            rule = Threshold(self.config.threshold(context.do_sample), self.config.max_draft_tokens)
+            return ChainSession(context, ModelDraft(context, self.draft, DraftCost(), None, classified), rule)
         k = candidates_of(context, self.config.num_candidates)
         experience = self._experience.of(context.target, (context.rows, context.do_sample))
         # Of point masses those are verified that pay; to see them all, an accelerator would be waited for.
         chains = context.do_sample or waits(input_device(self.draft_model))
         control = Controller(context, experience, candidates=1 if chains else k, longest=self.config.max_draft_tokens)
+        model = ModelDraft(context, self.draft, control.cost, None if chains else k, classified)
         if chains:
-            model = ModelDraft(context, self.draft, control.cost)
-            return DraftModelSession(context, model, Stepwise(control, classified))
-        model = ModelDraft(context, self.draft, control.cost, k)
-        return GrowingSession(context, model, control, estimate=classified)
+            return ChainSession(context, model, Stepwise(control))
+        return TreeSession(context, control.acceptance, (), model, control, most=MOST_NODES)
 
 
 def fingerprint(model: "PreTrainedModel") -> str:

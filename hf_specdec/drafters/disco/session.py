@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from ...budget import Drafted
 from ...protocol import DraftContext, Sequences, Verdict
-from ..draft_model import Estimate, Step, Steps
+from ..rules import spoken_for
+from ..steps import Step
 from .classifier import NONE, Branch, Recurrence, StopClassifier, read
 from .config import DiscoConfig
 
@@ -37,12 +39,9 @@ class Classified:
         self.branches = [Branch(self.texts[row]) for row in sequences.rows]
         self.positions = [n - self.begins[row] for n, row in zip(sequences.lengths, sequences.rows, strict=True)]
 
-    def of(self, logits: Tensor, tokens: Tensor, q: Tensor | None) -> list[float]:
-        """C [B] of the round's next tokens [B], from the draft's logits [B, V].
-
-        Args:
-            q: not used. The classifier reads the draft's own distribution, without the call's processors.
-        """
+    def of(self, logits: Tensor, tokens: Tensor) -> list[float]:
+        """C [B] of the round's next tokens [B], from the draft's logits [B, V]: its own distribution, without the
+        call's processors."""
         reading = read(logits, tokens, self.k)
         proposed = [branch.proposal() if self.lookup else NONE for branch in self.branches]
         chances = self.chance(reading, self.positions, proposed)
@@ -53,37 +52,28 @@ class Classified:
 
 
 class Threshold:
-    """Each row drafts until its last token's estimate falls below τ."""
+    """Each row drafts until the classifier's chance of its last token falls below τ."""
 
     planned = False
     weighs = False  # τ knows nothing of costs, so drafts that lose time are paused
 
-    def __init__(self, estimate: Estimate, tau: float, longest: int) -> None:
+    def __init__(self, tau: float, longest: int) -> None:
         """
         Args:
             tau: τ, from 0 to 1.
             longest: SLmax, tokens of a round at most.
         """
-        self.estimate, self.tau, self.longest = estimate, tau, longest
-        self.seen: list[list[float]] = []
-        """[B] the estimates of the round's tokens"""
+        self.tau, self.longest = tau, longest
 
-    def begin(self, sequences: Sequences, room: list[int], most: int, model: Steps) -> int:
-        self.seen = [[] for _ in room]
-        self.estimate.begin(sequences)
+    def begin(self, here: Drafted, room: list[int], most: int) -> int:
         return min(most, self.longest)
 
     def lengths(self, i: int, step: Step, lengths: list[int]) -> list[int]:
-        assert step.logits is not None, "not of a plan"
-        said = self.estimate.of(step.logits, step.tokens[:, 0], step.q)
-        for b, chance in enumerate(said):
-            if lengths[b] > i:
-                self.seen[b].append(chance)
-        return [n if n <= i + 1 or chance >= self.tau else i + 1 for n, chance in zip(lengths, said, strict=True)]
+        said = zip(lengths, spoken_for(step), strict=True)
+        return [n if n <= i + 1 or chance >= self.tau else i + 1 for n, chance in said]
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, verdict: Verdict, kept: list[int]) -> None:
         """The round is over. τ stays."""
-        self.seen = []
 
     def notes(self) -> list[str]:
         return []

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import Controller, DraftCost, Experience, Learned
+from ...budget import MOST_NODES, Controller, DraftCost, Experience, Learned
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ...session import DraftSession
+from ..chains import ChainSession, candidates_of
+from ..rules import Planned, Stepwise
+from ..trees import TreeSession
 from .base import ModelDrafter
-from .growing import GrowingSession
 from .model_draft import ModelDraft, is_blind
-from .rules import Own, Planned, Stepwise
-from .session import DraftModelSession, candidates_of
 from .translating import Translated
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class DraftModelDrafter(ModelDrafter):
         # To decide step by step is to read each token.
         if window != "auto" or is_blind(context, self.draft):
             model = self.steps(context, control.cost, k if k > 1 else None)
-            return DraftModelSession(context, model, Planned(control), k)
+            return ChainSession(context, model, Planned(control), k)
         if context.do_sample:
-            return DraftModelSession(context, self.steps(context, control.cost), Stepwise(control, Own()))
-        return GrowingSession(context, self.steps(context, control.cost, k), control)
+            return ChainSession(context, self.steps(context, control.cost), Stepwise(control))
+        model = self.steps(context, control.cost, k)
+        return TreeSession(context, control.acceptance, (), model, control, most=MOST_NODES)

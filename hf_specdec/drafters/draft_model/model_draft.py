@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,13 +17,23 @@ from ...target.captures import recording
 from ...target.devices import input_device
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
+from ..steps import Step, Steps, Took
 from .base import columns_for
 from .over_cache import Chain, DraftCall, OverCache
-from .steps import Step, Steps, Took
 from .translating import Translated, model_of, over_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class Estimate(Protocol):
+    """What speaks for a token that was drafted, from 0 to 1."""
+
+    def begin(self, sequences: Sequences) -> None:
+        """A round begins, behind these rows."""
+
+    def of(self, logits: Tensor, tokens: Tensor) -> list[float]:
+        """[B] of a round's next tokens [B], from the draft's logits [B, V] there."""
 
 
 @dataclass
@@ -46,13 +56,15 @@ class ModelDraft(Steps):
         model: "PreTrainedModel | Translated",
         cost: DraftCost,
         candidates: int | None = None,
+        estimate: Estimate | None = None,
     ) -> None:
         """
         Args:
             cost: told what steps take.
             candidates: k, the likeliest tokens, with their chances; None for one token as the call's sampling picks it.
+            estimate: of first candidates, in place of the chance that the draft gives them.
         """
-        self.context, self.cost, self.candidates = context, cost, candidates
+        self.context, self.cost, self.candidates, self.estimate = context, cost, candidates, estimate
         self.blind = is_blind(context, model)
         self._model = model
         self._over: OverCache | None = None
@@ -93,7 +105,10 @@ class ModelDraft(Steps):
         self._rows, self.steps = list(sequences.rows), 0
         self._ids, self._lengths = with_room(sequences, steps), list(sequences.lengths)
         self._last: Tensor | None = None
-        self._planned, self._ahead, self._first = planned, deque[Step](), None
+        self._planned = 0 if self.estimate is not None else planned  # recorded steps show no logits
+        self._ahead, self._first = deque[Step](), None
+        if self.estimate is not None:
+            self.estimate.begin(sequences)
         early, self._early = self._early, None
         self._was_early = early is not None and (early.rows, early.lengths) == (self._rows, self._lengths)
         if early is not None and self._was_early:
@@ -146,10 +161,8 @@ class ModelDraft(Steps):
         chain = Chain(lambda logits, u: pick.from_logits(logits, u, k), numbers, (pick.recordable, k))
         tokens, *more = (several.unbind(1) for several in self._over.chain(first, count, chain, lengths))
         if k is not None:
-            return [Step(ids, None, chances) for ids, chances in zip(tokens, *more, strict=True)]
-        return [
-            Step(ids[:, None], None, q=q) for ids, q in zip(tokens, more[0] if more else [None] * count, strict=True)
-        ]
+            return [Step(ids, chances) for ids, chances in zip(tokens, *more, strict=True)]
+        return [Step(ids[:, None], q=q) for ids, q in zip(tokens, more[0] if more else [None] * count, strict=True)]
 
     def _numbers(self, lengths: Sequence[int], count: int, ahead: int = 0) -> Tensor | None:
         """The random numbers [B, count] of draws behind `lengths` columns and the next ones; None where none are drawn.
@@ -196,9 +209,12 @@ class ModelDraft(Steps):
         pick = self.context.pick
         if self.candidates is None:
             tokens, q = pick(self._ids, self._lengths, self._rows, logits)
-            return Step(tokens[:, None], logits, q=q)
-        tokens, chances = pick.likeliest(self._ids, self._lengths, self._rows, logits, self.candidates)
-        return Step(tokens, logits, chances)
+            step = Step(tokens[:, None], q=q)
+        else:
+            step = Step(*pick.likeliest(self._ids, self._lengths, self._rows, logits, self.candidates))
+        if self.estimate is None:
+            return step
+        return step._replace(said=self.estimate.of(logits, step.tokens[:, 0]))
 
     def end(self) -> None:
         if self.steps and not self._was_early:

@@ -16,7 +16,7 @@ from ...protocol import DraftContext, Feature, Sequences, Verdict
 from ...target.buffers import NO_MEMORY, FixedCache
 from ...target.cache import RaggedCache
 from ...target.captures import recording
-from ..draft_model.steps import Step, Steps, Took
+from ..steps import Step, Steps, Took
 from .context import HeadContext, News
 from .drawn import Draw, Drawn, by_text
 from .recorded import Recorded, can_be_recorded

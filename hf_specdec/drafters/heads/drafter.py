@@ -3,14 +3,15 @@
 from abc import abstractmethod
 from typing import Any
 
-from ...budget import Controller, DraftCost, Experience, Learned
+from ...budget import MOST_NODES, Controller, DraftCost, Experience, Learned
 from ...protocol import DraftContext
 from ...session import DraftSession
 from ...transfer import waits
 from ..base import Drafter
-from ..draft_model import DraftModelSession, GrowingSession, Planned, candidates_of
+from ..chains import ChainSession, candidates_of
+from ..rules import Planned
+from ..trees import TreeSession
 from .draft import HeadDraft
-from .unseen import UnseenSession
 
 CANDIDATES = 4
 """tokens thought of at each place of a greedy draft, of which those are verified that pay"""
@@ -38,7 +39,7 @@ class HeadDrafter(Drafter):
             cost, candidates: as of `HeadDraft`.
         """
         heads = self.heads(context)
-        heads.cost, heads.candidates = cost, candidates
+        heads.name, heads.cost, heads.candidates = self.config.drafter_type, cost, candidates
         return heads
 
     def start(self, context: DraftContext) -> DraftSession:
@@ -46,8 +47,8 @@ class HeadDrafter(Drafter):
         heads = self.steps(context, experience.cost)
         if context.do_sample:  # a chain in every round: a seed gives one text
             control = Controller(context, experience, heads.most, who=self.who)
-            return DraftModelSession(context, heads, Planned(control))
+            return ChainSession(context, heads, Planned(control))
         k = heads.candidates = candidates_of(context, CANDIDATES)
         control = Controller(context, experience, candidates=k, who=self.who)
-        unseen = waits(context.device) or heads.recorded is not None
-        return UnseenSession(context, heads, control) if unseen else GrowingSession(context, heads, control)
+        seen = not (waits(context.device) or heads.recorded is not None)
+        return TreeSession(context, control.acceptance, (), heads, control, seen, MOST_NODES)

@@ -4,26 +4,24 @@ pay."""
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...budget import Acceptance, Controller, Experience, Learned
+from ...budget import MOST_NODES, Acceptance, Controller, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import reader_for, register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
-from ..draft_model import DraftModelDrafter, GrowingSession, Translated, candidates_of
+from ..chains import ChainSession, candidates_of
+from ..draft_model import DraftModelDrafter, Translated
 from ..heads import HeadDrafter
-from ..prompt_lookup import Copies
-from ..sources import Recycled, Sources
-from ..suffix import SuffixStore
-from ..suffix.memory import Memory
+from ..rules import Planned
+from ..sources import Copies, Memory, Recycled, Source, SuffixStore
+from ..suffix.config import SuffixConfig
 from ..trees import TreeSession
 from .config import HybridConfig
-from .joined import JoinedSession
-from .sampled import SampledHybridSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["HybridConfig", "HybridDrafter", "SampledHybridSession"]
+__all__ = ["HybridConfig", "HybridDrafter"]
 
 
 @register_drafter
@@ -89,25 +87,29 @@ class HybridDrafter(Drafter):
 
     def start(self, context: DraftContext) -> TreeSession:
         experience = self._experience.of(context.target, (context.rows, context.do_sample))
-        sources = self._sources(context, experience.acceptance)
+        acceptance = experience.acceptance
+        sources = self._sources(context, acceptance)
         if self.model_drafter is None:
-            return JoinedSession(context, experience.acceptance, sources)
+            return TreeSession(context, acceptance, sources, most=MOST_NODES)
         window, k = self.config.num_draft_tokens, candidates_of(context, self.config.num_candidates)
         if window != "auto":
             context.stats.window = int(window)
         fixed, who = None if window == "auto" else int(window), self.model_drafter.who
         control = Controller(context, experience, fixed, k, alone=False, who=who)
         steps = self.model_drafter.steps(context, control.cost, None if context.do_sample else k)
-        kind = SampledHybridSession if context.do_sample else GrowingSession
-        return kind(context, steps, control, sources)
+        if context.do_sample:
+            return ChainSession(context, steps, Planned(control), 1, acceptance, sources)
+        return TreeSession(context, acceptance, sources, steps, control, most=MOST_NODES)
 
-    def _sources(self, context: DraftContext, acceptance: Acceptance) -> Sources:
+    def _sources(self, context: DraftContext, acceptance: Acceptance) -> list[Source]:
         """What is proposed without a step of any model."""
-        branches, count = self.config.num_branches, self.config.num_recycled
-        memory = None if self.store is None else Memory(context, self.store, acceptance, branches)
-        recycled = Recycled(context, acceptance, count) if count else None
-        drawn = "none" if self.model_drafter is None else self.model_drafter.config.drafter_type
-        return Sources(drawn, Copies(context, self.config, acceptance), memory, recycled)
+        config, sources = self.config, list[Source]([Copies(context, self.config, acceptance)])
+        if self.store is not None:
+            remembered = SuffixConfig(max_draft_tokens=16, tokens_per_match=4, num_branches=config.num_branches)
+            sources.append(Memory(context, remembered, self.store, acceptance))
+        if config.num_recycled:
+            sources.append(Recycled(context, acceptance, config.num_recycled))
+        return sources
 
 
 def _changed(config: HybridConfig, *names: str) -> str:

@@ -3,6 +3,6 @@
 from .config import NGramConfig
 from .drafter import NGramDrafter
 from .model import Level, NGramModel
-from .session import NGramSession, NGramTrees
+from .steps import NGramSteps
 
-__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSession", "NGramTrees"]
+__all__ = ["Level", "NGramConfig", "NGramDrafter", "NGramModel", "NGramSteps"]

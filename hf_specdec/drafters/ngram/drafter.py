@@ -14,9 +14,12 @@ from ...hub.tokenizer import check_same_ids
 from ...protocol import DraftContext
 from ...session import DraftSession
 from ..base import Drafter
+from ..chains import ChainSession
+from ..rules import Planned
+from ..trees import TreeSession
 from .config import NGramConfig
 from .model import NGramModel
-from .session import DrawingSession, NGramSession, NGramTrees
+from .steps import LikelyNGrams, NGramSteps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,9 +81,10 @@ class NGramDrafter(Drafter):
         gamma = self.config.num_draft_tokens
         if gamma != "auto":
             context.stats.window = int(gamma)
-            return NGramSession(context, self.model, int(gamma))
         # Whatever is forbidden, and coupled draws, are known to the picker alone.
-        if context.do_sample or context.coupled or context.forbids is not None:
+        if gamma != "auto" or context.do_sample or context.coupled or context.forbids is not None:
             experience = self._experience.of(context.target, (context.rows, context.do_sample))
-            return DrawingSession(context, self.model, Controller(context, experience))
-        return NGramTrees(context, self.model, self._acceptance.of(context.target))
+            control = Controller(context, experience, None if gamma == "auto" else int(gamma), who="the n-gram model")
+            return ChainSession(context, NGramSteps(context, self.model, control.cost), Planned(control))
+        acceptance = self._acceptance.of(context.target)
+        return TreeSession(context, acceptance, [LikelyNGrams(context, self.model, acceptance)])

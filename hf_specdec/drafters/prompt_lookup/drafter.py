@@ -9,8 +9,9 @@ from ...budget import Acceptance, Learned
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
+from ..sources import Copies
+from ..trees import TreeSession
 from .config import PromptLookupConfig
-from .session import PromptLookupSession
 
 
 @register_drafter
@@ -26,5 +27,6 @@ class PromptLookupDrafter(Drafter):
         self.proposes_trees = self.config.num_branches > 1
         self._acceptance = Learned(Acceptance)
 
-    def start(self, context: DraftContext) -> PromptLookupSession:
-        return PromptLookupSession(context, self.config, self._acceptance.of(context.target, context.do_sample))
+    def start(self, context: DraftContext) -> TreeSession:
+        acceptance = self._acceptance.of(context.target, context.do_sample)
+        return TreeSession(context, acceptance, [Copies(context, self.config, acceptance)])

@@ -1,6 +1,9 @@
-"""What joins the tokens of streams, heads and draft models, without a step of any model."""
+"""What joins trees of tokens without a step of any model: copies, past outputs, recycled candidates."""
 
+from .copies import Copies
+from .past import Memory
 from .recycled import Recycled
-from .sources import Sources
+from .source import Source, named
+from .store import SuffixStore
 
-__all__ = ["Recycled", "Sources"]
+__all__ = ["Copies", "Memory", "Recycled", "Source", "SuffixStore", "named"]

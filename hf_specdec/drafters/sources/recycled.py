@@ -7,19 +7,20 @@ from collections.abc import Sequence
 
 from ...budget import Acceptance, Evidence, Tree
 from ...protocol import DraftContext, Sequences, Verdict
-from ..prompt_lookup.copies import cut
+from .copies import cut
+from .source import Source
 
-RECYCLED = "recycled"
-"""source of these tokens: their chances are counted apart"""
 FIRST = 0.25
 """taken for the chance of the likeliest before anything was measured; the next are less likely in proportion"""
 LEAST = 0.05
 """chance, counted from where they join a tree, below which nothing is thought of behind one"""
 
 
-class Recycled:
+class Recycled(Source):
     """By row, behind each token of its text and of its drafts the target's likeliest successors, where it stood last.
     Bounded by the vocabulary, and gone with the call."""
+
+    name = kind = "recycled"
 
     def __init__(self, context: DraftContext, acceptance: Acceptance, count: int) -> None:
         """
@@ -29,6 +30,9 @@ class Recycled:
         self.context, self.acceptance, self.likeliest = context, acceptance, count
         self.known: dict[int, dict[int, list[int]]] = {}
         """[row][token] its successors, the likeliest first"""
+
+    def observe_prompt(self, verdict: Verdict) -> None:
+        self.observe(verdict)
 
     def observe(self, verdict: Verdict) -> None:
         """What a forward said at every token it was fed, of the text or not."""
@@ -60,7 +64,7 @@ class Recycled:
         if room < 1:
             return
         for rank, token in enumerate(successors):
-            child = self.acceptance.add(tree, node, token, Evidence.of(RECYCLED, rank), FIRST / (1 + rank))
+            child = self.acceptance.add(tree, node, token, Evidence.of(self.name, rank), FIRST / (1 + rank))
             right = tree.chances[child]
             if chance * right >= LEAST and self.context.forbids is None:
                 self._grow(tree, child, self._behind(row, token), row, room - 1, chance * right)

@@ -2,15 +2,15 @@
 
 from .config import StreamingConfig
 from .drafter import StreamingDrafter
-from .session import StreamingSession
+from .steps import StreamSteps
 from .streams import LowRank, Streams
 from .upper import Upper, with_streams
 
 __all__ = [
     "LowRank",
+    "StreamSteps",
     "StreamingConfig",
     "StreamingDrafter",
-    "StreamingSession",
     "Streams",
     "Upper",
     "with_streams",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...budget import Experience, Learned
+from ...budget import MOST_NODES, Acceptance, Controller, Experience, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
@@ -17,9 +17,12 @@ from ...target.devices import input_device
 from ...target.remembered import Copied, Remembered
 from ...transfer import waits
 from ..base import Drafter
+from ..prompt_lookup import PromptLookupConfig
+from ..sources import Copies, Recycled, Source
+from ..trees import TreeSession
 from .config import StreamingConfig
 from .late import OwnLayers, own_layers
-from .session import StreamingSession
+from .steps import StreamSteps
 from .streams import Streams, write_lora
 from .upper import Upper
 
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 MARK = "tuned_with_streams"
 """field of a tuned target's config: which streams it was trained with"""
+BRANCHES = 3
+"""copies of earlier text that join the streams' tree"""
+SUCCESSORS = 4
+"""recycled candidates that are remembered behind each token"""
 
 
 @register_drafter
@@ -164,17 +171,33 @@ class StreamingDrafter(Drafter):
             parts.update(name.encode() + weight.to(torch.bfloat16).view(torch.uint8).cpu().numpy().tobytes())
         return parts.hexdigest()[:16]
 
-    def start(self, context: DraftContext) -> StreamingSession:
-        target = context.target
+    def start(self, context: DraftContext) -> TreeSession:
+        target, config = context.target, self.config
         if target is None:
             raise SpeculationError("streams run inside the target, which is in another process; use another drafter")
-        upper = Upper(target, self.config.num_layers)
+        upper = Upper(target, config.num_layers)
         experience = self._experience.of(target, (context.rows, context.do_sample))
         streams = self.fitted(target, upper)
         # Elsewhere width costs little, and a recorded forward cannot be looked into.
-        late = not waits(context.device) and self.config.prune_below == 0 and not is_captured(target, context.forwards)
+        late = not waits(context.device) and config.prune_below == 0 and not is_captured(target, context.forwards)
         own = self._own_layers(target, streams, upper) if late else None
-        return StreamingSession(context, self.config, streams, upper, experience, own)
+        steps = StreamSteps(context, config, streams, upper, experience.cost, own)
+        fixed = None if config.num_nodes == "auto" else streams.gamma
+        control = Controller(context, experience, fixed, steps.candidates, longest=streams.gamma, who="the streams")
+        most = MOST_NODES if config.num_nodes == "auto" else int(config.num_nodes)
+        seen = context.trees and not waits(context.device)
+        acceptance = experience.acceptance
+        session = TreeSession(context, acceptance, self._sources(context, acceptance), steps, control, seen, most)
+        session.weighs = late and fixed is None and context.trees  # nobody weighs what streams add to a forward
+        return session
+
+    def _sources(self, context: DraftContext, acceptance: Acceptance) -> list[Source]:
+        """What joins the streams' tokens. On accelerators nothing is recycled: each round would wait for what the
+        streams say."""
+        if not (self.config.copies and context.trees):
+            return []
+        copies = Copies(context, PromptLookupConfig(num_branches=BRANCHES), acceptance)
+        return [copies] if waits(context.device) else [copies, Recycled(context, acceptance, SUCCESSORS)]
 
     def _own_layers(self, target: "PreTrainedModel", streams: Streams, upper: Upper) -> OwnLayers:
         """Made once per target, until that or the streams have other weights."""

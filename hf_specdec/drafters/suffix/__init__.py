@@ -1,6 +1,6 @@
 """Copies from past outputs, too."""
 
+from ..sources import SuffixStore
 from .drafter import SuffixConfig, SuffixDrafter
-from .store import SuffixStore
 
 __all__ = ["SuffixConfig", "SuffixDrafter", "SuffixStore"]

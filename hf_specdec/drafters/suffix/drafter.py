@@ -10,9 +10,10 @@ from ...budget import Acceptance, Learned
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
 from ..base import Drafter
+from ..prompt_lookup import PromptLookupConfig
+from ..sources import Copies, Memory, SuffixStore
+from ..trees import TreeSession
 from .config import SuffixConfig
-from .session import SuffixSession
-from .store import SuffixStore
 
 
 @register_drafter
@@ -37,6 +38,13 @@ class SuffixDrafter(Drafter):
         self.proposes_trees = self.config.num_branches > 1
         self._acceptance = Learned(Acceptance)
 
-    def start(self, context: DraftContext) -> SuffixSession:
-        acceptance = self._acceptance.of(context.target, context.do_sample)
-        return SuffixSession(context, self.config, self.store, acceptance)
+    def start(self, context: DraftContext) -> TreeSession:
+        acceptance, config = self._acceptance.of(context.target, context.do_sample), self.config
+        own = PromptLookupConfig(
+            max_draft_tokens=config.max_draft_tokens,
+            tokens_per_match=config.tokens_per_match,
+            max_match=config.max_match,
+            num_branches=config.num_branches,
+        )
+        sources = [Copies(context, own, acceptance), Memory(context, config, self.store, acceptance)]
+        return TreeSession(context, acceptance, sources)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ...drafters.nodes import likeliest_nodes
 from ...drafters.streaming import Streams, Upper, with_streams
-from ...drafters.trees import likeliest_nodes
 from ...target.masks import as_bias
 from ..learning import Examined, examining
 from ..lessons import Lessons, batches

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...budget import DraftCost
-from ...clock import Moment
-from ...protocol import DraftContext, Feature, Sequences, Verdict
+from ..budget import DRAFTED, GUESS, DraftCost, Evidence
+from ..clock import Moment
+from ..protocol import DraftContext, Feature, Runner, Sequences, Verdict
 
 
 class Step(NamedTuple):
@@ -16,12 +16,12 @@ class Step(NamedTuple):
 
     tokens: Tensor
     """[B, k] candidates for the next place; the draft goes on from the first"""
-    logits: Tensor | None = None
-    """[B, V] of the draft; None of a step that was recorded with others"""
     chances: Tensor | None = None
-    """[B, k] that it gives to the candidates, where several were asked for"""
+    """[B, k] that the model gives them, where several were asked for"""
     q: Tensor | None = None
     """[B, V] that the one candidate was drawn from; None where it is the likeliest one"""
+    said: Sequence[float] | None = None
+    """[B] on the host, what else speaks for the first, from 0 to 1, where anybody was asked"""
 
 
 class Took(NamedTuple):
@@ -48,6 +48,8 @@ class Steps:
     """A round: `begin`, `step` once for each place, `end`, and `observe` when the target has judged."""
 
     context: DraftContext
+    name = "draft_model"
+    """in the statistics, of what it drafts"""
     features: Sequence[Feature] = ()
     """of the target's forwards, as of `DraftSession`"""
     blind = False
@@ -56,8 +58,14 @@ class Steps:
     """whether all steps of a round are one call: further ones cost nothing"""
     independent = False
     """whether a place's candidates are the same whatever stands before it in the draft"""
+    slots_per_token = 1
+    """as of `DraftSession`"""
     steps = 0
     """of this round"""
+
+    def runner(self, runner: Runner) -> Runner:
+        """As `DraftSession.runner`."""
+        return runner
 
     @property
     @abstractmethod
@@ -67,6 +75,17 @@ class Steps:
     @abstractmethod
     def room(self, sequences: Sequences) -> int:
         """Steps that a round may have."""
+
+    def serves(self, row: int) -> bool:
+        """Whether it can draft for this row of the call yet."""
+        return True
+
+    def rest(self, sequences: Sequences, wanted: bool) -> None:
+        """No step is made in this round.
+
+        Args:
+            wanted: whether some were to be made, of which it serves no row yet.
+        """
 
     @abstractmethod
     def begin(self, sequences: Sequences, steps: int, planned: int = 0) -> None:
@@ -98,3 +117,21 @@ class Steps:
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
         """Of the first candidates that each row [B] went on from, so many are part of the text now. The device has
         done all that it was asked for."""
+
+    def notes(self) -> list[str]:
+        """For the statistics."""
+        return []
+
+    # ------------------------------------------------------------------ what its candidates are counted under
+
+    def said(self, place: int, rank: int, chance: float) -> Evidence:
+        """What speaks for the candidate of a place (from 0) and rank to which the model gives such a chance."""
+        return Evidence.of(DRAFTED, min(rank, 1)).at(chance)
+
+    def evidence(self, place: int, rank: int) -> Evidence:
+        """For one of which nobody has seen the chance."""
+        return Evidence.of(DRAFTED, rank)
+
+    def guess(self, place: int, rank: int) -> float:
+        """How often such a one is right where all before it are, before anything was tested."""
+        return GUESS * (1 - GUESS) ** rank

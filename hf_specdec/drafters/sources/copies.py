@@ -10,6 +10,7 @@ from ...budget import Acceptance, Evidence, Tree
 from ...protocol import DraftContext, Sequences
 from ...transfer import to_device
 from .index import LookupIndex
+from .source import Source
 
 LONGER = (12, 16, 24, 32, 48, 64)
 """Lengths of a match from which on its tokens are counted apart: a copy that was right for long seldom ends."""
@@ -29,8 +30,10 @@ class Options(Protocol):
     num_branches: int
 
 
-class Copies:
+class Copies(Source):
     """One index per row, fed with accepted tokens only."""
+
+    name, kind = "copied", "prompt_lookup"
 
     def __init__(self, context: DraftContext, config: Options, acceptance: Acceptance) -> None:
         self.context, self.config, self.acceptance = context, config, acceptance
@@ -96,7 +99,7 @@ def add_copy(
     acceptance: Acceptance,
     branch: int = 0,
     behind: int = -1,
-    source: str = "copied",
+    source: str = Copies.name,
 ) -> None:
     """Add what stood behind an earlier occurrence of the last `match` tokens of the path down to `behind`.
 
