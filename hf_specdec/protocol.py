@@ -70,7 +70,7 @@ class Draft:
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Draft":
         """A point-mass chain per row, of uneven lengths."""
-        width = max((len(row) for row in rows), default=0)
+        width = max(map(len, rows), default=0)
         padded = [list(row) + [0] * (width - len(row)) for row in rows]
         if width == 0:
             return cls(torch.empty(len(rows), 0, dtype=torch.long, device=device), [0] * len(rows))

@@ -23,8 +23,8 @@ class Guarded(Protocol):
     def ask(self, action: Callable[[Any], T]) -> T | None:
         """What the session says; None where it was dropped. With a target over several ranks all are told the same."""
 
-    def tell(self, action: Callable[[Any], object]) -> None:
-        """For what has no answer."""
+    def tell(self, action: Callable[[Any], T]) -> T | None:
+        """The same where nobody reads the answer: of several ranks the leader's session alone is told."""
 
     def drop(self, reason: str) -> None:
         """Give the drafter up for the rest of the call, with one warning."""

@@ -13,10 +13,9 @@ from torch import Tensor
 from ..budget import Cost, CostView
 from ..clock import Moment, mark, now
 from ..protocol import Draft, DraftContext, Sequences, Verdict
-from ..schedule import Correct, Meanwhile, Round
+from ..schedule import Meanwhile, Round
 from ..stats import SpeculationStats
 from ..target.ranks import Ranks
-from ..transfer import to_device
 from ..verify.noise import Noise
 from ..verify.picking import DraftPicker
 from ..verify.processing import Bans
@@ -27,7 +26,6 @@ from .modes import Mode
 from .own_schedule import GuardedSchedule, schedule_of
 from .paying import Paying, record_of
 from .ranks import SharedSession
-from .traits import Traits
 
 
 class Bounds(NamedTuple):
@@ -110,6 +108,7 @@ class Drafting:
         rows come and go"""
         if not self.session.context.most_rows:
             self.order = schedule_of(drafter, self.session, context)
+        self.traits = self.session.traits
         self.paying: Paying | None = None
         self._settling = 0.0
         """seconds that the last round's settling took"""
@@ -117,11 +116,6 @@ class Drafting:
         """the beginning and the end of what was drafted early, for the next round"""
         self._for_this_round: tuple[Moment, Moment] | None = None
         """the same of what was drafted early for this one"""
-
-    @property
-    def traits(self) -> Traits:
-        """What the session says of itself."""
-        return self.session.traits
 
     def pause_where_it_loses(
         self,
@@ -140,7 +134,7 @@ class Drafting:
         """
         kind = self.drafter.drafter, id(target), do_sample
         record = (lambda rows: record_of(*kind, "joined")) if joined else (lambda rows: record_of(*kind, rows))
-        self.paying = Paying(record, keeps_state, not self.serial, clock)
+        self.paying = Paying(record, keeps_state, self.order is not None, clock)
 
     def draft(self, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]) -> Draft:
         """What the target is fed of these rows, at most `room` [B] tokens one below the other.
@@ -162,37 +156,16 @@ class Drafting:
             self.paying.draws |= draft.token_probs is not None
         return draft
 
-    @property
-    def serial(self) -> bool:
-        """Whether drafting comes before verifying."""
-        return self.order is None
-
-    def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
-        """What is judged, and how many of its nodes the forward answers for; as in `Schedule`."""
-        return (fed, None) if self.order is None else self.order.test(fed)
-
-    @property
-    def correct(self) -> Correct | None:
-        """As in `Schedule`."""
-        return None if self.order is None else self.order.correct
-
-    @property
-    def drafts_early(self) -> bool:
-        """Whether the session drafts on while the host reads what was accepted."""
-        return self.traits.drafts_early and self.serial and self.session.alive
-
-    def drafts_on(self, last: Tensor, places: Sequence[int]) -> Meanwhile:
-        """Lets the session draft on, where it `drafts_early`.
+    def meanwhile(self, last: Tensor) -> Meanwhile:
+        """Lets a session that `drafts_early` draft on while the host reads what was accepted.
 
         Args:
-            last: [B, 1] of all rows the last token, which the draft of this round hangs on.
-            places: of the rows that are drafted for.
+            last: [B, 1] the last token of each of its rows, which the draft of this round hangs on.
         """
-        own = last if len(places) == len(last) else last[to_device(list(places), last.device)]
 
         def drafts_on(n: Tensor, texts: Tensor) -> None:
             at = n[:, None] + torch.arange(2, device=n.device)
-            pair = torch.cat([own, texts], 1).gather(1, at)
+            pair = torch.cat([last, texts], 1).gather(1, at)
             began = mark(self.device)
             self.session.tell(lambda session: session.draft_early(n, pair))
             self._early = began, mark(self.device)

@@ -5,8 +5,8 @@
 takes its tokens (`taking`): in lockstep, staggered, or ragged.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..budget import Cost
 from ..protocol import Draft, Forward, Runner, Verdict
@@ -14,11 +14,10 @@ from ..stats import SpeculationStats
 from ..target.devices import input_device
 from ..transfer import moved
 from ..verify.drafts import inputs_of
-from ..verify.trial import Result, Trial
-from .drafting import Drafting
-from .fitting import most_nodes, no_draft
+from ..verify.trial import Result
+from .fitting import LEAST_FED, MOST_FED, no_draft
 from .modes import Mode
-from .parts import BatchPart, in_order, rows_of_draft, rows_of_forward, together
+from .parts import BatchPart, in_order, parts_of, rows_of_forward, together
 from .rows import Row, Rows
 from .taking import Taking
 from .verdicts import verdict_of
@@ -27,7 +26,6 @@ from .watch import Watch, count_forward, count_row
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-T = TypeVar("T")
 UNSOUND = "it returned token ids or probabilities out of range, or a q that does not match them"
 
 
@@ -55,6 +53,8 @@ class Engine:
         """
         self.model, self.rows, self.mode, self.taking, self.cost, self.stats = model, rows, mode, taking, cost, stats
         self.vocab = vocab
+        self.widest = MOST_FED + 1
+        """tokens per row of a forward"""
         self.device = input_device(model)  # asked once: transformers looks for it among the parameters
 
     def play_round(self) -> None:
@@ -69,23 +69,24 @@ class Engine:
         active = [not row.stopped for row in rows.all]  # in lockstep a finished row stays, is fed padding, not counted
 
         # 1. Draft: each drafter proposes tokens for its rows, no more than there is room for.
-        parts = [BatchPart(*alike) for alike in self._alike(range(len(rows)), lambda row: row.drafting)]
+        parts = parts_of(rows)
         for part in parts:
             part.fed = part.judged = self._draft(part)
         fed = together(parts, len(rows), rows.device)
 
         # 2. Verify: the target reads each row's last token and its draft, in one forward.
-        watch.drafted()
+        watch.lap()
         starts = list(self.runner.lengths)
         forward = self._forward(fed)
-        watch.launched()
+        watch.lap()
 
         # 3. What is judged: a schedule that drafted meanwhile may add to what was fed.
+        serial = True
         for part in parts:
-            if part.drafting is not None:
-                part.judged, part.answered = part.drafting.test(part.fed)
-        serial = all(part.drafting is None or part.drafting.serial for part in parts)
-        watch.tested()
+            if part.drafting is not None and (order := part.drafting.order) is not None:
+                part.judged, part.answered = order.test(part.fed)
+                part.correct, serial = order.correct, False
+        watch.lap()
 
         # 4. Judge and keep: each row takes the accepted tokens and one of the target's own, until it stops.
         rows.reserve(max(fed.tokens.shape[1], *(part.judged.tokens.shape[1] for part in parts)) + 1)
@@ -103,9 +104,8 @@ class Engine:
 
         # 6. Count.
         width = fed.tokens.shape[1] + 1
-        held_up = sum(part.drafting.held_up for part in parts if part.drafting is not None)
-        stood_still = watch.draft_seconds + held_up
-        self._count(parts, active, watch, width, stood_still)
+        watch.draft_seconds += sum([part.drafting.held_up for part in parts if part.drafting is not None])
+        self._count(parts, active, width, watch)
         if serial and watch.usual:  # beside a worker in the background a forward takes longer
             refed = max(starts) - min(starts) if self.mode.staggered else 0  # what faster rows have ahead
             self.cost.observe_forward(len(rows), refed + width, watch.forward_seconds)
@@ -116,7 +116,7 @@ class Engine:
                 if not part.sound:
                     part.drafting.session.drop(UNSOUND)
                 verdict = self._verdict(part, forward)
-                verdict.seconds, verdict.draft_seconds = watch.forward_seconds, stood_still
+                verdict.seconds, verdict.draft_seconds = watch.forward_seconds, watch.draft_seconds
                 part.drafting.observe(verdict)
         for row, result in zip(rows.all, results, strict=True):
             self._tell(row, result)
@@ -126,88 +126,52 @@ class Engine:
         if serial and watch.usual:
             self.cost.observe_between(width, watch.since_forward())
 
-    def _alike(self, places: Iterable[int], of: Callable[[Row], T]) -> list[tuple[T, list[int]]]:
-        """Of these rows those that have the same object, a drafter or a judge."""
-        found: dict[int, tuple[T, list[int]]] = {}
-        for b in places:
-            shared = of(self.rows.all[b])
-            found.setdefault(id(shared), (shared, []))[1].append(b)
-        return list(found.values())
-
     # ------------------------------------------------------------------ the parts of a round
 
     def _draft(self, part: BatchPart) -> Draft:
         """What is fed of a part: a tree where that is welcome, else a chain; in lockstep all are equally long."""
-        rows, drafting = [self.rows.all[b] for b in part.places], part.drafting
+        rows, drafting = part.rows, part.drafting
         if drafting is None:
             return no_draft(len(rows), self.rows.device)
-        most = self._most_nodes(drafting)
+        most = min(self.widest - 1, max(MOST_FED // len(self.rows), LEAST_FED))
         room = [0 if row.stopped else max(0, min(most, row.end - row.length)) for row in rows]
         drafting.cost.beside = len(self.rows) - len(rows)
-        return drafting.draft(self.rows.view(part.places), room, most, [row.pad for row in rows])
-
-    def _most_nodes(self, drafting: Drafting) -> int:
-        """That a row may draft in this round."""
-        return most_nodes(len(self.rows))
+        return drafting.draft(self.rows.sequences(part.places, copied=True), room, most, [row.pad for row in rows])
 
     def _forward(self, fed: Draft) -> Forward:
-        tokens, parents = inputs_of(self.rows.last(), fed, self.vocab)
+        tokens, parents = inputs_of(self.rows.last(range(len(self.rows))), fed, self.vocab)
         forward = self.runner.forward(moved(tokens, self.device), parents)
         forward.logits = moved(forward.logits, self.rows.device)
         return forward
 
     def _judge(self, part: BatchPart, forward: Forward) -> None:
         """Have a part's rows take what their judges accept."""
-        drafting, results = part.drafting, dict[int, Result]()
-        by_judge = self._alike(part.places, lambda row: row.judge)
-        for judge, places in by_judge:
-            mine = [part.places.index(b) for b in places]
-            draft = rows_of_draft(part.judged, mine)
-            answer = rows_of_forward(forward, places, part.judged.tokens.shape[1])
-            trial = Trial(draft, answer, self.rows.sequences(places))
-            trial.answered = None if part.answered is None else [part.answered[i] for i in mine]
-            if drafting is not None:
-                trial.correct = drafting.correct  # of one judge only, whose rows are the part's
-                if drafting.drafts_early and len(by_judge) == 1:
-                    trial.meanwhile = drafting.drafts_on(self.rows.last(), part.places)
-                trial.successors = drafting.traits.likeliest if drafting.session.alive else 0
-            results |= zip(mine, self.taking.take(judge, self.rows, places, trial), strict=True)
+        drafting, results, together = part.drafting, dict[int, Result](), part.by_judge()
+        for mine in together:
+            places = [part.places[i] for i in mine]
+            trial = part.trial(mine, forward, self.rows.sequences(places))
+            if drafting is not None and drafting.session.alive:
+                trial.successors = drafting.traits.likeliest
+                if drafting.traits.drafts_early and drafting.order is None and len(together) == 1:
+                    trial.meanwhile = drafting.meanwhile(self.rows.last(places))
+            results |= zip(mine, self.taking.take(part.rows[mine[0]].judge, self.rows, places, trial), strict=True)
             part.sound &= trial.sound
-        part.results = [results[i] for i in range(len(part.places))]
+        part.results = [results[i] for i in range(len(part.rows))]
 
     def _verdict(self, part: BatchPart, forward: Forward) -> Verdict:
         seen = rows_of_forward(forward, part.places, part.judged.tokens.shape[1])
-        return verdict_of([self.rows.all[b] for b in part.places], part.judged, seen, part.results)
+        return verdict_of(part.rows, part.judged, seen, part.results)
 
-    def _count(
-        self,
-        parts: Sequence[BatchPart],
-        active: Sequence[bool],
-        watch: Watch,
-        width: int,
-        stood_still: float,
-    ) -> None:
-        """Statistics, over the rows that were not finished before the round.
-
-        Args:
-            stood_still: seconds for which the target waited for drafts.
-        """
-        everybody = {id(stats): stats for row in self.rows.all for stats in self._stats_of(row)}
-        for stats in everybody.values():
-            count_forward(stats, width, watch.forward_seconds, stood_still)
+    def _count(self, parts: Sequence[BatchPart], active: Sequence[bool], width: int, watch: Watch) -> None:
+        """Statistics, over the rows that were not finished before the round."""
+        for stats in [self.stats, *[row.stats for row in self.rows.all if row.stats is not None]]:
+            count_forward(stats, width, watch.forward_seconds, watch.draft_seconds)
         for part in parts:
             draft = part.judged
-            for i, (b, result) in enumerate(zip(part.places, part.results, strict=True)):
-                row = self.rows.all[b]
+            for i, (b, row, result) in enumerate(zip(part.places, part.rows, part.results, strict=True)):
                 source = (draft.sources[i] if draft.lengths[i] else "none") if draft.sources else ""
-                for stats in self._stats_of(row):
-                    stats.emitted_tokens += result.emitted
-                    if active[b]:
-                        count_row(stats, result, source)
-
-    def _stats_of(self, row: Row) -> list[SpeculationStats]:
-        """Where a row is counted."""
-        return [self.stats]
+                for stats in [self.stats] if row.stats is None else [self.stats, row.stats]:
+                    count_row(stats, result, active[b], source)
 
     def _tell(self, row: Row, result: Result) -> None:
         """A row has grown."""

@@ -23,11 +23,6 @@ Ask = Callable[[int, int], Any]
 """(row, node) → q [V] of a drawn token, of which a draft says `token_probs` alone"""
 
 
-def most_nodes(rows: int) -> int:
-    """Nodes that each of so many rows may draft."""
-    return max(MOST_FED // rows, LEAST_FED)
-
-
 def no_draft(rows: int, device: torch.device) -> Draft:
     """Nothing, for so many rows."""
     return Draft.from_lists([[]] * rows, device)

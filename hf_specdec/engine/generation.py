@@ -9,7 +9,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from ..budget import Cost, Learned
 from ..clock import now
-from ..protocol import Draft, Feature, Forward, Verdict
+from ..protocol import Forward, Verdict
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.captured import CapturedRunner
@@ -28,7 +28,7 @@ from .guard import GuardedDrafter
 from .modes import Mode, choose_mode
 from .outputs import StepOutputs
 from .own_runner import target_runner
-from .parts import BatchPart
+from .parts import BatchPart, parts_of
 from .rows import Row, Rows
 from .static_cache import stand_in
 from .taking import Lockstep, Ragged
@@ -63,8 +63,8 @@ class Generation(Engine):
         own = type(drafter.drafter) if drafter.brings_runner else None
         cost = _costs.of(call.target, (own, mode.runner is CapturedRunner))
         stats = SpeculationStats(mode=mode.name)
-        self.steps = StepOutputs(call.config)
-        taking = Ragged(self._farthest if mode.staggered else None) if mode.ragged else Lockstep(call, self.steps)
+        self.outputs = StepOutputs(call.config) if StepOutputs.wanted(call.config) else None
+        taking = Ragged(self._farthest if mode.staggered else None) if mode.ragged else Lockstep(call, self.outputs)
         rows = Rows(call.input_ids.device)
         super().__init__(call.target, call.ability.vocab_size, rows, mode, taking, cost, stats)
         self.randomness = Randomness.from_torch() if call.config.do_sample else Randomness(0)
@@ -116,6 +116,8 @@ class Generation(Engine):
         for row in self.texts:
             row.drafting = drafting
         self.runner = target_runner(call, drafting, self.mode)
+        if isinstance(self.runner, CapturedRunner) and self.runner.widest is not None:
+            self.widest = self.runner.widest
         keeps_state = self.mode.runner is StateRunner
         if self.ranks is None and (keeps_state or not drafting.traits.weighs):  # ranks go by clocks of their own
             drafting.pause_where_it_loses(call.target, call.draws, keeps_state)
@@ -129,15 +131,15 @@ class Generation(Engine):
         held = self.runner.lengths[0] - self.call.input_ids.shape[1]  # by a cache that is continued
         for row in self.rows.all:
             row.end = min(self.call.most_columns - 1, position_limit(self.model) - held)
-        layers = own_cache(self.call.model_kwargs[CACHE]).layers
-        self.steps.windows = [getattr(layer, "sliding_window", None) for layer in layers]
-        part = BatchPart(self.drafting, list(range(len(self.rows))))
+        if self.outputs is not None:
+            layers = own_cache(self.call.model_kwargs[CACHE]).layers
+            self.outputs.windows = [getattr(layer, "sliding_window", None) for layer in layers]
+        (part,) = parts_of(self.rows)
         part.judged = no_draft(len(self.rows), self.rows.device)
         self._judge(part, forward)
-        self.stats.emitted_tokens += sum(result.emitted for result in part.results)
+        self.stats.emitted_tokens += sum([result.emitted for result in part.results])
         self.stats.prefill_seconds = now() - began
-        verdict = super()._verdict(part, forward)
-        verdict.features = self._shown(forward.features)
+        verdict = self._verdict(part, forward, of_prompt=True)
         self._leave([b for b, row in enumerate(self.rows.all) if row.stopped])
         assert self.drafting is not None
         self.drafting.session.ask(lambda session: session.observe_prompt(verdict))
@@ -145,26 +147,16 @@ class Generation(Engine):
     def _farthest(self, rows: int) -> int:
         return farthest(self.cost if self.ranks is None else None, rows)  # ranks go by clocks of their own
 
-    def _most_nodes(self, drafting: Drafting) -> int:
-        most = super()._most_nodes(drafting)
-        widest = self.runner.widest if isinstance(self.runner, CapturedRunner) else None
-        return most if widest is None else min(most, widest - 1)
-
-    def _forward(self, fed: Draft) -> Forward:
-        if self.drafting is not None and not self.drafting.session.alive:  # nobody reads them any more
-            self.runner.features = ()
-        return super()._forward(fed)
-
-    def _verdict(self, part: BatchPart, forward: Forward) -> Verdict:
+    def _verdict(self, part: BatchPart, forward: Forward, of_prompt: bool = False) -> Verdict:
         verdict = super()._verdict(part, forward)
-        verdict.features = self._shown(verdict.features)
+        if of_prompt:
+            verdict.features = forward.features
+        if self.drafting is not None and not self.drafting.session.alive:
+            self.runner.features = ()  # nobody reads them any more
+        if self.outputs is not None and self.outputs.hidden_states is not None:
+            # A session may write into them, and the caller is given the same states.
+            verdict.features = {name: states.clone() for name, states in verdict.features.items()}
         return verdict
-
-    def _shown(self, features: dict[Feature, Tensor]) -> dict[Feature, Tensor]:
-        """Features as a session may have them: it may write into them, and the caller may be given the same states."""
-        if self.steps.hidden_states is None:
-            return features
-        return {name: states.clone() for name, states in features.items()}
 
     def _leave(self, places: list[int]) -> None:
         """Rows in lockstep stay until all have stopped."""
@@ -186,11 +178,12 @@ class Generation(Engine):
         return torch.cat([prompt, to_device(padded, prompt.device)], dim=1)
 
     def _result(self) -> GenerateDecoderOnlyOutput | Tensor:
-        call, ids, steps = self.call, self._ids(), self.steps
+        call, ids = self.call, self._ids()
         if call.keeps_cache:
             self.runner.finish(ids)
         if not call.config.return_dict_in_generate:
             return ids
+        steps = self.outputs or StepOutputs(call.config)
         kept: dict[str, Any] = {"scores": steps.scores, "logits": steps.logits, CACHE: call.model_kwargs[CACHE]}
         output: GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
         if call.source is not None:

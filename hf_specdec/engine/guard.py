@@ -93,22 +93,18 @@ class GuardedSession(Guard):
     def __init__(self, drafter: GuardedDrafter, context: DraftContext) -> None:
         self.drafter, self.context = drafter, copy(context)  # of its own, which the session does not see
         self.session = drafter.ask(lambda d: opened(d, context))
+        self.alive = self.session is not None
         self.traits = self.ask(lambda session: traits_of(session, self.context)) or Traits()
         self.was_cut = False
         self.rounds = self.unpaid = 0
         """all with a draft, and those of them in which none of it promised to pay"""
-
-    @property
-    def alive(self) -> bool:
-        return self.session is not None
 
     def ask(self, action: Callable[[Any], T]) -> T | None:
         """What the session says; None where it was dropped."""
         session = self.session
         return None if session is None else self.attempt(action, nothing, session)
 
-    def tell(self, action: Callable[[Any], object]) -> None:
-        self.ask(action)
+    tell = ask
 
     def draft(self, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]) -> Draft:
         """Chains or trees of at most `room` [B] tokens one below the other, fit to be fed to the target; an empty
@@ -144,22 +140,18 @@ class GuardedSession(Guard):
             spent: seconds that the draft has taken.
         """
         if draft.survival is None or draft.q is not None or draft.token_probs is not None or not any(draft.lengths):
-            self._tell_of_cut(max(draft.lengths), most)
+            if (longest := max(draft.lengths)) > most and not self.was_cut:
+                self.was_cut = True
+                warn(
+                    f"{self.drafter.name} drafted {longest} tokens for one row, and the target is fed {most} of them "
+                    "at most. The text is not affected"
+                )
             return most
         chances = [row[:most] for row, left in zip(draft.survival, room, strict=True) if left]
         count = nodes_that_pay(chances, len(room), self.context.cost, spent, self.context.advance)
         timed = self.context.cost.tried(len(room)) is not None  # a plain round to be timed says nothing of this draft
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
         return min(count, most)
-
-    def _tell_of_cut(self, longest: int, most: int) -> None:
-        """Warn once of drafts that are longer than there may be."""
-        if longest > most and not self.was_cut:
-            self.was_cut = True
-            warn(
-                f"{self.drafter.name} drafted {longest} tokens for one row, and the target is fed {most} of them at "
-                "most. The text is not affected"
-            )
 
     def note(self) -> str:
         """How often nothing was verified, as it would not have paid; empty where that never was."""
@@ -175,7 +167,7 @@ class GuardedSession(Guard):
         self.close()
 
     def close(self) -> None:
-        session, self.session = self.session, None
+        session, self.session, self.alive = self.session, None, False
         if session is not None:
             try:
                 session.close()

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..protocol import Draft, Forward
+from ..protocol import Draft, Forward, Sequences
+from ..schedule import Correct
 from ..transfer import to_device
-from ..verify.trial import Result
+from ..verify.trial import Result, Trial
 from .drafting import Drafting
+from .rows import Row, Rows
 
 
 @dataclass(eq=False)
@@ -19,18 +21,45 @@ class BatchPart:
 
     drafting: Drafting | None
     """None where nobody drafts for them"""
-    places: list[int]
-    """in the batch"""
+    places: list[int] = field(default_factory=list)
+    """[B] in the batch"""
+    rows: list[Row] = field(default_factory=list)
+    """[B]"""
     fed: Draft = field(init=False)
     """what the target reads"""
     judged: Draft = field(init=False)
     """what is judged: that, or more where drafting went on meanwhile"""
     answered: list[int] | None = field(default=None, init=False)
     """[B] nodes that the forward answers for; None for all"""
+    correct: Correct | None = field(default=None, init=False)
+    """what to draw from after a rejection; None where `judged.q` says it"""
     sound: bool = field(default=True, init=False)
     """whether its ids and probabilities were in range"""
     results: list[Result] = field(default_factory=list, init=False)
     """[B] what its rows gain"""
+
+    def by_judge(self) -> list[list[int]]:
+        """Which of its rows are judged together: those of equal settings."""
+        found: dict[int, list[int]] = {}
+        for i, row in enumerate(self.rows):
+            found.setdefault(id(row.judge), []).append(i)
+        return list(found.values())
+
+    def trial(self, mine: list[int], forward: Forward, sequences: Sequences) -> Trial:
+        """What the judge of some of its rows, which `sequences` shows, is asked about."""
+        answer = rows_of_forward(forward, [self.places[i] for i in mine], self.judged.tokens.shape[1])
+        answered = None if self.answered is None else [self.answered[i] for i in mine]
+        return Trial(rows_of_draft(self.judged, mine), answer, sequences, answered, self.correct)
+
+
+def parts_of(rows: Rows) -> list[BatchPart]:
+    """Who drafts for which rows; those for which nobody drafts are a part, too."""
+    parts: dict[int, BatchPart] = {}
+    for b, row in enumerate(rows.all):
+        part = parts.setdefault(id(row.drafting), BatchPart(row.drafting))
+        part.places.append(b)
+        part.rows.append(row)
+    return list(parts.values())
 
 
 def together(parts: Sequence[BatchPart], rows: int, device: torch.device) -> Draft:

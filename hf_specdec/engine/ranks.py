@@ -38,10 +38,9 @@ class SharedSession(Guard):
     def ask(self, action: Callable[[Any], T]) -> T | None:
         return self._answer(lambda own: own.ask(action))
 
-    def tell(self, action: Callable[[Any], object]) -> None:
+    def tell(self, action: Callable[[Any], T]) -> T | None:
         """What has no answer concerns the leader alone."""
-        if self.own is not None:
-            self.own.tell(action)
+        return None if self.own is None else self.own.tell(action)
 
     def draft(self, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]) -> Draft:
         draft = self._answer(lambda own: own.draft(sequences, room, most, pads))

@@ -125,6 +125,7 @@ class Requests(Engine):
         self.target = joining_runner(self.model, self.most_rows, self.most_tokens, self.forwards, self._recordable)
         self.runner = self.target
         """the drafter's own, where it brings one"""
+        self.widest = SPARE - 1
 
     # ------------------------------------------------------------------ who is there
 
@@ -215,7 +216,7 @@ class Requests(Engine):
         self._has_read(request, left - reading.left, began)
         if first is not None:
             row = self.rows.all[-1]
-            for stats in self._stats_of(row):
+            for stats in (self.stats, request.answer.stats):
                 stats.target_calls += 1
                 stats.emitted_tokens += first.emitted
             self._tell(row, first)
@@ -260,9 +261,11 @@ class Requests(Engine):
         end = min(request.end - 1, position_limit(self.model))
         for row in self.rows.all:
             if self.requests[row.number].settings == request.settings:
-                return Row(request.number, call, tokens, len(tokens), row.judge, row.drafting, end)
-        judge = call.judge(RowRandomness(), self.stats, joined=True)
-        return Row(request.number, call, tokens, len(tokens), judge, self._drafting(call), end)
+                judge, drafting = row.judge, row.drafting
+                break
+        else:
+            judge, drafting = call.judge(RowRandomness(), self.stats, joined=True), self._drafting(call)
+        return Row(request.number, call, tokens, len(tokens), judge, drafting, end, request.answer.stats)
 
     def _drafting(self, call: Call) -> Drafting | None:
         """Who drafts for calls of such settings: a session of their own. Inside the target there is one for all rows,
@@ -282,17 +285,12 @@ class Requests(Engine):
         self.target.features = list(dict.fromkeys([*self.target.features, *drafting.traits.features]))
         if guarded.brings_runner:
             self.runner = behind_own(self.target, drafting)
+            self.widest = max(1, SPARE // drafting.traits.slots_per_token - 1)
         if not drafting.traits.weighs:  # one record for all, as the number of rows changes
             drafting.pause_where_it_loses(self.model, call.draws, joined=True, clock=self.clock)
         return drafting
 
     # ------------------------------------------------------------------ rounds
-
-    def _most_nodes(self, drafting: Drafting) -> int:
-        return max(0, min(SPARE // drafting.traits.slots_per_token - 2, super()._most_nodes(drafting)))
-
-    def _stats_of(self, row: Row) -> list[SpeculationStats]:
-        return [self.stats, self.requests[row.number].answer.stats]
 
     def _tell(self, row: Row, result: Result) -> None:
         if row.failed is None:
@@ -328,7 +326,7 @@ class Requests(Engine):
             if all(row.drafting is not drafting for row in there):
                 self._close(drafting)
         if not there:
-            self.runner, self.target.features = self.target, ()
+            self.runner, self.target.features, self.widest = self.target, (), SPARE - 1
 
     def _close(self, drafting: Drafting | None) -> None:
         if drafting is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..protocol import Sequences
+from ..stats import SpeculationStats
 from ..transfer import moved, to_device
 from ..verify.judging import Judge
 from .call import Call
@@ -38,6 +39,8 @@ class Row:
     """who drafts them, also for other rows; None where nobody does"""
     end: int = 2**31
     """columns behind which nothing can be drafted: the target's own token, or its position, would have no place"""
+    stats: SpeculationStats | None = None
+    """of this row alone"""
     stopped: bool = False
     failed: Exception | None = None
     """what its own settings raised, where that ends this row alone"""
@@ -52,12 +55,6 @@ class Row:
         """What a finished row of a lockstep batch is fed, as in plain decoding where there is an EOS; None for a row
         that goes on."""
         return self.call.pad_token_id if self.stopped and self.call.stopping.has_eos else None
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Accept these."""
-        self.tokens += tokens
-        self.shown += tokens
-        self.length += len(tokens)
 
 
 class Rows:
@@ -115,45 +112,38 @@ class Rows:
 
     # ------------------------------------------------------------------ what others see
 
-    def sequences(self, places: Sequence[int]) -> Sequences:
-        """Some rows as judges see them, who may write behind their ends."""
-        return self._some(self._of(places), places, [self.all[b].tokens for b in places])
-
-    def view(self, places: Sequence[int]) -> Sequences:
-        """Some rows as a drafter may see them: in a copy."""
-        ids = self.ids.clone() if self.holds_all(places) else self._of(places)
-        return self._some(ids, places, [self.all[b].shown for b in places])
-
-    def _of(self, places: Sequence[int]) -> Tensor:
-        """The ids of some rows; of all of them the buffer itself."""
-        return self.ids if self.holds_all(places) else self.ids[to_device(list(places), self.device)]
-
-    def _some(self, ids: Tensor, places: Sequence[int], tokens: list[list[int]]) -> Sequences:
-        rows = [self.all[b] for b in places]
+    def sequences(self, places: Sequence[int], copied: bool = False) -> Sequences:
+        """Some rows, in their order: as judges see them, who may write behind their ends; or in a copy, as drafters
+        do."""
+        ids, rows = self.ids, [self.all[b] for b in places]
+        if len(rows) < len(self.all):
+            ids = ids[to_device(list(places), self.device)]
+        elif copied:
+            ids = ids.clone()
+        tokens = [row.shown if copied else row.tokens for row in rows]
         return Sequences(ids, [row.length for row in rows], [row.number for row in rows], tokens)
 
-    def holds_all(self, places: Sequence[int]) -> bool:
-        """Whether these are all rows, in their order."""
-        return len(places) == len(self.all) and [*places] == [*range(len(places))]
-
-    def last(self) -> Tensor:
-        """The last accepted token of each row [B, 1]."""
+    def last(self, places: Sequence[int]) -> Tensor:
+        """The last accepted token of some rows, in their order [B, 1]."""
         if self.even:
             end = self.all[0].length
-            return self.ids[:, end - 1 : end]
-        return self.ids.gather(1, self.ends[:, None] - 1)
+            tokens = self.ids[:, end - 1 : end]
+        else:
+            tokens = self.ids.gather(1, self.ends[:, None] - 1)
+        return tokens if len(places) == len(self.all) else tokens[to_device(list(places), self.device)]
 
     # ------------------------------------------------------------------ growing
 
     def write(self, texts: Tensor, places: Sequence[int]) -> None:
         """Put tokens [B, W] behind the ends of some rows. They count once they are appended."""
         width = texts.shape[1]
-        if self.holds_all(places) and self.even:
+        everywhere = len(places) == len(self.all)
+        if everywhere and self.even:
             start = self.all[0].length
             self.ids[:, start : start + width] = texts
             return
         columns = self.ends[:, None] + torch.arange(width, device=self.device)
-        if self.holds_all(places):
+        if everywhere:
             self.ids.scatter_(1, columns, texts)
         else:
             index = to_device(list(places), self.device)
@@ -161,5 +151,7 @@ class Rows:
 
     def append(self, b: int, tokens: Sequence[int]) -> None:
         """Row b accepts tokens that were written."""
-        self.all[b].append(tokens)
-        self._ends = None
+        row, self._ends = self.all[b], None
+        row.tokens += tokens
+        row.shown += tokens
+        row.length += len(tokens)

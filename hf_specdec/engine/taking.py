@@ -90,7 +90,7 @@ Step = tuple[list[int], list[bool], Tensor | None]
 class Lockstep:
     """All rows of a call together, as in plain decoding: a round ends where one of them disagrees with its draft."""
 
-    def __init__(self, call: Call, outputs: StepOutputs) -> None:
+    def __init__(self, call: Call, outputs: StepOutputs | None) -> None:
         self.call, self.stopping, self.outputs = call, call.stopping, outputs
         self.has_read = False
         """whether the prompt's forward is over"""
@@ -118,7 +118,8 @@ class Lockstep:
                 new[b].append(token)
                 accepted[b] += agrees[b]
                 emitted[b] += not passive[b]
-            self.outputs.add(i, trial.forward, scores, is_prompt)
+            if self.outputs is not None:
+                self.outputs.add(i, trial.forward, scores, is_prompt)
             newly = self._stop(rows, start + i + 1, tokens)
             if self.call.streamer is not None:
                 self.call.streamer.put(torch.tensor(tokens, device="cpu"))
@@ -131,7 +132,8 @@ class Lockstep:
 
     def _stop(self, rows: Rows, length: int, tokens: list[int]) -> bool:
         """Which rows are finished; whether that changes what is fed, because one has become padding."""
-        stopped = self.stopping.batch(rows.ids, length, tokens, self.outputs.scores)
+        scores = None if self.outputs is None else self.outputs.scores
+        stopped = self.stopping.batch(rows.ids, length, tokens, scores)
         newly = any(now and not row.stopped for now, row in zip(stopped, rows.all, strict=True))
         for now, row in zip(stopped, rows.all, strict=True):
             row.stopped |= now
@@ -145,10 +147,11 @@ class Lockstep:
         if any(passive):
             texts = texts.masked_fill(to_device(passive, rows.device, torch.bool)[:, None], self.call.pad_token_id)
         rows.write(texts, range(len(rows)))
+        wanted = self.outputs is not None and self.outputs.scores is not None
         for i in range(width):
             agrees = [i < len(result.path) for result in results]
             tokens = [result.tokens[min(i, len(result.tokens) - 1)] for result in results]
-            yield tokens, agrees, trial.scores[:, i] if self.outputs.scores is not None else None
+            yield tokens, agrees, trial.scores[:, i] if wanted else None
 
 
 Taking = Ragged | Lockstep

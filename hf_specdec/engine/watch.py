@@ -10,25 +10,18 @@ from ..verify.trial import Result
 
 
 class Watch:
-    """The clock of one round. It is told when each part is over; what parts took is known when the round's results were
-    looked at."""
+    """The clock of one round."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._recorded = recording.steps
-        self.began = self.drafted_at = self.launched_at = self.tested_at = mark(device)
+        self._marks = [mark(device)]
+        self.forward_seconds = self.draft_seconds = 0.0
+        """known once the forward was judged; the latter are those for which the target stood still"""
 
-    def drafted(self) -> None:
-        """The draft was asked for."""
-        self.drafted_at = mark(self.device)
-
-    def launched(self) -> None:
-        """The forward was asked for."""
-        self.launched_at = mark(self.device)
-
-    def tested(self) -> None:
-        """The schedule has said what is judged."""
-        self.tested_at = mark(self.device)
+    def lap(self) -> None:
+        """A part of the round was asked for: the draft, the forward, what the schedule says is judged."""
+        self._marks.append(mark(self.device))
 
     def judged(self, beside: bool) -> None:
         """The forward's results were looked at.
@@ -36,27 +29,22 @@ class Watch:
         Args:
             beside: whether drafting went on beside the forward: its schedule has waited for both.
         """
-        self.over_at = mark(self.device)
-        if waits(self.device) and self.over_at.event is None:  # a forward goes on, nobody sees how long
-            self.launched_at = self.tested_at = self.tested_at if beside else self.over_at
+        began, drafted, launched, tested = self._marks
+        over = mark(self.device)
+        if waits(self.device) and over.event is None:  # a forward goes on, nobody sees how long
+            launched = tested = tested if beside else over
+        self.forward_seconds = launched.since(drafted)
+        self.draft_seconds = drafted.since(began) + tested.since(launched)
+        self._free = over if waits(self.device) else tested
 
     @property
     def usual(self) -> bool:
         """Whether its times say anything of others: to record a step takes long, and happens once."""
         return recording.steps == self._recorded
 
-    @property
-    def forward_seconds(self) -> float:
-        return self.launched_at.since(self.drafted_at)
-
-    @property
-    def draft_seconds(self) -> float:
-        """For which the target stood still."""
-        return self.drafted_at.since(self.began) + self.tested_at.since(self.launched_at)
-
     def since_forward(self) -> float:
         """Seconds since the schedule's test, or the forward's results where they came later."""
-        return now() - (self.over_at if waits(self.device) else self.tested_at).at
+        return now() - self._free.at
 
 
 def count_forward(stats: SpeculationStats, width: int, seconds: float, drafting: float) -> None:
@@ -68,12 +56,16 @@ def count_forward(stats: SpeculationStats, width: int, seconds: float, drafting:
     stats.seconds_by_width[width] = stats.seconds_by_width.get(width, 0.0) + seconds
 
 
-def count_row(stats: SpeculationStats, result: Result, source: str = "") -> None:
+def count_row(stats: SpeculationStats, result: Result, active: bool, source: str = "") -> None:
     """What a round gave a row.
 
     Args:
+        active: whether it was not finished before.
         source: where its draft came from, of a drafter that says so.
     """
+    stats.emitted_tokens += result.emitted
+    if not active:
+        return
     stats.row_steps += 1
     stats.drafted_per_position.update(range(result.drafted))
     if result.drafted:

@@ -55,12 +55,13 @@ def to_host_together(*tensors: Tensor, meanwhile: Callable[[], object] | None = 
         meanwhile: as in `to_host`.
     """
     full = [tensor.flatten() for tensor in tensors if tensor.numel()]
-    kind = torch.float64 if any(tensor.is_floating_point() for tensor in full) else torch.long
-    told = iter(to_host(torch.cat([tensor.to(kind) for tensor in full]), meanwhile))
-    return [
-        [next(told) if tensor.is_floating_point() else int(next(told)) for _ in range(tensor.numel())]
-        for tensor in tensors
-    ]
+    kind = torch.float64 if any(map(torch.is_floating_point, full)) else torch.long
+    told, start, values = to_host(torch.cat([tensor.to(kind) for tensor in full]), meanwhile), 0, []
+    for tensor in tensors:
+        mine = told[start : start + tensor.numel()]
+        values.append(mine if tensor.is_floating_point() else list(map(int, mine)))
+        start += tensor.numel()
+    return values
 
 
 def padded(texts: list[list[int]], device: torch.device) -> Tensor:

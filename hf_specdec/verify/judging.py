@@ -53,11 +53,6 @@ class Judge:
 
     def verify(self, trial: Trial) -> list[Result]:
         """Judge all rows at once; returns what each gains [B], and completes the trial."""
-        results = self._verified(trial)
-        self.randomness.advance(trial.sequences.rows)  # what is drafted here again needs numbers of its own
-        return results
-
-    def _verified(self, trial: Trial) -> list[Result]:
         draft, logits, nodes = trial.draft, trial.forward.logits, trial.forward.nodes
         rows, places, vocab = logits.shape
         kept: list[list[int]] | None = None
@@ -68,13 +63,15 @@ class Judge:
         trial.nodes = kept or [range(count) for count in trial.answered or [places - 1] * rows]
         depths = depths_of_places(trial.depths, places, kept)
         trial.scores = self.processing.of_draft(logits, draft, trial.sequences, depths, kept)
-        if self.do_sample and draft.tokens.shape[1]:
-            if self.rules.lenience != EXACT and draft.token_probs is None:
-                trial.draft = draft = drawn_from_points(draft, vocab)
-            if draft.token_probs is not None:
-                draws = Draws(self.randomness, self.stats, self.rules)
-                return draws.chain(trial) if draft.parents is None else draws.tree(trial)
-        return self._chosen(trial, depths)
+        if self.do_sample and self.rules.lenience != EXACT and draft.tokens.shape[1] and draft.token_probs is None:
+            trial.draft = draft = drawn_from_points(draft, vocab)
+        if self.do_sample and draft.tokens.shape[1] and draft.token_probs is not None:
+            draws = Draws(self.randomness, self.stats, self.rules)
+            results = draws.chain(trial) if draft.parents is None else draws.tree(trial)
+        else:
+            results = self._chosen(trial, depths)
+        self.randomness.advance(trial.sequences.rows)  # what is drafted here again needs numbers of its own
+        return results
 
     def _chosen(self, trial: Trial, depths: list[list[int]]) -> list[Result]:
         """Point masses: the target chooses a token at every place, and a draft is accepted as far as it agrees."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from toy_drafters import Draft
 
 from hf_specdec import SpeculationWarning
-from hf_specdec.engine import fitting
+from hf_specdec.engine import engine
 
 VOCAB, NEW, BLOCK = 31, 9, 250
 """of the model; tokens per call; calls per test"""
@@ -135,9 +135,9 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
             [[i - 1 if i < len(row) else -1 for i in range(10_000)] for row in known],
         )
 
-    for most in (fitting.MOST_FED, 2 * rows):
-        monkeypatch.setattr(fitting, "MOST_FED", most)
-        monkeypatch.setattr(fitting, "LEAST_FED", 1)
+    for most in (engine.MOST_FED, 2 * rows):
+        monkeypatch.setattr(engine, "MOST_FED", most)
+        monkeypatch.setattr(engine, "LEAST_FED", 1)
         toy = drafters.Toy(propose, trees=True)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -150,8 +150,8 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
 
 
 def test_the_budget_keeps_a_chain_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "MOST_FED", 6)
-    monkeypatch.setattr(fitting, "LEAST_FED", 1)
+    monkeypatch.setattr(engine, "MOST_FED", 6)
+    monkeypatch.setattr(engine, "LEAST_FED", 1)
     expected = plain(1, 0, 0)
     toy = drafters.oracle(drafters.Future(expected), NEW)
     assert torch.equal(call(1, 0, 0, assistant_model=toy), expected)
