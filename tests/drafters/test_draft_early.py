@@ -38,7 +38,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def noted(self: ModelDraft, *args: Any) -> None:
         begin(self, *args)
-        rounds.append(self._was_early)
+        rounds.append(self._round is not None and self._round.early)
 
     monkeypatch.setattr(ModelDraft, "begin", noted)
     return rounds

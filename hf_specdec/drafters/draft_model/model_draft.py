@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -47,6 +47,34 @@ class Early:
     took: Took
 
 
+@dataclass
+class Round:
+    """What is drafted behind."""
+
+    rows: list[int]
+    ids: Tensor
+    """[B, columns] with room for the draft"""
+    lengths: list[int]
+    """[B] columns that count, those drafted included"""
+    planned: int
+    """steps that will be made, whatever they give"""
+    began: Moment
+    recorded: int
+    """steps that were recorded in this process before"""
+    usual: bool
+    """whether no more was read than the round before had added"""
+    last: Tensor | None = None
+    """[B] what was drafted last"""
+    ahead: deque[Step] = field(default_factory=deque)
+    """steps that were made, and not asked for yet"""
+    early: bool = False
+    """whether it has begun with steps that were"""
+    first: Moment | None = None
+    """when the first step was there, if it was made alone"""
+    ended: Moment | None = None
+    """when the last one was"""
+
+
 class ModelDraft(Steps):
     """One forward of the draft model per step. Its cache is made, and the prompt read, when it is asked first."""
 
@@ -66,20 +94,13 @@ class ModelDraft(Steps):
         """
         self.context, self.cost, self.candidates, self.estimate = context, cost, candidates, estimate
         self.blind = is_blind(context, model)
-        self._model = model
+        self._model, self._device = model, input_device(model_of(model))
         self._over: OverCache | None = None
         self._columns = columns_for(context, model_of(model))
-        self._rows = list(range(context.prompt_ids.shape[0]))
-        self._device = input_device(model_of(model))
-        self._began = self._ended = Moment(0.0)
-        self._first: Moment | None = None
-        """when the round's first step was there, if it was made alone"""
-        self._recorded = 0
-        """steps that were recorded in this process before the round"""
+        self._round: Round | None = None
+        """the present one, or the last"""
         self._took: Took | None = None
         self._early: Early | None = None
-        self._was_early = False
-        """whether this round has begun with such steps"""
         self._behind = True
         """whether the last round left it behind the text"""
 
@@ -93,58 +114,62 @@ class ModelDraft(Steps):
         """Tokens of the prompt that it has not read; 0 once it was asked."""
         return 0 if self._over is not None else self.context.prompt_ids.numel()
 
+    @property
+    def _rows(self) -> list[int]:
+        """Of its cache."""
+        return list(range(self.context.prompt_ids.shape[0])) if self._round is None else self._round.rows
+
     def begin(self, sequences: Sequences, steps: int, planned: int = 0) -> None:
         opened = self._over is None
         if self._over is None:
-            began = now()
+            reading = now()
             self._over = over_cache(self._model, DraftCall.of(self.context))
-            self.cost.observe_reading(now() - began, self.context.prompt_ids.numel())
-        self._began, self._recorded = mark(self._device), recording.steps
+            self.cost.observe_reading(now() - reading, self.context.prompt_ids.numel())
+        began, recorded = mark(self._device), recording.steps
         joined = self._over.follow(self._rows, sequences)
-        self._usual = not (opened or joined or self._behind)
-        self._rows, self.steps = list(sequences.rows), 0
-        self._ids, self._lengths = with_room(sequences, steps), list(sequences.lengths)
-        self._last: Tensor | None = None
-        self._planned = 0 if self.estimate is not None else planned  # recorded steps show no logits
-        self._ahead, self._first = deque[Step](), None
         if self.estimate is not None:
             self.estimate.begin(sequences)
+            planned = 0  # recorded steps show no logits
+        rows, lengths, usual = list(sequences.rows), list(sequences.lengths), not (opened or joined or self._behind)
+        self._round = Round(rows, with_room(sequences, steps), lengths, planned, began, recorded, usual)
+        self.steps = 0
         early, self._early = self._early, None
-        self._was_early = early is not None and (early.rows, early.lengths) == (self._rows, self._lengths)
-        if early is not None and self._was_early:
-            self._over.learns(self._lengths, len(early.steps))
-            self._ahead.extend(early.steps)
-            self._took = early.took
+        if early is not None and (early.rows, early.lengths) == (rows, lengths):
+            self._over.learns(list(lengths), len(early.steps))
+            self._round.ahead.extend(early.steps)
+            self._round.early, self._took = True, early.took
 
     def step(self) -> Step:
-        assert self._over is not None, "step() follows begin()"
-        if self._last is not None:
-            if self.steps == 1 and not self._ahead:  # else it was made with the others
-                self._first = mark(self._device)
-            before, self._lengths = self._lengths, [n + 1 for n in self._lengths]
-        if not self._ahead and self._planned - self.steps > (self._last is not None) and self.chains:
-            self._chain_on()
-        if self._ahead:
-            step = self._ahead.popleft()
-        elif self._last is None:
-            step = self._picked(self._over.catch_up(self._ids, self._lengths))
+        over, here = self._over, self._round
+        assert over is not None and here is not None, "step() follows begin()"
+        before = here.lengths
+        if here.last is not None:
+            here.lengths = [n + 1 for n in before]
+        if not here.ahead and here.planned - self.steps > (here.last is not None) and self.chains:
+            self._chain_on(over, here)
+        alone = not here.ahead
+        if here.ahead:
+            step = here.ahead.popleft()
+        elif here.last is None:
+            step = self._picked(here, over.catch_up(here.ids, here.lengths))
         else:
-            write_tokens(self._ids, self._last, before)
-            step = self._picked(self._over.feed(self._ids, self._lengths, self._last))
-        self._last, self.steps, self._ended = step.tokens[:, 0].clone(), self.steps + 1, mark(self._device)
+            write_tokens(here.ids, here.last, before)
+            step = self._picked(here, over.feed(here.ids, here.lengths, here.last))
+        here.last, self.steps, here.ended = step.tokens[:, 0].clone(), self.steps + 1, mark(self._device)
+        if self.steps == 1 and alone:
+            here.first = here.ended
         return step
 
-    def _chain_on(self) -> None:
+    def _chain_on(self, over: OverCache, here: Round) -> None:
         """All steps that are planned as one: behind the drafted token, or behind what the text has more than the cache,
         if that is little."""
-        assert self._over is not None
-        first = self._over.missing(self._ids, self._lengths) if self._last is None else self._last[:, None]
+        first = over.missing(here.ids, here.lengths) if here.last is None else here.last[:, None]
         if first is None:
             return
-        count = min(self._planned - self.steps, WIDEST)
-        self._ahead.extend(self._chained(first, count, self._numbers(self._lengths, count)))
-        if self._last is None:
-            self._over.learns(self._lengths, count)
+        count = min(here.planned - self.steps, WIDEST)
+        here.ahead.extend(self._chained(first, count, self._numbers(here.rows, here.lengths, count)))
+        if here.last is None:
+            over.learns(here.lengths, count)
 
     @property
     def chains(self) -> bool:
@@ -164,7 +189,7 @@ class ModelDraft(Steps):
             return [Step(ids, chances) for ids, chances in zip(tokens, *more, strict=True)]
         return [Step(ids[:, None], q=q) for ids, q in zip(tokens, more[0] if more else [None] * count, strict=True)]
 
-    def _numbers(self, lengths: Sequence[int], count: int, ahead: int = 0) -> Tensor | None:
+    def _numbers(self, rows: list[int], lengths: Sequence[int], count: int, ahead: int = 0) -> Tensor | None:
         """The random numbers [B, count] of draws behind `lengths` columns and the next ones; None where none are drawn.
 
         Args:
@@ -174,7 +199,16 @@ class ModelDraft(Steps):
         if not self.context.do_sample or not isinstance(pick, DraftPicker):
             return None
         behind = [[n + i for n in lengths] for i in range(count)]
-        return torch.stack([pick.numbers(at, self._rows, self._device, ahead) for at in behind], 1)
+        return torch.stack([pick.numbers(at, rows, self._device, ahead) for at in behind], 1)
+
+    def _picked(self, here: Round, logits: Tensor) -> Step:
+        pick, behind = self.context.pick, (here.ids, here.lengths, here.rows, logits)
+        if self.candidates is None:
+            tokens, q = pick(*behind)
+            step = Step(tokens[:, None], q=q)
+        else:
+            step = Step(*pick.likeliest(*behind, self.candidates))
+        return step if self.estimate is None else step._replace(said=self.estimate.of(logits, step.tokens[:, 0]))
 
     # ------------------------------------------------------------------ before it is known what was accepted
 
@@ -190,35 +224,28 @@ class ModelDraft(Steps):
 
         The last but one is fed again: where all drafted tokens are accepted the cache does not hold it yet.
         """
-        if not (self.steps and self.chains):
+        here = self._round
+        if here is None or not (self.steps and self.chains):
             return
         count, columns = min(self.steps, WIDEST), min(self._columns, self.context.max_length)
-        if max(self._lengths) + 1 + count > columns:  # if all is accepted there is no room
+        if max(here.lengths) + 1 + count > columns:  # if all is accepted there is no room
             return
-        start = [length - self.steps + 1 for length in self._lengths]
-        numbers = self._numbers([length + 1 for length in start], self.steps + count, ahead=1)
+        start = [length - self.steps + 1 for length in here.lengths]
+        numbers = self._numbers(here.rows, [length + 1 for length in start], self.steps + count, ahead=1)
         if numbers is not None:
             numbers = numbers.gather(1, n[:, None] + torch.arange(count, device=n.device))
         ends = to_device(start, n.device) + n - 1
         began, recorded = mark(self._device), recording.steps
         steps = self._chained(last, count, numbers, ends)
         took = Took(count, began, None, mark(self._device), recording.steps > recorded)
-        self._early = Early(list(self._rows), start, steps, took)
+        self._early = Early(list(here.rows), start, steps, took)
 
-    def _picked(self, logits: Tensor) -> Step:
-        pick = self.context.pick
-        if self.candidates is None:
-            tokens, q = pick(self._ids, self._lengths, self._rows, logits)
-            step = Step(tokens[:, None], q=q)
-        else:
-            step = Step(*pick.likeliest(self._ids, self._lengths, self._rows, logits, self.candidates))
-        if self.estimate is None:
-            return step
-        return step._replace(said=self.estimate.of(logits, step.tokens[:, 0]))
+    # ------------------------------------------------------------------ the end of a round
 
     def end(self) -> None:
-        if self.steps and not self._was_early:
-            self._took = Took(self.steps, self._began, self._first, self._ended, recording.steps > self._recorded)
+        here = self._round
+        if self.steps and here is not None and here.ended is not None and not here.early:
+            self._took = Took(self.steps, here.began, here.first, here.ended, recording.steps > here.recorded)
 
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
         whole = zip(verdict.tokens, verdict.accepted, verdict.stopped, strict=True)
@@ -226,8 +253,8 @@ class ModelDraft(Steps):
             self._early = None  # it is behind more than the engine took: others disagreed, or a row got too far ahead
         if self._early is not None:
             self._early.lengths = [n + len(text) for n, text in zip(self._early.lengths, verdict.tokens, strict=True)]
-        if self._took is not None:
-            self._took.tell(self.cost, self._usual)
+        if self._took is not None and self._round is not None:
+            self._took.tell(self.cost, self._round.usual)
             self._took = None
         self._behind = self.steps == 0
         if self.steps and self._over is not None and verdict.rows == self._rows:
