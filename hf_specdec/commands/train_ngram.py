@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option, echo
 
-from ..tools.loading.models import ModelSource, load_tokenizer
+from ..tools.loading.models import GgufFile, Revision, TargetSettings, TrustRemoteCode, load_tokenizer
 from ..train.ngram import train_ngram_drafter
 
 
@@ -24,13 +24,9 @@ def train_ngram(
     output: Annotated[Path, Option(help="Folder to write the drafter to.")],
     order: Annotated[int, Option(help="Length of the longest n-grams, from 1 to 6; 2 is a bigram model.")] = 3,
     min_count: Annotated[int, Option(help="Leave out n-grams that occur less often than this.")] = 1,
-    revision: Annotated[str | None, Option(help="Branch, tag or commit of the tokenizer's Hub repo.")] = None,
-    gguf_file: Annotated[
-        str | None, Option(help="Name of the GGUF file in the tokenizer's folder or Hub repo.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, Option("--trust-remote-code", help="Run Python code that comes with the tokenizer.")
-    ] = False,
+    revision: Revision = None,
+    gguf_file: GgufFile = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     r"""Count n-grams, and say where the drafter is.
 
@@ -39,6 +35,7 @@ def train_ngram(
     hf-specdec train ngram --tokenizer smollm2 --data chat --data summaries \
       --output my_ngram
     """
-    source = ModelSource(tokenizer, revision=revision, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+    how = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+    source = TargetSettings(target=tokenizer, **how)  # type: ignore[arg-type]
     train_ngram_drafter(load_tokenizer(source), data, order, min_count, output=output)
     echo(output)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from ..drafters.ngram import Level, NGramDrafter, NGramModel
 from ..errors import SpeculationError
 from ..hub.tokenizer import fingerprint
-from ..tools.loading.models import ModelSource, load_tokenizer
+from ..tools.loading.models import TargetSettings, load_tokenizer
 from ..tools.loading.outputs import writable_folder
 from ..tools.loading.rows import read_rows
 from .folder import interruptible
@@ -51,7 +51,7 @@ def train_ngram_drafter(
     if output is not None:
         writable_folder(output)
     if isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(ModelSource(str(tokenizer)))
+        tokenizer = load_tokenizer(TargetSettings(target=str(tokenizer)))
     with interruptible("nothing was saved; the same command starts from the beginning"):
         model = train_ngram(count.of(token_stream(tokenizer, files)), len(tokenizer), order, min_count)
     drafter = NGramDrafter(model, num_draft_tokens=num_draft_tokens, tokenizer=fingerprint(tokenizer))

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec.tools.loading.chat import prompt_ids
-from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.models import TargetSettings, load_model, load_tokenizer
 from hf_specdec.tools.loading.prompts import load_prompts
 
 TESTS = Path(__file__).parent.parent
@@ -77,13 +77,13 @@ def load_pair(size: str) -> Subject:
 
 def load_real(gguf: str, size: str) -> Subject:
     """A real model, which answers prompts of four sets in turn, and ends its texts where it likes."""
-    source = ModelSource(gguf, "bfloat16", str(DEVICE))
+    source = TargetSettings(target=gguf, dtype="bfloat16", device=str(DEVICE))
     target, tokenizer = load_model(source), load_tokenizer(source)
     target.generation_config.pad_token_id = tokenizer.pad_token_id
     make_costly(target, SIZES[size])
     sets = [load_prompts(name, TURNS // len(SETS)) for name in SETS]
     asked = [prompt_ids(tokenizer, prompt) for several in zip(*sets, strict=True) for prompt in several]
-    draft = load_model(ModelSource(str(CUT), "bfloat16", str(DEVICE)))
+    draft = load_model(TargetSettings(target=str(CUT), dtype="bfloat16", device=str(DEVICE)))
     return Subject(f"{Path(gguf).stem} as {size}", target, draft, tokenizer, tokenizer.batch_decode(asked))
 
 

@@ -16,7 +16,7 @@ from hf_specdec.cli import app
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.target.packing import PackedLinear
 from hf_specdec.tools.loading.drafters import load_drafter, own_model
-from hf_specdec.tools.loading.models import ModelSource, PairSettings, load_model
+from hf_specdec.tools.loading.models import PairSettings, TargetSettings, load_model
 
 LAYERS = 2 * 7 + 1
 
@@ -151,8 +151,10 @@ def test_what_cannot_be_packed_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_is_an_option_of_loading(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
-    assert type(load_model(ModelSource(str(tmp_path), "fp32", pack_linear=True)).lm_head) is PackedLinear
-    assert type(load_model(ModelSource(str(tmp_path), "fp32")).lm_head) is nn.Linear
+    assert (
+        type(load_model(TargetSettings(target=str(tmp_path), dtype="fp32", pack_linear=True)).lm_head) is PackedLinear
+    )
+    assert type(load_model(TargetSettings(target=str(tmp_path), dtype="fp32")).lm_head) is nn.Linear
     arguments = ["generate", "--target", "tests/pair/target", "--prompt", "def", "--max-new-tokens", "4"]
     result = CliRunner().invoke(app, [*arguments, "--dtype", "fp16", "--pack-linear"])
     assert result.exit_code == 2 and "got float16" in result.stderr

@@ -15,7 +15,7 @@ from processes import until
 from hf_specdec import AnswerFile, SpeculationError
 from hf_specdec.tools.demo import GenerateSettings, many, run_generate
 from hf_specdec.tools.loading.chat import prompt_ids
-from hf_specdec.tools.loading.models import ModelSource, Pair, load_model, load_tokenizer
+from hf_specdec.tools.loading.models import Pair, TargetSettings, load_model, load_tokenizer
 from hf_specdec.tools.loading.prompts import Prompt, all_prompts, load_prompts
 
 PAIR = Path(__file__).parents[1] / "pair"
@@ -139,8 +139,10 @@ def test_answers_of_another_kind_are_not_touched(tmp_path):
 
 @pytest.fixture(scope="module")
 def pair():
-    target, draft = (load_model(ModelSource(str(PAIR / name), "float32")) for name in ("target", "draft"))
-    tokenizer = load_tokenizer(ModelSource(str(PAIR / "target")))
+    target, draft = (
+        load_model(TargetSettings(target=str(PAIR / name), dtype="float32")) for name in ("target", "draft")
+    )
+    tokenizer = load_tokenizer(TargetSettings(target=str(PAIR / "target")))
     tokenizer.chat_template = TEMPLATE
     return Pair(tokenizer, target, draft)
 

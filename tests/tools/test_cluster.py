@@ -13,7 +13,7 @@ import pytest
 from printed import ROOT, fences
 from processes import children, free_port, until
 
-from hf_specdec.tools.loading.models import ModelSource, load_model, load_tokenizer
+from hf_specdec.tools.loading.models import TargetSettings, load_model, load_tokenizer
 
 pytestmark = pytest.mark.real_time
 TARGET = str(ROOT / "tests" / "pair" / "target")
@@ -101,7 +101,7 @@ _plain: list[str] = []
 
 def plain() -> list[str]:
     if not _plain:
-        source = ModelSource(TARGET, "float32")
+        source = TargetSettings(target=TARGET, dtype="float32")
         model, tokenizer = load_model(source), load_tokenizer(source)
         for prompt in PROMPTS:
             inputs = tokenizer(prompt, return_tensors="pt")

@@ -32,7 +32,7 @@ from hf_specdec.tools.instruments.audit import Difference
 from hf_specdec.tools.instruments.meter import Meter
 from hf_specdec.tools.instruments.recording import RecordingDrafter
 from hf_specdec.tools.loading.drafters import load_drafter
-from hf_specdec.tools.loading.models import ModelSource, Pair, load_model, load_tokenizer
+from hf_specdec.tools.loading.models import Pair, TargetSettings, load_model, load_tokenizer
 from hf_specdec.tools.loading.prompts import Prompt
 
 PAIR = Path(__file__).parents[1] / "pair"
@@ -48,18 +48,18 @@ PROMPTS = {
 
 @pytest.fixture(scope="module")
 def pair():
-    return [load_model(ModelSource(str(PAIR / name), "float32")) for name in ("target", "draft")]
+    return [load_model(TargetSettings(target=str(PAIR / name), dtype="float32")) for name in ("target", "draft")]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer(ModelSource(str(PAIR / "target")))
+    return load_tokenizer(TargetSettings(target=str(PAIR / "target")))
 
 
 @pytest.fixture
 def talkative(pair):
     """The pair with a chat template."""
-    tokenizer = load_tokenizer(ModelSource(str(PAIR / "target")))
+    tokenizer = load_tokenizer(TargetSettings(target=str(PAIR / "target")))
     tokenizer.chat_template = TEMPLATE
     return Pair(tokenizer, pair[0], pair[1])
 

