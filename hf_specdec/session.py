@@ -86,11 +86,6 @@ class DraftSession(CandidateGenerator):
         q = self._taken.q[row, node]
         return q if tokens is None else q[tokens]
 
-    def estimates(self, row: int) -> Sequence[float | None]:
-        """How likely the session itself found each node of row `row` of the draft taken last, for whoever looks on;
-        empty where it has no figures of its own."""
-        return []
-
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""
 

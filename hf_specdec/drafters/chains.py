@@ -115,9 +115,6 @@ class ChainSession(TreeSession):
     def draft_early(self, n: Tensor, last: Tensor) -> None:
         self.model.draft_early(n, last)
 
-    def estimates(self, row: int) -> Sequence[float | None]:
-        return [] if self.draws else super().estimates(row)
-
     # ------------------------------------------------------------------ what became of it
 
     def observe(self, verdict: Verdict) -> None:

@@ -1,11 +1,11 @@
 """One way to train on text that the target writes, by transformers' `Trainer`: checkpoints and examinations at even
-distances, one bar, a picture of curves."""
+distances, and one bar."""
 
 import json
 import random
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from tqdm import tqdm
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -33,8 +33,6 @@ from .writing import Text
 
 PARTS = 20
 """Parts of a training, after each of which there is an examination and a checkpoint."""
-PREFIX = "eval_"
-"""Begins the names of figures on held-out texts."""
 
 
 class ByLength(Sampler[int]):
@@ -210,40 +208,6 @@ class Bar(ProgressCallback):
             self.training_bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
 
 
-class Curves(TrainerCallback):
-    """Keeps a PNG up to date with the loss and the shares on held-out texts. Without matplotlib it does nothing."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Draw the log, which in a run that goes on is that of the whole training."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            return
-        figure = Figure(figsize=(7, 3.5), layout="constrained")
-        shares, losses = figure.subplots(1, 2)
-        for name, points in _curves(state.log_history).items():
-            axes = losses if name == "loss" else shares
-            axes.plot(*zip(*points, strict=True), label=name.removeprefix(PREFIX).replace("_", " "))
-        shares.set(xlabel="step", title="held-out texts", ylim=(0, 1))
-        losses.set(xlabel="step", title="loss")
-        if shares.lines:
-            shares.legend(fontsize=7)
-        figure.savefig(self.path, dpi=150)
-
-
-def _curves(log: Iterable[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of the loss and of held-out figures from 0 to 1, where there are several."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for line in log:
-        for name, value in line.items():
-            if name == "loss" or (name.startswith(PREFIX) and 0 <= value <= 1):
-                curves.setdefault(name, []).append((line["step"], value))
-    return {name: points for name, points in curves.items() if len(points) > 1}
-
-
 def learn(
     settings: OwnTextSettings,
     trainer_class: type[Examined],
@@ -287,7 +251,6 @@ def learn(
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(Bar)
-    trainer.add_callback(Curves(Path(settings.output) / "training" / "curves.png"))
     try:
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     except (OSError, SafetensorError) as error:

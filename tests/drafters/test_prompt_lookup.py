@@ -171,7 +171,7 @@ def test_copies_come_with_their_chances_the_likeliest_first(trees):
     assert draft.lengths[1] == 0 and list(draft.survival[1]) == []
     chances = draft.survival[0]
     assert len(chances) == draft.lengths[0] > 3 and sorted(chances, reverse=True) == list(chances)
-    assert (draft.parents is not None) is trees and session.estimates(0)[0] == chances[0]
+    assert (draft.parents is not None) is trees
     first = draft.tokens[0, 0].item()
     assert first == 9 and ({8, 7} < set(draft.tokens[0].tolist()) or not trees)
 

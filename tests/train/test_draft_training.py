@@ -3,10 +3,8 @@
 import copy
 import json
 import shlex
-import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import models
@@ -17,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import DraftModelDrafter, SpeculationError
 from hf_specdec.tools.loading.models import Pair
-from hf_specdec.train import learning, writing
+from hf_specdec.train import writing
 from hf_specdec.train.draft import DraftSettings, DraftTraining, distilling
 from hf_specdec.train.draft.cutting import cut, take_over
 from hf_specdec.train.draft.distilling import Learner, acceptance
@@ -453,12 +451,3 @@ def _many_special() -> Any:
     tokenizer = models.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [a + b for a in "ab" for b in LETTERS]})
     return Pair(tokenizer, models.llama(), None)
-
-
-def test_curves_are_those_of_shares_and_of_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = [{"loss": 2.0, "step": 1}, {"eval_first": 0.1, "eval_promised": 2.4, "step": 1}]
-    log += [{"loss": 1.5, "epoch": 0.5, "step": 2}, {"eval_first": 0.3, "eval_promised": 2.5, "step": 2}]
-    assert learning._curves(log) == {"loss": [(1, 2.0), (2, 1.5)], "eval_first": [(1, 0.1), (2, 0.3)]}
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    learning.Curves(tmp_path / "curves.png").on_evaluate(None, SimpleNamespace(log_history=log), None)
-    assert not list(tmp_path.iterdir()), "without matplotlib there is no picture, and no error"

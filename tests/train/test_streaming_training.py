@@ -70,7 +70,6 @@ def test_a_run_makes_streams_that_are_right_more_often(
     folder = Path(settings.output)
     report = json.loads((folder / "training.json").read_text())
     assert report["first"] == found["first"] and report["settings"]["streams"] == 2
-    assert (folder / "training" / "curves.png").read_bytes().startswith(b"\x89PNG")
     *lines, command = closing(StreamingTraining, settings, found)
     assert f"{found['first']:.1%}" in lines[0]
     assert shlex.split(command)[-4:] == ["--drafter", settings.output, "--prompt", "..."]

@@ -1,7 +1,7 @@
 """Record what a drafter proposes and what becomes of it. The engine sees an ordinary drafter."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,19 +11,6 @@ from ...drafters.base import Drafter
 from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Guarded, Schedule
 from ...session import DraftSession
-
-
-@dataclass
-class Node:
-    """A node of a drafted tree, and what became of it."""
-
-    token: int
-    parent: int
-    """index of its parent, -1 for the text's last token"""
-    fate: str
-    """accepted, rejected (its parent was accepted), pruned (in mid-forward), dropped (behind one of these)"""
-    estimate: float | None
-    """how likely the drafter itself found it, where it says so"""
 
 
 @dataclass
@@ -39,8 +26,6 @@ class Round:
     """what the round added to the text"""
     draft_seconds: float
     """in which the target waited"""
-    tree: list[Node] = field(default_factory=list)
-    """all nodes of a draft that is a tree; empty for a chain"""
 
     @property
     def rejected(self) -> int | None:
@@ -88,59 +73,26 @@ class RecordingDrafter(Listening):
         self.rounds: list[Round] = []
 
     def start(self, context: DraftContext) -> DraftSession:
-        """Only the session's verdicts are read."""
+        """Only the session's verdicts are read: a round is complete when its verdict comes."""
         self.rounds.clear()
         session = self.inner.start(context)
-        recorder = _Recorder(session.observe, session.estimates, self.rounds, self.told)
-        session.observe = recorder  # type: ignore[method-assign]
+        observe = session.observe
+
+        def seen(verdict: Verdict) -> None:
+            if 0 in verdict.rows and verdict.draft is not None:
+                self.rounds.append(_round(verdict.draft, verdict, verdict.rows.index(0)))
+                if self.told is not None:
+                    self.told(self.rounds[-1])
+            observe(verdict)
+
+        session.observe = seen  # type: ignore[method-assign]
         return session
 
 
-@dataclass
-class _Recorder:
-    """Stands in for a session's `observe`: a round is complete when its verdict comes."""
-
-    observe: Callable[[Verdict], None]
-    estimates: Callable[[int], Sequence[float | None]]
-    rounds: list[Round]
-    told: Callable[[Round], None] | None
-
-    def __call__(self, verdict: Verdict) -> None:
-        if 0 in verdict.rows and verdict.draft is not None:
-            row = verdict.rows.index(0)
-            estimates = [] if verdict.draft.parents is None else self.estimates(row)
-            self.rounds.append(_round(verdict.draft, verdict, row, estimates))
-            if self.told is not None:
-                self.told(self.rounds[-1])
-        self.observe(verdict)
-
-
-def _round(draft: Draft, verdict: Verdict, row: int, estimates: Sequence[float | None]) -> Round:
+def _round(draft: Draft, verdict: Verdict, row: int) -> Round:
     accepted, tokens = verdict.accepted[row], verdict.tokens[row]
-    return Round(
-        draft=_one_below_the_other(draft, row, tokens[:accepted]),
-        drafted=verdict.drafted[row],
-        accepted=accepted,
-        tokens=tokens,
-        draft_seconds=verdict.draft_seconds,
-        tree=[] if draft.parents is None else _tree(draft, verdict, row, estimates),
-    )
-
-
-def _tree(draft: Draft, verdict: Verdict, row: int, estimates: Sequence[float | None]) -> list[Node]:
-    assert draft.parents is not None
-    parents, path = draft.parents[row], {-1, *verdict.paths[row]}
-    tested = None if verdict.nodes is None else set(verdict.nodes[row].tolist())
-    nodes = []
-    for i, token in enumerate(draft.tokens[row, : draft.lengths[row]].tolist()):
-        if i in path:
-            fate = "accepted"
-        elif tested is not None and i not in tested:
-            fate = "pruned"
-        else:
-            fate = "rejected" if parents[i] in path else "dropped"
-        nodes.append(Node(token, parents[i], fate, estimates[i] if i < len(estimates) else None))
-    return nodes
+    drafted = _one_below_the_other(draft, row, tokens[:accepted])
+    return Round(drafted, verdict.drafted[row], accepted, tokens, verdict.draft_seconds)
 
 
 def _one_below_the_other(draft: Draft, row: int, kept: list[int]) -> list[int]:

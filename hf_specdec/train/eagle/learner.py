@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ...drafters.eagle.model import LlamaForCausalLMEagle3, embedded
 from ..learning import Examined, examining
@@ -29,20 +29,6 @@ class Step(NamedTuple):
     """[B, T] the N places whose chains are so long: roots that the target has written, with a text behind them"""
 
 
-class Steps:
-    """Keys and values of the steps so far, as a cache is asked."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Those of a layer before, and these."""
-        if layer in self.states:
-            keys, values = (torch.cat(both, 2) for both in zip(self.states[layer], (keys, values), strict=True))
-        self.states[layer] = keys, values
-        return keys, values
-
-
 class Learner(nn.Module):
     """A head with its target's embeddings and head, which are not trained."""
 
@@ -58,7 +44,7 @@ class Learner(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> list[Step]:
         """One step after the other. A batch's states are those that the head reads, and the target's last ones."""
-        ids, cache, found = batch["input_ids"], Steps(), []
+        ids, cache, found = batch["input_ids"], DynamicCache(), []
         states = batch["states"][..., : self.head.fc.in_features]
         g = self.head.fused(states.to(self.head.fc.weight.dtype))
         starts = batch["at"][:, :1]  # each text's first place
