@@ -12,11 +12,13 @@ out whatever depends on the clock, and so on what else the machine does.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Annotated, Any
 from unittest.mock import patch
 
 from typer import Option
 
+from disco_windows import f1_of_windows, oracle_windows
 from hf_specdec import DiscoDrafter, Drafter, DraftModelDrafter, SpeculationError
 from hf_specdec.commands.options import command
 from hf_specdec.drafters.disco import Threshold
@@ -58,7 +60,7 @@ def main(settings: TableSettings) -> None:
     validation = [prompt for source in settings.validation for prompt in load_prompts(source, settings.limit)]
     sets = {set_name(source): load_prompts(source, settings.limit) for source in settings.prompts}
     held_out = judged(pair, trained, validation, settings, "validation")
-    chosen = best_f1(held_out)
+    chosen = held_out.best
     print(f"F1 of accepted tokens (γ = {chosen} had the best on validation prompts), and an oracle's windows")
     found = [predicted(name, judged(pair, trained, some, settings, name), chosen) for name, some in sets.items()]
     show(("prompts", "DISCO", f"γ = {chosen}", "best γ", "always accepting", "oracle"), found)
@@ -142,25 +144,37 @@ def spread(way: Way) -> str:
     return f"{mean:.1f} ± {max(0.0, squares - mean**2) ** 0.5:.1f}"
 
 
-def judged(pair: Pair, trained: DiscoDrafter, prompts: Sequence[Prompt], settings: TableSettings, name: str) -> Quality:
-    """The classifier, fixed windows and an oracle on the target's greedy answers."""
+@dataclass
+class Judged:
+    """On the target's greedy answers to some prompts."""
+
+    disco: Quality
+    windows: dict[int, float]
+    """F1 of each fixed window"""
+    oracle: list[int]
+    """its windows"""
+
+    @property
+    def best(self) -> int:
+        """The fixed window γ of the best F1."""
+        return max(self.windows, key=self.windows.__getitem__)
+
+
+def judged(pair: Pair, trained: DiscoDrafter, prompts: Sequence[Prompt], settings: TableSettings, name: str) -> Judged:
+    """The classifier, fixed windows and an oracle."""
     texts = answers(pair, prompts, Path(settings.records) / name, False, settings.max_new_tokens)
     drafted_by = replace(pair, draft=trained.draft_model)
     records = records_of(drafted_by, texts, trained.config.k, trained.config.lookup)
-    return quality(trained.classifier, records, do_sample=False)
+    found = quality(trained.classifier, records, do_sample=False)
+    return Judged(found, f1_of_windows(records), oracle_windows(records))
 
 
-def best_f1(found: Quality) -> int:
-    """The fixed window γ of the best F1."""
-    return max(found.f1_windows, key=found.f1_windows.__getitem__)
-
-
-def predicted(name: str, found: Quality, chosen: int) -> tuple[str, ...]:
+def predicted(name: str, found: Judged, chosen: int) -> tuple[str, ...]:
     """A line of Table 4, and the oracle's of Table 2."""
-    best, (mean, deviation) = best_f1(found), found.oracle
-    f1 = (f"{x:.2f}" for x in (found.f1, found.f1_windows[chosen]))
-    hindsight = f"{found.f1_windows[best]:.2f} (γ = {best})"
-    return name, *f1, hindsight, f"{found.f1_always:.2f}", f"{mean:.1f} ± {deviation:.1f}"
+    f1 = (f"{x:.2f}" for x in (found.disco.f1, found.windows[chosen]))
+    hindsight = f"{found.windows[found.best]:.2f} (γ = {found.best})"
+    oracle = f"{fmean(found.oracle):.1f} ± {pstdev(found.oracle):.1f}"
+    return name, *f1, hindsight, f"{found.disco.f1_always:.2f}", oracle
 
 
 if __name__ == "__main__":

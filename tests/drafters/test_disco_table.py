@@ -12,8 +12,10 @@ from models import llama, tokenizer
 
 from hf_specdec import DiscoDrafter, SpeculationError
 from hf_specdec.tools.bench.methods import Method
+from hf_specdec.train.disco.fitting import f1
+from hf_specdec.train.disco.records import Record
 
-disco_table, Way = script("disco_table"), script("shared").Way
+disco_table, windows, Way = script("disco_table"), script("disco_windows"), script("shared").Way
 
 
 def way(seconds: float = 1.0, steps: int = 0, lengths: list[int] | None = None) -> Way:
@@ -32,6 +34,37 @@ def test_the_spread_of_windows(lengths, shown):
 
 def test_the_fastest_window_has_most_tokens_per_second():
     assert disco_table.fastest({1: way(3.0), 2: way(1.0), 3: way(2.0)}) == 2
+
+
+def a_text(accepted: str) -> Record:
+    """One whose tokens a draft gets right ("y") or wrong ("n")."""
+    right = torch.tensor([mark == "y" for mark in accepted])
+    return Record(torch.zeros(len(right), 10), right.float(), right)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "found"),
+    [("yyn", [2]), ("nny", [0, 0, 1]), ("yynyyyn", [2, 3]), ("y", [1]), ("n", [0]), ("ynyy", [1, 2])],
+)
+def test_an_oracle_drafts_what_will_be_accepted(accepted, found):
+    assert windows.oracle_windows([a_text(accepted)]) == found
+    assert windows.oracle_windows([a_text(accepted), a_text("n")]) == [*found, 0], "a text begins a round"
+    # Each round adds the target's own token, but for one that the text's end cuts.
+    assert sum(found) + len(found) == len(accepted) + accepted.endswith("y")
+
+
+@pytest.mark.parametrize(("gamma", "drafted"), [(1, "ynynyynyn"), (2, "yynyyyyny"), (4, "yyyyyyyyy"), (9, "yyyyyyyyy")])
+def test_a_fixed_window_expects_what_it_drafts(gamma, drafted):
+    accepted = a_text("yyynnyyyy").accepted.tolist()
+    assert windows.drafted_by(gamma, accepted) == a_text(drafted).accepted.tolist()
+
+
+def test_the_f1_of_fixed_windows_ends_where_all_is_expected():
+    records = [a_text("yyynnyyyy"), a_text("nyynyyyyyn")]
+    found, whole = windows.f1_of_windows(records, 12), torch.cat([record.accepted for record in records])
+    assert found[12] == f1(torch.ones_like(whole), whole) > found[1]
+    assert windows.f1_of_windows([a_text("ynyn")], 1) == {1: 1.0}
+    assert f1(whole, whole) == 1.0
 
 
 @pytest.fixture

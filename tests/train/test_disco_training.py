@@ -18,7 +18,6 @@ from hf_specdec.train import writing
 from hf_specdec.train.disco import Quality, TrainSettings, answers, closing, fit, quality, records_of, run, train_disco
 from hf_specdec.train.disco.records import Record, record_text
 from hf_specdec.train.disco.run import TAUS, seconds_per_token
-from hf_specdec.train.disco.windows import drafted_by, f1, f1_of_windows, oracle_windows
 
 WORDS = [f"w{i}" for i in range(95)]
 TEXTS = [" ".join(WORDS[i : i + 5]) for i in range(40)]
@@ -151,37 +150,6 @@ def test_a_classifier_learns_what_can_be_learned_and_the_same_one_every_time():
     assert found.calibration_error < 0.1
 
 
-def a_text(accepted: str) -> Record:
-    """One whose tokens a draft gets right ("y") or wrong ("n")."""
-    right = torch.tensor([mark == "y" for mark in accepted])
-    return Record(torch.zeros(len(right), 10), right.float(), right)
-
-
-@pytest.mark.parametrize(
-    ("accepted", "windows"),
-    [("yyn", [2]), ("nny", [0, 0, 1]), ("yynyyyn", [2, 3]), ("y", [1]), ("n", [0]), ("ynyy", [1, 2])],
-)
-def test_an_oracle_drafts_what_will_be_accepted(accepted, windows):
-    assert oracle_windows([a_text(accepted)]) == windows
-    assert oracle_windows([a_text(accepted), a_text("n")]) == [*windows, 0], "a text begins a round"
-    # Each round adds the target's own token, but for one that the text's end cuts.
-    assert sum(windows) + len(windows) == len(accepted) + accepted.endswith("y")
-
-
-@pytest.mark.parametrize(("gamma", "drafted"), [(1, "ynynyynyn"), (2, "yynyyyyny"), (4, "yyyyyyyyy"), (9, "yyyyyyyyy")])
-def test_a_fixed_window_expects_what_it_drafts(gamma, drafted):
-    accepted = a_text("yyynnyyyy").accepted.tolist()
-    assert drafted_by(gamma, accepted) == a_text(drafted).accepted.tolist()
-
-
-def test_the_f1_of_fixed_windows_ends_where_all_is_expected():
-    records = [a_text("yyynnyyyy"), a_text("nyynyyyyyn")]
-    found, whole = f1_of_windows(records, 12), torch.cat([record.accepted for record in records])
-    assert found[12] == f1(torch.ones_like(whole), whole) > found[1]
-    assert f1_of_windows([a_text("ynyn")], 1) == {1: 1.0}
-    assert f1(whole, whole) == 1.0
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_one_class_is_refused(value):
     records = {False: [made_up(50, torch.full((50,), value))]}
@@ -260,13 +228,13 @@ def settings(target, draft, tokenizer, tmp_path):
 
 @pytest.mark.parametrize(("f1", "warned"), [(0.5, ["greedy", "sampled"]), (0.6, []), (0.7, [])])
 def test_a_classifier_worse_than_always_accepting_is_warned_of(settings, monkeypatch, recwarn, f1, warned):
-    monkeypatch.setattr(run, "quality", lambda *_: Quality(f1, 0.6, {1: 0.3, 2: 0.4}, (1.5, 0.5), 0.1, [], 5))
+    monkeypatch.setattr(run, "quality", lambda *_: Quality(f1, 0.6, 0.1, [], 5))
     report = train_disco(settings)
     said = [str(w.message) for w in recwarn if issubclass(w.category, SpeculationWarning)]
     assert [message.split(":")[0] for message in said] == warned
     assert all("below the 0.600 of always accepting" in message for message in said)
     *lines, command = closing(settings, report)
-    assert "γ = 2: 0.400" in lines[0] and "1.5 ± 0.5" in lines[1] and settings.output in lines[-1]
+    assert f"F1 {f1:.3f}" in lines[0] and settings.output in lines[-1]
     wanted = ["hf-specdec", "generate", "--target", settings.target, "--drafter", settings.output]
     assert shlex.split(command)[:6] == wanted
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from tqdm import trange
 from ...drafters.disco.classifier import EXTRA, StopClassifier
 from ...errors import SpeculationError
 from .records import Record
-from .windows import f1, f1_of_windows, oracle_windows
 
 BATCH = 1024
 LEARNING_RATE = 1e-2
@@ -30,10 +28,6 @@ class Quality:
     """of "accepted", at a chance of one half"""
     f1_always: float
     """of a rule that expects every token to be accepted"""
-    f1_windows: dict[int, float]
-    """of each fixed window γ, which expects as much of the γ tokens that it drafts (Table 4)"""
-    oracle: tuple[float, float]
-    """mean and standard deviation of the oracle's windows (Table 2)"""
     calibration_error: float
     """mean distance of predicted and observed acceptance over ten bins, weighted by how full they are"""
     reliability: list[tuple[float, float, int]]
@@ -99,7 +93,7 @@ def fit(
 
 
 def quality(classifier: StopClassifier, records: Sequence[Record], do_sample: bool) -> Quality:
-    """F1 and calibration against what was accepted, and what fixed windows and an oracle do on the same texts."""
+    """F1 and calibration against what was accepted."""
     chance = classifier(torch.cat([r.features for r in records]))[:, int(do_sample)].sigmoid()
     accepted = torch.cat([r.accepted for r in records])
     bins = (chance * 10).long().clamp(max=9)
@@ -109,16 +103,19 @@ def quality(classifier: StopClassifier, records: Sequence[Record], do_sample: bo
         if (bins == i).any()
     ]
     error = sum(abs(predicted - observed) * n for predicted, observed, n in reliability) / len(chance)
-    windows = oracle_windows(records)
     return Quality(
         f1=f1(chance >= 0.5, accepted),
         f1_always=f1(torch.ones_like(accepted), accepted),
-        f1_windows=f1_of_windows(records),
-        oracle=(fmean(windows), pstdev(windows)),
         calibration_error=error,
         reliability=reliability,
         tokens=len(chance),
     )
+
+
+def f1(predicted: Tensor, actual: Tensor) -> float:
+    """2 TP / (2 TP + FP + FN) of two boolean tensors."""
+    hits = int((predicted & actual).sum())
+    return 2 * hits / max(1, int(predicted.sum()) + int(actual.sum()))
 
 
 def _stack(records: Mapping[bool, Sequence[Record]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -145,14 +145,10 @@ def closing(settings: TrainSettings, report: dict[str, Any]) -> Iterator[str]:
     for name in REGIMES:
         found = report[name]["quality"]
         chosen = f", τ {report[name]['tau']:g}" if "tau" in report[name] else ""
-        window = max(found["f1_windows"], key=found["f1_windows"].__getitem__)
-        mean, deviation = found["oracle"]
         yield (
-            f"{name}: F1 {found['f1']:.3f} (always accepting: {found['f1_always']:.3f}, best fixed window, "
-            f"γ = {window}: {found['f1_windows'][window]:.3f}), calibration error "
+            f"{name}: F1 {found['f1']:.3f} (always accepting: {found['f1_always']:.3f}), calibration error "
             f"{found['calibration_error']:.3f}{chosen}"
         )
-        yield f"{name}: an oracle would draft {mean:.1f} ± {deviation:.1f} tokens a round"
     yield from try_it(settings, "--drafter")
 
 

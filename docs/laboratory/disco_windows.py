@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .records import Record
+from hf_specdec.train.disco.fitting import f1
+from hf_specdec.train.disco.records import Record
 
 LONGEST = 16
 """the longest fixed window that is looked at"""
@@ -41,12 +42,6 @@ def drafted_by(gamma: int, accepted: Sequence[bool]) -> list[bool]:
         drafted.append(run < gamma)
         run = run + 1 if right and run < gamma else 0
     return drafted
-
-
-def f1(predicted: Tensor, actual: Tensor) -> float:
-    """2 TP / (2 TP + FP + FN) of two boolean tensors."""
-    hits = int((predicted & actual).sum())
-    return 2 * hits / max(1, int(predicted.sum()) + int(actual.sum()))
 
 
 def f1_of_windows(records: Sequence[Record], longest: int = LONGEST) -> dict[int, float]:
