@@ -3,8 +3,7 @@
 As in Figure 1 of Leviathan 2023: accepted tokens green, rejected ones red, the target's own blue.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +28,8 @@ class LiveText(BaseStreamer):
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self.console, self.tokenizer = console, tokenizer
         self.coloured = console.color_system is not None and not console.no_color
+        self.written = Text()
+        """all of it, in colours"""
         self.shown: list[int] = []
         self.pending: list[int] = []
         """tokens that were written but not shown yet, because their round is not known"""
@@ -51,7 +52,7 @@ class LiveText(BaseStreamer):
         known = len(r.tokens) - len(self.pending) + before
         self._show(r.tokens[known : r.accepted], "accepted")
         own = r.tokens[max(known, r.accepted) :]
-        if r.rejected is not None and own and self.coloured:
+        if r.rejected is not None and own:
             piece = text_of(self.tokenizer, self.shown, [r.rejected]).replace("\n", "⏎")
             self._print(piece, "rejected")
         self._show(own, "own")
@@ -67,7 +68,8 @@ class LiveText(BaseStreamer):
         self.shown += tokens
 
     def _print(self, text: str, kind: str) -> None:
-        if text:
+        self.written.append(text, STYLES[kind])
+        if text and (self.coloured or kind != "rejected"):
             self.console.print(Text(text, style=STYLES[kind] if self.coloured else ""), end="", soft_wrap=True)
 
 
@@ -80,37 +82,3 @@ def text_of(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], tokens: S
     """The text that tokens add after others: word pieces, spaces and parts of a character depend on them."""
     known = tokenizer.decode(list(before), skip_special_tokens=True).rstrip("\ufffd")
     return tokenizer.decode([*before, *tokens], skip_special_tokens=True).removesuffix("\ufffd")[len(known) :]
-
-
-class Pictured(Console):
-    """A console whose output is kept for a picture, except for what is printed `aside`."""
-
-    def __init__(self) -> None:
-        super().__init__(highlight=False, record=True, width=100, force_terminal=True, color_system="truecolor")
-        self._begun = Text()
-        """a line that is not finished"""
-
-    def status(self, *_: Any, **__: Any) -> Any:
-        """A picture shows no spinner."""
-        return nullcontext()
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Lines are broken at the picture's width, so text in pieces is printed once its last line ends."""
-        if options.get("end") == "" and all(isinstance(piece, Text) for piece in objects):
-            self._begun.append_text(Text().join(objects))
-            return
-        begun, self._begun = self._begun, Text()
-        if begun:
-            super().print(begun, soft_wrap=False)
-        if objects or not begun:
-            super().print(*objects, **options | {"soft_wrap": False})
-
-
-@contextmanager
-def aside(console: Console) -> Iterator[None]:
-    """What is printed inside the block is left out of a picture."""
-    record, console.record = console.record, False
-    try:
-        yield
-    finally:
-        console.record = record

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from tqdm import tqdm
 from typer import Option
 
@@ -20,10 +22,9 @@ from ..instruments.recording import RecordingDrafter
 from ..loading.checks import Range
 from ..loading.drafters import DrafterSettings, own_model
 from ..loading.models import Pair
-from ..loading.outputs import writable_file
 from ..loading.prompts import Prompt
-from ..showing import quiet
-from .live import LiveText, Pictured, aside, legend
+from ..showing import check_page, page, quiet
+from .live import LiveText, legend
 from .prompts import BATCH, SAMPLES
 from .table import differences, said_of_texts, table
 from .turns import Turns, inputs_of
@@ -55,7 +56,7 @@ class DemoSettings(DrafterSettings):
         ),
     ] = 60.0
     output: Annotated[
-        str | None, Option("--output", "--svg", help="Save the answers and the table as a picture (SVG).")
+        Path | None, Option("--output", "--svg", help="Save answers and table as a page (.html) or a picture (.svg).")
     ] = None
 
     def __post_init__(self) -> None:
@@ -73,8 +74,7 @@ class DemoSettings(DrafterSettings):
             raise SpeculationError(
                 f"seconds must be above 0 and finite, got {self.seconds}; give some, as --seconds 60"
             )
-        if self.output is not None:
-            writable_file(self.output, "output")
+        check_page(self.output)
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -84,34 +84,39 @@ def run_demo(settings: DemoSettings) -> None:
         SpeculationError: a model or drafter that does not load, or a setting that nothing can be shown with.
     """
     settings.check()
-    console = Console(highlight=False) if settings.output is None else Pictured()
+    console = Console(highlight=False)
     with quiet():
         with console.status("loading the models"):
             pair = settings.load()
             methods = _methods(settings, pair)
             recorder = RecordingDrafter(settings.load_drafter(pair))
         ends = now() + settings.seconds
-        console.print(_introduction(settings, pair, recorder), markup=False)
+        introduction = _introduction(settings, pair, recorder)
+        console.print(introduction)
         chosen = settings_of(settings, max_new_tokens=settings.max_new_tokens)
         bench = Bench(chosen, pair, [methods])  # one drafter, which learns as it does for its user
         ones = [_unit(kind, [question]) for kind, question in SAMPLES.items()]
         together = _unit(f"batch {len(BATCH)}", BATCH)
         if LiveText(console, pair.tokenizer).coloured:
             console.print("\n", legend(), sep="")
-        for unit in ones:
-            _show_one(console, bench, recorder, unit)
-        with aside(console):
-            _show_batch(console, bench, recorder, together)
+        answers = [_show_one(console, bench, recorder, unit) for unit in ones]
+        _show_batch(console, bench, recorder, together)
         turns = Turns(bench, ends)
         _measure(console, turns, [*ones, together])
+        gained = table(methods, turns.taken)
         console.rule(style="dim")
-        console.print(table(methods, turns.taken))
-        with aside(console):
-            for line in said_of_texts(differences(bench, turns.taken)):
-                console.print(line, markup=False)
-            console.print(f"\n{NEXT}", markup=False)
+        console.print(gained)
+        for line in said_of_texts(differences(bench, turns.taken)):
+            console.print(line, markup=False)
+        console.print(f"\n{NEXT}", markup=False)
     if settings.output is not None:
-        console.save_svg(settings.output, title="hf-specdec demo")
+        with page(settings.output, "hf-specdec demo") as picture:
+            picture.print(introduction, Text(), legend(), sep="\n")
+            for unit, answer in zip(ones, answers, strict=True):
+                picture.rule(unit.dataset, style="dim")
+                picture.print(Text(unit.prompts[0].turns[0], style="dim"), Text(), answer, sep="\n")
+            picture.rule(style="dim")
+            picture.print(gained)
 
 
 def _methods(settings: DemoSettings, pair: Pair) -> list[Method]:
@@ -135,18 +140,18 @@ def _unit(kind: str, questions: Sequence[str]) -> Unit:
     return Unit(kind, 0, len(questions), 0.0, [Prompt((question,), chat=True) for question in questions])
 
 
-def _introduction(settings: DemoSettings, pair: Pair, ours: RecordingDrafter) -> str:
+def _introduction(settings: DemoSettings, pair: Pair, ours: RecordingDrafter) -> Text:
     draft = own_model(ours.inner)
     drafts = f"{draft.num_parameters() / 1e6:.0f} M parameters" if draft is not None else "no model"
     dtype = str(pair.target.dtype).removeprefix("torch.") + (", packed" if settings.pack_linear else "")
-    return (
+    return Text(
         f"Target: {settings.target}, {pair.target.num_parameters() / 1e6:.0f} M parameters, "
         f"{dtype}, {torch.get_num_threads()} CPU threads. "
         f"Drafter: {ours.config.drafter_type}, {drafts}. Greedy, {settings.max_new_tokens} new tokens at most."
     )
 
 
-def _show_one(console: Console, bench: Bench, recorder: RecordingDrafter, unit: Unit) -> None:
+def _show_one(console: Console, bench: Bench, recorder: RecordingDrafter, unit: Unit) -> Text:
     """Our answer as it is written."""
     console.rule(unit.dataset, style="dim")
     console.print(unit.prompts[0].turns[0], style="dim", end="\n\n", markup=False, soft_wrap=True)
@@ -154,6 +159,7 @@ def _show_one(console: Console, bench: Bench, recorder: RecordingDrafter, unit: 
     recorder.told = live.told
     _decode(bench, recorder, unit, streamer=live)
     recorder.told = None
+    return live.written
 
 
 def _show_batch(console: Console, bench: Bench, recorder: RecordingDrafter, unit: Unit) -> None:

@@ -1,6 +1,5 @@
 """`hf-specdec explain`: load, take apart, print, and keep what was printed as a page."""
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +10,9 @@ from typer import Option
 from ...errors import SpeculationError
 from ..loading.checks import SEEDS, Range
 from ..loading.drafters import DrafterSettings
-from ..loading.outputs import writable_file
-from ..showing import quiet
+from ..showing import check_page, page, quiet
 from .reading import Explanation, explain
 from .showing import print_explanation
-
-WIDTH = 110
-"""letters per line of a page"""
 
 
 @dataclass(kw_only=True)
@@ -40,10 +35,7 @@ class ExplainSettings(DrafterSettings):
         super().check()
         if not self.prompt.strip():
             raise SpeculationError(f"prompt must hold text to continue, got {self.prompt!r}")
-        if self.output is not None:
-            if self.output.suffix not in (".html", ".svg"):
-                raise SpeculationError(f"output must be a page (.html) or a picture (.svg), got {str(self.output)!r}")
-            writable_file(self.output, "output")
+        check_page(self.output)
 
 
 def run_explain(settings: ExplainSettings) -> Explanation:
@@ -58,10 +50,6 @@ def run_explain(settings: ExplainSettings) -> Explanation:
         found = explain(settings, pair, settings.prompt, settings.max_new_tokens, settings.temperature, settings.seed)
     print_explanation(found, Console())
     if settings.output is not None:
-        page = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor")
-        print_explanation(found, page)
-        if settings.output.suffix == ".html":
-            page.save_html(str(settings.output))
-        else:
-            page.save_svg(str(settings.output), title=f"hf-specdec explain --drafter {settings.spec}")
+        with page(settings.output, f"hf-specdec explain --drafter {settings.spec}") as console:
+            print_explanation(found, console)
     return found
