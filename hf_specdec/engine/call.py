@@ -1,6 +1,7 @@
 """`Call`: one `generate` call as transformers prepared it."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,17 +47,14 @@ class Call:
     """what to warn of once it is known that the call is not decoded plainly"""
     stopping: Stopping = field(init=False)
     processing: Processing = field(init=False)
-    _ability: Ability | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.stopping, self.processing = Stopping(self.criteria), Processing(self.processors)
 
-    @property
+    @cached_property
     def ability(self) -> Ability:
         """Of the target, as it is in this call."""
-        if self._ability is None:
-            self._ability = ability(self.target)
-        return self._ability
+        return ability(self.target)
 
     @property
     def prompt_mask(self) -> Tensor:

@@ -4,8 +4,7 @@ It can only cost time: the session and the order are guarded.
 """
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
-from typing import NamedTuple
+from copy import copy, deepcopy
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from ..stats import SpeculationStats
 from ..target.ranks import Ranks
 from ..verify.noise import Noise
 from ..verify.picking import DraftPicker
-from ..verify.processing import Bans
+from ..verify.processing import bans
 from ..verify.randomness import Randomness
 from .call import Call
 from .guard import GuardedDrafter, GuardedSession, take_over
@@ -28,17 +27,6 @@ from .paying import Paying, record_of
 from .ranks import SharedSession
 
 
-class Bounds(NamedTuple):
-    """Of a batch whose rows come and go."""
-
-    columns: int
-    """that a row may come to"""
-    rows: int
-    """at once"""
-    tokens: int
-    """of those together"""
-
-
 def context_of(
     call: Call,
     device: torch.device,
@@ -46,7 +34,6 @@ def context_of(
     cost: Cost,
     mode: Mode,
     noise: Noise | None,
-    bounds: Bounds | None = None,
 ) -> DraftContext:
     """What a session knows of its call. All of it is the session's own: whatever it does to it, nobody else reads it.
 
@@ -55,14 +42,12 @@ def context_of(
         randomness: of draws of drafts.
         cost: of the target's forwards, the engine's own.
         noise: of coupled sampling.
-        bounds: where rows come and go, of which the call is the first; None where all rows are there from the start.
     """
     processing, vocab = deepcopy(call.processing), call.ability.vocab_size
-    nobody = call.input_ids.new_empty(0, 0)
     return DraftContext(
-        prompt_ids=call.input_ids.clone() if bounds is None else nobody,
-        prompt_mask=call.prompt_mask.clone() if bounds is None else nobody,
-        max_length=call.most_columns if bounds is None else bounds.columns,
+        prompt_ids=call.input_ids.clone(),
+        prompt_mask=call.prompt_mask.clone(),
+        max_length=call.most_columns,
         vocab_size=vocab,
         eos_token_ids=call.stopping.eos,
         do_sample=call.draws,
@@ -71,13 +56,11 @@ def context_of(
         pick=DraftPicker(processing, vocab, call.draws, randomness, device, noise),
         device=device,
         stats=SpeculationStats(),
-        forbids=Bans(processing, vocab) or None,
+        forbids=bans(processing, vocab),
         cost=CostView(cost),
         target=call.target,
         source=call.source,
         coupled=noise is not None,
-        most_rows=0 if bounds is None else bounds.rows,
-        most_tokens=0 if bounds is None else bounds.tokens,
         forwards=call.rules.forwards,
     )
 
@@ -135,6 +118,14 @@ class Drafting:
         kind = self.drafter.drafter, id(target), do_sample
         record = (lambda rows: record_of(*kind, "joined")) if joined else (lambda rows: record_of(*kind, rows))
         self.paying = Paying(record, keeps_state, self.order is not None, clock)
+
+    def admit(self, row: int, own: Randomness) -> None:
+        """A row has joined, with random numbers of its own."""
+        self.session.tell(lambda _: self.randomness.admit(row, copy(own)))  # the session may have spoilt the others
+
+    def forget(self, row: int) -> None:
+        """Such a row has left."""
+        self.session.tell(lambda _: self.randomness.forget(row))
 
     def draft(self, sequences: Sequences, room: list[int], most: int, pads: Sequence[int | None]) -> Draft:
         """What the target is fed of these rows, at most `room` [B] tokens one below the other.

@@ -64,9 +64,9 @@ class GuardedDrafter(Guard):
         self.brings_runner = bool(drafter.brings_runner)
         self.recordable = not self.brings_runner or bool(drafter.recordable)
 
-    def ask(self, action: Callable[[AnyDrafter], T]) -> T | None:
-        """What the drafter says; None where it was dropped."""
-        return None if self.dropped else self.attempt(action, nothing, self.drafter)
+    def ask(self, action: Callable[..., T], *given: Any) -> T | None:
+        """What the drafter says, who comes before what else is given; None where it was dropped."""
+        return None if self.dropped else self.attempt(action, nothing, self.drafter, *given)
 
     def takes_ragged(self) -> bool:
         return bool(self.ask(lambda d: bool(d.takes_ragged())))
@@ -92,17 +92,16 @@ class GuardedSession(Guard):
 
     def __init__(self, drafter: GuardedDrafter, context: DraftContext) -> None:
         self.drafter, self.context = drafter, copy(context)  # of its own, which the session does not see
-        self.session = drafter.ask(lambda d: opened(d, context))
+        self.session = drafter.ask(opened, context)
         self.alive = self.session is not None
-        self.traits = self.ask(lambda session: traits_of(session, self.context)) or Traits()
+        self.traits = self.ask(traits_of, self.context) or Traits()
         self.was_cut = False
         self.rounds = self.unpaid = 0
         """all with a draft, and those of them in which none of it promised to pay"""
 
-    def ask(self, action: Callable[[Any], T]) -> T | None:
-        """What the session says; None where it was dropped."""
-        session = self.session
-        return None if session is None else self.attempt(action, nothing, session)
+    def ask(self, action: Callable[..., T], *given: Any) -> T | None:
+        """What the session says, which comes before what else is given; None where it was dropped."""
+        return None if self.session is None else self.attempt(action, nothing, self.session, *given)
 
     tell = ask
 
@@ -114,7 +113,7 @@ class GuardedSession(Guard):
             most: nodes of a row.
             pads: as of `fit`.
         """
-        draft = self.ask(lambda session: self._drafted(session, sequences, room, most, pads)) if any(room) else None
+        draft = self.ask(self._drafted, sequences, room, most, pads) if any(room) else None
         return no_draft(len(room), self.context.device) if draft is None else draft
 
     def _drafted(

@@ -5,7 +5,7 @@ own and, unless the drafter lives inside the target, a session of their own.
 """
 
 from collections.abc import Sequence
-from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +29,7 @@ from ..transfer import moved
 from ..verify.randomness import RowRandomness
 from ..verify.trial import Result, Trial
 from .call import Call
-from .drafting import Bounds, Drafting, context_of
+from .drafting import Drafting, context_of
 from .engine import Engine
 from .fitting import no_draft
 from .guard import GuardedDrafter
@@ -51,6 +51,16 @@ MODE = Mode(ragged=True, trees=True, runner=JoiningRunner)
 
 _costs: Learned[Cost] = Learned(Cost)
 """of each target's forwards over such batches"""
+
+
+@dataclass(eq=False)
+class Arriving:
+    """A request whose prompt is being read."""
+
+    request: Request
+    prompt: Reading
+    row: Row | None = None
+    """that it is going to be; None before the first piece is read"""
 
 
 class Requests(Engine):
@@ -119,9 +129,7 @@ class Requests(Engine):
         self.rows = Rows(self.device)
         self.requests: dict[int, Request] = {}
         """of the rows that are there, by their numbers"""
-        self.reading: tuple[Request, Reading] | None = None
-        self.joining: Row | None = None
-        """of the prompt that is being read"""
+        self.reading: Arriving | None = None
         self.target = joining_runner(self.model, self.most_rows, self.most_tokens, self.forwards, self._recordable)
         self.runner = self.target
         """the drafter's own, where it brings one"""
@@ -132,7 +140,7 @@ class Requests(Engine):
     def fits(self, request: Request) -> bool:
         """Whether there is room for one more."""
         there = len(self.rows) + (self.reading is not None)
-        wanted = [*self.target.wanted, *([self.reading[0].end] if self.reading else []), request.end]
+        wanted = [*self.target.wanted, *([self.reading.request.end] if self.reading else []), request.end]
         return there < self.most_rows and self.target.slots_for(wanted) <= self.most_tokens
 
     def ever_fits(self, request: Request) -> bool:
@@ -146,17 +154,16 @@ class Requests(Engine):
 
     def present(self) -> list[Request]:
         """Whatever is being decoded or read."""
-        return [*self.requests.values(), *([] if self.reading is None else [self.reading[0]])]
+        return [*self.requests.values(), *([] if self.reading is None else [self.reading.request])]
 
     def admit(self, request: Request) -> None:
         """Begin to read its prompt."""
         request.began = now()
-        self.reading = request, Reading(self.model, request.call.input_ids, request.call.model_kwargs)
+        self.reading = Arriving(request, Reading(self.model, request.call.input_ids, request.call.model_kwargs))
 
     def drop_cancelled(self) -> None:
         """Rows whose requests were cancelled go."""
-        if self.reading is not None and self.reading[0].answer.cancelled:
-            self.reading[0].finish()
+        if self.reading is not None and self.reading.request.answer.cancelled:
             self._stop_reading()
         self._leave([b for b, row in enumerate(self.rows.all) if self.requests[row.number].answer.cancelled])
 
@@ -196,11 +203,11 @@ class Requests(Engine):
     def _read(self) -> None:
         """One more piece; what is wrong with a request ends that request alone."""
         assert self.reading is not None
-        request, reading = self.reading
+        arriving, request, reading = self.reading, self.reading.request, self.reading.prompt
         left, began = reading.left, now()
         try:
-            if self.joining is None:  # whose session says which hidden states are to be kept
-                self.joining = self._row(request)
+            if arriving.row is None:  # whose session says which hidden states are to be kept
+                arriving.row = self._row(request)
             reading.features = reading.features if reading.done else self.target.features
             logits = moved(reading.read(self._piece(left)), self.rows.device)
             if reading.cache.get_seq_length() != reading.done:
@@ -209,10 +216,9 @@ class Requests(Engine):
                     "use; use model.generate"
                 )
         except Exception as error:
-            self._stop_reading()
-            request.finish(error)
+            self._stop_reading(error)
             return
-        first = None if reading.left else self._join(request, reading, logits)
+        first = None if reading.left else self._join(request, arriving.row, reading, logits)
         self._has_read(request, left - reading.left, began)
         if first is not None:
             row = self.rows.all[-1]
@@ -237,15 +243,15 @@ class Requests(Engine):
         piece = min(max(LEAST_PIECE, fair), LONGEST_PIECE)
         return left if left <= 1.5 * piece else piece
 
-    def _join(self, request: Request, reading: Reading, logits: Tensor) -> Result:
+    def _join(self, request: Request, row: Row, reading: Reading, logits: Tensor) -> Result:
         """The row is the last of the batch, and takes its first token: its prompt's forward is the verification of an
         empty draft."""
-        assert self.joining is not None
-        row, places = self.joining, [len(self.rows)]
+        places = [len(self.rows)]
         self.target.join(reading.cache, request.end)
-        self.requests[request.number], self.reading, self.joining = request, None, None
-        for randomness in _randomness_of(row):
-            randomness.of[row.number] = copy(request.randomness)
+        self.requests[request.number], self.reading = request, None
+        row.judge.randomness.admit(row.number, request.randomness)
+        if row.drafting is not None:
+            row.drafting.admit(row.number, request.randomness)
         self.rows.join([row], request.call.input_ids)
         trial = Trial(no_draft(1, self.rows.device), Forward(logits), self.rows.sequences(places))
         (first,) = self.taking.take(row.judge, self.rows, places, trial)
@@ -279,8 +285,15 @@ class Requests(Engine):
         if not guarded.dropped and not guarded.takes_ragged():
             guarded.drop("its draft model does not support rows of different lengths, which a BatchDecoder has")
         noise = call.noise(drawing, joined=True)
-        bounds = Bounds(min(position_limit(self.model), self.most_tokens), self.most_rows, self.most_tokens)
-        context = context_of(call, self.rows.device, drawing, self.cost, self.mode, noise, bounds)
+        nobody, limit = call.input_ids.new_empty(0, 0), position_limit(self.model)
+        context = replace(
+            context_of(call, self.rows.device, drawing, self.cost, self.mode, noise),
+            prompt_ids=nobody,
+            prompt_mask=nobody,
+            max_length=min(limit, self.most_tokens),
+            most_rows=self.most_rows,
+            most_tokens=self.most_tokens,
+        )
         drafting = Drafting(guarded, context, drawing)
         self.target.features = list(dict.fromkeys([*self.target.features, *drafting.traits.features]))
         if guarded.brings_runner:
@@ -304,20 +317,23 @@ class Requests(Engine):
         order = self.target.leave(places)
         self.rows.leave(order)
         for row in gone:
-            for randomness in _randomness_of(row):
-                randomness.of.pop(row.number, None)
+            row.judge.randomness.forget(row.number)
+            if row.drafting is not None:
+                row.drafting.forget(row.number)
             self.requests.pop(row.number).finish(row.failed)
         self._end_sessions(gone)
 
-    def _stop_reading(self) -> None:
-        """The prompt that is being read is not wanted any more."""
-        gone = [] if self.joining is None else [self.joining]
-        self.reading = self.joining = None
-        self._end_sessions(gone)
+    def _stop_reading(self, error: Exception | None = None) -> None:
+        """The request whose prompt is being read ends."""
+        assert self.reading is not None
+        arriving, self.reading = self.reading, None
+        self._end_sessions([] if arriving.row is None else [arriving.row])
+        arriving.request.finish(error)
 
     def _there(self) -> list[Row]:
         """All rows, also that of the prompt that is being read."""
-        return [*self.rows.all, *([] if self.joining is None else [self.joining])]
+        arriving = None if self.reading is None else self.reading.row
+        return [*self.rows.all, *([] if arriving is None else [arriving])]
 
     def _end_sessions(self, gone: Sequence[Row]) -> None:
         """Of those that were there for rows that have gone, all that are there for nobody else."""
@@ -335,9 +351,3 @@ class Requests(Engine):
             self.stats.draft_calls += told.draft_calls
             new = [note for note in told.notes if note not in self.stats.notes]
             self.stats.notes = [*self.stats.notes, *new][-MOST_NOTES:]
-
-
-def _randomness_of(row: Row) -> list[RowRandomness]:
-    """Where a row has randomness of its own: the judge's and the drafter's."""
-    both = row.judge.randomness, None if row.drafting is None else row.drafting.randomness
-    return [randomness for randomness in both if isinstance(randomness, RowRandomness)]

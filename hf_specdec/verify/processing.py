@@ -12,11 +12,13 @@ positions at once, and rows of different lengths, so processors are told apart b
 from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers.generation import logits_process as lp
 
+from ..picker import Forbids
 from ..protocol import Draft, Sequences
 from ..transfer import to_device, to_host
 
@@ -181,25 +183,22 @@ def _prefixes(
     return expanded, [b * nodes + node + 1 for b in range(rows) for node in (-1, *kept[b])]
 
 
-class Bans:
-    """What the known processors of a call forbid outright, so that a draft need not hold it."""
+def bans(processing: Processing, vocab: int) -> Forbids | None:
+    """What the known processors of a call forbid outright, so that a draft need not hold it; None if that is nothing.
 
-    def __init__(self, processing: Processing, vocab: int) -> None:
-        self.processing = Processing([p for p in processing.processors if _forbids(p)])
-        self.vocab = vocab
+    Args:
+        vocab: of the target.
+    """
+    forbidding = Processing([p for p in processing.processors if _forbids(p)])
+    return partial(_forbidden, forbidding, vocab) if forbidding.processors else None
 
-    def __bool__(self) -> bool:
-        return bool(self.processing.processors)
 
-    def __call__(self, ids: Tensor, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """Whether each of N tokens is forbidden at its position.
-
-        Args:
-            ids, rows, lengths: the N positions, as `Processing` takes them.
-            tokens: [N] ids below the target's vocabulary.
-        """
-        scores = self.processing(ids, rows, lengths, torch.zeros(len(tokens), self.vocab, device=ids.device))
-        return to_host(scores.gather(1, to_device(tokens, ids.device)[:, None]).isneginf()[:, 0])
+def _forbidden(
+    processing: Processing, vocab: int, ids: Tensor, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]
+) -> list[bool]:
+    """`Forbids`, by these processors."""
+    scores = processing(ids, rows, lengths, torch.zeros(len(tokens), vocab, device=ids.device))
+    return to_host(scores.gather(1, to_device(tokens, ids.device)[:, None]).isneginf()[:, 0])
 
 
 def _forbids(processor: lp.LogitsProcessor) -> bool:

@@ -59,6 +59,12 @@ class Randomness:
         """The seed of a row's numbers."""
         return self.seed
 
+    def admit(self, row: int, own: "Randomness") -> None:
+        """A row has joined, with numbers of its own; only where rows come and go."""
+
+    def forget(self, row: int) -> None:
+        """Such a row has left."""
+
     @classmethod
     def from_torch(cls) -> "Randomness":
         """Seeded by one draw from torch's global generator, so that `torch.manual_seed` fixes a call."""
@@ -72,6 +78,12 @@ class RowRandomness(Randomness):
         super().__init__(0)
         self.of: dict[int, Randomness] = {}
         """by row"""
+
+    def admit(self, row: int, own: Randomness) -> None:
+        self.of[row] = own
+
+    def forget(self, row: int) -> None:
+        self.of.pop(row, None)
 
     def advance(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -22,7 +22,7 @@ from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.sources.copies import cut
 from hf_specdec.drafters.sources.index import LookupIndex
 from hf_specdec.protocol import Sequences
-from hf_specdec.verify.processing import Bans, Processing
+from hf_specdec.verify.processing import Processing, bans
 
 
 def synthetic_text(length: int, seed: int = 0, vocab: int = 8_192) -> list[int]:
@@ -206,8 +206,8 @@ def test_a_copy_ends_before_what_the_processors_forbid(processors, proposed):
     """Bad words here end at the token before the forbidden one; a low score or a rank forbids nothing."""
     ids = torch.tensor([[1, 2, 3, 1, 2]])
     rows = Sequences(ids, [5], [0], ids.tolist())
-    bans = Bans(Processing(processors), vocab=10)
-    draft = PromptLookupDrafter(tokens_per_match=2).start(context(forbids=bans or None)).propose(rows, [9])
+    known = context(forbids=bans(Processing(processors), 10))
+    draft = PromptLookupDrafter(tokens_per_match=2).start(known).propose(rows, [9])
     assert draft.tokens[0, : draft.lengths[0]].tolist() == proposed
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from chi_square import chi_square
 from models import llama, prompts
@@ -15,8 +16,8 @@ from transformers.generation import (
 )
 
 from hf_specdec import Drafter, SpeculationStats
-from hf_specdec.protocol import Draft, DraftContext, Verdict
-from hf_specdec.schedule import Guarded, Round
+from hf_specdec.engine.guard import GuardedSession
+from hf_specdec.protocol import Draft, Sequences
 
 BATCHES = {"one row": [9], "equal rows": [9, 9, 9, 9], "uneven rows": [3, 14, 1, 9]}
 SMALL = 6
@@ -63,34 +64,22 @@ def proposes_nothing_forbidden(drafter: Drafter, lengths: list[int], settings: d
     options |= settings
     allowed: list[bool] = []
 
-    class Watched:
-        """Draft, then verify; and see every draft before the engine does."""
+    def watched(self: GuardedSession, sequences: Sequences, room: list[int], *given: Any) -> Draft:
+        """Every draft, as it is fed."""
+        processors = LogitsProcessorList(self.context.pick.processing.processors)
+        assert processors
+        before, lengths = sequences.ids.clone(), list(sequences.lengths)
+        draft = drafted(self, sequences, room, *given)
+        for b, length in enumerate(lengths):
+            for token, prefix in _nodes(draft, before[b, :length], b):
+                scores = processors(prefix[None], torch.zeros(1, vocab))
+                allowed.append(bool(scores[0, token] > -torch.inf))
+        return draft
 
-        correct = None
-
-        def __init__(self, session: Guarded, context: DraftContext) -> None:
-            self.session = session
-            self.processors = LogitsProcessorList(context.pick.processing.processors)
-            assert self.processors
-
-        def feed(self, round: Round) -> Draft:
-            before = round.sequences.ids.clone()
-            draft = self.session.draft(round.sequences, round.room)
-            for b in range(len(round.room)):
-                text = before[b, : round.sequences.lengths[b]]
-                for token, prefix in _nodes(draft, text, b):
-                    scores = self.processors(prefix[None], torch.zeros(1, vocab))
-                    allowed.append(bool(scores[0, token] > -torch.inf))
-            return draft
-
-        def test(self, fed: Draft) -> tuple[Draft, None]:
-            return fed, None
-
-        def settle(self, verdict: Verdict) -> None:
-            pass
-
-    drafter.schedule = Watched  # type: ignore[method-assign, assignment]
-    out = target.generate(**inputs, **options, assistant_model=drafter)
+    drafted = GuardedSession.draft
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GuardedSession, "draft", watched)
+        out = target.generate(**inputs, **options, assistant_model=drafter)
     if not options["do_sample"]:
         torch.testing.assert_close(out, target.generate(**inputs, **options))
     assert allowed and all(allowed)
