@@ -13,9 +13,9 @@ from ..protocol import Forward, Verdict
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.captured import CapturedRunner
-from ..target.captures import recording
 from ..target.inputs import CACHE, as_when_decoding, own_cache, position_limit
 from ..target.ranks import ranks_of
+from ..target.recorded import recorded_since, recordings
 from ..target.staggered import farthest
 from ..target.state import StateRunner
 from ..transfer import moved, to_device
@@ -91,7 +91,7 @@ class Generation(Engine):
 
     def _decode(self, start: float) -> None:
         """The prompt and all rounds. The session is closed in any case."""
-        stats, before = self.stats, (recording.steps, recording.seconds)
+        stats, before = self.stats, len(recordings)
         try:
             self._open()
             self._prefill()
@@ -101,7 +101,7 @@ class Generation(Engine):
         finally:
             if self.drafting is not None:
                 self.drafting.close(stats)
-            stats.notes += filter(None, [self.call.rules.note(), self.mode.note, recording.since(*before)])
+            stats.notes += filter(None, [self.call.rules.note(), self.mode.note, recorded_since(before)])
             longest = max(row.length for row in self.texts)
             stats.plain_steps = max(0, longest - self.call.input_ids.shape[1] - 1)
             stats.total_seconds = now() - start

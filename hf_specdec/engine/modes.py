@@ -7,7 +7,7 @@ from transformers.cache_utils import StaticLayer
 
 from ..errors import warn
 from ..target.cache import is_adoptable
-from ..target.capturable import hindered, wants_captures, why_not_captured
+from ..target.capturable import hindered, wants_captured, why_not_captured
 from ..target.captured import CapturedRunner
 from ..target.encoder_decoder import EncoderDecoderRunner
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
@@ -103,7 +103,7 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
     states = call.config.return_dict_in_generate and (call.config.output_hidden_states or call.config.output_attentions)
     own_runner = takes_ragged and drafter.brings_runner and not states
     note = ""
-    if wants_captures(call.rules.forwards, call.target):
+    if wants_captured(call.rules.forwards, call.target):
         bitwise = call.rules.forwards == "bitwise"
         why = why_eager(call, can, takes_ragged, bool(states), drafter.recordable)
         if bitwise and own_runner:

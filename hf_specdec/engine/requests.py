@@ -17,7 +17,7 @@ from ..errors import SpeculationError
 from ..protocol import Forward
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
-from ..target.capturable import wants_captures, why_not_captured
+from ..target.capturable import wants_captured, why_not_captured
 from ..target.captured_joining import joining_runner
 from ..target.devices import input_device
 from ..target.fingerprint import fingerprint
@@ -99,7 +99,7 @@ class Requests(Engine):
         self._start()
         if drafter is not None and drafter.because:
             self.stats.notes.append(drafter.because)
-        if wants_captures(forwards, model) and (why := self._why_eager()):
+        if wants_captured(forwards, model) and (why := self._why_eager()):
             self.stats.notes.append(f"forwards are not captured: {why}")
 
     @property
@@ -109,7 +109,7 @@ class Requests(Engine):
 
     def _found(self) -> tuple[object, ...]:
         """What decides how the model's forwards are run; where they are recorded also where its weights lie."""
-        captured = wants_captures(self.forwards, self.model) and not self._why_eager()
+        captured = wants_captured(self.forwards, self.model) and not self._why_eager()
         return ability(self.model), why_not_joined(self.model), fingerprint(self.model) if captured else None
 
     def _why_eager(self) -> str:

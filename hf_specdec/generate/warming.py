@@ -15,8 +15,8 @@ from ..errors import SpeculationError
 from ..protocol import Draft, DraftContext, Feature, Sequences
 from ..session import DraftSession
 from ..target.buffers import WIDTHS
-from ..target.captures import at_once, recording
 from ..target.devices import input_device
+from ..target.recorded import at_once, recorded_since, recordings
 from .settings import owner_of_draft
 
 NOTHING = "nothing was recorded: only a GPU records forwards, in calls whose forwards are captured"
@@ -49,7 +49,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
         )
     drafter = None if drafter is None else drafter.for_target(model)
     criteria = call.pop("stopping_criteria", None) or []
-    before, every = (recording.steps, recording.seconds), _EveryWidth(drafter)
+    before, every = len(recordings), _EveryWidth(drafter)
 
     def run(target: Any, one: Drafter, tokens: int, **instead: Any) -> None:
         ends = StoppingCriteriaList([*criteria, _After(tokens)])
@@ -63,7 +63,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
             run(model, drafter, OWN_TOKENS)
     assert every.last_stats is not None
     why = next((note for note in every.last_stats.notes if "not captured" in note), "")
-    return recording.since(*before) or why or NOTHING
+    return recorded_since(before) or why or NOTHING
 
 
 def _captured_draft(drafter: Drafter) -> Any:

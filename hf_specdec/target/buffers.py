@@ -1,4 +1,4 @@
-"""`Buffers`: static tensors that a model's captured forwards read and write, and `FixedCache`, the rows in them.
+"""`Buffers`: static tensors that a model's captured forwards read and write, and `CapturedCache`, the rows in them.
 
 Keys and values of R rows have C slots each, with R and C powers of two. What is not used yet is masked.
 """
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from ..clock import Moment, mark
 from ..transfer import to_device
 from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, stay, window_of
-from .captures import Captures, recording
+from .recorded import RecordedSteps, is_at_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ class Buffers:
         """what a chain of steps begins with"""
         self.numbers = zeros(rows, WIDEST, dtype=torch.float64)
         """random ones, for the draws of a chain"""
-        self.captures = Captures(device)
+        self.recorded = RecordedSteps(device)
         self.busy = False
         self.freed: Moment | None = None
         """when they were given back last"""
@@ -180,7 +180,7 @@ def shelf_of(model: "PreTrainedModel") -> Shelf:
         return _shelves.setdefault(model, Shelf())
 
 
-class FixedSlots(Slots):
+class CapturedSlots(Slots):
     """Where the rows stand, in a tensor that stays. The host counts; the device is told before a forward that needs
     to know, in one transfer."""
 
@@ -218,7 +218,7 @@ class FixedSlots(Slots):
         self.places = self.after(width)
 
 
-class FixedCache(RaggedCache):
+class CapturedCache(RaggedCache):
     """A batch in static buffers; its first rows are in use."""
 
     def __init__(self, stock: Cache, buffers: Buffers) -> None:
@@ -227,10 +227,10 @@ class FixedCache(RaggedCache):
             stock: holds the prompt. It is emptied.
         """
         columns = stock.get_seq_length()
-        slots = FixedSlots([columns] * stock.layers[0].keys.shape[0], buffers)
+        slots = CapturedSlots([columns] * stock.layers[0].keys.shape[0], buffers)
         layers = []
         for layer, keys, values in zip(holding(stock), buffers.keys, buffers.values, strict=True):
-            layers.append(FixedLayer(slots, keys, values, window_of(layer)))
+            layers.append(CapturedLayer(slots, keys, values, window_of(layer)))
             held, rows = slice(columns - layer.keys.shape[2], columns), layer.keys.shape[0]
             keys[:rows, :, held], values[:rows, :, held] = layer.keys, layer.values
             layer.keys, layer.values = nothing(layer.keys), nothing(layer.values)
@@ -238,10 +238,10 @@ class FixedCache(RaggedCache):
         self.device, self.groups, self.buffers = buffers.device, [slots], buffers
 
     @classmethod
-    def of(cls, cache: RaggedCache, buffers: Buffers) -> "FixedCache":
+    def of(cls, cache: RaggedCache, buffers: Buffers) -> "CapturedCache":
         """Go on in buffers where the rows were in a cache that grows."""
         fixed = cls.__new__(cls)
-        layers = [FixedLayer(layer.slots, layer.keys, layer.values, layer.sliding_window) for layer in cache.layers]
+        layers = [CapturedLayer(layer.slots, layer.keys, layer.values, layer.sliding_window) for layer in cache.layers]
         Cache.__init__(fixed, layers=layers)
         fixed.device, fixed.groups = cache.device, cache.groups
         fixed.move(buffers)
@@ -249,12 +249,12 @@ class FixedCache(RaggedCache):
 
     def tell(self) -> None:
         """Bring the device up to date. All layers stand at the same places."""
-        assert isinstance(self.slots, FixedSlots)
+        assert isinstance(self.slots, CapturedSlots)
         self.slots.tell()
 
     def take(self, lengths: Tensor) -> None:
-        """As `FixedSlots.take`."""
-        assert isinstance(self.slots, FixedSlots)
+        """As `CapturedSlots.take`."""
+        assert isinstance(self.slots, CapturedSlots)
         self.slots.take(lengths)
 
     @property
@@ -267,14 +267,14 @@ class FixedCache(RaggedCache):
         for layer, keys, values in zip(self.layers, buffers.keys, buffers.values, strict=True):
             keys[:rows, :, :end], values[:rows, :, :end] = layer.keys[:rows, :, :end], layer.values[:rows, :, :end]
             layer.keys, layer.values = keys, values
-        slots = FixedSlots(self.lengths, buffers)
+        slots = CapturedSlots(self.lengths, buffers)
         for layer in self.layers:
             layer.slots = slots
         self.groups, self.buffers = [slots], buffers
 
     def keep(self, paths: Sequence[Sequence[int]], group: Slots | None = None) -> None:
         """All layers in one step, recorded as forwards are: each of them would launch some ten kernels."""
-        for width in WIDTHS if recording.at_once else ():
+        for width in WIDTHS if is_at_once() else ():
             if max(self.lengths) + width <= self.buffers.slots:
                 self._record_move(width)
         if stay(paths):
@@ -290,7 +290,7 @@ class FixedCache(RaggedCache):
 
         self._record_move(width)
         buffers.paths[:, :width] = to_device(filled_up(paths, width), self.device)
-        buffers.captures.run(("keep", width), lambda: self._move(width))
+        buffers.recorded.run(("keep", width), lambda: self._move(width))
 
     def _move(self, width: int) -> None:
         """In all layers, so many slots of each row to where they are kept."""
@@ -303,10 +303,10 @@ class FixedCache(RaggedCache):
     def _record_move(self, width: int) -> None:
         """If its time has come: where nothing moves, as done twice a move is another one."""
         key, buffers = ("keep", width), self.buffers
-        if buffers.captures.will_record(key):
+        if buffers.recorded.will_record(key):
             self.tell()
             buffers.paths[:, :width] = buffers.chain[:, :width]
-            buffers.captures.run(key, lambda: self._move(width))
+            buffers.recorded.run(key, lambda: self._move(width))
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows, which move to the front. One may come twice; the buffers have room for all."""
@@ -318,7 +318,7 @@ class FixedCache(RaggedCache):
         self.set_lengths([self.lengths[row] for row in rows])
 
 
-class FixedLayer(RaggedLayer):
+class CapturedLayer(RaggedLayer):
     """A layer's part of the buffers. All of it is looked at: what does not count is masked."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from ..errors import shown
-from .buffers import FEWEST, Buffers, FixedCache, shelf_of
+from .buffers import FEWEST, Buffers, CapturedCache, shelf_of
 from .captured import CapturedRunner
 from .devices import input_device
 from .fingerprint import hooks, replaced
@@ -27,7 +27,7 @@ BY_ITSELF: tuple[str, ...] = ("cuda",)
 _refused: Remembered[str] = Remembered()
 
 
-def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
+def wants_captured(forwards: str, model: "PreTrainedModel") -> bool:
     """Whether forwards are to be captured if they can be."""
     if forwards != "auto":
         return forwards in ("captured", "bitwise")
@@ -37,7 +37,7 @@ def wants_captures(forwards: str, model: "PreTrainedModel") -> bool:
 
 def is_captured(model: "PreTrainedModel", forwards: str) -> bool:
     """Whether a model's forwards are wanted to be captured, and can be."""
-    return wants_captures(forwards, model) and support(model) is Support.RAGGED and not why_not_captured(model)
+    return wants_captured(forwards, model) and support(model) is Support.RAGGED and not why_not_captured(model)
 
 
 def why_not_captured(model: "PreTrainedModel") -> str:
@@ -101,7 +101,7 @@ def _try_fake(model: "PreTrainedModel") -> None:
         runner = CapturedRunner(model, kwargs, ids)
         runner.columns = cache.get_seq_length()
         buffers = Buffers(cache, 1, FEWEST, device)
-        runner.cache = FixedCache(cache, buffers)
+        runner.cache = CapturedCache(cache, buffers)
         runner.visible, runner.offset = buffers.visible, buffers.offset
         fed = buffers.tokens[:, :4]
         runner.read(fed, None, torch.arange(4, device=device)[None])

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import SpeculationError, warn
 from ..protocol import Forward
 from ..transfer import to_device
-from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
+from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, CapturedCache, power_of_two, shelf_of, slots_for
 from .cache import RaggedCache
 from .devices import input_device
 from .features import shown
@@ -31,12 +31,12 @@ class Captured(RaggedRunner):
     """A `RaggedRunner` whose forwards read and write `Buffers`. Tokens are padded to the next of a few widths, rows to
     a power of two; what is padded is masked, and overwritten by the next forward."""
 
-    cache: FixedCache  # type: ignore[assignment]
+    cache: CapturedCache  # type: ignore[assignment]
     widths: Sequence[int] = WIDTHS
     """of forwards"""
 
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
-        if not self.is_static:
+        if not self.is_captured:
             return super().answer(tokens, parents)
 
         def step(fed: Tensor, seen: Tensor | None, depth: Tensor) -> tuple[Tensor, ...]:
@@ -47,9 +47,9 @@ class Captured(RaggedRunner):
         return Forward(logits, features=dict(zip(self.features, states, strict=True)))
 
     @property
-    def is_static(self) -> bool:  # type: ignore[override]
+    def is_captured(self) -> bool:  # type: ignore[override]
         """Whether the rows are in buffers. Else there was no memory for them, or they are wanted no more."""
-        return isinstance(self.cache, FixedCache)
+        return isinstance(self.cache, CapturedCache)
 
     def shared(self, logits: Tensor) -> Tensor:
         return self.cache.buffers.shared(logits)
@@ -62,7 +62,7 @@ class Captured(RaggedRunner):
         key: Hashable = None,
         slots_per_token: int = 1,
     ) -> Any:
-        if not self.is_static:
+        if not self.is_captured:
             return super().over(tokens, parents, step, key, slots_per_token)
         rows, width = tokens.shape
         fixed = next((w for w in self.widths if w >= width), width)
@@ -129,12 +129,12 @@ class Captured(RaggedRunner):
 
     def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:
         """A step, recorded or not, for whoever looks on."""
-        captures, watched = self.cache.buffers.captures, vars(self.model).get("forward")
+        recorded, watched = self.cache.buffers.recorded, vars(self.model).get("forward")
         if watched is None:
-            return captures.run(key, step)
+            return recorded.run(key, step)
         if getattr(watched, "replayed", None) is None:  # it was put there in mid-call, and must not be missed
             return step()
-        return watched.replayed(lambda: captures.run(key, step), rows, width, max(self.cache.lengths), times)
+        return watched.replayed(lambda: recorded.run(key, step), rows, width, max(self.cache.lengths), times)
 
     def _tree(
         self, parents: Sequence[Sequence[int]] | None, buffers: Buffers, width: int
@@ -213,11 +213,11 @@ class CapturedRunner(Captured):
                 raise
             warn(NO_MEMORY)
             return super()._taken_over()
-        return FixedCache(self.stock, buffers)
+        return CapturedCache(self.stock, buffers)
 
     def adopt(self) -> None:
         super().adopt()
-        if not self.is_static:
+        if not self.is_captured:
             return
         self._show(self.cache.buffers, self.visible, self.offset)
         if self.bitwise:
@@ -256,7 +256,7 @@ class CapturedRunner(Captured):
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
-        if not self.is_static:
+        if not self.is_captured:
             super().select(rows)
             return
         needed = power_of_two(max(len(rows), 1))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from transformers.cache_utils import Cache
 
-from .buffers import FixedCache, power_of_two, slots_for
+from .buffers import CapturedCache, power_of_two, slots_for
 from .cache import RaggedCache
 from .capturable import is_captured, why_not_captured
 from .captured import Captured
@@ -24,7 +24,7 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
     def _begin(self, read: Cache) -> RaggedCache:
         if why_not_captured(self.model):
             return super()._begin(read)
-        return FixedCache(read, self._borrow(read, 1, self._columns(read.get_seq_length())))
+        return CapturedCache(read, self._borrow(read, 1, self._columns(read.get_seq_length())))
 
     def slots_for(self, rows: list[int]) -> int:
         return power_of_two(len(rows)) * slots_for(max(rows, default=0) + SPARE)
@@ -34,7 +34,7 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
 
     def _fit(self) -> None:
         """Buffers in which all rows find room, less than four times as large as they need be, and within the bound."""
-        if not self.is_static:
+        if not self.is_captured:
             super()._fit()
             return
         rows, columns = power_of_two(len(self.wanted)), self._columns(max(self.cache.lengths))
@@ -50,11 +50,11 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
 
     def _rows_are(self, rows: int) -> None:
         super()._rows_are(rows)
-        if self.is_static:
+        if self.is_captured:
             self._show(self.cache.buffers, self.visible, self.offset)
 
     def _let_go(self) -> None:
-        if self.is_static:
+        if self.is_captured:
             self._lease()
         super()._let_go()
 

@@ -106,7 +106,7 @@ class RaggedRunner:
         """The forward's answer; no row is advanced."""
         return answered(self.over(tokens, parents, self.read), tokens.shape[1], self.features, self.cache.slots)
 
-    is_static = False
+    is_captured = False
     """whether forwards are over static buffers"""
 
     def shared(self, logits: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy_drafters import Future, bushy
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
-from hf_specdec.target.captures import Captures
+from hf_specdec.target.recorded import RecordedSteps
 
 __all__ = ["drafting_goes_on"]
 VIEWS = {
@@ -64,16 +64,16 @@ class Launches(TorchDispatchMode):
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
-    counted, run = Launches(), Captures.run
+    counted, run = Launches(), RecordedSteps.run
 
-    def inside(self: Captures, key: Any, step: Callable[[], Any]) -> Any:
+    def inside(self: RecordedSteps, key: Any, step: Callable[[], Any]) -> Any:
         counted.inside += 1
         try:
             return run(self, key, step)
         finally:
             counted.inside -= 1
 
-    monkeypatch.setattr(Captures, "run", inside)
+    monkeypatch.setattr(RecordedSteps, "run", inside)
     yield counted
 
 

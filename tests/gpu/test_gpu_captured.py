@@ -16,7 +16,7 @@ from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
 from hf_specdec.target import capturable
 from hf_specdec.target.buffers import shelf_of
 from hf_specdec.target.capturable import why_not_captured
-from hf_specdec.target.captures import recording
+from hf_specdec.target.recorded import recordings
 
 FAMILIES = ["Llama", "Qwen2 sliding", "Gemma3", "Phi-3", "GPT-2"]
 NEW = 40
@@ -42,11 +42,11 @@ def test_greedy_text_of_recorded_forwards_is_plains(family: str, kind: str, leng
     model, draft = models.build(family).to(DEVICE), models.llama(seed=1).to(DEVICE)
     assert not why_not_captured(model)
     drafter, plain = DRAFTERS[kind](draft), decode(model, None, lengths)
-    before = recording.steps
+    before = len(recordings)
     for _ in range(2):  # what the first call records the second replays
         ours = decode(model, drafter, lengths, speculation={"forwards": "captured"})
         assert torch.equal(ours, plain), drafter.last_stats
-    assert recording.steps > before or not RECORDED, drafter.last_stats
+    assert len(recordings) > before or not RECORDED, drafter.last_stats
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=["one row", "four rows"])
@@ -54,25 +54,25 @@ def test_greedy_text_of_recorded_forwards_is_plains(family: str, kind: str, leng
 def test_greedy_text_of_recorded_heads_is_plains(kind: str, lengths: list[int]) -> None:
     target, drafter = PAIRS[kind]()
     heads, plain = getattr(drafter, "draft_model", None) or drafter.model, decode(target, None, lengths)
-    before = recording.steps
+    before = len(recordings)
     with drafting_goes_on():
         for _ in range(2):
             ours = decode(target, drafter, lengths, speculation={"forwards": "captured"})
             assert torch.equal(ours, plain), drafter.last_stats
-    assert shelf_of(heads).kept and (recording.steps > before or not RECORDED), drafter.last_stats
+    assert shelf_of(heads).kept and (len(recordings) > before or not RECORDED), drafter.last_stats
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 1, 7]], ids=["one row", "four rows"])
 def test_greedy_text_of_recorded_streams_is_plains(lengths: list[int]) -> None:
     target = target_of("Llama").to(DEVICE)
     drafter = placed(streams_of(target, num_nodes=8))
-    plain, before = decode(target, None, lengths), recording.steps
+    plain, before = decode(target, None, lengths), len(recordings)
     with drafting_goes_on():
         for _ in range(2):
             ours = decode(target, drafter, lengths, speculation={"forwards": "captured"})
             assert torch.equal(ours, plain), drafter.last_stats
     assert not any("not captured" in note for note in drafter.last_stats.notes)
-    assert drafter.last_stats.drafted_tokens > 0 and (recording.steps > before or not RECORDED), drafter.last_stats
+    assert drafter.last_stats.drafted_tokens > 0 and (len(recordings) > before or not RECORDED), drafter.last_stats
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.8}])
@@ -101,10 +101,10 @@ def test_after_a_warm_up_nothing_is_recorded() -> None:
     prompts = {name: ids.to(DEVICE) for name, ids in models.prompts([9]).items()}
     call = {"max_new_tokens": 100, "do_sample": False, "speculation": {"forwards": "captured"}}
     said = hf_specdec.warm_up(model, drafter, **prompts, **call)
-    before = recording.steps
+    before = len(recordings)
     assert ("recorded" in said) == RECORDED or "only a GPU records" in said
     decode(model, drafter, [9], **call)
-    assert recording.steps == before
+    assert len(recordings) == before
 
 
 def test_rows_that_come_and_go_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,9 @@ def test_rows_that_come_and_go_are_recorded(monkeypatch: pytest.MonkeyPatch) -> 
     model = models.llama().to(DEVICE)
     prompts = [models.prompts([length], seed=length)["input_ids"] for length in (9, 4, 7, 12, 3)]
     plain = [model.generate(ids.to(DEVICE), max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :] for ids in prompts]
-    before = recording.steps
+    before = len(recordings)
     with hf_specdec.BatchDecoder(model, PromptLookupDrafter(), max_rows=3) as decoder:
         answers = [decoder.submit(ids, max_new_tokens=NEW, do_sample=False) for ids in prompts]
         texts = [answer.result() for answer in answers]
     assert texts == [text.tolist() for text in plain]
-    assert recording.steps > before or not RECORDED
+    assert len(recordings) > before or not RECORDED

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from hf_specdec.target import captures
+from hf_specdec.target import recorded
 
 
 class Number(int):
@@ -55,7 +55,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 class Traced:
-    """As `captures.CudaGraphs`."""
+    """As `recorded.CudaGraphs`."""
 
     recorded = played = 0
 
@@ -84,5 +84,5 @@ def traced() -> Iterator[type[Traced]]:
     """Within the block what a GPU would record is traced."""
     Traced.recorded = Traced.played = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(captures.RECORDERS, "cpu", Traced)
+        patch.setitem(recorded.RECORDERS, "cpu", Traced)
         yield Traced

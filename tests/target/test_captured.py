@@ -21,7 +21,7 @@ import hf_specdec
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter
 from hf_specdec.target import buffers, capturable, captured
 from hf_specdec.target.buffers import power_of_two, shelf_of
-from hf_specdec.target.capturable import wants_captures, why_not_captured
+from hf_specdec.target.capturable import wants_captured, why_not_captured
 from hf_specdec.target.fingerprint import fingerprint
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
@@ -439,4 +439,4 @@ def test_by_itself_all_but_float16_is_captured(dtype: torch.dtype, monkeypatch: 
     """There a rejected token may overflow, and spoil its row from behind a mask."""
     monkeypatch.setattr(capturable, "BY_ITSELF", ("cpu",))
     model = models.llama().to(dtype)
-    assert wants_captures("auto", model) == (dtype != torch.float16) and wants_captures("captured", model)
+    assert wants_captured("auto", model) == (dtype != torch.float16) and wants_captured("captured", model)

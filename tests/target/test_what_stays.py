@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_specdec.target import buffers, captures
+from hf_specdec.target import buffers, recorded
 
 pytestmark = pytest.mark.real_time
 __all__ = ["drafting_goes_on"]
@@ -55,7 +55,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[StorageWeakRef, str
                 result = step()
             return (lambda: None), result
 
-    monkeypatch.setitem(captures.RECORDERS, "cpu", Recorder)
+    monkeypatch.setitem(recorded.RECORDERS, "cpu", Recorder)
     monkeypatch.setattr(buffers, "_shelves", weakref.WeakKeyDictionary())
     return read
 

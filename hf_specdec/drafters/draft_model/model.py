@@ -106,7 +106,7 @@ class ModelOverCache(OverCache):
 
     @property
     def chains(self) -> bool:  # type: ignore[override]
-        return isinstance(self.runner, Captured) and self.runner.is_static
+        return isinstance(self.runner, Captured) and self.runner.is_captured
 
     def chain(self, first: Tensor, count: int, pick: Chain, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
         assert isinstance(self.runner, Captured)

@@ -12,9 +12,9 @@ from ...budget import DraftCost
 from ...clock import Moment, mark, now
 from ...protocol import DraftContext, Sequences, Verdict
 from ...target.buffers import WIDEST
-from ...target.capturable import wants_captures
-from ...target.captures import recording
+from ...target.capturable import wants_captured
 from ...target.devices import input_device
+from ...target.recorded import recordings
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
 from ..steps import Step, Steps, Took
@@ -125,7 +125,7 @@ class ModelDraft(Steps):
             reading = now()
             self._over = over_cache(self._model, DraftCall.of(self.context))
             self.cost.observe_reading(now() - reading, self.context.prompt_ids.numel())
-        began, recorded = mark(self._device), recording.steps
+        began, recorded = mark(self._device), len(recordings)
         joined = self._over.follow(self._rows, sequences)
         if self.estimate is not None:
             self.estimate.begin(sequences)
@@ -215,7 +215,7 @@ class ModelDraft(Steps):
     @property
     def drafts_early(self) -> bool:
         """Whether `draft_early` may be called: one token is picked for each place, by recorded steps."""
-        pick, captured = self.context.pick, wants_captures(self.context.forwards, model_of(self._model))
+        pick, captured = self.context.pick, wants_captured(self.context.forwards, model_of(self._model))
         return captured and self.candidates is None and isinstance(pick, DraftPicker) and pick.recordable is not None
 
     def draft_early(self, n: Tensor, last: Tensor) -> None:
@@ -235,9 +235,9 @@ class ModelDraft(Steps):
         if numbers is not None:
             numbers = numbers.gather(1, n[:, None] + torch.arange(count, device=n.device))
         ends = to_device(start, n.device) + n - 1
-        began, recorded = mark(self._device), recording.steps
+        began, recorded = mark(self._device), len(recordings)
         steps = self._chained(last, count, numbers, ends)
-        took = Took(count, began, None, mark(self._device), recording.steps > recorded)
+        took = Took(count, began, None, mark(self._device), len(recordings) > recorded)
         self._early = Early(list(here.rows), start, steps, took)
 
     # ------------------------------------------------------------------ the end of a round
@@ -245,7 +245,7 @@ class ModelDraft(Steps):
     def end(self) -> None:
         here = self._round
         if self.steps and here is not None and here.ended is not None and not here.early:
-            self._took = Took(self.steps, here.began, here.first, here.ended, recording.steps > here.recorded)
+            self._took = Took(self.steps, here.began, here.first, here.ended, len(recordings) > here.recorded)
 
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
         whole = zip(verdict.tokens, verdict.accepted, verdict.stopped, strict=True)
@@ -266,7 +266,7 @@ def is_blind(context: DraftContext, model: "PreTrainedModel | Translated") -> bo
     """Whether steps are made without a look at them: to look would be to wait for the device, or steps are recorded
     together."""
     device = input_device(model_of(model))
-    return waits(device) or wants_captures(context.forwards, model_of(model))
+    return waits(device) or wants_captured(context.forwards, model_of(model))
 
 
 def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:

@@ -13,9 +13,9 @@ from ...budget import DraftCost
 from ...clock import mark
 from ...errors import SpeculationError, warn
 from ...protocol import DraftContext, Feature, Sequences, Verdict
-from ...target.buffers import NO_MEMORY, FixedCache
+from ...target.buffers import NO_MEMORY, CapturedCache
 from ...target.cache import RaggedCache
-from ...target.captures import recording
+from ...target.recorded import recordings
 from ..steps import Step, Steps, Took
 from .context import HeadContext, News
 from .drawn import Draw, Drawn, by_text
@@ -101,10 +101,10 @@ class HeadDraft(Steps):
         self.read.follow(sequences.rows)
         self._opened, self.steps = self.read.unopened, 0
         self._usual = not self._opened and self.read.unread <= self.most + 1 + self.read.again
-        began, recorded, count = mark(self.device), recording.steps, planned or steps
+        began, recorded, count = mark(self.device), len(recordings), planned or steps
         tokens, *more = self._drafted(sequences, count)
         ended = mark(self.device)
-        self._took = Took(tokens.shape[1], began, ended if self.at_once else None, ended, recording.steps > recorded)
+        self._took = Took(tokens.shape[1], began, ended if self.at_once else None, ended, len(recordings) > recorded)
         drawn = tokens[:, :count].unbind(1)
         beside = more[0].unbind(1) if more else [None] * len(drawn)
         if self.candidates is None:
@@ -117,7 +117,7 @@ class HeadDraft(Steps):
         self.context.stats.draft_calls += self.forwards
         self._read_alone(sequences)
         cache = self.read.over()
-        if self.recorded is not None and isinstance(cache, FixedCache):
+        if self.recorded is not None and isinstance(cache, CapturedCache):
             return self.recorded.drafted(self.draft, cache, sequences, self.candidates)
         drawn = Drawn(by_text(self.context, sequences, most, self.candidates))
         self.draft(self.read.news(sequences.tokens), cache, most, drawn.draw)

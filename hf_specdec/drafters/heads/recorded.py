@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences
-from ...target.buffers import WIDEST, WIDTHS, Buffers, FixedCache, power_of_two, shelf_of, slots_for
+from ...target.buffers import WIDEST, WIDTHS, Buffers, CapturedCache, power_of_two, shelf_of, slots_for
 from ...target.cache import RaggedCache
 from ...target.capturable import hindered, is_captured
 from ...target.captured import MOST_AHEAD
@@ -52,7 +52,7 @@ class Recorded:
         self.usual = most + 1 + read.again
         """places that a draft reads at most if the round before had one, too"""
 
-    def taken_over(self, cache: RaggedCache) -> FixedCache:
+    def taken_over(self, cache: RaggedCache) -> CapturedCache:
         """The heads' cache, in static buffers.
 
         Raises:
@@ -60,10 +60,10 @@ class Recorded:
         """
         columns = min(self.context.max_length, self.context.prompt_ids.shape[1] + MOST_AHEAD)
         columns = max(columns, *cache.lengths)
-        return FixedCache.of(cache, self._borrow(cache, power_of_two(len(cache.lengths)), columns))
+        return CapturedCache.of(cache, self._borrow(cache, power_of_two(len(cache.lengths)), columns))
 
     def drafted(
-        self, draft: DraftOnce, cache: FixedCache, sequences: Sequences, candidates: int | None
+        self, draft: DraftOnce, cache: CapturedCache, sequences: Sequences, candidates: int | None
     ) -> tuple[Tensor, ...]:
         """What is drawn behind the sequences at all K places, as `Drawn.all` gives it."""
         pick, most, rows = self.context.pick, self.most, len(sequences.rows)
@@ -85,7 +85,7 @@ class Recorded:
             return drawn.all()
 
         key = "heads", width, pick.recordable, candidates
-        found = step() if width > WIDEST else cache.buffers.captures.run(key, step)
+        found = step() if width > WIDEST else cache.buffers.recorded.run(key, step)
         return tuple(several[:rows].clone() for several in found)
 
     def _fed(self, buffers: Buffers, news: News) -> News:
@@ -106,7 +106,7 @@ class Recorded:
         counts[:rows], buffers.offset[:rows] = news.counts, news.first
         return News(fixed("states", news.states), fixed("chosen", news.tokens), counts, buffers.offset)
 
-    def _make_room(self, cache: FixedCache, width: int) -> None:
+    def _make_room(self, cache: CapturedCache, width: int) -> None:
         """So many slots behind each row."""
         if (columns := max(cache.lengths) + width) > cache.buffers.slots:
             leave = self._lease

@@ -1,5 +1,5 @@
-"""`Captures`: steps over tensors that stay where they are. A GPU records a step's launches once and replays them; the
-host then launches one graph in place of hundreds of kernels.
+"""`RecordedSteps`: steps over tensors that stay where they are. A GPU records a step's launches once and replays them;
+the host then launches one graph in place of hundreds of kernels.
 
 A step reads and writes static tensors only, and asks the device nothing. Where nothing can be recorded it simply runs.
 """
@@ -9,7 +9,6 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +21,6 @@ T = TypeVar("T")
 MET = 2
 """times that a step is met before it is recorded: many shapes come once"""
 
-
 MOST_RECORDED = 64
 """steps of one set of tensors: each setting of sampling has its own"""
 
@@ -31,38 +29,39 @@ MOST_MET = 1024
 
 _one_at_a_time = threading.Lock()
 
+recordings: list[float] = []
+"""seconds that each one of this process took"""
 
-@dataclass
-class Recording:
-    """What recording has taken in this process, and how it goes about it."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    at_once: bool = False
-    """whether a step is recorded when it is first met"""
-    told: Callable[[], object] | None = None
-    """called after each"""
-
-    def since(self, steps: int, seconds: float) -> str:
-        """What was recorded since it was so many steps and seconds; empty if nothing."""
-        steps, seconds = self.steps - steps, self.seconds - seconds
-        return f"recorded {steps} forwards in {seconds:.1f} s, for this call and later ones" if steps else ""
+_told: Callable[[], object] | None = None
+"""called after each recording while steps are recorded when they are first met"""
 
 
-recording = Recording()
+def recorded_since(count: int) -> str:
+    """What was recorded since there were so many `recordings`; empty if nothing."""
+    took = recordings[count:]
+    return f"recorded {len(took)} forwards in {sum(took):.1f} s, for this call and later ones" if took else ""
 
 
 @contextmanager
 def at_once(told: Callable[[], object]) -> Iterator[None]:
-    """Within the block steps are recorded when they are first met."""
-    recording.at_once, recording.told = True, told
+    """Within the block steps are recorded when they are first met.
+
+    Args:
+        told: called after each.
+    """
+    global _told
+    _told = told
     try:
         yield
     finally:
-        recording.at_once, recording.told = False, None
+        _told = None
 
 
-class Captures:
+def is_at_once() -> bool:
+    return _told is not None
+
+
+class RecordedSteps:
     """The steps over one set of static tensors, which never run side by side."""
 
     def __init__(self, device: torch.device) -> None:
@@ -77,7 +76,7 @@ class Captures:
         """Whether the next run records this step. Then the step is run more than once."""
         if self._record is None or key in self._recorded or key in self._failed:
             return False
-        return recording.at_once or self._met[key] + 1 >= MET
+        return is_at_once() or self._met[key] + 1 >= MET
 
     def run(self, key: Hashable, step: Callable[[], T]) -> T:
         """The step's result. It may be static, too: the next run of any step may overwrite it.
@@ -109,10 +108,9 @@ class Captures:
             self._failed.add(key)
             warn(f"a forward is not recorded: it raised {shown(error)}. The text is not affected")
             return False
-        recording.steps += 1
-        recording.seconds += now() - began
-        if recording.told is not None:
-            recording.told()
+        recordings.append(now() - began)
+        if _told is not None:
+            _told()
         while len(self._recorded) > MOST_RECORDED:
             self._recorded.popitem(last=False)
         return True
