@@ -60,12 +60,14 @@ class Draft:
     """[B, K] float32 q of each drafted token; None for a point mass (the token was not drawn at random)"""
     q: Tensor | None = None
     """[B, K, V] the distributions that the tokens were drawn from, where they are at hand; else `DraftSession.q` is
-    asked for them"""
+    asked for them. Of fewer nodes, the first ones, where those behind were not drawn"""
     sources: list[str] = field(default_factory=list)
     """[B] where each row's draft came from, or empty; counted in the statistics"""
     survival: Sequence[Sequence[float]] | None = None
     """`[B][K]` on the host: each node's chance to be kept, it and all above it; the first ones are verified, as many as
     pay. None: all are, as are draws"""
+    least: Sequence[int] = ()
+    """[B] nodes, the first ones, that are verified whether they pay or not, where others have their `survival`"""
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Draft":

@@ -245,7 +245,8 @@ def play(
         spent = (made + OPENING) * step if made else 0.0
         chances = draft.survival or [[1.0] * n for n in draft.lengths]
         seconds = times.round(len(alive))
-        count = most_per_second(chances, seconds, spent, context.advance)[0] if draft.survival else max(draft.lengths)
+        pays = most_per_second(chances, seconds, spent, context.advance, least=max(draft.least, default=0))
+        count = pays[0] if draft.survival else max(draft.lengths)
         taken += times.takes(1 + count) + spent
         paths = [_path(draft, b, count, rows[row].text[done[row] :]) for b, row in enumerate(alive)]
         told = [rows[row].text[done[row] : done[row] + len(path) + 1] for row, path in zip(alive, paths, strict=True)]

@@ -58,6 +58,7 @@ def most_per_second(
     spent: float = 0.0,
     advance: Advance = SUMMED,
     most: int = MOST_NODES,
+    least: int = 0,
 ) -> tuple[int, float]:
     """The count n with the most tokens, 1 + the chances of a row's n likeliest nodes, per second, T(1 + n) + spent.
 
@@ -69,6 +70,7 @@ def most_per_second(
         spent: seconds that the draft has taken or is going to take.
         advance: what the tokens of several rows are worth together.
         most: the largest count.
+        least: the smallest, where so many are verified in any case.
 
     Returns:
         n, which is 0 where none is worth it, and its tokens per second.
@@ -79,19 +81,25 @@ def most_per_second(
     worth = advance.tokens if advance.length and len(rows) > 1 else sum
     gained = [accumulate((*row[:count], *[0.0] * (count - len(row))), initial=1.0) for row in rows]
     speeds = [worth(each) / (seconds(width) + spent) for width, each in enumerate(zip(*gained, strict=True), start=1)]
-    best = max(range(len(speeds)), key=speeds.__getitem__)
-    best = best if speeds[best] > WORTH_IT * speeds[0] else 0
+    least = min(least, count)
+    best = max(range(least, len(speeds)), key=speeds.__getitem__)
+    best = best if speeds[best] > WORTH_IT * speeds[least] else least
     return best, speeds[best]
 
 
 def nodes_that_pay(
-    chances: Sequence[Sequence[float]], rows: int, cost: CostView, spent: float = 0.0, advance: Advance = SUMMED
+    chances: Sequence[Sequence[float]],
+    rows: int,
+    cost: CostView,
+    spent: float = 0.0,
+    advance: Advance = SUMMED,
+    least: int = 0,
 ) -> int:
-    """How many of each row's likeliest nodes to verify in a forward of so many rows: those that give most tokens per
-    second, or as many as teach what a forward takes."""
-    if (tried := cost.tried(rows)) is not None:
-        return tried
-    return most_per_second(chances, cost.round(rows), spent, advance, cost.most(rows))[0]
+    """How many of each row's nodes to verify in a forward of so many rows: those that give most tokens per second, or
+    as many as teach what a forward takes; the first `least` in any case, behind which no round is plain."""
+    if (tried := cost.tried(rows)) is None or (least and not tried):
+        return most_per_second(chances, cost.round(rows), spent, advance, max(cost.most(rows), least), least)[0]
+    return max(tried, least)
 
 
 def steps_that_pay(

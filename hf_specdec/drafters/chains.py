@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..budget import Acceptance, Tree, most_per_second
+from ..budget import Acceptance, Tree
 from ..protocol import Draft, DraftContext, Sequences, Verdict
 from ..transfer import to_host, waits
 from .rules import Planned, StopRule
@@ -15,7 +15,7 @@ from .steps import Step, Steps
 from .trees import TreeSession
 
 MOST_COPIES = 16
-"""beside the draws of a row: each has a q, over the whole vocabulary"""
+"""beside the draws of a row: those that are verified have a q, too, over the whole vocabulary"""
 
 
 class ChainSession(TreeSession):
@@ -78,18 +78,13 @@ class ChainSession(TreeSession):
         assert drawn.q is not None
         chains = [tokens[:n] for tokens, n in zip(to_host(drawn.tokens), drawn.lengths, strict=True)]
         self.trees = [self._behind(*of_row) for of_row in zip(chains, self.copied, rows, room, strict=True)]
-        ranked = [_draws_first(tree, chain) for tree, chain in zip(self.trees, chains, strict=True)]
-        most = max(drawn.lengths) + MOST_COPIES
-        offered = [[chance for _, chance in row[:most]] for row in ranked]
-        cost, advance = self.context.cost, self.context.advance
-        count = most_per_second(offered, cost.round(len(room)), advance=advance)[0] if cost.known else 0
-        nodes = [[node for node, _ in row[: max(count, n)]] for row, n in zip(ranked, drawn.lengths, strict=True)]
-        if all(len(mine) == n for mine, n in zip(nodes, drawn.lengths, strict=True)):
-            return drawn
+        most, k = max(drawn.lengths) + MOST_COPIES, drawn.q.shape[1]
+        ranked = [_draws_first(tree, chain)[:most] for tree, chain in zip(self.trees, chains, strict=True)]
+        nodes = [[node for node, _ in row] for row in ranked]
         cut = [tree.cut(mine) for tree, mine in zip(self.trees, nodes, strict=True)]
         draft = Draft.from_trees(cut, drawn.tokens.device)
-        rows_of_q = (*draft.tokens.shape, drawn.q.shape[2])
-        draft.q = drawn.q.new_zeros(rows_of_q).scatter_(2, draft.tokens[..., None], 1.0)
+        draft.survival, draft.least = [[chance for _, chance in row] for row in ranked], drawn.lengths
+        draft.q = drawn.q.new_zeros(drawn.q.shape).scatter_(2, draft.tokens[:, :k, None], 1.0)
         for b, n in enumerate(drawn.lengths):
             draft.q[b, :n] = drawn.q[b, :n]
         others = self.named([mine[n:] for mine, n in zip(nodes, drawn.lengths, strict=True)])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..budget import DRAFTED, MOST_NODES, Acceptance, Controller, Drafted, Evidence, Tree, most_per_second
+from ..budget import DRAFTED, MOST_NODES, Acceptance, Controller, Drafted, Evidence, Tree
 from ..protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ..session import DraftSession
 from ..transfer import to_device, to_host
@@ -282,17 +282,17 @@ class TreeSession(DraftSession):
 
     def ranked(self, row: int) -> list[tuple[int, float]]:
         """A row's nodes in the order in which they would be verified, with their chances to survive. Where a number of
-        steps was asked for, their chain comes first, and of the others those that pay."""
+        steps was asked for, their chain comes first."""
         tree = self.trees[row]
         likeliest = (tree.ranked() if self.context.trees else tree.chain())[: self.most]
-        if self.fixed is None or not (chain := tree.along(self.drafted[row])):
+        if not (chain := self._asked_for(row)):
             return likeliest
-        cost, rows = self.context.cost, len(self.trees)
-        chances = [[chance for _, chance in likeliest]]
-        if (count := cost.tried(rows)) is None or (not count and cost.known):  # behind a chain no round is plain
-            count, _ = most_per_second(chances, cost.round(rows), most=cost.most(rows))
-        paying = likeliest[:count] if self.context.trees else []
-        return [(node, 1.0) for node in chain] + [found for found in paying if found[0] not in chain]
+        survival, beside = tree.survival(), likeliest if self.context.trees else []
+        return [(node, survival[node]) for node in chain] + [found for found in beside if found[0] not in chain]
+
+    def _asked_for(self, row: int) -> list[int]:
+        """The nodes of a row that are verified whether they pay or not."""
+        return [] if self.fixed is None else self.trees[row].along(self.drafted[row])
 
     def draft(self) -> Draft:
         """The trees' nodes as point masses with their chances, of which the engine verifies those that pay."""
@@ -300,8 +300,9 @@ class TreeSession(DraftSession):
         self.ordered = [[node for node, _ in row] for row in ranked]
         cut = [tree.cut(nodes) for tree, nodes in zip(self.trees, self.ordered, strict=True)]
         draft = Draft.from_trees(cut, self.context.device)
-        if self.fixed is None or not any(self.own):  # what was asked for is verified
+        if self.fixed is None or any(self.drafted) or not any(self.own):
             draft.survival = [[chance for _, chance in row] for row in ranked]
+            draft.least = [len(self._asked_for(b)) for b in range(len(ranked))]
         if self.several:
             draft.sources = self.named(self.ordered)
         return draft

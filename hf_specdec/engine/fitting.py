@@ -49,9 +49,12 @@ def checked_draft(draft: Draft, room: Sequence[int], vocab: int) -> Draft:
         fine = len(survival) == rows and all([0 <= chance <= 1 for row in survival for chance in row])
         fine = fine and all([len(row) >= length for row, length in zip(survival, lengths, strict=True)])
         expect(fine, "survival", f"a chance from 0 to 1 for each of {lengths} nodes", survival)
+    least = [int(count) for count in draft.least]
+    expect(len(least) in (0, rows) and all([count >= 0 for count in least]), "least", f"{rows} numbers from 0", least)
     probs = None if draft.token_probs is None else tensor("token_probs", draft.token_probs, (rows, width))
-    q = None if draft.q is None else tensor("q", draft.q, (rows, width, vocab))
-    return Draft(tokens, lengths, parents, probs, q, sources, survival)
+    q = None if draft.q is None else tensor("q", draft.q, (rows, None, vocab))
+    expect(q is None or (q.shape[1] <= width and probs is None) or q.shape[1] == width, "q", f"of {width} nodes", q)
+    return Draft(tokens, lengths, parents, probs, q, sources, survival, least)
 
 
 def _parents(parents: Any, rows: int, width: int) -> list[list[int]]:
@@ -63,17 +66,19 @@ def _parents(parents: Any, rows: int, width: int) -> list[list[int]]:
     return lists
 
 
-def fit(draft: Draft, most: int, context: DraftContext, pads: Sequence[int | None], ask: Ask | None = None) -> Draft:
+def fit(
+    draft: Draft, most: Sequence[int], context: DraftContext, pads: Sequence[int | None], ask: Ask | None = None
+) -> Draft:
     """A draft in form as the target is fed it: where its ids are, a chain where trees are not welcome, and of equal
     lengths in lockstep.
 
     Args:
-        most: nodes of each row; the first ones.
+        most: [B] nodes of each row; the first ones.
         context: the engine's own.
         pads: [B] what rows that are finished are fed in lockstep; None for all others.
         ask: asked for q before any test, as a rejection could not be made up for without it.
     """
-    draft = cut(draft, [min(length, most) for length in draft.lengths])
+    draft = cut(draft, [min(pair) for pair in zip(draft.lengths, most, strict=True)])
     draft = on_device(_with_q(draft, context.vocab_size, ask), context.device)
     if draft.parents is not None and not context.trees:
         draft = _first_branches(draft)
@@ -117,6 +122,9 @@ def _with_q(draft: Draft, vocab: int, ask: Ask | None) -> Draft:
         for b, length in enumerate(draft.lengths):
             for node in range(length):
                 q[b, node] = tensor("q", ask(b, node), (vocab,))
+    if q is not None and (undrawn := draft.tokens[:, q.shape[1] :]).shape[1]:  # all their mass is on themselves
+        known = moved(undrawn, q.device).long().clamp(0, vocab - 1)[..., None]
+        q = torch.cat([q, q.new_zeros(*undrawn.shape, vocab).scatter_(2, known, 1.0)], 1)
     if probs is None and q is not None:
         probs = q.gather(2, moved(draft.tokens, q.device).long().clamp(0, vocab - 1)[..., None])[..., 0]
     return replace(draft, token_probs=probs, q=q)

@@ -129,8 +129,8 @@ class GuardedSession(Guard):
         verified = self.nodes_to_verify(draft, room, most, now() - began)
         return fit(draft, verified, self.context, pads, session.q)
 
-    def nodes_to_verify(self, draft: Draft, room: Sequence[int], most: int, spent: float) -> int:
-        """Nodes of each row that are verified: of those that say their chances, as many as give most tokens per second.
+    def nodes_to_verify(self, draft: Draft, room: Sequence[int], most: int, spent: float) -> list[int]:
+        """[B] nodes that are verified: of those that say their chances, as many as give most tokens per second.
 
         Draws are all verified: whether one is must not depend on which token it is.
 
@@ -138,19 +138,21 @@ class GuardedSession(Guard):
             most: there may be.
             spent: seconds that the draft has taken.
         """
-        if draft.survival is None or draft.q is not None or draft.token_probs is not None or not any(draft.lengths):
+        drawn = (draft.q is not None or draft.token_probs is not None) and not draft.least
+        if draft.survival is None or drawn or not any(draft.lengths):
             if (longest := max(draft.lengths)) > most and not self.was_cut:
                 self.was_cut = True
                 warn(
                     f"{self.drafter.name} drafted {longest} tokens for one row, and the target is fed {most} of them "
                     "at most. The text is not affected"
                 )
-            return most
+            return [most] * len(room)
+        least = draft.least or [0] * len(room)
         chances = [row[:most] for row, left in zip(draft.survival, room, strict=True) if left]
-        count = nodes_that_pay(chances, len(room), self.context.cost, spent, self.context.advance)
+        count = nodes_that_pay(chances, len(room), self.context.cost, spent, self.context.advance, max(least))
         timed = self.context.cost.tried(len(room)) is not None  # a plain round to be timed says nothing of this draft
         self.rounds, self.unpaid = self.rounds + 1, self.unpaid + (count == 0 and not timed)
-        return min(count, most)
+        return [min(max(count, sure), most) for sure in least]
 
     def note(self) -> str:
         """How often nothing was verified, as it would not have paid; empty where that never was."""

@@ -43,7 +43,8 @@ class GuardedSchedule:
     def feed(self, round: Round, most: int, pads: Sequence[int | None]) -> Draft:
         """What the target verifies, of each row at most so many nodes; `pads` as of `fit`."""
         self.room = round.room
-        return self._ask(lambda own: fit(self._checked(own.feed(round)), most, self.context, pads), self._nothing)
+        each = [most] * len(round.room)
+        return self._ask(lambda own: fit(self._checked(own.feed(round)), each, self.context, pads), self._nothing)
 
     def test(self, fed: Draft) -> tuple[Draft, list[int] | None]:
         return self._ask(lambda own: self._tested(own, fed), lambda: (self._nothing(), [0] * len(self.room)))
