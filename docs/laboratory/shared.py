@@ -45,12 +45,12 @@ class Way:
 
     def count(self, made: Generation) -> None:
         """Add one call."""
-        self.tokens += made.tokens
+        self.tokens += made.stats.emitted_tokens
         self.seconds += made.meter.seconds
         self.calls += len(made.meter.of("target"))
-        self.accepted += sum(made.accepted_per_position)
-        self.verified.update(dict(enumerate(made.drafted_per_position)))
-        self.steps += made.row_steps
+        self.accepted += made.stats.accepted_tokens
+        self.verified.update(made.stats.drafted_per_position)
+        self.steps += made.stats.row_steps
 
 
 def take_turns(

@@ -140,7 +140,7 @@ def test_a_drafter_that_remembers_meets_each_prompt_once(tmp_path: Path) -> None
     unit = plan(bench.settings)[0]
     bench.warm_up(unit, chain(*bench.passes))
     first, second = [m for m in bench.measure(unit) if m.method == "suffix"]
-    assert first.accepted_per_position == second.accepted_per_position
+    assert first.stats.accepted_per_position == second.stats.accepted_per_position
     stores = [methods[-1].drafter.store for methods in bench.passes]
     assert stores[0] is not stores[1]
 
@@ -261,8 +261,8 @@ def test_drawn_from_one_token_the_text_is_greedy(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, bench_arguments(folder, "--drafter", "draft_model:num_draft_tokens=4", *more))
         assert result.exit_code == 0, result.output
         measured = Results.load(folder / "out.json").measurements
-        counts.append([(m.tokens, m.target_calls, m.accepted_per_position) for m in measured])
-    assert counts[0] == counts[1] and any(sum(accepted) for _, _, accepted in counts[0])
+        counts.append([(m.stats.emitted_tokens, m.stats.target_calls, m.stats.accepted_tokens) for m in measured])
+    assert counts[0] == counts[1] and any(accepted for _, _, accepted in counts[0])
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema": 1}', '{"schema": 2}'])

@@ -19,7 +19,7 @@ from hf_specdec.errors import SpeculationError
 from hf_specdec.tools.bench.report import write_report
 from hf_specdec.tools.bench.results import Measurement, Results
 from hf_specdec.tools.bench.run import summary_tables
-from hf_specdec.tools.bench.summary import median_repeats, ratio_interval, summarize
+from hf_specdec.tools.bench.summary import median_repeats, ratio_interval, summarize, total
 from hf_specdec.tools.bench.tables import figures
 from hf_specdec.tools.explain.reading import Explanation, explain
 from hf_specdec.tools.explain.showing import print_explanation
@@ -60,13 +60,13 @@ def test_figures_match_a_hand_count() -> None:
 
 def test_medians_and_intervals() -> None:
     repeats = [measurement("m", 0, i, 10, seconds) for i, seconds in enumerate([3.0, 1.0, 2.0])]
-    assert [m.seconds for m in median_repeats(repeats)] == [2.0]
+    assert [m.stats.total_seconds for m in median_repeats(repeats)] == [2.0]
     one = [measurement("m", 0, 0, 10, 1.0)]
     assert ratio_interval(one, one) is None
     noisy = [measurement("m", i, 0, 10, 1.0 + 0.2 * (i % 3)) for i in range(12)]
     steady = [measurement("p", i, 0, 10, 2.0) for i in range(12)]
     low, high = ratio_interval(noisy, steady)
-    assert low < sum(m.tokens for m in noisy) / sum(m.seconds for m in noisy) / 5 < high
+    assert low < total(m.stats for m in noisy).tokens_per_second / 5 < high
     assert (low, high) == ratio_interval(noisy, steady)
 
 
@@ -75,8 +75,9 @@ def result_file(folder: Path) -> Path:
     versions = {"torch": "2", "transformers": "5"}
     about = {"settings": settings, "versions": versions, "device": "CPU", "threads": 1, "time": "now", "command": "x"}
     measurements = sample() + [
-        measurement(m.method, m.prompt, m.repeat, m.tokens, m.seconds, temperature=1.0, same_text=None)
+        measurement(m.method, m.prompt, m.repeat, tokens, seconds, temperature=1.0, same_text=None)
         for m in sample()
+        for tokens, seconds in [(m.stats.emitted_tokens, m.stats.total_seconds)]
     ]
     path = folder / "out.json"
     Results(about, measurements, summarize(measurements)).save(path)
@@ -210,7 +211,7 @@ def explained(pair: Pair, spec: str, prompt: str, tokens: int, temperature: floa
 def test_explain_accounts_for_every_token(pair, temperature: float) -> None:
     found = explained(pair, "draft_model:num_draft_tokens=4", "def add(a, b):\n    return", 24, temperature)
     kept = [token for line in found.lines for token in line if token.kind in ("first", "accepted", "own")]
-    assert len(kept) == found.ours.tokens <= 24
+    assert len(kept) == found.ours.stats.emitted_tokens <= 24
     assert sum(r.accepted for r in found.rounds) == found.stats.accepted_tokens
     assert len(found.rejections) <= 10
     assert found.rejections == sorted(found.rejections, key=lambda r: -r.wasted_seconds)

@@ -204,7 +204,7 @@ def test_in_a_batch_those_with_more_turns_go_on(tmp_path, monkeypatch):
     )
     assert rows[1] == [prompt_ids(bench.tokenizer, first), prompt_ids(bench.tokenizer, third)]
     assert all(m.same_text for m in measured) and len(measured) == 2
-    assert measured[0].tokens == sum(len(row) for turn in answers.values() for row in turn)
+    assert measured[0].stats.emitted_tokens == sum(len(row) for turn in answers.values() for row in turn)
 
 
 def test_turns_beyond_the_context_are_left_out_with_a_warning(tmp_path):
@@ -213,7 +213,7 @@ def test_turns_beyond_the_context_are_left_out_with_a_warning(tmp_path):
         SpeculationWarning, match=r"chats 0 from turn 2 on left out: .* it needs \d+ positions, and the target has 48"
     ):
         measured = bench.measure(plan(bench.settings)[0])
-    assert [m.tokens for m in measured if m.method == "plain"] == [6, 6], "of the first turn"
+    assert [m.stats.emitted_tokens for m in measured if m.method == "plain"] == [6, 6], "of the first turn"
 
 
 def test_a_conversation_is_one_prompt_of_the_figures(tmp_path):
@@ -236,8 +236,8 @@ def test_turns_are_put_together_by_sums():
     difference = {"position": 3, "near_tie": True, "turn": 1}
     parted = turn(2.0, same_text=False, difference=difference, accepted_per_position=[1, 1], peak_memory_bytes=2000)
     whole = turn(1.0).then(parted).then(turn(4.0))
-    assert (whole.tokens, whole.seconds, whole.peak_memory_bytes) == (30, 7.0, 2000)
-    assert (whole.drafted_per_position, whole.accepted_per_position) == ([9, 6], [5, 1])
+    assert (whole.stats.emitted_tokens, whole.stats.total_seconds, whole.peak_memory_bytes) == (30, 7.0, 2000)
+    assert (whole.stats.drafted_per_position, whole.stats.accepted_per_position) == ({0: 9, 1: 6}, {0: 5, 1: 1})
     assert whole.same_text is False and whole.difference == difference
 
 

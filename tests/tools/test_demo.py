@@ -4,6 +4,7 @@ import io
 import math
 import platform
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from hf_specdec import clock
 from hf_specdec.drafters import PromptLookupDrafter
 from hf_specdec.errors import SpeculationError
+from hf_specdec.stats import SpeculationStats
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.tools.bench.decoding import Generation, decode
 from hf_specdec.tools.bench.measure import Bench
@@ -87,7 +89,7 @@ def test_what_is_shown_is_the_text(pair, tokenizer, name, spec, coloured):
     ours = decode(
         pair[0], Method("ours", {"assistant_model": recorder, "streamer": live}, None, recorder), inputs, **options
     )
-    assert plain.rows == ours.rows and plain.mean_acceptance_length == 1
+    assert plain.rows == ours.rows and plain.stats.mean_acceptance_length == 1
     text = tokenizer.decode(ours.rows[0])
     assert "".join(piece for kind, piece in pieces if kind != "rejected") == text
     assert sum(r.accepted for r in recorder.rounds) == recorder.last_stats.accepted_tokens
@@ -263,8 +265,9 @@ class Played:
         self.left -= 1
         seconds = self.times.get((method.name, unit.dataset), self.times.get(method.name))
         self.now += seconds
-        counts: dict[str, Any] = {"row_steps": 5, "accepted_per_position": [5], "tokens": 10, "seconds": seconds}
-        return Generation(method=method, rows=[[1] * 10], meter=Meter(), **counts)
+        stats = SpeculationStats(row_steps=5, accepted_per_position=Counter({0: 5}), emitted_tokens=10)
+        stats.total_seconds = seconds
+        return Generation(method=method, rows=[[1] * 10], meter=Meter(), stats=stats)
 
     def turns(self, seconds: float, kinds: Sequence[str] = ("chat",)) -> Turns:
         """Those that were taken in so many seconds, or until Ctrl-C."""
@@ -353,7 +356,7 @@ def test_no_answer_is_copied_from_an_earlier_turn(talkative):
     units = [Unit("chat", 0, 1, 0.0, [Prompt((SAMPLES["chat"],), chat=True)])]
     answers = Turns(bench, clock.now() + 1e6).take(units)
     made = [next(answers) for _ in range(4)]
-    assert made[1].drafted_per_position == made[3].drafted_per_position and len(drafter.store) > 0
+    assert made[1].stats.drafted_per_position == made[3].stats.drafted_per_position and len(drafter.store) > 0
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])

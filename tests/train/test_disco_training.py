@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_specdec import Drafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.disco import DiscoDrafter, StopClassifier, Threshold
+from hf_specdec.drafters.disco.session import Classified
 from hf_specdec.tools.loading.models import Pair
 from hf_specdec.tools.loading.prompts import Prompt
 from hf_specdec.train import writing
@@ -51,18 +52,28 @@ def test_records_say_what_decoding_sees(target, draft, lookup, monkeypatch):
     """Of every drafted token before and at the first rejection: its chance, and whether it is accepted."""
     made, told = classifier(sees_token=True), {}
     drafter = DiscoDrafter(draft, made, rule="token", tau=0.0, max_draft_tokens=6, lookup=lookup)
-    begin, observe = Threshold.begin, Threshold.observe
+    begin, of, observe = Classified.begin, Classified.of, Threshold.observe
+    seen: list[float] = []
+    start = 0
 
-    def beginning(self, sequences, *rest):
-        self.start = sequences.lengths[0]
-        return begin(self, sequences, *rest)
+    def beginning(self, sequences):
+        nonlocal start
+        start = sequences.lengths[0]
+        seen.clear()
+        begin(self, sequences)
 
-    def observing(self, verdict):
-        for i, chance in enumerate(self.seen[0][: verdict.accepted[0] + 1] if self.seen else []):
-            told[self.start + i] = chance, i < verdict.accepted[0]
-        observe(self, verdict)
+    def saying(self, logits, tokens):
+        chances = of(self, logits, tokens)
+        seen.append(chances[0])
+        return chances
 
-    monkeypatch.setattr(Threshold, "begin", beginning)
+    def observing(self, verdict, kept):
+        for i, chance in enumerate(seen[: verdict.accepted[0] + 1]):
+            told[start + i] = chance, i < verdict.accepted[0]
+        observe(self, verdict, kept)
+
+    monkeypatch.setattr(Classified, "begin", beginning)
+    monkeypatch.setattr(Classified, "of", saying)
     monkeypatch.setattr(Threshold, "observe", observing)
     monkeypatch.setattr("hf_specdec.budget.account.GIVEN", 1 << 30)  # drafting never pauses
     for first in range(3, 6):

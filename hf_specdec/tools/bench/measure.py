@@ -1,7 +1,7 @@
 """Measure: all methods decode each prompt in turn, in rotated order, so that drift of the machine cancels out."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from ..loading.sampling import sampling_at
 from .decoding import Generation, decode
 from .methods import BASELINES, PLAIN, Method
 from .plan import Settings, Unit
-from .results import Counts, Measurement, Results
+from .results import Measurement, Results
 from .summary import summarize
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ def _measurement(unit: Unit, made: Generation, repeat: int) -> Measurement:
         same_text=None,
         difference=None,
         peak_memory_bytes=made.peak_memory_bytes,
-        **{f.name: getattr(made, f.name) for f in fields(Counts)},
+        stats=made.stats,
     )
 
 

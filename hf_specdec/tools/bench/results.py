@@ -2,56 +2,20 @@
 
 import json
 import os
+from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import zip_longest
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import SpeculationError
+from ...stats import SpeculationStats
 
 SCHEMA = 2
 
 
 @dataclass(kw_only=True)
-class Counts:
-    """What generations came to: sums, which `+` adds up. Times are seconds."""
-
-    tokens: int = 0
-    """new tokens of all rows, without padding"""
-    seconds: float = 0.0
-    """of whole `generate` calls"""
-    prefill_seconds: float = 0.0
-    """in forwards over an empty cache, of target and draft"""
-    draft_seconds: float = 0.0
-    """in the draft's other forwards"""
-    verify_seconds: float = 0.0
-    """in the target's other forwards"""
-    target_calls: int = 0
-    draft_calls: int = 0
-    row_steps: int = 0
-    drafted_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)
-    acceptance_sum: float = 0.0
-    """Σ β where q is known, else accepted tokens; over `acceptance_count` it is α"""
-    acceptance_count: int = 0
-    """positions at which the draft was put to the test"""
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(**{f.name: _added(getattr(self, f.name), getattr(other, f.name)) for f in fields(Counts)})
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per verification, the target's own included; 1 for plain decoding."""
-        return 1 + sum(self.accepted_per_position) / max(self.row_steps, 1)
-
-
-def _added(a: Any, b: Any) -> Any:
-    return [x + y for x, y in zip_longest(a, b, fillvalue=0)] if isinstance(a, list) else a + b
-
-
-@dataclass(kw_only=True)
-class Measurement(Counts):
+class Measurement:
     """A prompt (all turns of a conversation) or a batch of them, decoded by a method in one repetition."""
 
     dataset: str
@@ -61,6 +25,8 @@ class Measurement(Counts):
     temperature: float
     method: str
     repeat: int
+    stats: SpeculationStats
+    """counts, and times by the meter"""
     same_text: bool | None
     """greedy only: whether the tokens are plain decoding's"""
     difference: dict[str, Any] | None
@@ -76,11 +42,26 @@ class Measurement(Counts):
         """Together with a later turn of the conversation."""
         return replace(
             self,
-            **vars(self + later),
+            stats=self.stats + later.stats,
             same_text=None if self.same_text is None else bool(self.same_text and later.same_text),
             difference=self.difference or later.difference,
             peak_memory_bytes=max(self.peak_memory_bytes, later.peak_memory_bytes),
         )
+
+    def row(self) -> dict[str, Any]:
+        """As JSON."""
+        return vars(self) | {"stats": vars(self.stats)}
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> "Measurement":
+        """What JSON holds; its names are texts, where ours are positions and widths."""
+        told = dict(row["stats"])
+        for name in ("drafted_per_position", "accepted_per_position", "verify_widths", "seconds_by_width"):
+            told[name] = {int(key): value for key, value in told[name].items()}
+        counters: dict[str, Any] = {
+            f.name: Counter(told[f.name]) for f in fields(SpeculationStats) if f.default_factory is Counter
+        }
+        return cls(**row | {"stats": SpeculationStats(**told | counters)})
 
 
 @dataclass
@@ -98,10 +79,11 @@ class Results:
             SpeculationError: it cannot be written (a full disk, a folder that is not there).
         """
         path = Path(path)
+        content = {"schema": SCHEMA} | vars(self) | {"measurements": [m.row() for m in self.measurements]}
         unfinished = path.with_name(path.name + ".part")
         try:
             with unfinished.open("w", encoding="utf-8") as file:
-                json.dump({"schema": SCHEMA} | asdict(self), file, indent=1)
+                json.dump(content, file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
@@ -127,6 +109,7 @@ class Results:
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise SpeculationError(f"{path} is not a result file with schema {SCHEMA}; measure again with this version")
         try:
-            return cls(content["provenance"], [Measurement(**row) for row in content["measurements"]], content["runs"])
-        except (KeyError, TypeError) as error:
+            measurements = [Measurement.of_row(row) for row in content["measurements"]]
+            return cls(content["provenance"], measurements, content["runs"])
+        except (KeyError, TypeError, ValueError) as error:
             raise SpeculationError(f"{path} is damaged or edited: {error}; measure again") from error

@@ -8,8 +8,9 @@ import numpy as np
 
 from ... import theory
 from ...errors import SpeculationError
+from ...stats import SpeculationStats
 from .methods import PLAIN
-from .results import Counts, Measurement
+from .results import Measurement
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -36,13 +37,18 @@ def median_repeats(measurements: Iterable[Measurement]) -> list[Measurement]:
     by_prompt: dict[int, list[Measurement]] = {}
     for measurement in measurements:
         by_prompt.setdefault(measurement.prompt, []).append(measurement)
-    ranked = (sorted(repeats, key=lambda m: m.seconds / max(m.tokens, 1)) for repeats in by_prompt.values())
+    ranked = (sorted(repeats, key=lambda m: -m.stats.tokens_per_second) for repeats in by_prompt.values())
     return [repeats[len(repeats) // 2] for repeats in ranked]
 
 
-def speed_ratio(method: Iterable[Counts], other: Iterable[Counts]) -> float:
+def speed_ratio(method: Iterable[SpeculationStats], other: Iterable[SpeculationStats]) -> float:
     """Tokens per second of one method over those of another."""
-    return _speed(method) / _speed(other)
+    return total(method).tokens_per_second / total(other).tokens_per_second
+
+
+def total(stats: Iterable[SpeculationStats]) -> SpeculationStats:
+    """Their sum."""
+    return sum(stats, SpeculationStats())
 
 
 def ratio_interval(
@@ -61,7 +67,8 @@ def ratio_interval(
     def ratio(t1: Any, s1: Any, t2: Any, s2: Any, axis: int = -1) -> Any:
         return (t1.sum(axis) / s1.sum(axis)) / (t2.sum(axis) / s2.sum(axis))
 
-    columns = [np.array([getattr(m, name) for m in rows]) for rows in (method, other) for name in ("tokens", "seconds")]
+    names = ("emitted_tokens", "total_seconds")
+    columns = [np.array([getattr(m.stats, name) for m in rows]) for rows in (method, other) for name in names]
     result = bootstrap(
         columns,
         ratio,
@@ -89,62 +96,59 @@ def _summarize_cell(measurements: list[Measurement], seed: int) -> list[dict[str
 
 
 def _run(name: str, medians: dict[str, list[Measurement]], everything: list[Measurement], seed: int) -> dict[str, Any]:
-    mine, plain = medians[name], sum(medians[PLAIN], Counts())
+    mine, first = medians[name], medians[name][0]
+    summed = {other: total(m.stats for m in rows) for other, rows in medians.items()}
+    stats, plain = summed[name], summed[PLAIN]
     ratios = {
-        other: {"ratio": speed_ratio(mine, rows), "interval": ratio_interval(mine, rows, seed)}
+        other: {
+            "ratio": stats.tokens_per_second / summed[other].tokens_per_second,
+            "interval": ratio_interval(mine, rows, seed),
+        }
         for other, rows in medians.items()
         if other != name and len(rows) == len(mine)
     }
-    speeds = sorted(m.tokens / m.seconds for m in mine)
-    repeats = [[m for m in everything if m.repeat == repeat] for repeat in sorted({m.repeat for m in everything})]
-    total = sum(mine, Counts())
-    decode = total.seconds - total.prefill_seconds
-    drafted, accepted = total.drafted_per_position, total.accepted_per_position
-    alpha = total.acceptance_sum / total.acceptance_count if total.acceptance_count else None
-    c = _cost_coefficient(total, plain, len(medians[PLAIN]))
-    gamma = sum(drafted) / total.row_steps if total.row_steps else 0.0
+    speeds = sorted(m.stats.tokens_per_second for m in mine)
+    repeats = [[m.stats for m in everything if m.repeat == repeat] for repeat in sorted({m.repeat for m in everything})]
+    decode = stats.total_seconds - stats.prefill_seconds
+    c = _cost_coefficient(stats, plain, len(medians[PLAIN]))
+    gamma = stats.drafted_tokens / stats.row_steps if stats.row_steps else 0.0
     same = [m.same_text for m in everything if m.same_text is not None]
     return {
         "name": name,
-        "dataset": mine[0].dataset,
-        "batch_size": mine[0].batch_size,
-        "temperature": mine[0].temperature,
+        "dataset": first.dataset,
+        "batch_size": first.batch_size,
+        "temperature": first.temperature,
         "prompts": len(mine),
         "repeats": len(repeats),
         "identical": all(same) if same else None,
-        "tokens": total.tokens,
-        "seconds": total.seconds,
-        "tokens_per_second": _speed(mine),
+        "tokens": stats.emitted_tokens,
+        "seconds": stats.total_seconds,
+        "tokens_per_second": stats.tokens_per_second,
         "tokens_per_second_spread": [speeds[0], speeds[len(speeds) // 2], speeds[-1]],
-        "tokens_per_second_by_repeat": [_speed(rows) for rows in repeats],
-        "speedup": speed_ratio(mine, medians[PLAIN]),
+        "tokens_per_second_by_repeat": [total(rows).tokens_per_second for rows in repeats],
+        "speedup": stats.tokens_per_second / plain.tokens_per_second,
         "speedup_interval": ratios[PLAIN]["interval"] if PLAIN in ratios else None,
         "ratios": ratios,
-        "mean_acceptance_length": total.mean_acceptance_length,
-        "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
-        "acceptance_per_position": [a / d for a, d in zip(accepted, drafted, strict=False) if d],
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.draft_acceptance_rate if stats.drafted_tokens else None,
+        "acceptance_per_position": stats.acceptance_per_position,
         "gamma": gamma,
-        "alpha": alpha,
+        "alpha": stats.alpha,
         "c": c,
-        "predicted_speedup": _predicted(alpha, c, gamma),
-        "prefill_seconds": total.prefill_seconds,
+        "predicted_speedup": _predicted(stats.alpha, c, gamma),
+        "prefill_seconds": stats.prefill_seconds,
         "decode_seconds": decode,
-        "draft_seconds": total.draft_seconds,
-        "verify_seconds": total.verify_seconds,
-        "overhead_seconds": decode - total.draft_seconds - total.verify_seconds,
-        "target_calls": total.target_calls,
-        "draft_calls": total.draft_calls,
+        "draft_seconds": stats.draft_seconds,
+        "verify_seconds": stats.verify_seconds,
+        "overhead_seconds": stats.other_seconds,
+        "target_calls": stats.target_calls,
+        "draft_calls": stats.draft_calls,
         "peak_memory_bytes": max(m.peak_memory_bytes for m in everything),
         "differences": [m.difference | {"prompt": m.prompt} for m in everything if m.difference],
     }
 
 
-def _speed(counts: Iterable[Counts]) -> float:
-    total = sum(counts, Counts())
-    return total.tokens / total.seconds
-
-
-def _cost_coefficient(mine: Counts, plain: Counts, prompts: int) -> float | None:
+def _cost_coefficient(mine: SpeculationStats, plain: SpeculationStats, prompts: int) -> float | None:
     """c = T_draft / T_target by mean steps, 0 for drafts without a model, None where no step was seen."""
     steps = plain.target_calls - prompts  # one forward of each reads its prompt
     if not mine.draft_calls:

@@ -7,8 +7,7 @@ from rich.table import Table
 from ..bench.decoding import Generation
 from ..bench.measure import Bench
 from ..bench.methods import PLAIN, Method
-from ..bench.results import Counts
-from ..bench.summary import speed_ratio
+from ..bench.summary import speed_ratio, total
 from ..instruments.audit import Audit, Difference
 from .turns import Turn, inputs_of
 
@@ -76,11 +75,11 @@ def _range(pairs: Sequence[Pair]) -> str:
 
 
 def _speed_up(pairs: Sequence[Pair]) -> float:
-    return speed_ratio(*zip(*pairs, strict=True))
+    return speed_ratio((made.stats for made, _ in pairs), (plain.stats for _, plain in pairs))
 
 
 def _tokens_per_call(pairs: Sequence[Pair]) -> str:
-    return f"{sum((made for made, _ in pairs), Counts()).mean_acceptance_length:.2f}" if pairs else "-"
+    return f"{total(made.stats for made, _ in pairs).mean_acceptance_length:.2f}" if pairs else "-"
 
 
 def differences(bench: Bench, turns: Iterable[Turn]) -> Iterator[tuple[str, str, Difference]]:

@@ -74,7 +74,7 @@ class Turns:
     def _expected(self, method: Method, unit: Unit) -> float:
         """Seconds that it took last, with this prompt rather than another; plain decoding's where it had no turn."""
         known = (
-            (name == method.name, turn.unit is unit, number, made.seconds)
+            (name == method.name, turn.unit is unit, number, made.stats.total_seconds)
             for number, turn in enumerate(self.taken)
             for name, made in turn.made.items()
             if name in (method.name, PLAIN)

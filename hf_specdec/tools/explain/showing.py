@@ -39,13 +39,13 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
 def headline(explanation: Explanation) -> dict[str, str]:
     """The few numbers to see first."""
     e = explanation
-    speed, plain_speed = (made.tokens / made.seconds for made in (e.ours, e.plain))
+    speed, plain_speed = (made.stats.tokens_per_second for made in (e.ours, e.plain))
     figures = {
         "speed-up over plain decoding": f"{speed / plain_speed:.2f}x",
         "tokens per second": f"{speed:.1f}",
-        "tokens": str(e.ours.tokens),
+        "tokens": str(e.ours.stats.emitted_tokens),
         "target calls": str(len(e.ours.meter.of("target"))),
-        "draft calls": str(e.ours.draft_calls),
+        "draft calls": str(e.ours.stats.draft_calls),
     }
     if e.stats is not None:
         figures["tokens per call"] = f"{e.stats.mean_acceptance_length:.2f}"

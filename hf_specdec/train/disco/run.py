@@ -16,10 +16,10 @@ from ...drafters.disco.config import DiscoConfig
 from ...drafters.disco.drafter import DiscoDrafter
 from ...errors import SpeculationError, warn
 from ...options import help_of, range_of
+from ...stats import SpeculationStats
 from ...target.devices import input_device
 from ...tools.bench.decoding import decode
 from ...tools.bench.methods import Method
-from ...tools.bench.results import Counts
 from ...tools.loading.chat import batch, prompt_ids
 from ...tools.loading.checks import SEEDS, Range
 from ...tools.loading.models import Pair, PairSettings
@@ -196,7 +196,7 @@ def seconds_per_token(
     Args:
         prompts: at least one; the first is decoded once more, before the others, to warm up.
     """
-    made, pad = dict.fromkeys(drafters, Counts()), pair.tokenizer.pad_token_id
+    made, pad = dict.fromkeys(drafters, SpeculationStats()), pair.tokenizer.pad_token_id
     options = {"max_new_tokens": max_new_tokens, "pad_token_id": pad} | sampling_at(float(do_sample))
     for number, prompt in enumerate(tqdm([prompts[0], *prompts], desc="timing τ", unit=" prompts")):
         inputs = batch([prompt_ids(pair.tokenizer, prompt)], pad, input_device(pair.target))
@@ -204,8 +204,8 @@ def seconds_per_token(
         for tau in [*drafters][turn:] + [*drafters][:turn]:
             method = Method(f"τ = {tau}", {"assistant_model": drafters[tau]}, drafter=drafters[tau])
             one = decode(pair.target, method, inputs, seed + number, **options)
-            made[tau] = made[tau] + one if number else made[tau]
-    return {tau: counts.seconds / counts.tokens for tau, counts in made.items()}
+            made[tau] = made[tau] + one.stats if number else made[tau]
+    return {tau: 1 / stats.tokens_per_second for tau, stats in made.items()}
 
 
 def _drafter(
