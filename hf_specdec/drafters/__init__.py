@@ -6,9 +6,7 @@ from .auto import AutoDrafter
 from .base import Drafter
 from .disco import DiscoDrafter, DiscoStoppingCriteria
 from .draft_model import DraftModelDrafter, Translated, early_exit
-from .eagle import EagleDrafter
-from .gemma4 import Gemma4Drafter
-from .heads import DFlashDrafter, MtpDrafter
+from .heads import DFlashDrafter, EagleDrafter, Gemma4Drafter, MtpDrafter
 from .hybrid import HybridDrafter
 from .ngram import NGramDrafter
 from .pearl import PearlDrafter

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from ..config import DrafterConfig
 from ..drafters.draft_model.cut import CutLlamaConfig, CutLlamaForCausalLM
-from ..drafters.eagle.published import load_head
+from ..drafters.heads import EagleDrafter
 from ..errors import SpeculationError
 from ..hub.draft import PATTERNS, load_draft
 from ..hub.files import HubSource, check_no_pickles, read_json, safe_file
@@ -102,11 +102,11 @@ def _head(spec: str, config: Any, folder: Path | None, engine: str, output: Path
     if output is None:
         return EngineDraft(str(source))
     if engine != SPECULATORS:
-        load_head(source).save_pretrained(output)
+        EagleDrafter.load_model(source).save_pretrained(output)
     elif as_asked:  # with what else it says of its target
         _copy(source, output)
     else:
-        write_head(load_head(source), output, target_name(config), config.num_draft_tokens)
+        write_head(EagleDrafter.load_model(source), output, target_name(config), config.num_draft_tokens)
     return EngineDraft(str(output))
 
 

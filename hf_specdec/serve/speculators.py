@@ -10,8 +10,8 @@ from typing import Any
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 
-from ..drafters.eagle.model import LAYER_IDS, LlamaForCausalLMEagle3
-from ..drafters.eagle.published import FLAGS, NESTED
+from ..drafters.heads.eagle_format import FLAGS, NESTED
+from ..drafters.heads.eagle_model import LAYER_IDS, LlamaForCausalLMEagle3
 from ..hub.loading import CONFIG, WEIGHTS
 
 FORMAT = "speculators_model_type"

@@ -11,10 +11,11 @@ import torch
 import transformers as tf
 from dflash_models import BLOCK, CONFIGS, FULL, HIDDEN, MASK, SLIDING, Reference, folder_of, published, weights, write
 from head_pairs import drafting_goes_on
+from heads_alone import logits_drafted_from
 from published import is_refused_as_a_pickle
 
 from hf_specdec import BatchDecoder, DFlashDrafter, Drafter, HybridDrafter, SpeculationError
-from hf_specdec.drafters.heads.dflash import DFlashHeads
+from hf_specdec.drafters.heads.dflash import DFlashHead
 
 __all__ = ["drafting_goes_on"]
 CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
@@ -24,30 +25,12 @@ CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id"
 def test_logits_are_those_of_a_whole_text_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place's of a block."""
     target, drafter = published(kind)
-    reference, compared = Reference(folder_of(kind)), []
-    drafted, draft = DFlashHeads._drafted, DFlashHeads.draft
-    texts: list[list[int]] = []
-
-    def noted(self: Any, sequences: Any, most: int) -> Any:
-        texts.append(list(sequences.tokens[0]))
-        return drafted(self, sequences, most)
-
-    def drawing(self: Any, news: Any, cache: Any, most: int, draw: Any) -> None:
-        logits: list[torch.Tensor] = []
-
-        def seen(each: torch.Tensor) -> Any:
-            logits.append(each[0])
-            return draw(each)
-
-        draft(self, news, cache, most, seen)
-        expected = reference.block(target, texts[-1])[:most]
-        torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-3, atol=1e-3)
-        compared.append(most)
-
-    monkeypatch.setattr(DFlashHeads, "_drafted", noted)
-    monkeypatch.setattr(DFlashHeads, "draft", drawing)
+    reference, rounds = Reference(folder_of(kind)), logits_drafted_from(monkeypatch)
     target.generate(**models.prompts([9]), **CALL, assistant_model=drafter)
-    assert len(compared) > 4 and max(compared) == BLOCK - 1
+    assert len(rounds) > 4 and max(len(logits) for _, logits in rounds) == BLOCK - 1
+    for text, logits in rounds:
+        expected = reference.block(target, text)[: len(logits)]
+        torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["alone", "with copies"])
@@ -107,11 +90,11 @@ def test_number_formats_and_prefixes(tmp_path: Path) -> None:
 def test_a_table_that_scales_is_read_as_it_is() -> None:
     """Published models read the rows of the target's table, whatever the target makes of them."""
     target, drafter = models.from_config(models.ARCHITECTURES["Gemma3"]()), published("full")[1]
-    heads = object.__new__(DFlashHeads)
-    heads.embed, heads.scale = target.get_input_embeddings(), drafter.draft_model.config.input_embedding_scale
+    head, table = object.__new__(DFlashHead), target.get_input_embeddings()
+    head.embeddings, head.scale = table, drafter.draft_model.config.input_embedding_scale
     ids = torch.tensor([[3, MASK]])
-    assert torch.equal(heads._embedded(ids), heads.embed.weight[ids])
-    assert not torch.equal(heads._embedded(ids), heads.embed(ids))
+    assert torch.equal(head._embedded(ids), table.weight[ids])
+    assert not torch.equal(head._embedded(ids), table(ids))
 
 
 def _nested(**changes: Any) -> dict[str, Any]:
@@ -166,8 +149,8 @@ def test_others_are_not_taken_for_it(tmp_path: Path) -> None:
 
 def test_a_target_that_it_was_not_trained_for(tmp_path: Path) -> None:
     drafter, ids = published("full")[1], models.prompts([5])
-    with pytest.raises(SpeculationError, match=r"reads layers \[0, 1, 3\] of width 32"):
+    with pytest.raises(SpeculationError, match=r"reads hidden states \[1, 2, 4\], and LlamaForCausalLM has 2 layers"):
         models.llama().generate(**ids, assistant_model=drafter, max_new_tokens=3)
     small = models.llama(vocab=60, num_hidden_layers=4)
-    with pytest.raises(SpeculationError, match="mask is token 95, and LlamaForCausalLM has 60 tokens"):
+    with pytest.raises(SpeculationError, match=r"knows token 95, and LlamaForCausalLM has .* 60 tokens"):
         small.generate(**models.prompts([5], vocab=60), assistant_model=drafter, max_new_tokens=3)

@@ -23,12 +23,12 @@ from eagle_heads import (
     write,
 )
 from head_pairs import drafting_goes_on
+from heads_alone import logits_drafted_from
 from published import is_refused_as_a_pickle
 from safetensors.torch import load_file, save_file
 
 from hf_specdec import Drafter, EagleDrafter, HybridDrafter, SpeculationError
-from hf_specdec.drafters.eagle.heads import EagleHeads
-from hf_specdec.drafters.eagle.model import LAYER_IDS
+from hf_specdec.drafters.heads.eagle_model import LAYER_IDS
 from hf_specdec.tools.loading.drafters import own_model
 
 __all__ = ["drafting_goes_on"]
@@ -39,26 +39,12 @@ CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id"
 def test_logits_are_those_of_a_whole_text_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step's, in the target's vocabulary."""
     target, drafter = eagle(kind)
-    reference, seen, drafts = Reference(folder_of(kind)), [], []
-    logits, drafted = EagleHeads._logits, EagleHeads._drafted
-
-    def noted(self: Any, normed: Any) -> Any:
-        seen.append(logits(self, normed))
-        return seen[-1].clone()
-
-    def drafting(self: Any, sequences: Any, most: int) -> Any:
-        drafts.append((list(sequences.tokens[0]), most))
-        return drafted(self, sequences, most)
-
-    monkeypatch.setattr(EagleHeads, "_logits", noted)
-    monkeypatch.setattr(EagleHeads, "_drafted", drafting)
+    reference, rounds = Reference(folder_of(kind)), logits_drafted_from(monkeypatch)
     target.generate(**models.prompts([9]), **CALL, assistant_model=drafter)
-    assert len(drafts) > 4 and drafts[0][1] == drafter.config.num_draft_tokens
-    for text, steps in drafts:
-        expected = torch.stack(reference.chain(target, text, steps))
-        found, seen = torch.cat(seen[:steps]), seen[steps:]
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    assert not seen
+    assert len(rounds) > 4 and len(rounds[0][1]) == drafter.config.num_draft_tokens
+    for text, logits in rounds:
+        expected = torch.stack(reference.chain(target, text, len(logits)))
+        torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -123,10 +109,14 @@ def _without(name: str) -> dict[str, Any]:
 TWICE = torch.zeros(KNOWN, dtype=torch.long) - torch.arange(KNOWN)
 BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "a layer of another kind": (SAFEAILAB | {"model_type": "gpt2"}, None, "only llama and qwen3 are supported"),
-    "two layers read": (SPECULATORS | {"eagle_aux_hidden_state_layer_ids": [1, 2]}, None, "a list of 3 layers"),
+    "two layers read": (
+        SPECULATORS | {"eagle_aux_hidden_state_layer_ids": [1, 2]},
+        None,
+        "a list of 3 of the target's layers",
+    ),
     "no layer": (SPECULATORS | {"transformer_layer_config": 5}, None, "it must be an object"),
-    "a config refused": (SAFEAILAB | {"hidden_size": "wide"}, None, "does not describe a head"),
-    "quantized": (SAFEAILAB | {"quantization_config": {}}, None, "is quantized"),
+    "a config refused": (SAFEAILAB | {"hidden_size": "wide"}, None, "does not describe an EAGLE-3 head"),
+    "quantized": (SAFEAILAB | {"quantization_config": {}}, None, "quantization_config is .*, which is not supported"),
     "too many layers": (SAFEAILAB | {"num_hidden_layers": 10_000}, None, "declares 10000 layers"),
     "a weight missing": (SAFEAILAB, _without("fc.weight"), "lacks the weights fc.weight"),
     "a weight too many": (SAFEAILAB, weights(SAFEAILAB) | {"eyes.weight": torch.ones(2)}, "does not know: eyes.weight"),
@@ -151,11 +141,11 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 def test_a_target_that_it_was_not_trained_for(tmp_path: Path) -> None:
     _, drafter = eagle("SafeAILab")
     ids = models.prompts([5])
-    with pytest.raises(SpeculationError, match=r"reads the hidden states \[2, 1, -1\] of width 32"):
+    with pytest.raises(SpeculationError, match=r"reads hidden states \[2, 1, -1\], and LlamaForCausalLM has 2 layers"):
         models.llama().generate(**ids, assistant_model=drafter, max_new_tokens=3)
-    with pytest.raises(SpeculationError, match=r"of width 32, and .* of width 64"):
+    with pytest.raises(SpeculationError, match=r"states of width 32, and .* of width 64"):
         models.llama(num_hidden_layers=7, hidden_size=64).generate(**ids, assistant_model=drafter, max_new_tokens=3)
-    with pytest.raises(SpeculationError, match="drafts token"):
+    with pytest.raises(SpeculationError, match="knows token"):
         models.llama(vocab=60, num_hidden_layers=7).generate(**models.prompts([5], vocab=60), assistant_model=drafter)
     with pytest.raises(SpeculationError, match="is not an EAGLE-3 head"):
         EagleDrafter(models.llama())

@@ -25,7 +25,7 @@ from hf_specdec import (
     SpeculationError,
 )
 from hf_specdec.budget import MOST_NODES
-from hf_specdec.drafters.heads.dflash import DFlashHeads
+from hf_specdec.drafters.heads.steps import HeadSteps
 from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
 
@@ -163,7 +163,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
     end = int(target.generate(**inputs, do_sample=False, max_new_tokens=20, pad_token_id=0)[0, -1])
     steps: list[Any] = []
     compared: list[int] = []
-    step, propose = DFlashHeads.step, TreeSession.propose
+    step, propose = HeadSteps.step, TreeSession.propose
 
     def noting(self: Any) -> Any:
         steps.append(step(self))
@@ -191,7 +191,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
             compared.append(len(offered))
         return draft
 
-    monkeypatch.setattr(DFlashHeads, "step", noting)
+    monkeypatch.setattr(HeadSteps, "step", noting)
     monkeypatch.setattr(TreeSession, "propose", comparing)
     target.generate(
         **inputs, do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=end, assistant_model=head

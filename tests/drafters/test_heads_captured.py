@@ -125,7 +125,7 @@ def test_a_row_near_its_end_shortens_no_other(pair: str, monkeypatch: pytest.Mon
     propose = TreeSession.propose
 
     def feeding(self: Any, sequences: Any, room: list[int]) -> Draft:
-        depths, most = propose(self, sequences, room).depths(), self.steps.most
+        depths, most = propose(self, sequences, room).depths(), self.steps.head.most
         assert [max(row) for row in depths] == [min(max(room), most)] * len(room)
         rooms.append(room if min(room) < most < max(room) else [])
         right = plain[0].tolist()[sequences.lengths[0] :][: min(room[0], most)] if sequences.rows[0] == 0 else []

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import LlamaConfig
 
 from hf_specdec import Drafter, EagleDrafter
-from hf_specdec.drafters.eagle.model import LlamaForCausalLMEagle3
+from hf_specdec.drafters.heads.eagle_model import LlamaForCausalLMEagle3
 
 HIDDEN, HEADS, SHARED, SIZE, INNER, VOCAB, KNOWN = 32, 4, 2, 8, 48, models.VOCAB, 40
 EPS = 1e-5

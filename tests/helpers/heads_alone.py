@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers.cache_utils import DFlashCache, MtpCache
 
 from hf_specdec import DFlashDrafter, EagleDrafter, Gemma4Drafter, MtpDrafter
+from hf_specdec.drafters.heads.drawn import Drawn
+from hf_specdec.drafters.heads.steps import HeadSteps
 from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
 
@@ -48,6 +50,24 @@ def drafts_are_those_of_texts_alone(
     for text, drafted in drafts:
         expected = ALONE[type(drafter)](target, drafter, torch.tensor([text]))[: len(drafted)]
         assert drafted == expected
+
+
+def logits_drafted_from(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[Tensor]]]:
+    """Of a call of one row, each text behind which something is drafted, and the logits [V] of each place."""
+    found: list[tuple[list[int], list[Tensor]]] = []
+    begin, draw = HeadSteps.begin, Drawn.draw
+
+    def begun(self: Any, sequences: Any, *steps: int) -> None:
+        found.append((list(sequences.tokens[0]), []))
+        begin(self, sequences, *steps)
+
+    def drawing(self: Any, logits: Tensor) -> Tensor:
+        found[-1][1].append(logits[0].clone())
+        return draw(self, logits)
+
+    monkeypatch.setattr(HeadSteps, "begin", begun)
+    monkeypatch.setattr(Drawn, "draw", drawing)
+    return found
 
 
 def first_candidates(propose: Any, session: Any, sequences: Any, room: list[int]) -> tuple[Draft, list[list[int]]]:

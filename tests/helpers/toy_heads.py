@@ -1,5 +1,5 @@
 """Heads that are always right, always wrong, or right with a second choice, and that check what they are told: states
-and tokens of each row."""
+and tokens of each row. They show how little a head needs: what it reads, and how it draws."""
 
 from typing import Any
 
@@ -7,23 +7,18 @@ import torch
 from torch import Tensor
 
 from hf_specdec.drafters import DraftContext
-from hf_specdec.drafters.heads import HeadDraft, HeadDrafter
-from hf_specdec.protocol import Sequences
+from hf_specdec.drafters.heads import Head, HeadDrafter
 
 
-class ToyHeads(HeadDraft):
+class ToyHead(Head):
     """Its cache holds, in the place of keys, the tokens that were chosen behind each state."""
 
     def __init__(self, context: DraftContext, drafter: "ToyHeadDrafter") -> None:
         assert context.target is not None
+        super().__init__(context, context.target, context.device, drafter.gamma)
         # What is read again is read as if drafted tokens had filled its slots.
-        super().__init__(context, context.target, context.device, (-1,), drafter.gamma, again=drafter.again)
-        self.drafter, self.recorded, self.independent = drafter, None, drafter.independent
-        self.texts: list[list[int]] = []
-
-    def _drafted(self, sequences: Sequences, most: int) -> tuple[Tensor, ...]:
-        self.texts = sequences.tokens
-        return super()._drafted(sequences, most)
+        self.again, self.independent = drafter.again, drafter.independent
+        self.drafter, self.vocab_size = drafter, context.vocab_size
 
     def draft(self, news: Any, cache: Any, most: int, draw: Any) -> None:
         width = news.tokens.shape[1]
@@ -34,17 +29,16 @@ class ToyHeads(HeadDraft):
         for b, n in enumerate(news.counts.tolist()):
             start = int(cache.lengths[b])
             texts.append(held[b, 0, : start + n, 0].long().tolist())
-            (whole,) = {tuple(text) for text in self.texts if text[1:] == texts[b]}  # the cache holds a row's text
-            states = self.context.target(torch.tensor([whole[:-1]]), output_hidden_states=True).hidden_states[-1]
+            whole = self.drafter.text_of(texts[b])[: start + n]  # the cache holds a row's text
+            states = self.target(torch.tensor([whole]), output_hidden_states=True).hidden_states[-1]
             torch.testing.assert_close(news.states[b, :n], states[0, start:], rtol=1e-3, atol=1e-3)
-        assert len(texts) == 1 or texts == [text[1:] for text in self.texts], "of each row its own"
         self.drafter.rows.append(len(texts))
         for i in range(most):
-            draw(torch.stack([self.drafter.says(text, i, self.context.vocab_size) for text in texts]))
+            draw(torch.stack([self.drafter.says(text, i, self.vocab_size) for text in texts]))
 
 
 class ToyHeadDrafter(HeadDrafter):
-    """See `ToyHeads`."""
+    """See `ToyHead`."""
 
     def __init__(
         self,
@@ -67,10 +61,13 @@ class ToyHeadDrafter(HeadDrafter):
         self.rows: list[int] = []
         """of each call of the heads"""
 
+    def text_of(self, behind: list[int]) -> list[int]:
+        """The text of which this was read, without its first token."""
+        return next(text for text in self.known if text[1 : len(behind) + 1] == behind)
+
     def says(self, behind: list[int], i: int, vocab: int) -> Tensor:
-        """Logits [V] i places behind what has been read, which is a text without its first token."""
-        text = next(text for text in self.known if text[1 : len(behind) + 1] == behind)
-        place = len(behind) + 1 + i
+        """Logits [V] i places behind what has been read."""
+        text, place = self.text_of(behind), len(behind) + 1 + i
         token = text[place] if place < len(text) else 0
         other, logits = (token + 1) % vocab, torch.zeros(vocab)
         if self.doubts and place % 2:
@@ -79,5 +76,5 @@ class ToyHeadDrafter(HeadDrafter):
             logits[token if self.right else other] = 9.0
         return logits
 
-    def heads(self, context: DraftContext) -> HeadDraft:
-        return ToyHeads(context, self)
+    def head(self, context: DraftContext) -> Head:
+        return ToyHead(context, self)

@@ -14,8 +14,7 @@ from eagle_heads import CONFIGS, KNOWN, VOCAB, Reference, eagle, folder_of
 from safetensors.torch import load_file
 from transformers import DynamicCache, PreTrainedConfig
 
-from hf_specdec import Drafter, SpeculationError
-from hf_specdec.drafters.eagle.published import load_head
+from hf_specdec import Drafter, EagleDrafter, SpeculationError
 from hf_specdec.serve.export import export_drafter
 
 CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
@@ -146,7 +145,7 @@ def test_the_package_drafts_the_same_tokens(kind: str, tmp_path: Path) -> None:
     assert not unexpected and set(missing) <= set(Eagle3DraftModel._keys_to_ignore_on_load_missing)
     if "embed_tokens.weight" in missing:
         model.embed_tokens.weight = target.get_input_embeddings().weight
-    ids, head = torch.tensor([TEXT]), load_head(folder)
+    ids, head = torch.tensor([TEXT]), EagleDrafter.load_model(folder)
     with torch.no_grad():
         read = states(head, target, ids[:, :-1])
         (said,) = model(read, ids[:, 1:], torch.zeros_like(ids[:, 1:]), ttt_steps=1)

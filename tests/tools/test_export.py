@@ -16,10 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from hf_specdec import DraftModelDrafter, HybridDrafter, SpeculationError
+from hf_specdec import DraftModelDrafter, EagleDrafter, HybridDrafter, SpeculationError
 from hf_specdec.cli import app
 from hf_specdec.drafters.draft_model.cut import CutLlamaForCausalLM
-from hf_specdec.drafters.eagle.published import load_head
 from hf_specdec.hub.registry import drafter_types
 from hf_specdec.serve.engines import ENGINES
 from hf_specdec.serve.export import export_drafter
@@ -173,7 +172,7 @@ def test_a_head_is_written_in_the_format_of_both_engines(kind: str, tmp_path: Pa
         _, settings = vllm(spec, out)
         gamma = 4 if number == 0 else 3
         assert settings == {"method": "eagle3", "model": str(out), "num_speculative_tokens": gamma}
-        loaded = load_head(out)
+        loaded = EagleDrafter.load_model(out)
         assert all(torch.equal(loaded.state_dict()[n], t) for n, t in drafter.draft_model.state_dict().items())
         names = set(load_file(out / "model.safetensors"))
         assert {"midlayer.hidden_norm.weight", "fc.weight", "d2t", "t2d"} <= names

@@ -22,12 +22,12 @@ from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
-from ...target.masks import allowed_slots, as_bias, attention_windows
+from ...target.masks import attention_windows
 from ...transfer import moved
-from .context import News
-from .draft import HeadDraft, check_attention
-from .drafter import HeadDrafter
+from .drafter import HeadDrafter, check_attention
 from .drawn import Draw
+from .head import Head, News
+from .parts import masks_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,31 +42,28 @@ class MtpConfig(DrafterConfig):
     drafter_type: ClassVar[str] = "mtp"
 
 
-class MtpHeads(HeadDraft):
+class MtpHead(Head):
     """As many tokens a round as there are layers."""
 
     def __init__(self, context: DraftContext, model: "MtpModel") -> None:
         depth = len(model.layers)
+        super().__init__(context, model, input_device(model.layers), depth)
         # The slots that the layers above the first have filled with drafted tokens are filled again.
-        super().__init__(context, model, input_device(model.layers), (-1,), depth, again=depth - 1)
-        self.forwards, self.windows = depth, attention_windows(model)
+        self.forwards, self.again, self.windows = depth, depth - 1, attention_windows(model)
         self.kinds = (getattr(model.config, "layer_types", None) or [next(iter(self.windows))] * depth)[:depth]
 
     def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
-        states, tokens, counts, _ = news
-        steps = torch.arange(tokens.shape[1], device=self.device)
-        rows, last, positions = torch.arange(len(counts), device=self.device), counts - 1, news.positions(cache)
+        states, tokens, counts, first = news
+        rows, slots = torch.arange(len(counts), device=self.device), news.slots(cache)
         cache.reserve(tokens.shape[1])
-        allowed, distance = allowed_slots(cache.slots.ends, cache.slots.end, None, steps[None])
-        masks = as_bias(allowed, distance, self.windows, states.dtype)
-        for k in range(self.forwards):
-            mask = masks[self.kinds[k]] if isinstance(masks, dict) else masks
-            states = self._layer(k, states, tokens, positions + k + 1, mask, cache)
+        masks = masks_at(slots, cache, self.windows, states.dtype)
+        for k, kind in enumerate(self.kinds):
+            states = self._layer(k, states, tokens, first + slots + k + 1, masks[kind], cache)
             if k < most:
-                drawn = draw(self.model._project_to_logits(states[rows, last]))
+                drawn = draw(self.model._project_to_logits(news.last(states)[:, 0]))
             # Every token makes room for the one behind it, the last one for what was drawn.
             tokens = tokens.roll(-1, dims=1)
-            tokens[rows, last] = moved(drawn, self.device)
+            tokens[rows, counts - 1] = moved(drawn, self.device)
 
     @grouped_attention()
     def _layer(
@@ -123,9 +120,9 @@ class MtpDrafter(HeadDrafter):
             )
         check_attention(config)
 
-    def heads(self, context: DraftContext) -> MtpHeads:
+    def head(self, context: DraftContext) -> MtpHead:
         assert context.target is not None, "heads draft where the target is"
-        return MtpHeads(context, self._layers(context.target))
+        return MtpHead(context, self._layers(context.target))
 
     def _layers(self, target: "PreTrainedModel") -> "MtpModel":
         """The target's layers, which are loaded once, and again once the target is of another dtype, lies elsewhere, or

@@ -1,8 +1,6 @@
 """`Recorded`: heads whose drafts are recorded steps, over static buffers."""
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,43 +12,29 @@ from ...target.capturable import hindered, is_captured
 from ...target.captured import MOST_AHEAD
 from ...target.fingerprint import fingerprint
 from ...verify.picking import DraftPicker
-from .context import HeadContext, News
-from .drawn import Draw, Drawn
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-DraftOnce = Callable[[News, RaggedCache, int, Draw], None]
-"""reads news into a cache, and draws at most so many tokens per row behind them"""
+from .drawn import Drawn
+from .head import Head, News
+from .states import States
 
 
-def can_be_recorded(context: DraftContext, heads: "PreTrainedModel", device: torch.device) -> bool:
-    """Whether the call's forwards are captured, nothing of the heads' make is against it, and draws go by logits
+def can_be_recorded(context: DraftContext, head: Head) -> bool:
+    """Whether the call's forwards are captured, nothing of the head's make is against it, and draws go by logits
     alone."""
     pick = context.pick
     if context.target is None or not isinstance(pick, DraftPicker) or pick.recordable is None:
         return False
     if context.most_rows:  # rows of buffers do not join others
         return False
-    return device == context.device and is_captured(context.target, context.forwards) and not hindered(heads)
+    captured = head.device == context.device and is_captured(context.target, context.forwards)
+    return captured and not hindered(head.model)
 
 
 class Recorded:
     """One draft is one step. The first draft of a call is made before: it reads the prompt, and shows what a slot of
     the cache takes."""
 
-    def __init__(
-        self, context: DraftContext, heads: "PreTrainedModel", read: HeadContext, most: int, beyond: int
-    ) -> None:
-        """
-        Args:
-            read: what the heads have read.
-            most: K, tokens of a draft.
-            beyond: slots that a draft takes behind what it reads.
-        """
-        self.context, self.heads, self.read, self.most, self.beyond = context, heads, read, most, beyond
-        self.usual = most + 1 + read.again
-        """places that a draft reads at most if the round before had one, too"""
+    def __init__(self, states: States) -> None:
+        self.states, self.context, self.head = states, states.context, states.head
 
     def taken_over(self, cache: RaggedCache) -> CapturedCache:
         """The heads' cache, in static buffers.
@@ -62,17 +46,15 @@ class Recorded:
         columns = max(columns, *cache.lengths)
         return CapturedCache.of(cache, self._borrow(cache, power_of_two(len(cache.lengths)), columns))
 
-    def drafted(
-        self, draft: DraftOnce, cache: CapturedCache, sequences: Sequences, candidates: int | None
-    ) -> tuple[Tensor, ...]:
+    def drafted(self, cache: CapturedCache, sequences: Sequences, candidates: int | None) -> tuple[Tensor, ...]:
         """What is drawn behind the sequences at all K places, as `Drawn.all` gives it."""
-        pick, most, rows = self.context.pick, self.most, len(sequences.rows)
+        pick, most, rows = self.context.pick, self.head.most, len(sequences.rows)
         assert isinstance(pick, DraftPicker), "which was asked whether it can be recorded"
-        least = max(self.read.unread, self.usual)
+        least = max(self.states.unread, self.head.usual)
         width = next((w for w in WIDTHS if w >= least), least)
-        self._make_room(cache, width + self.beyond)
+        self._make_room(cache, width + self.head.beyond)
         cache.tell()
-        news, numbers = self._fed(cache.buffers, self.read.news(sequences.tokens, width)), None
+        news, numbers = self._fed(cache.buffers, self.states.news(sequences.tokens, width)), None
         if self.context.do_sample:
             numbers = cache.buffers.static("numbers", most, dtype=torch.float64)
             for i in range(most):
@@ -81,7 +63,7 @@ class Recorded:
         def step() -> tuple[Tensor, ...]:
             u = [None] * most if numbers is None else numbers.unbind(1)
             drawn = Drawn(lambda logits, i: pick.from_logits(logits, u[i], candidates))
-            draft(news, cache, most, drawn.draw)
+            self.head.draft(news, cache, most, drawn.draw)
             return drawn.all()
 
         key = "heads", width, pick.recordable, candidates
@@ -115,8 +97,7 @@ class Recorded:
 
     def _borrow(self, like: RaggedCache, rows: int, columns: int) -> Buffers:
         """Until this object is gone, or `_lease` is called."""
-        assert self.context.target is not None, "heads draft where the target is"
-        state = hash((fingerprint(self.heads), fingerprint(self.context.target)))
-        buffers = shelf_of(self.heads).borrow(like, rows, slots_for(columns), like.device, state)
+        state = hash((fingerprint(self.head.model), fingerprint(self.head.target)))
+        buffers = shelf_of(self.head.model).borrow(like, rows, slots_for(columns), like.device, state)
         self._lease = weakref.finalize(self, buffers.give_back)
         return buffers

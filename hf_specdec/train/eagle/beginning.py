@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
-from ...drafters.eagle.model import FUSED, LlamaForCausalLMEagle3
+from ...drafters.heads.eagle_model import FUSED, LlamaForCausalLMEagle3
 from ..teacher import output_rows
 
 WIDENED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")

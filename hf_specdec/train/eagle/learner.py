@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from ...drafters.eagle.model import LlamaForCausalLMEagle3, embedded
+from ...drafters.heads.eagle_model import LlamaForCausalLMEagle3
+from ...drafters.heads.parts import embedded
 from ..learning import Examined, examining
 from ..lessons import Lessons, batches
 from ..teacher import Teacher

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from typer import Option
 
 from ...drafters import EagleDrafter
-from ...drafters.eagle import EagleConfig
-from ...drafters.eagle.model import LlamaForCausalLMEagle3
+from ...drafters.heads.eagle import EagleConfig
+from ...drafters.heads.eagle_model import LlamaForCausalLMEagle3
 from ...errors import SpeculationError
 from ...options import range_of
 from ...tools.loading.checks import Range

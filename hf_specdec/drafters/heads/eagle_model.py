@@ -115,7 +115,9 @@ class LlamaForCausalLMEagle3(PreTrainedModel):
         return normed if self.of_config("norm_output", False) else a, normed
 
     def _mask(self, masks: Masks, layer: int) -> Tensor:
-        return masks[self.config.layer_types[layer]] if isinstance(masks, dict) else masks
+        if isinstance(masks, Tensor):
+            return masks
+        return masks[self.config.layer_types[layer]] if len(masks) > 1 else next(iter(masks.values()))
 
     def _first_layer(self, g: Tensor, e: Tensor, **rest: Any) -> Tensor:
         layer = self.midlayer
@@ -134,10 +136,3 @@ def reading_two(layer: Any) -> Any:
     first = layer.input_layernorm
     layer.hidden_norm = type(first)(len(first.weight), eps=first.variance_epsilon)
     return layer
-
-
-def embedded(table: nn.Module, tokens: Tensor) -> Tensor:
-    """e of tokens by the rows of a table alone: heads are trained without what some targets do beside it, such as to
-    scale them."""
-    plain = type(table) is nn.Embedding
-    return table(tokens) if plain else nn.functional.embedding(tokens, table.weight)  # type: ignore[arg-type]

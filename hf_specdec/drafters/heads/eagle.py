@@ -1,0 +1,122 @@
+"""`EagleDrafter`: EAGLE-3 (Li et al. 2025, arXiv 2503.01840). A layer over the target's low, middle and high states
+drafts a chain: its first step reads these and the tokens behind them, each other one its own last state and the token
+that was drawn from it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+
+from ...config import DrafterConfig, ranged
+from ...hub.registry import register_drafter
+from ...protocol import DraftContext
+from ...target.cache import RaggedCache
+from ...target.devices import input_device
+from ...target.grouped import grouped_attention
+from ...target.masks import attention_windows
+from .drafter import PublishedHeadDrafter
+from .head import ChainHead, News
+from .parts import embedded, masks_at, over_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .eagle_model import LlamaForCausalLMEagle3
+
+
+@strict
+@dataclass(kw_only=True)
+class EagleConfig(DrafterConfig):
+    """Options of `EagleDrafter`."""
+
+    drafter_type: ClassVar[str] = "eagle3"
+
+    num_draft_tokens: int = ranged(
+        4, 1, 16, "γ, steps of the head per round. Greedy decoding makes fewer where these promise more"
+    )
+
+
+class Chain(NamedTuple):
+    """Between two steps."""
+
+    a: Tensor
+    """[B, 1, H] what the layer has passed on"""
+    normed: Tensor
+    """[B, 1, H] what logits are made of"""
+    slots: Tensor
+    """[B, 1] of the cache, where these stand"""
+    first: Tensor
+    """[B, 1] as of `News`"""
+    cache: RaggedCache
+
+
+class EagleHead(ChainHead[Chain]):
+    """A chain a round."""
+
+    def __init__(self, context: DraftContext, model: "LlamaForCausalLMEagle3", most: int) -> None:
+        super().__init__(context, model, input_device(model.fc), most)
+        self.features = model.states_read(self.target.config.get_text_config(decoder=True).num_hidden_layers)
+        self.beyond, self.windows, self.vocab_size = most, attention_windows(model), context.vocab_size
+        self.embeddings = model.embed_tokens or self.target.get_input_embeddings()
+
+    def begin(self, news: News, cache: RaggedCache, most: int) -> Chain:
+        cache.reserve(news.tokens.shape[1] + most - 1)
+        g, slots = self.model.fused(news.states.to(self.model.dtype)), news.slots(cache)
+        a, normed = self._read(g, news.tokens, slots, news.first, cache)
+        return Chain(news.last(a), news.last(normed), news.last(slots), news.first, cache)
+
+    def step(self, state: Chain, tokens: Tensor) -> Chain:
+        slots = state.slots + 1  # what stands there of shorter rows' padding is written over
+        a, normed = self._read(state.a, tokens, slots, state.first, state.cache)
+        return state._replace(a=a, normed=normed, slots=slots)
+
+    @grouped_attention()
+    def _read(
+        self, g: Tensor, tokens: Tensor, slots: Tensor, first: Tensor, cache: RaggedCache
+    ) -> tuple[Tensor, Tensor]:
+        """The layer over g [B, T, H] and tokens [B, T], at these slots [B, T] of the cache."""
+        cache.slots.write_to(slots)
+        e, masks = embedded(self.embeddings, tokens), masks_at(slots, cache, self.windows, g.dtype)
+        return self.model(g, e.to(g), first + slots, masks, cache)  # type: ignore[no-any-return]
+
+    def logits(self, state: Chain) -> Tensor:
+        known = self.model.lm_head(state.normed[:, 0])
+        return over_vocabulary(known, self.model.tokens, self.vocab_size)
+
+
+@register_drafter
+class EagleDrafter(PublishedHeadDrafter):
+    """Drafts with an EAGLE-3 head that was trained for the target (Li et al. 2025)."""
+
+    config_class = EagleConfig
+    config: EagleConfig
+    what = "an EAGLE-3 head"
+    format = "eagle_format"
+
+    @staticmethod
+    def takes(model: object) -> bool:
+        """Whether it is an EAGLE-3 head."""
+        return hasattr(model, "states_read")
+
+    @classmethod
+    def reads(cls, content: dict[str, Any]) -> bool:
+        if "speculators_model_type" in content:
+            return content["speculators_model_type"] == "eagle3"
+        names = content.get("architectures")
+        names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        ours = any("Eagle3" in name for name in names)
+        return ours or (names == ["LlamaForCausalLM"] and "draft_vocab_size" in content)  # SafeAILab's
+
+    def check_target(self, target: "PreTrainedModel") -> None:
+        head, theirs, wrong = self.draft_model, target.config.get_text_config(decoder=True), ""
+        width, states = head.config.hidden_size, head.states_read(theirs.num_hidden_layers)
+        if theirs.num_hidden_layers in states:
+            wrong = f"reads hidden state {theirs.num_hidden_layers}, which is at hand behind the target's norm only"
+        elif head.embed_tokens is None and width != theirs.hidden_size:
+            wrong = f"has width {width} and no embeddings"
+        read = head.of_config("target_hidden_size", width)
+        self.check_fits(target, head.config, width=read, states=states, token=int(head.tokens.max()), wrong=wrong)
+
+    def head(self, context: DraftContext) -> EagleHead:
+        return EagleHead(context, self.draft_model, self.config.num_draft_tokens)
