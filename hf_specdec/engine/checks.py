@@ -39,7 +39,7 @@ def tensor(name: str, values: Any, shape: Sequence[int | None], integers: bool =
     """The values, if they are a dense tensor of this kind and shape; None in the shape allows any size."""
     fine = isinstance(values, Tensor) and values.layout == torch.strided
     fine = fine and len(values.shape) == len(shape)
-    fine = fine and all(size in (None, n) for size, n in zip(shape, values.shape, strict=True))
+    fine = fine and all([size in (None, n) for size, n in zip(shape, values.shape, strict=True)])
     fine = fine and (values.dtype in (torch.int32, torch.int64) if integers else values.is_floating_point())
     expect(fine, name, f"a tensor of {'integers' if integers else 'floats'} of shape {list(shape)}", values)
     return values

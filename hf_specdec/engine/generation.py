@@ -1,6 +1,7 @@
 """One `generate` call: all its rows are there from the start."""
 
 from copy import copy
+from itertools import compress
 from typing import Any
 
 import torch
@@ -198,4 +199,4 @@ class Generation(Engine):
 def _texts(call: Call) -> list[list[int]]:
     """The prompts without left padding."""
     pairs = zip(call.input_ids.tolist(), call.prompt_mask.tolist(), strict=True)
-    return [[token for token, seen in zip(ids, mask, strict=True) if seen] for ids, mask in pairs]
+    return [list(compress(ids, mask)) for ids, mask in pairs]

@@ -113,7 +113,9 @@ class GuardedSession(Guard):
             most: nodes of a row.
             pads: as of `fit`.
         """
-        draft = self.ask(self._drafted, sequences, room, most, pads) if any(room) else None
+        draft = None
+        if self.session is not None and any(room):
+            draft = self.attempt(self._drafted, nothing, self.session, sequences, room, most, pads)
         return no_draft(len(room), self.context.device) if draft is None else draft
 
     def _drafted(

@@ -85,7 +85,7 @@ class Rows:
     @property
     def even(self) -> bool:
         """Whether all rows are equally long."""
-        return len({row.length for row in self.all}) <= 1
+        return len(set(self.lengths)) <= 1
 
     # ------------------------------------------------------------------ who is there
 

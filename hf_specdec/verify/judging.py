@@ -53,16 +53,15 @@ class Judge:
 
     def verify(self, trial: Trial) -> list[Result]:
         """Judge all rows at once; returns what each gains [B], and completes the trial."""
-        draft, logits, nodes = trial.draft, trial.forward.logits, trial.forward.nodes
-        rows, places, vocab = logits.shape
-        kept: list[list[int]] | None = None
-        if nodes is not None:  # judged as a tree, whose walk knows which nodes there are
-            draft, kept = as_tree(draft), to_host(nodes)
-            trial.draft = draft
+        rows, places, vocab = trial.forward.logits.shape
+        if trial.forward.nodes is None:
+            trial.nodes = [range(count) for count in trial.answered or [places - 1] * rows]
+        else:  # judged as a tree, whose walk knows which nodes there are
+            trial.draft, trial.nodes = as_tree(trial.draft), to_host(trial.forward.nodes)
+        draft = trial.draft
         trial.depths, trial.in_range = draft.depths(), is_sound(draft, vocab)
-        trial.nodes = kept or [range(count) for count in trial.answered or [places - 1] * rows]
-        depths = depths_of_places(trial.depths, places, kept)
-        trial.scores = self.processing.of_draft(logits, draft, trial.sequences, depths, kept)
+        depths = depths_of_places(trial)
+        trial.scores = self.processing.of_trial(trial, depths)
         if self.do_sample and self.rules.lenience != EXACT and draft.tokens.shape[1] and draft.token_probs is None:
             trial.draft = draft = drawn_from_points(draft, vocab)
         if self.do_sample and draft.tokens.shape[1] and draft.token_probs is not None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers.generation import logits_process as lp
 
 from ..picker import Forbids
-from ..protocol import Draft, Sequences
 from ..transfer import to_device, to_host
+from .trial import Trial
 
 FREE = {
     lp.TemperatureLogitsWarper,
@@ -103,30 +103,18 @@ class Processing:
                     scores = scores.index_copy(0, index, processor(prefix, scores[index]))
         return scores
 
-    def of_draft(
-        self,
-        logits: Tensor,
-        draft: Draft,
-        sequences: Sequences,
-        depths: Sequence[Sequence[int]],
-        kept: Sequence[Sequence[int]] | None,
-    ) -> Tensor:
+    def of_trial(self, trial: Trial, depths: Sequence[Sequence[int]]) -> Tensor:
         """Scores [B, N, V] at every place of a draft.
 
         Args:
-            logits: [B, N, V] behind the last accepted token and behind N - 1 nodes of the draft.
             depths: [B][N] how many drafted tokens lead to each place.
-            kept: [B][N - 1] the nodes, of a tree; None for the first.
         """
+        logits, sequences = trial.forward.logits, trial.sequences
         if not self.processors:
             return logits.float()
         scores = logits.float().reshape(-1, logits.shape[-1])
         lengths = [length + depth for length, below in zip(sequences.lengths, depths, strict=True) for depth in below]
-        # Processors must not meet bad ids, which the judge finds later.
-        drafted = draft.tokens.clamp(0, logits.shape[-1] - 1)
-        ids, rows = sequences.ids, [0] * len(lengths)
-        if self.reads_prefix:
-            ids, rows = _prefixes(drafted, draft.parents, sequences, logits.shape[1], kept)
+        ids, rows = _prefixes(trial) if self.reads_prefix else (sequences.ids, [0] * len(lengths))
         scores = self(ids, rows, lengths, scores.clone() if logits.dtype == torch.float32 else scores)
         return scores.view(logits.shape)
 
@@ -141,28 +129,19 @@ class Processing:
         return moved
 
 
-def depths_of_places(
-    depths: Sequence[Sequence[int]], places: int, kept: Sequence[Sequence[int]] | None
-) -> list[list[int]]:
-    """[B][N] how many drafted tokens lead to each place.
-
-    Args:
-        depths: [B][K] the same of each node, itself included.
-        kept: as in `Processing.of_draft`.
-    """
-    if kept is None:
+def depths_of_places(trial: Trial) -> list[list[int]]:
+    """[B][N] how many drafted tokens lead to each place."""
+    depths, places = trial.depths, trial.forward.logits.shape[1]
+    if trial.forward.nodes is None:
         return [[0, *below[: places - 1]] for below in depths]
-    return [[0, *[below[node] if node >= 0 else 0 for node in row]] for below, row in zip(depths, kept, strict=True)]
+    pairs = zip(depths, trial.nodes, strict=True)
+    return [[0, *[below[node] if node >= 0 else 0 for node in nodes]] for below, nodes in pairs]
 
 
-def _prefixes(
-    drafted: Tensor,
-    parents: Sequence[Sequence[int]] | None,
-    sequences: Sequences,
-    places: int,
-    kept: Sequence[Sequence[int]] | None,
-) -> tuple[Tensor, list[int]]:
+def _prefixes(trial: Trial) -> tuple[Tensor, list[int]]:
     """ids [R, capacity] and, per place, the row in it whose first columns come before the place."""
+    sequences, parents, (_, places, vocab) = trial.sequences, trial.draft.parents, trial.forward.logits.shape
+    drafted = trial.draft.tokens.clamp(0, vocab - 1)  # processors must not meet bad ids, which the judge finds later
     (rows, k), ids = drafted.shape, sequences.ids
     if parents is None:
         for b, length in enumerate(sequences.lengths):  # columns past the length are free to write to
@@ -178,9 +157,7 @@ def _prefixes(
             below[node + 1] = below[parent + 1] + 1
             expanded[mine] = expanded[above]
             expanded[mine, length + below[node + 1] - 1] = drafted[b, node]
-    if kept is None:
-        return expanded, [b * nodes + i for b in range(rows) for i in range(places)]
-    return expanded, [b * nodes + node + 1 for b in range(rows) for node in (-1, *kept[b])]
+    return expanded, [b * nodes + node + 1 for b in range(rows) for node in (-1, *trial.nodes[b])]
 
 
 def bans(processing: Processing, vocab: int) -> Forbids | None:

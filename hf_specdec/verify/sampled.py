@@ -125,21 +125,30 @@ class Draws:
 
     def tree(self, trial: Trial) -> list[Result]:
         """Trees, row by row. Siblings are independent draws, each from its q."""
-        draft, sequences, results = trial.draft, trial.sequences, []
-        assert draft.parents is not None and draft.q is not None
         trial.read()
-        for b, (row, length) in enumerate(zip(sequences.rows, sequences.lengths, strict=True)):
-            tokens = trial.tokens[b]
-            parents = draft.parents[b][: len(tokens)]
-            one = _Tree(tokens, parents, draft.q[b], trial.scores[b], trial.places(b), row, length, self)
-            path, left = one.descend()
-            own: int | None = None
-            if left is not None:
-                u = self.randomness.tensor([row], [length + len(path)], Purpose.CHOOSE, left.device)
-                own = int(draw(left[None], u))
-            results.append(trial.result(b, path, own))
+        results = [trial.result(b, *self._descend(trial, b)) for b in range(len(trial.tokens))]
         trial.texts = trial.as_texts(results)
         return results
+
+    def _descend(self, trial: Trial, b: int) -> tuple[list[int], int | None]:
+        """Multi-candidate sampling in row b, root to leaf: the accepted nodes, and what is drawn behind them (None:
+        nothing)."""
+        draft, tokens, places = trial.draft, trial.tokens[b], trial.places(b)
+        row, length = trial.sequences.rows[b], trial.sequences.lengths[b]
+        assert draft.parents is not None and draft.q is not None
+        path, here, parents = list[int](), -1, draft.parents[b]
+        while here in places:
+            position, p = length + len(path), distribution(trial.scores[b, places[here]])
+            children = [i for i in range(here + 1, len(tokens)) if parents[i] == here]
+            r = [float(self.randomness.uniform([row], [position], Purpose.ACCEPT + i)[0]) for i in children]
+            q, candidates = draft.q[b, children].to(p), [tokens[i] for i in children]
+            taken, p = choose_candidate(p, q, candidates, r, self.rules.lenience)
+            if taken is None:
+                u = self.randomness.tensor([row], [position], Purpose.CHOOSE, p.device)
+                return path, int(draw(p[None], u))
+            here = children[taken]
+            path.append(here)
+        return path, None
 
     # ------------------------------------------------------------------ one position
 
@@ -163,49 +172,6 @@ class Draws:
             elif draft.q is not None:
                 p[b] = residual(p[b, None], draft.q[b, i, None].to(p))[0]
         return p
-
-
-@dataclass
-class _Tree:
-    """One row's tree."""
-
-    tokens: Sequence[int]
-    """of the nodes that count"""
-    parents: Sequence[int]
-    q: Tensor
-    """[K, V]"""
-    scores: Tensor
-    """[N, V]"""
-    places: dict[int, int]
-    """of each node that there are scores for"""
-    row: int
-    length: int
-    draws: Draws
-
-    def children(self, node: int) -> list[int]:
-        return [i for i in range(node + 1, len(self.parents)) if self.parents[i] == node]
-
-    def p(self, node: int) -> Tensor | None:
-        """[V] behind a node."""
-        return distribution(self.scores[self.places[node]]) if node in self.places else None
-
-    def descend(self) -> tuple[list[int], Tensor | None]:
-        """Multi-candidate sampling, root to leaf.
-
-        Returns:
-            The accepted nodes, and what to draw from behind them (None: nothing).
-        """
-        path: list[int] = []
-        randomness, lenience = self.draws.randomness, self.draws.rules.lenience
-        while (p := self.p(path[-1] if path else -1)) is not None:
-            position, children = self.length + len(path), self.children(path[-1] if path else -1)
-            r = [float(randomness.uniform([self.row], [position], Purpose.ACCEPT + i)[0]) for i in children]
-            q = self.q[children].to(p)
-            taken, p = choose_candidate(p, q, [self.tokens[i] for i in children], r, lenience)
-            if taken is None:
-                return path, p
-            path.append(children[taken])
-        return path, None
 
 
 def drawn_from_points(draft: Draft, vocab: int) -> Draft:
