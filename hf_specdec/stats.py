@@ -41,9 +41,6 @@ class SpeculationStats:
     is known. Under block verification those are the ones that it would have tested."""
     acceptance_count: int = 0
     """How many positions those were."""
-    uncorrected_tokens: int = 0
-    """Tokens that were drawn from p after a rejection, because who drafted was lost before it could say the rest of q:
-    there is no exact draw left then. Only a worker's death in mid-call can bring that about."""
     sources: Counter[str] = field(default_factory=Counter)
     """Row steps by where the draft came from, for drafters that choose between several."""
     prefill_seconds: float = 0.0
@@ -249,8 +246,6 @@ class SpeculationStats:
             ("seconds verify / other", f"{self.verify_seconds:.3f} / {self.other_seconds:.3f}"),
             ("tokens per second", f"{self.tokens_per_second:.1f}"),
         ]
-        if self.uncorrected_tokens:
-            rows.append(("uncorrected tokens", str(self.uncorrected_tokens)))
         if self.sources:
             rows.append(("drafts by source", ", ".join(f"{name} {n}" for name, n in self.sources.most_common())))
         return "\n".join([self.summary(), *self.notes, "", *(f"{name:<26} {value}" for name, value in rows)])

@@ -54,8 +54,6 @@ class Row:
     corrections: int = 0
     foreseen: int = 0
     """how many of them were drafted for"""
-    questions: int = 0
-    """for q of a rejected place, for which the target waited"""
 
     @property
     def speed(self) -> float:
@@ -138,7 +136,6 @@ class Table:
                     bound += pearl_seconds(line, window, row.ratio, self.step)
                     row.foreseen += sum(hits for _, hits in line.corrections)
                     row.corrections += sum(drafted for drafted, _ in line.corrections)
-                    row.questions += line.questions
         row.alpha = sum(alphas) / len(alphas)
         return made, played, bound
 

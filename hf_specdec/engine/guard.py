@@ -191,7 +191,7 @@ def opened(drafter: AnyDrafter, context: DraftContext) -> DraftSession:
 
 def take_over(told: SpeculationStats, stats: SpeculationStats) -> None:
     """Add what a session has told of itself in `DraftContext.stats`, where it may have written anything."""
-    for name in ("draft_calls", "uncorrected_tokens", "window"):
+    for name in ("draft_calls", "window"):
         count = getattr(told, name, 0)
         setattr(stats, name, max(0, int(count)) if isinstance(count, Integral) else 0)
     notes = getattr(told, "notes", None)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_specdec import PearlDrafter, SpeculationWarning
 from hf_specdec.drafters.pearl import PearlSession
-from hf_specdec.drafters.pearl.worker import drafting, serving
+from hf_specdec.drafters.pearl.worker import serving, workers
 from hf_specdec.drafters.pearl.worker.serving import serve
 from hf_specdec.drafters.pearl.worker.wire import Link, Setup, packed
 from hf_specdec.drafters.pearl.worker.workers import Worker, Workers
@@ -91,10 +91,6 @@ def a_step(*tokens, number=None, forks=(), cut=None):
     return make
 
 
-def sampled(token, q=0.5, likely=(0,), chances=(0.5,)):
-    return token, q, [*likely], [*chances]
-
-
 def quits_after(messages):
     left = [messages]
 
@@ -160,15 +156,6 @@ FAULTS = {
     "forks without a text": changed("step", with_fork(0)),
     "more than a fork": changed("step", with_fork(1, 2)),
 }
-ANSWERS = {
-    "too many": lambda name, q: (name, q + q),
-    "none": lambda name, q: (name, []),
-    "nothing": lambda name, q: (name,),
-    "no numbers": lambda name, q: (name, ["a"] * len(q)),
-    "no number": lambda name, q: (name, [float("nan")] * len(q)),
-    "negative": lambda name, q: (name, [-0.5] * len(q)),
-    "above one": lambda name, q: (name, [1.5] * len(q)),
-}
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -184,22 +171,30 @@ def test_bad_workers_are_dropped(fault, do_sample, monkeypatch, short_patience):
     assert time.perf_counter() - began < 25  # others have a patience of 30
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_bad_answers_drop_the_worker(answer, monkeypatch):
-    monkeypatch.setattr(serving, "serve", changed("answer", ANSWERS[answer]))
-    monkeypatch.setattr(drafting, "TOLD", 1)  # so that there are questions
-    drafter, close, sound = pearl(DRAFTS["bad"], window=3), PearlSession.close, []
-    monkeypatch.setattr(PearlSession, "close", lambda session: (sound.append(session.call.clean), close(session)))
+DISTRIBUTIONS = {
+    "none": ([], []),
+    "of other tokens": ([2, 3], [0.5, 0.5]),
+    "one with 0": ([1, 2], [0.0, 1.0]),
+    "one below 0": ([1, 2], [1.5, -0.5]),
+    "too much": ([1, 2], [0.5, 0.7]),
+    "too little": ([1, 2], [0.5, 0.3]),
+    "no numbers": ([1, 2], ["a", "b"]),
+    "no number": ([1, 2], [0.5, float("nan")]),
+    "infinite": ([1, 2], [float("inf"), 0.5]),
+    "one missing": ([1, 2], [1.0]),
+    "one twice": ([1, 1], [0.5, 0.5]),
+    "of no token": ([1, 10**9], [0.5, 0.5]),
+}
+
+
+@pytest.mark.parametrize("q", DISTRIBUTIONS)
+def test_distributions_that_are_none_are_dropped(q, monkeypatch, short_patience):
+    monkeypatch.setattr(serving, "serve", answers(a_step((1, *DISTRIBUTIONS[q]))))
+    drafter, close, clean = pearl(window=3), PearlSession.close, []
+    monkeypatch.setattr(PearlSession, "close", lambda session: (clean.append(session.call.clean), close(session)))
     with pytest.warns(SpeculationWarning, match=DROPPED) as warned:
-        assert generate(drafter, do_sample=True, top_k=0).shape == (1, 31)
-    assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1 and sound == [False]
-
-
-@pytest.mark.parametrize("q", [0.0, -1.0, 2.0, float("nan"), float("inf")])
-def test_probabilities_that_are_none_are_dropped(q, monkeypatch, short_patience):
-    monkeypatch.setattr(serving, "serve", answers(a_step(sampled(1, q))))
-    with pytest.warns(SpeculationWarning, match="garbage"):
-        assert generate(pearl(window=3), do_sample=True).shape == (1, 31)
+        assert generate(drafter, do_sample=True).shape == (1, 31)
+    assert len([w for w in warned if issubclass(w.category, SpeculationWarning)]) == 1 and clean == [False]
 
 
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 7)], ids=str)
@@ -252,7 +247,7 @@ def test_two_calls_at_once_get_a_worker_each():
     assert torch.equal(outer, generate(None)) and torch.equal(texts[0], generate(None))
 
 
-def test_questions_stay_small_beside_whole_distributions(monkeypatch):
+def test_messages_stay_small_beside_whole_distributions(monkeypatch):
     vocab = 128_000
     config = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     target = llama(vocab=vocab, seed=1, **config)
@@ -400,29 +395,29 @@ def test_a_worker_is_lent_once():
     assert len(lent) == 200 and {id(worker) for worker in lent} == {id(worker) for worker in workers}
 
 
-def test_a_worker_whose_draft_hangs_ends_with_its_line(monkeypatch):
-    """As when its owner is killed: nobody is left to end it."""
-    monkeypatch.setattr(serving, "GRACE", 0.2)
-    drafting, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+def test_a_thread_whose_draft_hangs_is_left_behind_until_it_goes_on(monkeypatch):
+    monkeypatch.setattr(workers, "GRACE", 0.2)
+    drafting, go_on = threading.Event(), threading.Event()
     draft = close_to(TARGET, 0.01)
     draft.register_forward_pre_hook(lambda *_: (drafting.set(), go_on.wait(20)))
-
-    def serve_and_tell(link, model, stream=None):
-        serve(link, model)
-        ended.set()
-
-    monkeypatch.setattr(serving, "serve", serve_and_tell)
     worker = Workers(in_threads=True).take(draft, torch.device("cpu"))
     picker = DraftPicker(Processing([]), TARGET.config.vocab_size, False, Randomness(0), torch.device("cpu"))
     setup = Setup(torch.ones(1, 3).long(), torch.ones(1, 3).long(), frozenset(), True, {}, picker)
     worker.link.send("open", setup)
     assert drafting.wait(10)
-    worker.link.close()
-    assert ended.wait(5) and not go_on.is_set()
-    go_on.set()
     worker.close()
+    assert not go_on.is_set()
+    go_on.set()
     while any(thread.name.startswith("hf_specdec") for thread in threading.enumerate()):
         time.sleep(0.01)
+
+
+def test_a_process_ends_with_its_owner():
+    """As when that is killed: nobody is left to end it, whatever it is at."""
+    worker = workers.launched()
+    worker.process.stdin.close()
+    assert worker.process.wait(60) == 0
+    worker.close()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """On one card: the draft model computes on a stream of its own, behind what it has to wait for. CUDA is pretended."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,8 @@ import torch
 from models import llama, prompts, spy
 
 from hf_specdec import PearlDrafter
-from hf_specdec.drafters.pearl.worker import drafting
-from hf_specdec.drafters.pearl.worker.drafting import BackgroundDraft
-from hf_specdec.drafters.pearl.worker.serving import Serving
+from hf_specdec.drafters.pearl.worker import serving
+from hf_specdec.drafters.pearl.worker.wire import Link
 
 TARGETS = "the target's stream"
 
@@ -81,19 +81,9 @@ def play(target: Any, drafter: PearlDrafter, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
-def test_the_draft_computes_beside_the_target(
-    cuda: Cuda, on_a_card: None, do_sample: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its forwards, and what is read of them, on one stream for all calls; the target's on the caller's."""
-    target, draft, answers = llama(), llama(seed=3), []
-    answer = BackgroundDraft.answer
-
-    def answering(self: BackgroundDraft, *question: Any) -> list[float]:
-        answers.append(cuda.current())
-        return answer(self, *question)
-
-    monkeypatch.setattr(BackgroundDraft, "answer", answering)
-    monkeypatch.setattr(drafting, "TOLD", 1)  # so that there are questions
+def test_the_draft_computes_beside_the_target(cuda: Cuda, on_a_card: None, do_sample: bool) -> None:
+    """Its forwards on one stream for all calls; the target's on the caller's."""
+    target, draft = llama(), llama(seed=3)
     drafter = PearlDrafter(draft, window=3, worker="thread")
     theirs, ours = watched(cuda, target), watched(cuda, draft)
     play(target, drafter, do_sample=do_sample)  # the probes, and a first call
@@ -103,16 +93,21 @@ def test_the_draft_computes_beside_the_target(
     (stream,) = cuda.made
     assert ours and set(ours) == {stream} and set(theirs) == {mine}
     assert stream.waited_for == [TARGETS, mine]  # the weights may be on the way, in each call's stream
-    assert set(answers) == ({stream} if do_sample else set())
 
 
-def test_a_process_has_one_too(cuda: Cuda, on_a_card: None) -> None:
-    serving = Serving(None, None)  # type: ignore[arg-type]
-    serving.begin(llama())
-    serving.tell(None)
-    assert serving.thread is not None
-    serving.thread.join()
-    assert cuda.made == [serving.stream] and serving.stream.waited_for == [TARGETS]
+def test_a_process_has_one_too(cuda: Cuda, on_a_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(serving, "serve", lambda link, model, stream: served.append(stream))
+    monkeypatch.setattr(serving.os, "_exit", lambda code: served.append(code))
+    monkeypatch.setattr(serving.gc, "freeze", lambda: None)
+    monkeypatch.setattr(serving, "end_with_owner", lambda: None)
+    mine, theirs = socket.socketpair()
+    link = Link(mine)
+    link.send("model", llama(), torch.get_num_threads())
+    serving.main(theirs.detach())
+    assert link.receive() == ("ready",)
+    assert cuda.made == served[:1] and served[0].waited_for == [TARGETS]
+    link.close()
 
 
 def test_on_the_host_there_is_none(cuda: Cuda) -> None:

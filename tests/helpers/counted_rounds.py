@@ -28,8 +28,6 @@ from hf_specdec.engine.generation import Generation
 from hf_specdec.train.ngram import train_ngram
 
 VOCAB, NEW = 16, 40
-CORRECTION = 7
-"""waits of one of PEARL's corrections: what it asks the worker, what that answers, what is taken of it"""
 BATCHES = {"1": [9], "4": [9, 5, 1, 7]}
 KNOWN: dict[tuple[str, str, bool], list[Counter[str]]] = {}
 """what was counted, as the table asks for it once more"""
@@ -103,8 +101,8 @@ def allowed(kind: str, batch: str, do_sample: bool, draft_steps: int) -> tuple[i
     """How often the host may wait in a round: one transfer, but for what the drafter asks besides."""
     if kind.startswith("disco"):  # its rules read each token that they may stop at
         return 0, 1 + draft_steps
-    if kind == "pearl" and do_sample:  # a correction asks the worker, and is drawn when that has answered
-        return 0, 2 + CORRECTION * len(BATCHES[batch])
+    if kind == "pearl" and do_sample:  # the target's own token is drawn once it is known what was rejected
+        return 1, 2
     if kind == "streaming, pruned":  # in mid-forward, of how many nodes go; by judge and session, of which went
         return 0, 4
     if kind == "streaming, copies" or (kind == "hybrid" and not do_sample):  # to join it with what was said before

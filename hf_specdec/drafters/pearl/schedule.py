@@ -8,8 +8,7 @@ from torch import Tensor
 from ...clock import now
 from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Guarded, Round
-from ...verify.picking import DraftPicker
-from .correction import corrected
+from ...verify.verification import residual
 from .overlap import Part, Plan, drafted_first, in_step, outcomes, part
 from .session import as_draft
 from .token import DraftTokens
@@ -64,7 +63,7 @@ class PearlSchedule:
         fresh = self.session.ask(lambda d: d.wait(1)) if drafting else None
         if fresh:
             self.parts = [part._replace(fresh=new) for part, new in zip(self.parts, fresh, strict=True)]
-        if not self.session.alive:  # nobody is left to ask for q: as if nothing had been drafted
+        if not self.session.alive:  # as if nothing had been drafted
             self.parts = [Part()] * rows
         width, paused = fed.tokens.shape[1] + 1, not any(self.round.room)
         self.session.tell(lambda d: d.saw_target(rows, width, span, drafting, paused))
@@ -75,17 +74,8 @@ class PearlSchedule:
         return self._as_draft(tested), [len(part.carried) for part in self.parts]
 
     def correct(self, p: Tensor, b: int, node: int) -> Tensor:
-        """As `Correct`. Where q is lost, the token is drawn from p."""
-        assert isinstance(self.context.pick, DraftPicker)
-        randomness, rejected = self.context.pick.randomness, self.parts[b].tested[node]
-        row, start = self.round.sequences.rows[b], self.round.sequences.lengths[b]
-        found = corrected(p, row, start + node, randomness, rejected, self._question)
-        if found is None:
-            self.context.stats.uncorrected_tokens += 1
-        return p if found is None else found
-
-    def _question(self, row: int, column: int, tokens: Tensor | None) -> Tensor | None:
-        return self.session.ask(lambda d: d.question(row, column, tokens))
+        """norm(max(0, p − q)): the paper needs q at the rejected place only."""
+        return residual(p[None], self.parts[b].tested[node].q(p)[None])[0]
 
     def settle(self, verdict: Verdict) -> None:
         """Find out what each row carries into the next round. What it carries is waited for."""

@@ -66,7 +66,13 @@ class PearlSession(DraftSession):
             _autocast(),
             context.pick.on(host),
         )
-        self.call = WorkerCall(worker, setup, self.patience, give_back)
+
+        def record(order: Order, draft_calls: int, began: float, ended: float, forked: bool) -> None:
+            context.stats.draft_calls = draft_calls
+            timeline.draft.append((began, ended))
+            planner.observe_step(ended - began, order.beside, order.corrections if forked else 0)
+
+        self.call = WorkerCall(worker, setup, self.patience, record, give_back)
         if not planner.resting:  # where drafting mostly pauses, the worker would read the prompt in vain
             self.call.open()
 
@@ -111,7 +117,6 @@ class PearlSession(DraftSession):
         began = now()
         self.call.wait(steps)
         self.timeline.waited += now() - began
-        self._record()
         assert self.call.order is not None
         return [self.call.drafted[b][: row.wanted] for b, row in enumerate(self.call.order.rows)]
 
@@ -122,7 +127,6 @@ class PearlSession(DraftSession):
             passed: rows that passed all their tests. They carry their new tokens but the first, which was tested.
             corrected: (row, column, token) of the other rows' corrections, which may have been drafted for.
         """
-        self._record()
         order = self.call.order
         forks = {fork[:3]: i for i, fork in enumerate(self.call.forks)}
         foreseen = {place[0]: forks[place] for place in corrected if place in forks}
@@ -140,12 +144,6 @@ class PearlSession(DraftSession):
             carried[row] = self.call.drafted[number][:wanted]
         return carried
 
-    def question(self, row: int, column: int, tokens: Tensor | None = None) -> Tensor:
-        """q of some tokens, or of all [V], at a drafted column of a row of the call's batch."""
-        self.timeline.questions += 1
-        wanted = [] if tokens is None else tokens.tolist()
-        return self.call.q(self.texts[row], column, wanted).to(self.context.device)
-
     def saw_target(self, rows: int, width: int, span: tuple[float, float], beside: bool, paused: bool) -> None:
         """Record a forward of the target.
 
@@ -159,16 +157,6 @@ class PearlSession(DraftSession):
         self.planner.observe_forward(rows, width, span[1] - span[0], beside)
         self.timeline.target.append(span)
 
-    def _record(self) -> None:
-        """Record the draft steps that were heard of since the last time."""
-        order, steps, self.call.steps = self.call.order, self.call.steps, []
-        for step in steps:
-            assert order is not None
-            self.context.stats.draft_calls = step.draft_calls
-            self.timeline.draft.append((step.began, step.ended))
-            corrections = order.corrections if step.forked else 0
-            self.planner.observe_step(step.ended - step.began, order.beside, corrections)
-
     # ------------------------------------------------------------------ the rest of a session
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
@@ -178,9 +166,8 @@ class PearlSession(DraftSession):
         return as_draft(self.wait(None), self.context)
 
     def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        assert self.call.order is not None
-        number = self.call.order.rows[row].row
-        return self.question(number, self.told[number] + node, tokens)
+        q = self.call.drafted[row][node].q(torch.empty(self.context.vocab_size, device=self.context.device))
+        return q if tokens is None else q[tokens]
 
     def observe(self, verdict: Verdict) -> None:
         self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))
@@ -206,6 +193,6 @@ def as_draft(drafted: Sequence[DraftTokens], context: DraftContext) -> Draft:
     draft = Draft.from_lists([[one.token for one in row] for row in drafted], context.device)
     if context.do_sample:
         width = draft.tokens.shape[1]
-        q = [[one.q for one in row] + [1.0] * (width - len(row)) for row in drafted]
+        q = [[one.chance for one in row] + [1.0] * (width - len(row)) for row in drafted]
         draft.token_probs = to_device(q, context.device, torch.float32).view(len(drafted), width)
     return draft

@@ -20,8 +20,6 @@ class Timeline:
     """per round, draft tokens tested and passed, summed over its rows"""
     corrections: list[tuple[int, int]] = field(default_factory=list)
     """per round, rows that failed a test, and those of them whose correction had been drafted for"""
-    questions: int = 0
-    """to the worker, for q of a rejected place"""
 
     def seconds(self) -> float:
         """From the first forward to the last."""

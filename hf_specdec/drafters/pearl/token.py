@@ -1,7 +1,6 @@
-"""`DraftToken`: a drafted token, and what is known of q at its place without a question to the worker."""
+"""`DraftToken`: a drafted token, and the distribution that it was drawn from."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -9,39 +8,37 @@ from torch import Tensor
 
 from ...transfer import to_device
 
-TOLD = 64
-"""tokens whose q travels with a drafted token"""
+LIKELY = 256
+"""tokens that can be drawn, the likeliest ones: so few that q can travel with each drafted token"""
 
 
 class DraftToken(NamedTuple):
-    """A drafted token. Where the draft samples, the likeliest tokens of q are known. No other token has more than the
-    last of them: q is known as a whole where that has nothing, as behind `top_k` below 64."""
+    """A drafted token. Where the draft samples, q is known: other tokens than `likely` had no chance."""
 
     token: int
-    q: float = 1.0
-    """of the token; 1 where the draft does not sample"""
     likely: Sequence[int] = ()
-    """the likeliest tokens, in descending order; none where the draft does not sample"""
+    """tokens that could be drawn; none where the draft does not sample"""
     chances: Sequence[float] = ()
-    """q of these"""
+    """of these"""
 
-    def bounds(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Between what q of tokens y [N] lies, [N] each; the same twice where it is known."""
-        likely, chances = to_device(self.likely, y.device), to_device(self.chances, y.device, torch.float32)
-        same = y[:, None] == likely
-        known = (same * chances).sum(-1)
-        return known, torch.where(same.any(-1), known, chances[-1])
+    @property
+    def chance(self) -> float:
+        """Of the token; 1 where the draft does not sample."""
+        return self.chances[self.likely.index(self.token)] if self.likely else 1.0
+
+    def q(self, like: Tensor) -> Tensor:
+        """[V] q as a whole, of the size and on the device of a tensor."""
+        likely, chances = to_device(self.likely, like.device), to_device(self.chances, like.device, like.dtype)
+        return torch.zeros_like(like).scatter(0, likely, chances)
 
     def can_be(self, vocab: int, sampled: bool) -> bool:
         """Whether this can be a drafted token."""
-        return (
-            all(isinstance(token, int) and 0 <= token < vocab for token in (self.token, *self.likely))
-            and 0 < self.q <= 1.0001
-            and all(0 <= chance <= 1.0001 for chance in self.chances)
-            and all(before >= behind for before, behind in pairwise(self.chances))
-            and len(self.likely) == len(self.chances)
-            and bool(self.likely) == sampled
-        )
+        if not all(isinstance(token, int) and 0 <= token < vocab for token in (self.token, *self.likely)):
+            return False
+        if not sampled:
+            return not self.likely and not self.chances
+        fine = self.token in self.likely and len(set(self.likely)) == len(self.likely) == len(self.chances)
+        return fine and min(self.chances) >= 0 < self.chance and abs(sum(self.chances) - 1) < 1e-3
 
 
 DraftTokens = Sequence[DraftToken]

@@ -2,10 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from ....clock import Deadline
 from ..token import DraftToken
@@ -13,20 +10,8 @@ from .wire import Fork, Order, Setup, garbage, packed
 from .workers import Worker
 
 
-class DraftStep(NamedTuple):
-    """When a step was made, and how."""
-
-    draft_calls: int
-    """forwards since the call was opened"""
-    began: float
-    ended: float
-    """by `clock.now`"""
-    forked: bool
-    """whether it drafted for corrections, too"""
-
-
 class WorkerCall:
-    """The session's side of a call: draft on, answer for a correction, stop.
+    """The session's side of a call: draft on, stop.
 
     What is waited for may raise:
         ConnectionError: the worker is gone or answers garbage.
@@ -39,14 +24,17 @@ class WorkerCall:
         worker: Worker,
         setup: Setup,
         patience: float,
+        record: Callable[[Order, int, float, float, bool], None],
         give_back: Callable[[Worker, bool], None],
     ) -> None:
         """
         Args:
             patience: seconds to wait for an answer, and for a message to be taken.
+            record: told of each draft step its order, the forwards of this call so far, when it began and ended by
+                `clock.now`, and whether it was one of forks, too.
             give_back: what becomes of the worker at the end, and whether it can be used again.
         """
-        self.worker, self.patience, self.give_back = worker, patience, give_back
+        self.worker, self.patience, self.record, self.give_back = worker, patience, record, give_back
         self.vocab, self.do_sample = setup.picker.vocab, setup.picker.do_sample
         worker.link.doubt(patience)
         self._setup: bytes | None = packed("open", setup)
@@ -57,13 +45,10 @@ class WorkerCall:
         """of the present order: what was heard of each text, of its rows and then of its forks"""
         self.forks: list[Fork] = []
         """of the present order"""
-        self.steps: list[DraftStep] = []
-        """heard of and not recorded yet"""
         self.over = True
         """whether no further step of the present order will be heard"""
         self.clean = True
-        """False while there is something on the wire, and when that was left there: it would be taken for an answer to
-        something else"""
+        """False while something is said, and when that was not said to its end"""
 
     def open(self) -> None:
         """Have the worker read the prompt, once."""
@@ -93,18 +78,6 @@ class WorkerCall:
         """Steps of the present order."""
         return len(self.drafted[0])
 
-    def q(self, text: int, column: int, tokens: list[int]) -> Tensor:
-        """float32 q of some tokens, or of all [V] where none are named, at a drafted column of a text."""
-        with self._talking():
-            self.worker.link.send("ask", text, column, tokens)
-            deadline, answer = Deadline(self.patience), None
-            while answer is None:
-                answer = self._hear(deadline)
-            q = torch.tensor(answer, dtype=torch.float32, device="cpu")
-            if q.shape != (len(tokens) or self.vocab,) or not ((q >= 0) & (q <= 1.0001)).all():
-                raise garbage("what was asked for are no probabilities, or not so many")
-            return q
-
     def cancel(self) -> None:
         """What is drafted for the present order is of no use any more."""
         self.order, self.forks, self.over = None, [], True
@@ -123,25 +96,22 @@ class WorkerCall:
         yield
         self.clean = True
 
-    def _hear(self, deadline: Deadline) -> Any:
-        """Take in the next message; what it says, if it is an answer. What comes of older orders is passed over."""
+    def _hear(self, deadline: Deadline) -> None:
+        """Take in the next message. What comes of older orders is passed over."""
         message = None if deadline.over else self.worker.link.receive()
-        if message is None:
-            raise TimeoutError(f"the draft worker gave no usable answer for {self.patience} seconds")
         match message:
-            case ("step" | "done" as kind, int(number), *said):
-                if number == self.worker.orders and not self.over:
-                    if kind == "done":
-                        self.over = True
-                    else:
-                        self._take(*said)
-            case ("answer", list(q)):
-                return q
-            case ("error", str(said)):
-                raise RuntimeError(f"the draft worker raised {said[:1000]}")
+            case None:
+                raise TimeoutError(f"the draft worker gave no usable answer for {self.patience} seconds")
+            case ("error", str(error)):
+                raise RuntimeError(f"the draft worker raised {error[:1000]}")
+            case ("step" | "done", int(number), *_) if number != self.worker.orders or self.over:
+                pass
+            case ("step", _, *said):
+                self._take(*said)
+            case ("done", _):
+                self.over = True
             case _:
                 raise garbage("no message")
-        return None
 
     def _take(self, draft_calls: int, began: float, ended: float, tokens: list[Any], forks: list[Any]) -> None:
         """The next step of the present order: a token of each text."""
@@ -159,4 +129,4 @@ class WorkerCall:
             raise garbage("token ids, probabilities or steps out of range")
         for text, token in zip(self.drafted, drawn, strict=True):
             text.append(token)
-        self.steps.append(DraftStep(int(draft_calls), float(began), float(ended), texts > len(self.order.rows)))
+        self.record(self.order, int(draft_calls), float(began), float(ended), texts > len(self.order.rows))

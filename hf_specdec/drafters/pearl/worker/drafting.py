@@ -13,10 +13,11 @@ from torch import Tensor
 from ....clock import now
 from ....target.devices import input_device
 from ....transfer import to_device, to_host
+from ....verify.largest import topk
 from ...draft_model.model_draft import write_tokens
 from ...draft_model.over_cache import DraftCall
 from ...draft_model.translating import model_of, over_cache
-from ..token import TOLD, DraftToken
+from ..token import LIKELY, DraftToken
 from .foresight import likeliest
 from .wire import Fork, Order, RowOrder, Setup
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 """columns by which the buffer of token ids grows"""
+FORESEEN = 9
+"""tokens among which corrections are sought, where the draft does not sample"""
 
 
 @dataclass
@@ -43,8 +46,6 @@ class DraftText:
     """leading columns that it has in common with that"""
     drafted: dict[int, DraftToken] = field(default_factory=dict)
     """by column, those that are not tested yet"""
-    q: dict[int, Tensor] = field(default_factory=dict)
-    """[V] at these columns, where the draft samples"""
 
     def go_on(self, order: RowOrder) -> None:
         """Take up the row's text of a new order."""
@@ -53,7 +54,6 @@ class DraftText:
         self.tokens[order.start :] = order.tokens
         untested = range(len(self.tokens) - order.unverified, self.kept)
         self.drafted = {column: drafted for column, drafted in self.drafted.items() if column in untested}
-        self.q = {column: q for column, q in self.q.items() if column in untested}
 
     def fork(self, column: int, token: int) -> "DraftText":
         """The text up to there, and a correction."""
@@ -75,6 +75,8 @@ class BackgroundDraft:
         self.order = Order([], 0, False)
         self.forks: list[Fork] = []
         """that the session has not been told of"""
+        self.steps = 0
+        """that the order may take"""
         self.began = 0.0
 
     @property
@@ -88,10 +90,10 @@ class BackgroundDraft:
         rows = [self.texts[row.text] for row in order.rows]
         for text, row in zip(rows, order.rows, strict=True):
             text.go_on(row)
-        steps = min(order.width, self.model.context_limit - max(len(text.tokens) for text in rows))
-        forks = self._foreseen(rows, [row.unverified for row in order.rows], first=0) if steps > 0 else []
-        self._go_on_with(rows + forks)
-        return steps
+        self._go_on_with(rows)
+        self.steps = min(order.width, self.model.context_limit - max(self.ends))
+        self._fork(first=0)
+        return self.steps
 
     def step(self, index: int) -> tuple[int, float, float, list[tuple], list[tuple]]:
         """Draft one token behind each text.
@@ -101,30 +103,31 @@ class BackgroundDraft:
             machine share; a `DraftToken` of each text; and in the first step all forks of the order. All as tuples.
         """
         tokens = self._draw(self._logits(first=index == 0))
-        if index == 0 and self.order.width > 1:
-            self._fork()
+        if index == 0:
+            self._fork(first=1)
         began, self.began = self.began, now()
         forks, self.forks = self.forks, []
         return self.model.stats.draft_calls, began, self.began, [*map(tuple, tokens)], [*map(tuple, forks)]
 
-    def _foreseen(self, rows: list[DraftText], untested: list[int], first: int) -> list[DraftText]:
-        """Forks for the likely corrections of the last tokens of each row."""
-        forks = []
-        for text, row, count in zip(rows, self.order.rows, untested, strict=True):
-            if self.order.forking and row.wanted:
-                end = len(text.tokens)
-                drafted = [(c, text.drafted[c]) for c in range(end - count, end) if c in text.drafted]
-                for place in likeliest(drafted, self.order.corrections * len(drafted), self.eos_token_ids):
-                    self.forks.append(Fork(text.row, *place, first))
-                    forks.append(text.fork(*place))
-        return forks
+    def _fork(self, first: int) -> None:
+        """Let texts with likely corrections of each row's last tokens join the others: before the first step of those
+        that the target has not seen, behind it of the new one.
 
-    def _fork(self) -> None:
-        """Let forks for the corrections of each row's first new token join the texts."""
+        Args:
+            first: the step that gives the first token behind them.
+        """
+        if not self.order.forking or self.steps <= first:
+            return
         for number, text in enumerate(self.texts):
             text.origin, text.kept = number, len(text.tokens)
-        rows = self.texts[: len(self.order.rows)]
-        if forks := self._foreseen(rows, [1] * len(rows), first=1):
+        forks = []
+        for text, row in zip(self.texts, self.order.rows, strict=False):  # rows come first
+            columns = range(text.kept - (1 if first else row.unverified), text.kept) if row.wanted else ()
+            drafted = [(column, text.drafted[column]) for column in columns if column in text.drafted]
+            for place in likeliest(drafted, self.order.corrections * len(drafted), self.eos_token_ids):
+                self.forks.append(Fork(text.row, *place, first))
+                forks.append(text.fork(*place))
+        if forks:
             self._go_on_with(self.texts + forks)
 
     def _go_on_with(self, texts: list[DraftText]) -> None:
@@ -160,28 +163,22 @@ class BackgroundDraft:
         return self.model.feed(self.ids, ends, last)
 
     def _draw(self, logits: Tensor) -> list[DraftToken]:
-        """The next token of every text, which keeps in mind what else was likely."""
-        ends, rows = self.ends, [text.row for text in self.texts]
-        scores = self.picker.scores(self.ids, ends, rows, logits)
-        drawn, q = self.picker.pick(ends, rows, scores)
-        write_tokens(self.ids, drawn, ends)
-        chances = scores.float().softmax(-1) if q is None and self.order.corrections else q
-        said = [drawn[:, None].double()]
-        if chances is not None:
-            likely = chances.topk(min(TOLD, chances.shape[1]))
-            said += [chances.gather(1, drawn[:, None]).double(), likely.indices.double(), likely.values.double()]
+        """The next token of every text, which is one of its likeliest."""
+        ends, rows, picker = self.ends, [text.row for text in self.texts], self.picker
+        scores = picker.scores(self.ids, ends, rows, logits)
+        most = min(LIKELY if picker.do_sample else FORESEEN if self.order.corrections else 1, scores.shape[1])
+        likely = topk(scores, most)[1].sort().values  # in an order that rounding does not change
+        scores = scores.gather(1, likely)
+        place, drawn_from = picker.pick(ends, rows, scores)
+        drawn, chances = likely.gather(1, place[:, None]), scores.softmax(-1) if drawn_from is None else drawn_from
+        write_tokens(self.ids, drawn[:, 0], ends)
+        said = to_host(torch.cat([drawn.double(), likely.double(), chances.double()], dim=1))  # one transfer a step
         tokens = []
-        for b, (token, *more) in enumerate(to_host(torch.cat(said, dim=1))):  # one transfer a step
-            text, column, half = self.texts[b], ends[b], 1 + len(more) // 2
+        for text, column, (token, *others) in zip(self.texts, ends, said, strict=True):
+            able = {
+                int(other): chance for other, chance in zip(others[:most], others[most:], strict=True) if chance > 0
+            }
             text.tokens.append(int(token))
-            if more:
-                text.drafted[column] = DraftToken(int(token), more[0], [*map(int, more[1:half])], more[half:])
-            if q is not None:
-                text.q[column] = q[b].clone()  # without the other texts'
-            tokens.append(DraftToken(int(token)) if q is None else text.drafted[column])
+            text.drafted[column] = DraftToken(int(token), list(able), list(able.values()))
+            tokens.append(text.drafted[column] if picker.do_sample else DraftToken(int(token)))
         return tokens
-
-    def answer(self, text: int, column: int, tokens: list[int]) -> list[float]:
-        """q of these tokens (all, where none are named) at a drafted column of a text."""
-        q = self.texts[text].q[column]
-        return to_host((q[tokens] if tokens else q).float())

@@ -5,9 +5,6 @@ from heapq import nlargest
 
 from ..token import DraftToken
 
-MOST = 8
-"""corrections of one token"""
-
 
 def likeliest(
     drafted: Sequence[tuple[int, DraftToken]], most: int, banned: Collection[int] = ()
@@ -22,10 +19,8 @@ def likeliest(
         banned: tokens that nothing is drafted behind.
     """
     reached, found = 1.0, []
-    for column, (drawn, q, likely, chances) in drafted:
-        others = [
-            (reached * chance, column, token) for token, chance in zip(likely, chances, strict=True) if chance > 0
-        ]
-        found += [other for other in others if other[2] != drawn and other[2] not in banned][:MOST]
-        reached *= q
+    for column, drawn in drafted:
+        others = zip(drawn.likely, drawn.chances, strict=True)
+        found += [(reached * chance, column, token) for token, chance in others if token not in (drawn.token, *banned)]
+        reached *= drawn.chance
     return [(column, token) for _, column, token in nlargest(most, found, key=lambda fork: fork[0])]

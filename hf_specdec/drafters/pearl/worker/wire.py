@@ -1,7 +1,7 @@
 """The wire between target and worker: messages over a connection of the standard library.
 
-A message is a tuple, which begins with its name. To the worker go `model`, `open`, `draft`, `ask` and `close`; from it
-come `ready`, `step`, `done`, `answer` and `error`, of plain numbers in lists and tuples.
+A message is a tuple, which begins with its name. To the worker go `model`, `open`, `draft` and `close`; from it come
+`ready`, `step`, `done` and `error`, of plain numbers in lists and tuples.
 """
 
 import io
@@ -9,7 +9,6 @@ import os
 import pickle
 import socket
 import struct
-import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -26,13 +25,12 @@ LARGEST_ANSWER = 1 << 26
 
 
 class Link:
-    """One end of the wire. Several threads may send; only one may receive."""
+    """One end of the wire."""
 
     def __init__(self, end: socket.socket) -> None:
         self.connection = Connection(end.detach())
         self.largest: int | None = None
         """bytes of a message from a side that is doubted; None where it is not"""
-        self._sending = threading.Lock()
 
     def doubt(self, patience: float) -> None:
         """The other side may take so many seconds to send what is waited for, or to take what is sent. What it sends is
@@ -47,8 +45,7 @@ class Link:
         self.send_packed(packed(*message))
 
     def send_packed(self, message: bytes) -> None:
-        with self._sending:
-            self.connection.send_bytes(message)
+        self.connection.send_bytes(message)
 
     def receive(self) -> Any:
         """The next message; None where the other side's time is over.

@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 START_PATIENCE = 300.0
 """seconds for a process to start, which imports torch and takes over the model"""
+GRACE = 10.0
+"""seconds for a draft step that has become useless to end"""
 QUIET = 2.0
 """seconds after which a start that takes longer is mentioned"""
 
@@ -123,7 +125,7 @@ def started(draft: "PreTrainedModel | Translated", stream: Any) -> Worker:
 
     def close() -> None:
         link.close()
-        thread.join(timeout=2 * serving.GRACE)  # one that hangs in a kernel cannot be ended: it is left behind
+        thread.join(GRACE)  # one that hangs in a kernel cannot be ended: it is left behind
 
     return Worker(link, close)
 
@@ -136,7 +138,7 @@ def launched() -> Worker:
     process = subprocess.Popen(
         [sys.executable, "-c", f"from {serving.__name__} import main; main({theirs.fileno()})"],
         pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # which ends with this process
         process_group=0,  # Ctrl-C is the caller's to handle
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
     )
@@ -145,7 +147,7 @@ def launched() -> Worker:
     def close() -> None:
         link.close()
         process.kill()
-        process.wait()
+        process.communicate()
 
     return Worker(link, close, process)
 
