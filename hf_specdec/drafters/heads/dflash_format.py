@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import LlamaConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, Qwen3Config
 
-from .loading import Format, family, layers, nested, refuse, whole
+from .fields import family, layers, nested, refuse, whole
+from .loading import Format
 
 NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 """theirs → transformers', where they differ"""

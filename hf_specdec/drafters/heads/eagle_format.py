@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...errors import SpeculationError
 from .eagle_model import FAMILIES, FUSED, LAYER_IDS, LlamaForCausalLMEagle3
-from .loading import Format, family, layers, nested, refuse
+from .fields import family, layers, nested, refuse
+from .loading import Format
 
 NESTED = "transformer_layer_config"
 FLAGS = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

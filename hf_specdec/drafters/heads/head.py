@@ -47,7 +47,7 @@ class Head(ABC):
     independent = False
     """both as of `Steps`"""
     forwards = 1
-    """of a draft"""
+    """of a draft; where not all is drafted at once, of a step"""
     again = 0
     """slots at the end of each row that are read anew in every round, because drafted tokens filled them"""
     beyond = 0
@@ -80,10 +80,6 @@ class ChainHead(Head, Generic[StateT]):
     """One step after the other, each from a state that the one before has made, and the token that was drawn there."""
 
     at_once = False
-
-    def __init__(self, context: DraftContext, model: Any, device: torch.device, most: int) -> None:
-        super().__init__(context, model, device, most)
-        self.forwards = most
 
     @abstractmethod
     def begin(self, news: News, cache: RaggedCache, most: int) -> StateT:

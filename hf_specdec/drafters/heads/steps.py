@@ -76,6 +76,7 @@ class HeadSteps(Steps):
         began = mark(device)
         tokens, *more = self._drafted(sequences, count)
         ended = mark(device)
+        self.context.stats.draft_calls += self.head.forwards * (1 if self.at_once else tokens.shape[1])
         first = ended if self.at_once else None
         self._round = Round(Took(tokens.shape[1], began, first, ended, len(recordings) > recorded), opened, usual)
         drawn = tokens[:, :count].unbind(1)
@@ -88,7 +89,6 @@ class HeadSteps(Steps):
 
     def _drafted(self, sequences: Sequences, most: int) -> tuple[Tensor, ...]:
         """At least so many places, as `Drawn.all` gives them."""
-        self.context.stats.draft_calls += self.head.forwards
         self._read_alone(sequences)
         cache = self.states.over()
         if self.recorded is not None and isinstance(cache, CapturedCache):

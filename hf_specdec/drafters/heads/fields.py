@@ -1,0 +1,72 @@
+"""Fields of a published `config.json`, checked. What is refused is told by its name; `Format.load` adds the file's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from ...errors import SpeculationError, shown
+
+FoundT = TypeVar("FoundT")
+
+
+def family(content: dict[str, Any], known: Mapping[str, FoundT]) -> FoundT:
+    """Of what is known by `model_type`, what a config means.
+
+    Raises:
+        SpeculationError: it means something else.
+    """
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in known:
+        raise SpeculationError(
+            f"the layers are of type {shown(kind)}, and only {' and '.join(known)} are supported; use another head"
+        )
+    return known[kind]
+
+
+def nested(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object within a config; an empty one where there is none.
+
+    Raises:
+        SpeculationError: something else is there.
+    """
+    found = content.get(name, {})
+    if not isinstance(found, dict):
+        raise SpeculationError(f"{name} is {shown(found)}; it must be an object")
+    return found
+
+
+def layers(found: Any, name: str, count: int | None = None) -> list[int]:
+    """Layers of the target.
+
+    Args:
+        count: how many there must be; None for any number.
+
+    Raises:
+        SpeculationError: that is no list of them.
+    """
+    numbers = isinstance(found, list) and all(type(one) is int and one >= 0 for one in found)
+    if not numbers or not found or len(found) != (count or len(found)):
+        many = "" if count is None else f"{count} of "
+        raise SpeculationError(f"{name} is {shown(found)}; it must be a list of {many}the target's layers")
+    return list(found)
+
+
+def whole(found: Any, name: str, least: int, most: int) -> int:
+    """A whole number.
+
+    Raises:
+        SpeculationError: it is none, or not from `least` to `most`.
+    """
+    if type(found) is not int or not least <= found <= most:
+        raise SpeculationError(f"{name} is {shown(found)}; it must be a whole number from {least} to {most}")
+    return found
+
+
+def refuse(content: dict[str, Any], names: Sequence[str]) -> None:
+    """Fields that say that the head is another one.
+
+    Raises:
+        SpeculationError: one of them is there, and neither null nor false.
+    """
+    for name in names:
+        if content.get(name) not in (None, False):
+            raise SpeculationError(f"{name} is {shown(content[name])}, which is not supported; use another head")
