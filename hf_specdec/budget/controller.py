@@ -153,11 +153,13 @@ class Controller:
             return max(0, min(UNMEASURED, max(LOOK, wide)) - made)
         alphas = [self.alpha(rank) for rank in range(self.candidates)]
         reading = self.cost.reading * drafted.unread / max(drafted.left, 1)  # of the prompt serves the rest of the text
-        spent, opening = (made * step + self.cost.opening, 0.0) if made else (0.0, self.cost.opening + reading)
-        seconds, advance = cost.round(rows), self.context.advance
-        return steps_that_pay(
-            drafted.chances, drafted.onward, alphas, seconds, step, spent, advance, opening, min(enough, self.longest)
-        )
+        opening = self.cost.opening + (0.0 if made else reading)
+
+        def drafting(more: int) -> float:
+            return opening + (made + more) * step if made + more else 0.0
+
+        chances, onward, advance = drafted.chances, drafted.onward, self.context.advance
+        return steps_that_pay(chances, onward, alphas, cost.round(rows), drafting, advance, min(enough, self.longest))
 
     def _price_of_try(self, drafted: Drafted) -> float:
         """Plain rounds that a try takes beside its own."""

@@ -107,10 +107,8 @@ def steps_that_pay(
     onward: Sequence[float],
     alphas: Sequence[float],
     seconds: Callable[[int], float],
-    step: float,
-    spent: float = 0.0,
+    drafting: Callable[[int], float],
     advance: Advance = SUMMED,
-    opening: float = 0.0,
     enough: int = LONGEST,
 ) -> int:
     """How many more steps of a draft model promise most tokens per second; 0 where none pays. Behind nothing it is
@@ -121,14 +119,12 @@ def steps_that_pay(
         onward: [B] the chance that all before the next step's tokens is kept, and that nobody says yet what is right
             there; 0 for a row that drafts no more.
         seconds: T, duration of a round by the width of its forward.
-        step: seconds of a draft step.
-        spent: seconds that drafting has taken already.
+        drafting: seconds that drafting takes by so many more steps; of none what it has taken already.
         advance: as in `most_per_second`.
-        opening: seconds that the first of them takes beside its own.
         enough: no more are counted; 1 where it is asked whether to make another at all.
     """
     seconds = cache(seconds)  # of the same widths for every count of steps
-    there, speed = most_per_second(rows, seconds, spent, advance)
+    there, speed = most_per_second(rows, seconds, spent := drafting(0), advance)
     best, before, speed = 0, 0.0, speed if there or spent else WORTH_IT * speed
     for more in FORESIGHT:
         foreseen = [
@@ -138,7 +134,7 @@ def steps_that_pay(
             )
             for row, chance in zip(rows, onward, strict=True)
         ]
-        count, found = most_per_second(foreseen, seconds, spent + opening + more * step, advance)
+        count, found = most_per_second(foreseen, seconds, drafting(more), advance)
         if found > speed:
             best, speed = more, found
         if best >= enough or (count and found < before):  # each further step adds less: past the summit

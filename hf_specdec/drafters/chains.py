@@ -12,7 +12,7 @@ from ..transfer import to_host, waits
 from .rules import Planned, StopRule
 from .sources import Source
 from .steps import Step, Steps
-from .trees import TreeSession
+from .trees import Growth, TreeSession
 
 MOST_COPIES = 16
 """beside the draws of a row: those that are verified have a q, too, over the whole vocabulary"""
@@ -61,8 +61,7 @@ class ChainSession(TreeSession):
         self.begin(sequences, room)
         self.copied, self.draws = self.trees, []
         most = min(max(room), self.model.room(sequences))
-        tips = [-1 if limit > 0 else None for limit in room]
-        steps = min(self.rule.begin(self.said(self.model, sequences, tips), room, most), most)
+        steps = min(self.rule.begin(self.said(self.model, sequences), room, most), most)
         if steps < 1:
             return self.draft()
         draft = draft_chains(self.model, sequences, room, steps, None if self.rule.planned else self.rule.lengths)
@@ -71,13 +70,14 @@ class ChainSession(TreeSession):
             return draft
         draft.sources = [self.drawn if length else "none" for length in draft.lengths]
         free = self.context.trees and not waits(self.context.device)  # to look at what was drawn
-        return self._joined(draft, sequences.rows, room) if free and draft.q is not None else draft
+        return self._joined(draft) if free and draft.q is not None else draft
 
-    def _joined(self, drawn: Draft, rows: Sequence[int], room: list[int]) -> Draft:
+    def _joined(self, drawn: Draft) -> Draft:
         """The draws, all of them, and behind them and beside them the copies that pay."""
         assert drawn.q is not None
         chains = [tokens[:n] for tokens, n in zip(to_host(drawn.tokens), drawn.lengths, strict=True)]
-        self.trees = [self._behind(*of_row) for of_row in zip(chains, self.copied, rows, room, strict=True)]
+        for each, chain in zip(self.grown, chains, strict=True):
+            self._put_before(each, chain)
         most, k = max(drawn.lengths) + MOST_COPIES, drawn.q.shape[1]
         ranked = [_draws_first(tree, chain)[:most] for tree, chain in zip(self.trees, chains, strict=True)]
         nodes = [[node for node, _ in row] for row in ranked]
@@ -92,16 +92,15 @@ class ChainSession(TreeSession):
             draft.sources.append("+".join(name for name in (mine, other) if name != "none") or "none")
         return draft
 
-    def _behind(self, chain: Sequence[int], copied: Tree, row: int, room: int) -> Tree:
+    def _put_before(self, each: Growth, chain: Sequence[int]) -> None:
         """A row's draws as a tree, with what followed earlier behind each of them, and what could be copied without."""
         assert isinstance(self.rule, Planned)
-        tree, node = Tree(), -1
+        copied, each.tree, node = each.tree, Tree(), -1
         for token in chain:
-            node = tree.add(node, token, self.rule.control.alpha())
+            node = each.tree.add(node, token, self.rule.control.alpha())
             if token not in self.context.eos_token_ids:
-                self.ask_behind(tree, node, row, room)
-        tree.merge(copied)
-        return tree
+                self.ask_behind(each, node)
+        each.tree.merge(copied)
 
     @property
     def drafts_early(self) -> bool:  # type: ignore[override]

@@ -1,6 +1,7 @@
 """`TreeSession`: a tree of tokens per row, from sources that need no model and from the steps of one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,6 +18,26 @@ MANY = 8
 tokens for so many rows takes a noticeable part of a round, even where none of them is verified."""
 CONTINUED = 8
 """nodes of a product behind which sources are asked"""
+
+
+@dataclass
+class Growth:
+    """What a row drafts in a round."""
+
+    row: int
+    """its index in the call"""
+    room: int
+    """tokens that it may draft, one below the other; 0 where it is finished"""
+    tree: Tree
+    """all tokens that were thought of"""
+    tip: int | None
+    """the node behind which the model goes on; None where it drafts no more"""
+    chain: list[int] = field(default_factory=list)
+    """the model's first candidates, where its steps go on from them"""
+    own: set[int] = field(default_factory=set)
+    """the model's nodes that nobody else had proposed"""
+    offered: list[int] = field(default_factory=list)
+    """nodes in the order in which they are verified"""
 
 
 class TreeSession(DraftSession):
@@ -58,16 +79,8 @@ class TreeSession(DraftSession):
         """in the statistics, the source of tokens that are no source's"""
         self.several = len(sources) + (steps is not None) > 1
         """whether the statistics count who proposes"""
-        self.active: list[int] = []
-        """rows that may draft; others of a lockstep batch are finished"""
-        self.trees: list[Tree] = []
-        """[B] all tokens of this round"""
-        self.ordered: list[list[int]] = []
-        """[B] the nodes that each row offers, the likeliest first"""
-        self.drafted: list[list[int]] = []
-        """[B] the chain of the model's first candidates, where its steps go on from them"""
-        self.own: list[set[int]] = []
-        """[B] the model's nodes that nobody else had proposed"""
+        self.grown: list[Growth] = []
+        """[B] of this round"""
         self.unseen: list[Node] = []
         """of every row, where they were chosen before anybody had seen what they say"""
 
@@ -75,6 +88,11 @@ class TreeSession(DraftSession):
     def fixed(self) -> int | None:
         """Steps of each round, where the user has set them."""
         return None if self.control is None else self.control.fixed
+
+    @property
+    def trees(self) -> list[Tree]:
+        """[B] of this round."""
+        return [each.tree for each in self.grown]
 
     def runner(self, runner: Runner) -> Runner:
         return runner if self.steps is None else self.steps.runner(runner)
@@ -91,28 +109,26 @@ class TreeSession(DraftSession):
         self.begin(sequences, room)
         draft = None
         if self.steps is not None and self.control is not None:
-            draft = self._step_on(self.steps, self.control, sequences, room)
+            draft = self._step_on(self.steps, self.control, sequences)
         return self.draft() if draft is None else draft
 
     def begin(self, sequences: Sequences, room: list[int]) -> None:
         """A round begins, with what sources propose behind each row's text."""
-        self.trees, self.ordered, self.unseen = [Tree() for _ in room], [], []
-        self.drafted, self.own = [[] for _ in room], [set() for _ in room]
-        self.active = [b for b, limit in enumerate(room) if limit > 0]
+        self.unseen, tips = [], [-1 if most > 0 else None for most in room]
+        self.grown = [Growth(*each) for each in zip(sequences.rows, room, [Tree() for _ in room], tips, strict=True)]
         for source in self.sources:
             source.join(self.trees, sequences, room)
 
-    def _step_on(self, steps: Steps, control: Controller, sequences: Sequences, room: list[int]) -> Draft | None:
+    def _step_on(self, steps: Steps, control: Controller, sequences: Sequences) -> Draft | None:
         """Steps of the model, while they promise to pay. A draft, where its nodes were chosen unseen."""
-        tips = [-1 if limit > 0 else None for limit in room]
-        most = min(max(room), steps.room(sequences))
+        most = min(max(each.room for each in self.grown), steps.room(sequences))
         most = most if steps.at_once else min(most, control.longest)
-        planned = control.plan(self.said(steps, sequences, tips), most, enough=most if steps.blind else 1)
-        served = [limit > 0 and steps.serves(row) for row, limit in zip(sequences.rows, room, strict=True)]
-        if planned == 0 or not any(served):
+        planned = control.plan(self.said(steps, sequences), most, enough=most if steps.blind else 1)
+        for each in self.grown:
+            each.tip = -1 if each.room > 0 and steps.serves(each.row) else None
+        if planned == 0 or not self._drafts_on:
             steps.rest(sequences, wanted=planned > 0)
             return None
-        tips = [-1 if here else None for here in served]
         if steps.at_once and control.fixed is None:
             planned = most
         steps.begin(sequences, most, planned if steps.blind else 0)
@@ -120,103 +136,96 @@ class TreeSession(DraftSession):
             several = [steps.step() for _ in range(planned)]
             steps.end()
             if not (self.seen or any(map(len, self.trees))):
-                return self._unseen(several, served)
-            self._grow_at_once(tips, several, sequences, room)
+                return self._unseen(several)
+            self._grow_at_once(several)
             return None
         while steps.steps < most:
-            step = steps.step()
-            assert step.chances is not None
-            chances = to_host(step.chances)
-            if step.said is not None:
-                chances = [[first, *row[1:]] for first, row in zip(step.said, chances, strict=True)]
-            tips = self._grow(tips, to_host(step.tokens), chances, sequences, room)
-            if all(tip is None for tip in tips) or not control.goes_on(self.said(steps, sequences, tips)):
+            self._grow_by(steps.step())
+            if not self._drafts_on or not control.goes_on(self.said(steps, sequences)):
                 break
         steps.end()
         return None
 
-    def said(self, steps: Steps, sequences: Sequences, tips: Sequence[int | None]) -> Drafted:
-        """What stands in the trees, whose rows would go on at these nodes; None for those that do not."""
-        chances = [[chance for _, chance in self.ranked(b)] for b in self.active]
-        onward = [_onward(self.trees[b], tips[b]) for b in self.active]
+    @property
+    def _drafts_on(self) -> bool:
+        """Whether the model may go on in any row."""
+        return any(each.tip is not None for each in self.grown)
+
+    def said(self, steps: Steps, sequences: Sequences) -> Drafted:
+        """What stands in the trees of the rows that may draft, and what may come behind their tips."""
+        active = [each for each in self.grown if each.room > 0]
+        chances = [[chance for _, chance in self.ranked(each)] for each in active]
+        onward = [_onward(each) for each in active]
         left = self.context.max_length - max(sequences.lengths)  # of the longest row: all of them read the prompt
         return Drafted(sequences.rows, chances, onward, steps.steps, steps.unread, left)
 
     # ------------------------------------------------------------------ nodes of which it is seen what they say
 
-    def _grow_at_once(
-        self, tips: Sequence[int | None], steps: Sequence[Step], sequences: Sequences, room: list[int]
-    ) -> None:
+    def _grow_by(self, step: Step) -> None:
+        """Add a step's candidates behind each row's tip."""
+        assert step.chances is not None
+        chances = to_host(step.chances)
+        if step.said is not None:
+            chances = [[first, *row[1:]] for first, row in zip(step.said, chances, strict=True)]
+        for each, tokens, likely in zip(self.grown, to_host(step.tokens), chances, strict=True):
+            self._grow(each, tokens, likely)
+
+    def _grow_at_once(self, steps: Sequence[Step]) -> None:
         """Read all steps in one transfer, and add them."""
-        tokens = torch.stack([step.tokens for step in steps]).float()  # exact for ids below 2^24
-        chances = torch.stack([step.chances for step in steps if step.chances is not None]).float()
+        tokens = torch.stack([step.tokens for step in steps], 1).float()  # exact for ids below 2^24
+        chances = torch.stack([step.chances for step in steps if step.chances is not None], 1).float()
         named, likely = to_host(torch.stack([tokens, chances.to(tokens.device)]))
-        named = [[list(map(int, row)) for row in place] for place in named]
-        if self.steps is not None and self.steps.independent:
-            for b, tip in enumerate(tips):
-                if tip is not None:
-                    tokens_of, chances_of = ([place[b] for place in told[: room[b]]] for told in (named, likely))
-                    self._grow_product(b, tokens_of, chances_of, sequences.rows[b], room[b])
-            return
-        for found in zip(named, likely, strict=True):
-            tips = self._grow(tips, *found, sequences, room)
-
-    def _grow(
-        self,
-        tips: Sequence[int | None],
-        tokens: Sequence[Sequence[int]],
-        chances: Sequence[Sequence[float]],
-        sequences: Sequences,
-        room: list[int],
-    ) -> list[int | None]:
-        """Add a step's candidates [B, k] behind each row's last drafted token; None where a row drafts no more."""
-        on: list[int | None] = []
-        for b, tip in enumerate(tips):
-            if tip is None:
-                on.append(None)
+        for each, said, told in zip(self.grown, named, likely, strict=True):
+            places = [list(map(int, row)) for row in said[: each.room]]
+            if self.steps is not None and self.steps.independent:
+                self._grow_product(each, places, told[: each.room])
                 continue
-            first, agrees = tokens[b][0], self._told(self.trees[b], tip, tokens[b][0])
-            node, *_ = [
-                self._add(b, tip, token, 0, rank, chance, agrees)
-                for rank, (token, chance) in enumerate(zip(tokens[b], chances[b], strict=True))
-                if rank == 0 or chance > 0
-            ]
-            self.drafted[b].append(first)
-            ended = first in self.context.eos_token_ids or len(self.drafted[b]) >= room[b]
-            on.append(None if ended else node)
-            if not ended:
-                self.ask_behind(self.trees[b], node, sequences.rows[b], room[b])
-        return on
+            for place in zip(places, told, strict=False):
+                self._grow(each, *place)
 
-    def _grow_product(
-        self, b: int, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], row: int, room: int
-    ) -> None:
-        """Of places whose candidates [γ, k] are the same behind anything, with chances [γ, k], the likeliest paths."""
-        assert self.steps is not None
-        likely = [
-            [self._calibrated(place, rank, chance) for rank, chance in enumerate(each)]
-            for place, each in enumerate(chances)
+    def _grow(self, each: Growth, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """Add candidates [k] behind a row's tip; the first one is the tip from now on, if the row drafts on."""
+        if each.tip is None:
+            return
+        tip, first, agrees = each.tip, tokens[0], self._told(each.tree, each.tip, tokens[0])
+        node, *_ = [
+            self._add(each, tip, token, 0, rank, chance, agrees)
+            for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True))
+            if rank == 0 or chance > 0
         ]
+        each.chain.append(first)
+        ended = first in self.context.eos_token_ids or len(each.chain) >= each.room
+        each.tip = None if ended else node
+        if not ended:
+            self.ask_behind(each, node)
+
+    def _grow_product(self, each: Growth, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
+        """Of places whose candidates [γ, k] are the same behind anything, with chances [γ, k], the likeliest paths."""
+        if each.tip is None:
+            return
+        likely = [[self._calibrated(i, rank, p) for rank, p in enumerate(place)] for i, place in enumerate(chances)]
         found: list[int] = []
         ends = self.context.eos_token_ids
-        for _, at in likeliest_nodes(likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends):
-            parent, token = found[at.parent] if at.parent >= 0 else -1, tokens[at.place][at.rank]
-            found.append(self._add(b, parent, token, at.place, at.rank, chances[at.place][at.rank]))
+        for _, (above, i, rank) in likeliest_nodes(
+            likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends
+        ):
+            parent = found[above] if above >= 0 else -1
+            found.append(self._add(each, parent, tokens[i][rank], i, rank, chances[i][rank]))
         for node in found[:CONTINUED]:
-            if self.trees[b].tokens[node] not in ends:
-                self.ask_behind(self.trees[b], node, row, room)
+            if each.tree.tokens[node] not in ends:
+                self.ask_behind(each, node)
 
     def _add(
-        self, b: int, parent: int, token: int, place: int, rank: int, chance: float, agrees: bool | None = None
+        self, each: Growth, parent: int, token: int, place: int, rank: int, chance: float, agrees: bool | None = None
     ) -> int:
         """A candidate of the model's, to which it gives such a chance."""
         assert self.steps is not None
-        tree, said = self.trees[b], self.steps.said(place, rank, chance)._replace(agrees=agrees)
+        said = self.steps.said(place, rank, chance)._replace(agrees=agrees)
         evidence = dict.fromkeys([Evidence.of(DRAFTED, rank), self.steps.evidence(place, rank), said])
-        here = (parent, token) in tree.at
-        node = tree.add(parent, token, self.acceptance.calibrated(said), *evidence)
-        if not here:
-            self.own[b].add(node)
+        there = len(each.tree)
+        node = each.tree.add(parent, token, self.acceptance.calibrated(said), *evidence)
+        if node == there:
+            each.own.add(node)
         return node
 
     def _calibrated(self, place: int, rank: int, chance: float) -> float:
@@ -235,14 +244,14 @@ class TreeSession(DraftSession):
             tree.chances[node] = self.acceptance.chance(evidence, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
         return others
 
-    def ask_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
+    def ask_behind(self, each: Growth, node: int) -> None:
         """What sources propose behind a node of a row's tree."""
         for source in self.sources:
-            source.join_behind(tree, node, row, room)
+            source.join_behind(each.tree, node, each.row, each.room)
 
     # ------------------------------------------------------------------ nodes that nobody has seen
 
-    def _unseen(self, steps: Sequence[Step], served: Sequence[bool]) -> Draft:
+    def _unseen(self, steps: Sequence[Step]) -> Draft:
         """The likeliest nodes of every row, by how often candidates of such a place and rank were right."""
         assert self.steps is not None
         model, tokens = self.steps, torch.stack([step.tokens for step in steps], 1)
@@ -256,11 +265,12 @@ class TreeSession(DraftSession):
         self.unseen = [node for _, node in likeliest]
         index = to_device([node.place * k + node.rank for node in self.unseen], tokens.device)
         # The engine ends a row before the first node that is deeper than it has room for.
-        draft = Draft(tokens.flatten(1)[:, index], [len(self.unseen) if here else 0 for here in served])
-        draft.parents = None if k == 1 else [[node.parent for node in self.unseen]] * len(served)
+        rows, lengths = len(self.grown), [0 if each.tip is None else len(self.unseen) for each in self.grown]
+        draft = Draft(tokens.flatten(1)[:, index], lengths)
+        draft.parents = None if k == 1 else [[node.parent for node in self.unseen]] * rows
         if self.fixed is None:
-            draft.survival = [[chance for chance, _ in likeliest]] * len(served)
-        draft.sources = [self.drawn] * len(served) if self.several else []
+            draft.survival = [[chance for chance, _ in likeliest]] * rows
+        draft.sources = [self.drawn] * rows if self.several else []
         return draft
 
     def _observe_unseen(self, verdict: Verdict) -> None:
@@ -280,52 +290,62 @@ class TreeSession(DraftSession):
 
     # ------------------------------------------------------------------ what is offered
 
-    def ranked(self, row: int) -> list[tuple[int, float]]:
+    def ranked(self, each: Growth) -> list[tuple[int, float]]:
         """A row's nodes in the order in which they would be verified, with their chances to survive. Where a number of
         steps was asked for, their chain comes first."""
-        tree = self.trees[row]
+        tree = each.tree
         likeliest = (tree.ranked() if self.context.trees else tree.chain())[: self.most]
-        if not (chain := self._asked_for(row)):
+        if not (chain := self._asked_for(each)):
             return likeliest
         survival, beside = tree.survival(), likeliest if self.context.trees else []
         return [(node, survival[node]) for node in chain] + [found for found in beside if found[0] not in chain]
 
-    def _asked_for(self, row: int) -> list[int]:
+    def _asked_for(self, each: Growth) -> list[int]:
         """The nodes of a row that are verified whether they pay or not."""
-        return [] if self.fixed is None else self.trees[row].along(self.drafted[row])
+        return [] if self.fixed is None else each.tree.along(each.chain)
 
     def draft(self) -> Draft:
         """The trees' nodes as point masses with their chances, of which the engine verifies those that pay."""
-        ranked = [self.ranked(b) for b in range(len(self.trees))]
-        self.ordered = [[node for node, _ in row] for row in ranked]
-        cut = [tree.cut(nodes) for tree, nodes in zip(self.trees, self.ordered, strict=True)]
-        draft = Draft.from_trees(cut, self.context.device)
-        if self.fixed is None or any(self.drafted) or not any(self.own):
-            draft.survival = [[chance for _, chance in row] for row in ranked]
-            draft.least = [len(self._asked_for(b)) for b in range(len(ranked))]
+        ranked = [self.ranked(each) for each in self.grown]
+        for each, found in zip(self.grown, ranked, strict=True):
+            each.offered = [node for node, _ in found]
+        draft = Draft.from_trees([each.tree.cut(each.offered) for each in self.grown], self.context.device)
+        asked_for = [len(self._asked_for(each)) for each in self.grown]
+        if self.fixed is None or any(asked_for) or not any(each.own for each in self.grown):
+            draft.survival, draft.least = [[chance for _, chance in found] for found in ranked], asked_for
         if self.several:
-            draft.sources = self.named(self.ordered)
+            draft.sources = self.named([each.offered for each in self.grown])
         return draft
 
     def named(self, nodes: Sequence[Sequence[int]]) -> list[str]:
         """[B] who proposes these nodes of each row's tree, for the statistics."""
         return named(self.trees, nodes, {source.name: source.kind for source in self.sources}, self.drawn)
 
+    def estimates(self, row: int) -> Sequence[float | None]:
+        """The chance of each node, behind its parent."""
+        if not self.grown:
+            return []
+        return [self.grown[row].tree.chances[node] for node in self.grown[row].offered]
+
     # ------------------------------------------------------------------ what became of it
 
     def observe(self, verdict: Verdict) -> None:
         if self.steps is not None and self.control is not None:
-            self._observe_unseen(verdict)
-            told = zip(self.trees, self.own, verdict.tokens, verdict.accepted, strict=bool(self.trees))
-            kept = [len(own.intersection(tree.along(text[:n]))) for tree, own, text, n in told]
-            kept = verdict.accepted if self.unseen else kept or [0] * len(verdict.rows)
-            same = zip(self.drafted, verdict.tokens, strict=bool(self.drafted))
-            self.steps.observe(verdict, [agreeing(mine, text[:-1]) for mine, text in same] or kept)
-            self.control.observe(kept, verdict)
+            self._observe_steps(self.steps, self.control, verdict)
         self.acceptance.observe_trees(self.trees, verdict.tokens)
-        self.trees, self.ordered, self.drafted, self.own, self.unseen = [], [], [], [], []
+        self.grown, self.unseen = [], []
         for source in self.sources:
             source.observe(verdict)
+
+    def _observe_steps(self, steps: Steps, control: Controller, verdict: Verdict) -> None:
+        self._observe_unseen(verdict)
+        kept = first = verdict.accepted if self.unseen else [0] * len(verdict.rows)
+        if self.grown and not self.unseen:
+            told = list(zip(self.grown, verdict.tokens, verdict.accepted, strict=True))
+            kept = [len(each.own.intersection(each.tree.along(text[:n]))) for each, text, n in told]
+            first = [agreeing(each.chain, text[:-1]) for each, text, _ in told]
+        steps.observe(verdict, first)
+        control.observe(kept, verdict)
 
     def close(self) -> None:
         for source in self.sources:
@@ -340,10 +360,11 @@ def agreeing(drafted: Sequence[int], text: Sequence[int]) -> int:
     return same.index(False) if False in same else len(same)
 
 
-def _onward(tree: Tree, tip: int | None) -> float:
-    """The chance to get behind this node, and that nobody says yet what is right there; 0 for no node."""
-    if tip is None:
+def _onward(each: Growth) -> float:
+    """The chance to get behind a row's tip, and that nobody says yet what is right there."""
+    if each.tip is None:
         return 0.0
+    tree, tip = each.tree, each.tip
     told = sum(tree.chances[node] for node in tree.children(tip))
     here = tree.survival()[tip] if tip >= 0 else 1.0
     return here * max(0.0, 1 - told)

@@ -383,20 +383,20 @@ def test_rounds_until_the_last_row_ends_are_foretold(rows: int, length: int) -> 
 @pytest.mark.parametrize("step", [0.01, 0.2, 2.0])
 def test_steps_are_made_while_they_pay(alpha: float, step: float) -> None:
     """Behind nothing: as Theorem 3.8 has it, for a target whose forward takes a second."""
-    steps = steps_that_pay([[]], [1.0], [alpha], lambda width: 1.0, step)
+    steps = steps_that_pay([[]], [1.0], [alpha], lambda width: 1.0, lambda more: more * step)
     assert (steps > 0) is (alpha > step)
 
 
 def test_steps_are_counted_beyond_a_second_token_that_takes_long() -> None:
     """One and two of them do not pay, four do."""
-    assert steps_that_pay([[]], [1.0], [0.9], lambda width: 1.0 if width == 1 else 2.8, 0.05) >= 4
+    assert steps_that_pay([[]], [1.0], [0.9], lambda width: 1.0 if width == 1 else 2.8, lambda more: 0.05 * more) >= 4
 
 
 def test_what_a_copy_says_need_not_be_drafted() -> None:
     sure = [0.99**n for n in range(1, 9)]
-    assert steps_that_pay([sure], [0.01], [0.6], lambda width: 1 + 0.01 * width, 0.1) == 0
-    assert steps_that_pay([[0.2]], [0.8], [0.6], lambda width: 1 + 0.01 * width, 0.1) > 0
-    assert steps_that_pay([[]], [0.0], [0.9], lambda width: 1.0, 0.001) == 0
+    assert steps_that_pay([sure], [0.01], [0.6], lambda width: 1 + 0.01 * width, lambda more: 0.1 * more) == 0
+    assert steps_that_pay([[0.2]], [0.8], [0.6], lambda width: 1 + 0.01 * width, lambda more: 0.1 * more) > 0
+    assert steps_that_pay([[]], [0.0], [0.9], lambda width: 1.0, lambda more: 0.001 * more) == 0
 
 
 @pytest.mark.parametrize("beside", [0, 2])

@@ -142,7 +142,7 @@ def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch:
 
     def looking(self: Any, sequences: Any, room: list[int]) -> Draft:
         draft = propose(self, sequences, room)
-        for tree, chain, offered in zip(self.trees, self.drafted, self.ordered, strict=True):
+        for tree, chain, offered in [(each.tree, each.chain, each.offered) for each in self.grown]:
             nodes = tree.along(chain)
             assert len(nodes) == len(chain)
             assert {tree.parents[node] for node in offered} <= {-1, *nodes}, "nothing stands behind a second choice"
@@ -172,7 +172,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
     def comparing(self: Any, sequences: Any, room: list[int]) -> Draft:
         steps.clear()
         draft = propose(self, sequences, room)
-        for b, (tree, offered) in enumerate(zip(self.trees, self.ordered, strict=True)):
+        for b, (tree, offered) in enumerate((each.tree, each.offered) for each in self.grown):
             places = [(found.tokens[b].tolist(), found.chances[b].tolist()) for found in steps][: room[b]]
             chance = {
                 (i, token): self.acceptance.calibrated(self.steps.said(i, rank, estimate))

@@ -118,7 +118,7 @@ def test_it_gains_the_tokens_that_are_kept_and_that_no_copy_proposed(copied, kep
     target, drafter, told = llama(), HybridDrafter(llama(seed=1)), []
     knowing(drafter, target, 0.1, 0.9)
     session, _ = proposed(drafter, target, [[5, 6, 7, 8]])
-    token = session.drafted[0][0]
+    token = session.grown[0].chain[0]
     if copied:
         join = Copies.join
 
@@ -179,7 +179,7 @@ def test_both_sources_stand_in_one_tree_each_token_once():
             assert len(set(nodes)) == len(nodes) and set(zip(tree.parents, tree.tokens, strict=True)) >= {
                 (p, t) for p, t in nodes if p == -1
             }
-            assert len(session.drafted[b]) == session.steps.steps
+            assert len(session.grown[b].chain) == session.steps.steps
         assert all("draft_model" in source for source in draft.sources)
         sources = {source for node in session.trees[0].evidence for each in node for source in each.sources}
         assert {source.name for source in sources} >= {"copied", DRAFTED}
@@ -207,9 +207,9 @@ def test_a_window_that_was_set_is_drafted_whole(window):
     target, drafter = llama(), HybridDrafter(llama(seed=1), num_draft_tokens=window)
     knowing(drafter, target, 0.2, 0.9)
     session, draft = proposed(drafter, target, [[5, 6, 7, 8]])
-    assert session.steps.steps == window == len(session.drafted[0])
+    assert session.steps.steps == window == len(session.grown[0].chain)
     node = -1
-    for token in session.drafted[0]:
+    for token in session.grown[0].chain:
         node = next(
             i for i, t in enumerate(draft.tokens[0].tolist()) if t == token and draft.depths()[0][i] > 0 and i > node
         )

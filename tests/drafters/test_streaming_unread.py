@@ -113,7 +113,7 @@ def test_copies_are_drafted_where_there_are_no_streams(target: Any, streams: boo
     text = models.prompts([6])["input_ids"][0].tolist()
     draft = session.propose(text_of([*text, *text]), [9])
     assert draft.lengths[0] and text[0] in draft.tokens[0].tolist()
-    assert bool(session.own[0]) == streams
+    assert bool(session.grown[0].own) == streams
     assert session.steps._runner.rides
 
 

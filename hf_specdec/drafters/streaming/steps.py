@@ -40,9 +40,7 @@ class StreamSteps(Steps):
             own: what streams run through behind the verdict; None for streams that join the target's forwards.
         """
         self.context, self.config, self.streams, self.upper, self.own = context, config, streams, upper, own
-        self.cost, self.candidates = cost, config.num_candidates if context.trees else 1
-        self.shares = config.shares(context.do_sample)
-        self.slots_per_token = 1 + streams.gamma if own is None else 1
+        self.cost, self.shares = cost, config.shares(context.do_sample)
         self._runner: StreamRunner | LateStreams | None = None
         self.rows: list[int] = []
         self.ends: Tensor | None = None
@@ -54,6 +52,15 @@ class StreamSteps(Steps):
         self._took: Took | None = None
         self.drafted = self.pruned = 0
         """nodes, and those of them that were pruned in mid-forward"""
+
+    @property
+    def slots_per_token(self) -> int:  # type: ignore[override]
+        return 1 + self.streams.gamma if self.own is None else 1
+
+    @property
+    def candidates(self) -> int:
+        """k"""
+        return self.config.num_candidates if self.context.trees else 1
 
     def runner(self, runner: Runner) -> Runner:
         if self.own is None:
