@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -102,8 +103,7 @@ class RaggedLayer(CacheLayerMixin):
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         if end > self.keys.shape[2]:
             more = -(-(end - self.keys.shape[2]) // BLOCK) * BLOCK
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
+            self.keys, self.values = pad(self.keys, (0, 0, 0, more)), pad(self.values, (0, 0, 0, more))
         alive = len(self.slots.lengths)
         keys, values = self.keys[:alive, :, :end], self.values[:alive, :, :end]
         if self.slots.places is None:  # a block is written faster than single places
@@ -133,6 +133,11 @@ class RaggedLayer(CacheLayerMixin):
 class RaggedCache(Cache):
     """Takes over the contents of a stock cache after a prefill of P columns (left padding included)."""
 
+    visible: Tensor
+    """[B, any] which of the first slots each row sees: not its padding"""
+    offset: Tensor
+    """[B, 1] what is added to a slot to get its position"""
+
     def __init__(self, stock: Cache) -> None:
         """
         Args:
@@ -148,8 +153,8 @@ class RaggedCache(Cache):
             values, layer.values = _buffer(layer.values, columns), nothing(layer.values)
             layers.append(RaggedLayer(slots, keys, values, window_of(layer)))
         super().__init__(layers=layers)
-        self.device = slots.device
-        self.groups = [slots]
+        self.device, self.groups = slots.device, [slots]
+        self.show(*sees_all(len(first), self.device))
 
     @classmethod
     def empty(cls, stock: Cache, rows: int, device: torch.device) -> "RaggedCache":
@@ -163,6 +168,7 @@ class RaggedCache(Cache):
         layers = [RaggedLayer(slots, nothing, nothing, window_of(layer)) for layer in holding(stock)]
         Cache.__init__(cache, layers=layers)
         cache.device, cache.groups = device, [slots]
+        cache.show(*sees_all(rows, device))
         return cache
 
     @property
@@ -181,6 +187,10 @@ class RaggedCache(Cache):
             layer.slots = group
         self.groups = list({id(layer.slots): layer.slots for layer in self.layers}.values())
         return group
+
+    def show(self, visible: Tensor, offset: Tensor) -> None:
+        """Let `visible` and `offset` be these."""
+        self.visible, self.offset = visible, offset
 
     @property
     def rows(self) -> int:
@@ -221,6 +231,7 @@ class RaggedCache(Cache):
         for layer in self.layers:
             mine = moved(index, layer.keys.device)
             layer.keys, layer.values = layer.keys[mine], layer.values[mine]
+        self.show(self.visible[index], self.offset[index])
         for group in self.groups:
             group.set_lengths([group.lengths[row] for row in rows])
 
@@ -229,7 +240,7 @@ class RaggedCache(Cache):
         alive, end = len(self.lengths), max(self.lengths, default=0)
         for layer in self.layers:
             layer.keys, layer.values = (
-                torch.nn.functional.pad(states[:alive, :, :end], (0, 0, 0, slots - end, 0, 0, 0, rows - alive))
+                pad(states[:alive, :, :end], (0, 0, 0, slots - end, 0, 0, 0, rows - alive))
                 for states in (layer.keys, layer.values)
             )
 
@@ -240,6 +251,8 @@ class RaggedCache(Cache):
             held = slice(columns - other.keys.shape[2], columns)  # of sliding layers the last ones
             layer.keys[b, :, held], layer.values[b, :, held] = other.keys[0], other.values[0]
             other.keys, other.values = nothing(other.keys), nothing(other.values)
+        below = (0, 0, 0, 1)  # it sees all, and is not shifted
+        self.show(pad(self.visible[:b], below, value=True), pad(self.offset[:b], below))
         for group in self.groups:
             group.set_lengths([*group.lengths, columns])
 
@@ -255,8 +268,10 @@ class RaggedCache(Cache):
                 end = layer.slots.lengths[last]
                 for states in (layer.keys, layer.values):
                     states[b, :, :end] = states[last, :, :end]
+            self.visible[b], self.offset[b] = self.visible[last], self.offset[last]
             for group in self.groups:
                 group.lengths[b] = group.lengths[last]
+        self.show(self.visible[: len(order)], self.offset[: len(order)])
         for group in self.groups:
             group.set_lengths(group.lengths[: len(order)])
         return order
@@ -272,8 +287,7 @@ class RaggedCache(Cache):
         for i, layer in enumerate(self.layers):
             keys, values = zip(*(row[i] for row in rows), strict=True)
             layer.keys, layer.values = (
-                torch.stack([torch.nn.functional.pad(t, (0, 0, 0, end - t.shape[1])) for t in states])
-                for states in (keys, values)
+                torch.stack([pad(t, (0, 0, 0, end - t.shape[1])) for t in states]) for states in (keys, values)
             )
         self.set_lengths(lengths)
 
@@ -286,6 +300,11 @@ class RaggedCache(Cache):
             own.keys, own.values = nothing(own.keys), nothing(own.values)
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = length
+
+
+def sees_all(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`visible` and `offset` of rows without padding."""
+    return torch.ones(rows, 0, dtype=torch.bool, device=device), torch.zeros(rows, 1, dtype=torch.long, device=device)
 
 
 def window_of(layer: CacheLayerMixin) -> int | None:

@@ -5,11 +5,13 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import nn
 from transformers import DynamicCache
 
 from ..errors import shown
-from .buffers import FEWEST, Buffers, CapturedCache, shelf_of
+from .buffers import shelf_of
 from .captured import CapturedRunner
+from .captured_cache import CapturedCache
 from .devices import input_device
 from .fingerprint import hooks, replaced
 from .inputs import CACHE, as_when_decoding, ropes
@@ -100,9 +102,7 @@ def _try_fake(model: "PreTrainedModel") -> None:
         model(input_ids=ids, position_ids=torch.arange(4, device=device)[None], **kwargs)
         runner = CapturedRunner(model, kwargs, ids)
         runner.columns = cache.get_seq_length()
-        buffers = Buffers(cache, 1, FEWEST, device)
-        runner.cache = CapturedCache(cache, buffers)
-        runner.visible, runner.offset = buffers.visible, buffers.offset
-        fed = buffers.tokens[:, :4]
-        runner.read(fed, None, torch.arange(4, device=device)[None])
-        runner.read(fed, buffers.seen[:, :4, :4], buffers.depth[:, :4])
+        runner.cache = CapturedCache(cache, [nn.Module()], 1, 4)  # nobody else gets buffers without values
+        depth = torch.arange(4, device=device)[None]
+        runner.read(ids, None, depth)
+        runner.read(ids, torch.ones(1, 4, 4, dtype=torch.bool, device=device).tril(), depth)

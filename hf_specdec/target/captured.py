@@ -1,6 +1,5 @@
 """`CapturedRunner`: rows in static buffers, forwards of a few fixed widths, replayed where the device can."""
 
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -9,12 +8,10 @@ from torch import Tensor
 
 from ..errors import SpeculationError, warn
 from ..protocol import Forward
-from ..transfer import to_device
-from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, CapturedCache, power_of_two, shelf_of, slots_for
+from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, power_of_two
 from .cache import RaggedCache
-from .devices import input_device
+from .captured_cache import CapturedCache
 from .features import shown
-from .fingerprint import fingerprint
 from .inputs import as_when_decoding, position_limit
 from .ragged import RaggedRunner, Step
 from .rounding import TEXT, TRIED, widths_alike
@@ -66,9 +63,8 @@ class Captured(RaggedRunner):
             return super().over(tokens, parents, step, key, slots_per_token)
         rows, width = tokens.shape
         fixed = next((w for w in self.widths if w >= width), width)
-        buffers = self._with_room(fixed * slots_per_token)
-        fed = buffers.tokens[:, :fixed] if fixed <= WIDEST else tokens.new_zeros(buffers.rows, fixed)
-        fed[:rows, :width] = tokens
+        buffers = self.cache.with_room(fixed * slots_per_token)
+        fed = buffers.put("tokens", tokens, fixed)
         seen, depth = self._tree(parents, buffers, fixed)
         self.cache.tell()
         key = fixed, parents is None, key
@@ -100,21 +96,20 @@ class Captured(RaggedRunner):
             What was chosen: [B, count, ...] of each.
         """
         rows, begun = first.shape
-        buffers = self._with_room(begun + count)
-        buffers.first[:rows, :begun] = first
-        if numbers is not None:
-            buffers.numbers[:rows, :count] = numbers
+        buffers = self.cache.with_room(begun + count)
+        began = buffers.put("first", first, begun)
+        drawn = None if numbers is None else buffers.put("numbers", numbers, count)
         if lengths is None:
             self.cache.tell()
         else:
             self.cache.take(lengths)
 
         def steps() -> list[Tensor]:
-            fed, chosen, done = buffers.first[:, :begun], [], 0
+            fed, chosen, done = began, [], 0
             try:
                 for i in range(count):
                     logits = self.read(fed, None, buffers.chain[:, : fed.shape[1]]).logits[:, -1]
-                    chosen.append(choose(logits, None if numbers is None else buffers.numbers[:, i]))
+                    chosen.append(choose(logits, None if drawn is None else drawn[:, i]))
                     buffers.ends.add_(fed.shape[1])
                     done += fed.shape[1]
                     fed = chosen[-1][0].reshape(buffers.rows, -1)[:, :1]
@@ -144,44 +139,12 @@ class Captured(RaggedRunner):
             return (None, buffers.chain[:, :width]) if width <= WIDEST else self.shape(None, width)
         rows = [[*row, *[0] * (width - len(row))] for row in parents]
         seen, depth = self.shapes(rows + [[-1, *range(width - 1)]] * (buffers.rows - len(rows)))
-        if width > WIDEST:
-            return seen, depth
-        buffers.seen[:, :width, :width], buffers.depth[:, :width] = seen, depth
-        return buffers.seen[:, :width, :width], buffers.depth[:, :width]
+        seen, depth = seen.expand(buffers.rows, -1, -1), depth.expand(buffers.rows, -1)
+        return buffers.put("seen", seen, width), buffers.put("depth", depth, width)
 
     def _as_plainly(self, width: int) -> bool:
         """Never: slots behind a row's end are there from the start."""
         return False
-
-    def _borrow(self, like: Any, rows: int, columns: int) -> Buffers:
-        """Until the runner is gone, or `_lease` is called."""
-        device, state = input_device(self.model), fingerprint(self.model)
-        buffers = shelf_of(self.model).borrow(like, rows, slots_for(columns), device, state)
-        self._lease = weakref.finalize(self, buffers.give_back)
-        return buffers
-
-    def _with_room(self, width: int) -> Buffers:
-        """The buffers, with so many slots behind each row."""
-        if max(self.cache.lengths) + width > self.cache.buffers.slots:
-            self._move(self.cache.buffers.rows, max(self.cache.lengths) + width)
-        return self.cache.buffers
-
-    def _move(self, rows: int, columns: int) -> None:
-        """The rows go to buffers of another shape."""
-        leave, alive = self._lease, len(self.cache.lengths)
-        visible, offset = self.visible[:alive, : self.columns], self.offset[:alive]
-        self.cache.move(self._borrow(self.cache, rows, columns))
-        self._show(self.cache.buffers, visible, offset)
-        leave()
-
-    def _show(self, buffers: Buffers, visible: Tensor, offset: Tensor) -> None:
-        """Which slots of the prompt each row [B] sees, and where its positions begin."""
-        rows, columns = visible.shape
-        buffers.visible.fill_(True)
-        buffers.visible[:rows, :columns] = visible
-        buffers.offset.zero_()
-        buffers.offset[:rows] = offset
-        self.visible, self.offset = buffers.visible, buffers.offset
 
 
 class CapturedRunner(Captured):
@@ -205,21 +168,17 @@ class CapturedRunner(Captured):
         return max(self.widths) if self.bitwise else None
 
     def _taken_over(self) -> RaggedCache:
-        rows = power_of_two(len(self.rows))
+        columns = max(self.columns, self.most_slots)
         try:
-            buffers = self._borrow(self.stock, rows, max(self.columns, self.most_slots))
+            return CapturedCache(self.stock, [self.model], power_of_two(len(self.rows)), columns)
         except torch.OutOfMemoryError:
             if self.bitwise:
                 raise
             warn(NO_MEMORY)
             return super()._taken_over()
-        return CapturedCache(self.stock, buffers)
 
     def adopt(self) -> None:
         super().adopt()
-        if not self.is_captured:
-            return
-        self._show(self.cache.buffers, self.visible, self.offset)
         if self.bitwise:
             with as_when_decoding(self.model):
                 self.widths = self._widths_alike()
@@ -260,25 +219,8 @@ class CapturedRunner(Captured):
             super().select(rows)
             return
         needed = power_of_two(max(len(rows), 1))
-        if needed > self.cache.buffers.rows:
-            self._move(needed, max(self.cache.lengths))
-        index = to_device(rows, self.cache.device)
-        visible, offset = self.visible[index, : self.columns], self.offset[index]  # copies
-        self.cache.select(rows)
-        self.rows = [self.rows[row] for row in rows]
-        self._show(self.cache.buffers, visible, offset)
-        if rows and needed < self.cache.buffers.rows and not self.bitwise:
-            self._move(needed, max(self.cache.lengths))
-
-    def retire(self, stay: list[int], keep: bool) -> None:
-        """Go on with the rows `stay`; put the others' keys and values aside where they are still wanted."""
-        if keep:  # what is put aside must not be a view of the buffers
-            self.visible, self.offset = self.visible.clone(), self.offset.clone()
-        super().retire(stay, keep)
-
-    def finish(self, ids: Tensor | None) -> None:
-        """Write all rows into the stock cache as plain decoding leaves it; without buffers."""
-        self.retire([], keep=True)
-        self.cache = RaggedCache.empty(self.stock, 0, self.cache.device)  # type: ignore[assignment]
-        self.rows = []
-        super().finish(ids)
+        if needed > self.cache.rows:
+            self.cache.move(needed, max(self.cache.lengths))
+        super().select(rows)
+        if rows and needed < self.cache.rows and not self.bitwise:
+            self.cache.move(needed, max(self.cache.lengths))

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 from transformers.cache_utils import Cache
 
-from .buffers import CapturedCache, power_of_two, slots_for
+from .buffers import power_of_two, slots_for
 from .cache import RaggedCache
 from .capturable import is_captured, why_not_captured
 from .captured import Captured
+from .captured_cache import CapturedCache
 from .joining import SPARE, JoiningRunner
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
     def _begin(self, read: Cache) -> RaggedCache:
         if why_not_captured(self.model):
             return super()._begin(read)
-        return CapturedCache(read, self._borrow(read, 1, self._columns(read.get_seq_length())))
+        return CapturedCache(read, [self.model], 1, self._columns(read.get_seq_length()))
 
     def slots_for(self, rows: list[int]) -> int:
         return power_of_two(len(rows)) * slots_for(max(rows, default=0) + SPARE)
@@ -43,20 +44,10 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
         held = buffers.rows * buffers.slots
         too_many = self.most_slots is not None and held > self.most_slots
         if not fits or (too_many and rows * slots < held):
-            self._move(rows, columns)
+            self.cache.move(rows, columns)
         buffers = self.cache.buffers
         self.reserved = buffers.rows * buffers.slots
         self.bytes = sum(states.nbytes for states in (*buffers.keys, *buffers.values))
-
-    def _rows_are(self, rows: int) -> None:
-        super()._rows_are(rows)
-        if self.is_captured:
-            self._show(self.cache.buffers, self.visible, self.offset)
-
-    def _let_go(self) -> None:
-        if self.is_captured:
-            self._lease()
-        super()._let_go()
 
 
 def joining_runner(

@@ -68,7 +68,7 @@ class JoiningRunner(RaggedRunner):
         else:
             self._fit()
             self.cache.join(read)
-        self._rows_are(len(self.wanted))
+        self.rows = list(range(len(self.wanted)))
 
     def _begin(self, read: Cache) -> RaggedCache:
         """The first row."""
@@ -80,7 +80,7 @@ class JoiningRunner(RaggedRunner):
         self.wanted = [self.wanted[b] for b in order]
         if self.wanted:
             self._fit()
-            self._rows_are(len(order))
+            self.rows = list(range(len(order)))
         else:
             self._let_go()
         return order
@@ -93,17 +93,11 @@ class JoiningRunner(RaggedRunner):
             return
         self.cache.select(rows)
         self._fit()
-        self._rows_are(len(rows))
+        self.rows = list(range(len(rows)))
 
     def _let_go(self) -> None:
         del self.cache
         self.reserved = self.bytes = 0
-
-    def _rows_are(self, rows: int) -> None:
-        device = self.cache.device
-        self.rows = list(range(rows))
-        self.visible = torch.ones(rows, 0, dtype=torch.bool, device=device)
-        self.offset = torch.zeros(rows, 1, dtype=torch.long, device=device)
 
     def _fit(self) -> None:
         """Buffers in which all rows find room, not twice as long as they need be."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..protocol import Feature, Forward
-from ..transfer import to_device
 from .cache import RaggedCache, Slots
 from .devices import input_device
 from .features import asking
@@ -76,14 +75,14 @@ class RaggedRunner:
         self.cache = self._taken_over()
         rows, device = len(self.rows), self.cache.device
         mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
-        self.visible = (
+        visible = (
             torch.ones(rows, self.columns, dtype=torch.bool, device=device) if mask is None else mask.bool().to(device)
         )
         # Not asked of an accelerator, which would have to be waited for.
-        self.padded = mask is not None and (device.type != "cpu" or not bool(self.visible.all()))
+        self.padded = mask is not None and (device.type != "cpu" or not bool(visible.all()))
         if positions is None:
-            positions = self.visible.long().cumsum(-1) - 1
-        self.offset = (positions[:, -1:] + 1 - self.columns).expand(rows, 1).to(device)
+            positions = visible.long().cumsum(-1) - 1
+        self.cache.show(visible, (positions[:, -1:] + 1 - self.columns).expand(rows, 1).to(device))
         self.shapes = TreeShapes(device)
 
     def _taken_over(self) -> RaggedCache:
@@ -160,15 +159,15 @@ class RaggedRunner:
 
     def positions(self, depth: Tensor) -> Tensor:
         """[B, T]; columns that do not count in a short row stay below the limit of learned embeddings."""
-        first = self.offset + self.cache.slots.ends[:, None]
+        first = self.cache.offset + self.cache.slots.ends[:, None]
         return torch.minimum(first + depth, first.clamp_min(self.limit - 1))
 
     def masks(self, seen: Tensor | None, depth: Tensor, slots: Slots | None = None) -> Tensor | dict[str, Tensor]:
         """Additive 4-D masks [B, 1, T, visible] for a group of layers (default: the lowest) that has reserved room."""
         slots = slots or self.cache.slots
         allowed, distance = allowed_slots(slots.ends, slots.end, seen, depth)
-        allowed[:, :, : self.visible.shape[1]] &= self.visible[:, None]
-        kind = self.cache.device.type
+        visible, kind = self.cache.visible, self.cache.device.type
+        allowed[:, :, : visible.shape[1]] &= visible[:, None]
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.model.dtype
         return as_bias(allowed, distance, self.windows, dtype)
 
@@ -186,15 +185,13 @@ class RaggedRunner:
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
         self.cache.select(rows)
-        index = to_device(rows, self.cache.device)
-        self.visible, self.offset = self.visible[index], self.offset[index]
         self.rows = [self.rows[row] for row in rows]
 
     def retire(self, stay: list[int], keep: bool) -> None:
         """Go on with the rows `stay`; put the others' keys and values aside where they are still wanted."""
         for b in set(range(len(self.rows))) - set(stay) if keep else ():
-            visible = self.visible[b, : self.columns]
-            self.retired[self.rows[b]] = RetiredRow(self.cache.lengths[b], self.cache.row(b), visible, self.offset[b])
+            visible, offset = self.cache.visible[b, : self.columns].clone(), self.cache.offset[b].clone()
+            self.retired[self.rows[b]] = RetiredRow(self.cache.lengths[b], self.cache.row(b), visible, offset)
         self.select(stay)
 
     def finish(self, ids: Tensor | None) -> None:
@@ -204,15 +201,12 @@ class RaggedRunner:
         """
         self.retire([], keep=True)
         rows = [self.retired[row] for row in sorted(self.retired)]
+        self.cache = RaggedCache.empty(self.stock, len(rows), self.cache.device)
+        self.cache.assemble([row.states for row in rows], [row.length for row in rows])
         if ids is None:
-            rows = [row._replace(length=self.columns) for row in rows]
-            states = [[(k[:, : self.columns], v[:, : self.columns]) for k, v in row.states] for row in rows]
-            self.cache.assemble(states, [self.columns] * len(rows))
             self.cache.restore(self.stock, self.columns)
             return
-        self.cache.assemble([row.states for row in rows], [row.length for row in rows])
-        self.visible = torch.stack([row.visible for row in rows])
-        self.offset = torch.stack([row.offset for row in rows])
+        self.cache.show(torch.stack([row.visible for row in rows]), torch.stack([row.offset for row in rows]))
         before = self.columns - self.prompt.shape[1]
         final = before + ids.shape[1] - 1
         missing = [final - row.length for row in rows]

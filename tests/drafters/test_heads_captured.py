@@ -59,7 +59,7 @@ def test_recorded_drafts_are_those_of_the_heads_over_each_text_alone(
     with traced():
         drafts_are_those_of_texts_alone(pair, lengths, monkeypatch, "captured")
         assert Traced.recorded > 1
-    assert [kept.busy for kept in shelf(pair)] == [False] * len(shelf(pair))
+    assert all(kept.free for kept in shelf(pair))
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7, 2, 6]], ids=["one row", "five rows"])
@@ -153,7 +153,7 @@ def test_without_memory_for_buffers_heads_draft_as_they_did(pair: str, monkeypat
     def fails(*_: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(Recorded, "_borrow", fails)
+    monkeypatch.setattr(Recorded, "taken_over", fails)
     plain, _ = decode(pair, [9])
     with pytest.warns(SpeculationWarning, match="no memory for static buffers"):
         ours, drafter = decode(pair, [9], speculation=CAPTURED)

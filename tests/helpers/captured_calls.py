@@ -44,4 +44,4 @@ def come_and_go(model: Any, drafter: Any) -> None:
             assert [answer.result() for answer in answers] == plain
             assert Traced.played and not any("dropped" in note for note in decoder.stats.notes)
     assert {kept.rows for kept in shelf_of(model).kept} >= {1, 2, 4}
-    assert not any(kept.busy for kept in shelf_of(model).kept)
+    assert all(kept.free for kept in shelf_of(model).kept)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...target.buffers import MOST_FIRST
 from ...target.capturable import is_captured
 from ...target.captured import Captured, CapturedRunner
 from ...target.captured_joining import joining_runner
@@ -26,6 +25,9 @@ from .over_cache import Chain, DraftCall, OverCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+MOST_FIRST = 2
+"""tokens that a chain of steps begins with"""
 
 
 class ModelOverCache(OverCache):

@@ -1,16 +1,14 @@
 """`Recorded`: heads whose drafts are recorded steps, over static buffers."""
 
-import weakref
-
 import torch
 from torch import Tensor
 
 from ...protocol import DraftContext, Sequences
-from ...target.buffers import WIDEST, WIDTHS, Buffers, CapturedCache, power_of_two, shelf_of, slots_for
+from ...target.buffers import WIDEST, WIDTHS, Buffers, power_of_two
 from ...target.cache import RaggedCache
 from ...target.capturable import hindered, is_captured
 from ...target.captured import MOST_AHEAD
-from ...target.fingerprint import fingerprint
+from ...target.captured_cache import CapturedCache
 from ...verify.picking import DraftPicker
 from .drawn import Drawn
 from .head import Head, News
@@ -44,7 +42,7 @@ class Recorded:
         """
         columns = min(self.context.max_length, self.context.prompt_ids.shape[1] + MOST_AHEAD)
         columns = max(columns, *cache.lengths)
-        return CapturedCache.of(cache, self._borrow(cache, power_of_two(len(cache.lengths)), columns))
+        return CapturedCache(cache, [self.head.model, self.head.target], power_of_two(len(cache.lengths)), columns)
 
     def drafted(self, cache: CapturedCache, sequences: Sequences, candidates: int | None) -> tuple[Tensor, ...]:
         """What is drawn behind the sequences at all K places, as `Drawn.all` gives it."""
@@ -52,11 +50,11 @@ class Recorded:
         assert isinstance(pick, DraftPicker), "which was asked whether it can be recorded"
         least = max(self.states.unread, self.head.usual)
         width = next((w for w in WIDTHS if w >= least), least)
-        self._make_room(cache, width + self.head.beyond)
+        buffers = cache.with_room(width + self.head.beyond)
         cache.tell()
-        news, numbers = self._fed(cache.buffers, self.states.news(sequences.tokens, width)), None
+        news, numbers = self._fed(buffers, self.states.news(sequences.tokens, width)), None
         if self.context.do_sample:
-            numbers = cache.buffers.static("numbers", most, dtype=torch.float64)
+            numbers = buffers.input("numbers", most, dtype=torch.float64)
             for i in range(most):
                 numbers[:rows, i] = pick.numbers([n + i for n in sequences.lengths], sequences.rows, numbers.device)
 
@@ -67,37 +65,14 @@ class Recorded:
             return drawn.all()
 
         key = "heads", width, pick.recordable, candidates
-        found = step() if width > WIDEST else cache.buffers.recorded.run(key, step)
+        found = step() if width > WIDEST else buffers.recorded.run(key, step)
         return tuple(several[:rows].clone() for several in found)
 
     def _fed(self, buffers: Buffers, news: News) -> News:
         """The news where a recorded step looks for them. Rows that nobody has read one place."""
-        rows, width = news.tokens.shape
-
-        def fixed(name: str, values: Tensor) -> Tensor:
-            shape = values.shape[2:]
-            if width > WIDEST:
-                whole = values.new_zeros(buffers.rows, width, *shape)
-            else:
-                whole = buffers.static(name, WIDEST, *shape, dtype=values.dtype)[:, :width]
-            whole[:rows] = values
-            return whole
-
-        counts = buffers.static("counts", dtype=torch.long)
+        width = news.tokens.shape[1]
+        counts = buffers.input("counts", dtype=torch.long)
         counts.fill_(1)
-        counts[:rows], buffers.offset[:rows] = news.counts, news.first
-        return News(fixed("states", news.states), fixed("chosen", news.tokens), counts, buffers.offset)
-
-    def _make_room(self, cache: CapturedCache, width: int) -> None:
-        """So many slots behind each row."""
-        if (columns := max(cache.lengths) + width) > cache.buffers.slots:
-            leave = self._lease
-            cache.move(self._borrow(cache, cache.buffers.rows, columns))
-            leave()
-
-    def _borrow(self, like: RaggedCache, rows: int, columns: int) -> Buffers:
-        """Until this object is gone, or `_lease` is called."""
-        state = hash((fingerprint(self.head.model), fingerprint(self.head.target)))
-        buffers = shelf_of(self.head.model).borrow(like, rows, slots_for(columns), like.device, state)
-        self._lease = weakref.finalize(self, buffers.give_back)
-        return buffers
+        counts[: len(news.counts)], buffers.offset[: len(news.first)] = news.counts, news.first
+        states, chosen = buffers.put("states", news.states, width), buffers.put("chosen", news.tokens, width)
+        return News(states, chosen, counts, buffers.offset)

@@ -11,7 +11,8 @@ from ...budget import DraftCost
 from ...clock import mark
 from ...errors import warn
 from ...protocol import DraftContext, Sequences, Verdict
-from ...target.buffers import NO_MEMORY, CapturedCache
+from ...target.buffers import NO_MEMORY
+from ...target.captured_cache import CapturedCache
 from ...target.recorded import recordings
 from ..steps import Step, Steps, Took
 from .drawn import Drawn, by_text
