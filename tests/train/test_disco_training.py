@@ -239,7 +239,7 @@ def settings(target, draft, tokenizer, tmp_path):
 
 @pytest.mark.parametrize(("f1", "warned"), [(0.5, ["greedy", "sampled"]), (0.6, []), (0.7, [])])
 def test_a_classifier_worse_than_always_accepting_is_warned_of(settings, monkeypatch, recwarn, f1, warned):
-    monkeypatch.setattr(run, "quality", lambda *_: Quality(f1, 0.6, 0.1, [], 5))
+    monkeypatch.setattr(run, "quality", lambda *_: Quality(f1, 0.6, 0.1))
     report = train_disco(settings)
     said = [str(w.message) for w in recwarn if issubclass(w.category, SpeculationWarning)]
     assert [message.split(":")[0] for message in said] == warned

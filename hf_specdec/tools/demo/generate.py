@@ -176,14 +176,12 @@ def _compared(
     the repetition that the figures are of."""
     keys = ("max_new_tokens", "raw", "system", "seed")
     chosen = settings_of(settings, repeats=REPEATS, **{key: getattr(settings, key) for key in keys})
-    ours = [_Forgetful(drafter) for _ in range(REPEATS)]
-    passes = [[Method(PLAIN), Method(settings.spec, {"assistant_model": one}, pair.draft, one)] for one in ours]
-    bench, results = Bench(chosen, pair, passes), Results({})
+    ours = _Forgetful(drafter)
+    methods = [Method(PLAIN), Method(settings.spec, {"assistant_model": ours}, pair.draft, ours)]
+    bench, results = Bench(chosen, pair, [methods] * REPEATS), Results({})
     bench.run(results, [Unit("prompt", 0, 1, settings.temperature, [Prompt((str(settings.prompt),), chat=True)])])
     (counted,) = median_repeats(m for m in results.measurements if m.method == settings.spec)
-    stats = ours[counted.repeat].last_stats
-    assert stats is not None
-    return results.runs, stats
+    return results.runs, counted.stats
 
 
 class _Forgetful(Listening):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("hf-specdec", "torch", "transformers", "safetensors", "scipy", "scikit-learn")
+PACKAGES = ("hf-specdec", "torch", "transformers", "safetensors", "scipy")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

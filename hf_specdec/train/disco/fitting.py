@@ -30,9 +30,6 @@ class Quality:
     """of a rule that expects every token to be accepted"""
     calibration_error: float
     """mean distance of predicted and observed acceptance over ten bins, weighted by how full they are"""
-    reliability: list[tuple[float, float, int]]
-    """per bin: mean predicted chance, observed acceptance, tokens"""
-    tokens: int
 
 
 def fit(
@@ -97,19 +94,8 @@ def quality(classifier: StopClassifier, records: Sequence[Record], do_sample: bo
     chance = classifier(torch.cat([r.features for r in records]))[:, int(do_sample)].sigmoid()
     accepted = torch.cat([r.accepted for r in records])
     bins = (chance * 10).long().clamp(max=9)
-    reliability = [
-        (float(chance[bins == i].mean()), float(accepted[bins == i].float().mean()), int((bins == i).sum()))
-        for i in range(10)
-        if (bins == i).any()
-    ]
-    error = sum(abs(predicted - observed) * n for predicted, observed, n in reliability) / len(chance)
-    return Quality(
-        f1=f1(chance >= 0.5, accepted),
-        f1_always=f1(torch.ones_like(accepted), accepted),
-        calibration_error=error,
-        reliability=reliability,
-        tokens=len(chance),
-    )
+    lost = sum(float((chance - accepted.float())[bins == i].sum().abs()) for i in range(10))
+    return Quality(f1(chance >= 0.5, accepted), f1(torch.ones_like(accepted), accepted), lost / len(chance))
 
 
 def f1(predicted: Tensor, actual: Tensor) -> float:
