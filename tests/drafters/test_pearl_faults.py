@@ -356,6 +356,17 @@ def test_a_process_starts_with_its_drafter(make, tmp_path):
     assert not any(thread.name.startswith("hf_specdec") for thread in threading.enumerate())
 
 
+def test_a_process_that_had_nothing_to_draft_is_used_again(recwarn):
+    """Nor had it read the prompt, as drafting had not paid in the last call."""
+    with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
+        drafter.planners.of(TARGET, (1, False)).resting = True
+        assert torch.equal(generate(drafter, max_new_tokens=2), generate(None, max_new_tokens=2))
+        (worker,) = drafter.workers.free
+        assert torch.equal(generate(drafter), generate(None)) and drafter.last_stats.draft_calls > 0
+        assert drafter.workers.free == [worker]
+    assert not [w for w in recwarn if DROPPED in str(w.message)]
+
+
 def test_a_process_that_died_between_two_calls_is_replaced(recwarn):
     with PearlDrafter(DRAFTS["good"], window=3, worker="process") as drafter:
         generate(drafter)

@@ -46,13 +46,14 @@ def serve(link: Link, model: "PreTrainedModel | Translated", stream: Any = None)
     # Gradient mode, autocast and CUDA streams are thread-local.
     device = input_device(model_of(model))
     on_stream = nullcontext() if stream is None else torch.cuda.stream(stream)
+    draft: BackgroundDraft | None = None
     with closing(link), reporting(link), torch.no_grad(), on_stream:
         while True:
             match link.receive():
                 case ("open", setup):
                     with setup.cast(device.type):
                         draft = BackgroundDraft(setup, model)
-                case ("draft", number, order):
+                case ("draft", number, order) if draft is not None:
                     with setup.cast(device.type):
                         for index in range(draft.follow(order)):
                             if link.connection.poll():
@@ -60,7 +61,7 @@ def serve(link: Link, model: "PreTrainedModel | Translated", stream: Any = None)
                             link.send("step", number, *draft.step(index))
                     link.send("done", number)
                 case ("close",):
-                    del draft, setup
+                    draft = None
 
 
 def end_with_owner() -> None:
