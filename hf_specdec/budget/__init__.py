@@ -6,7 +6,7 @@ from .account import SAVED, Account
 from .controller import DRAFTED, GUESS, LOOK, Controller, Drafted, Experience
 from .cost import Cost, CostView, DraftCost, Times
 from .decision import LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
-from .evidence import Evidence, Source
+from .evidence import Evidence, Proposer
 from .learned import Learned
 from .overlap import Overlap
 from .tree import Tree, are_chains
@@ -31,7 +31,7 @@ __all__ = [
     "Experience",
     "Learned",
     "Overlap",
-    "Source",
+    "Proposer",
     "Times",
     "Tree",
     "are_chains",

@@ -19,7 +19,7 @@ UNMEASURED = 4
 """steps of a round before their times are known"""
 
 
-class Call(Protocol):
+class Context(Protocol):
     """What it knows of a call: `DraftContext`."""
 
     cost: CostView
@@ -76,7 +76,7 @@ class Controller:
 
     def __init__(
         self,
-        context: Call,
+        context: Context,
         experience: Experience,
         fixed: int | None = None,
         candidates: int = 1,

@@ -8,8 +8,8 @@ EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """between bands of estimates: narrow where chances are small, as these are multiplied"""
 
 
-class Source(NamedTuple):
-    """One who proposes a token."""
+class Proposer(NamedTuple):
+    """Who proposes a token, and how."""
 
     name: str
     rank: int = 0
@@ -21,7 +21,7 @@ class Source(NamedTuple):
 class Evidence(NamedTuple):
     """What speaks for a drafted token. Tokens with the same evidence are counted together."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Proposer, ...]
     """that propose it"""
     agrees: bool | None = None
     """whether another source says the same of this place; None where no other one was asked"""
@@ -32,7 +32,7 @@ class Evidence(NamedTuple):
     @cache
     def of(name: str, rank: int = 0, match: int = 0) -> "Evidence":
         """One source alone."""
-        return Evidence((Source(name, rank, match),))
+        return Evidence((Proposer(name, rank, match),))
 
     def at(self, estimate: float) -> "Evidence":
         """The same with an estimate, from 0 to 1, that the token is right."""

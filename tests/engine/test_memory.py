@@ -76,7 +76,7 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-LEARNED = {"Evidence", "Record", "Source", "Times"}
+LEARNED = {"Evidence", "Record", "Proposer", "Times"}
 """what is kept for the next call, a bounded number of each: a call may meet evidence, or a size of a batch, that
 those before it did not"""
 
@@ -254,7 +254,7 @@ def test_an_interrupt_leaves_the_prompt_in_the_users_cache(kind: str, where: str
                 generate(drafter, lengths, past_key_values=cache, **options, **forwards)
         finally:
             hook.remove()
-        assert not (alive() - before).keys() - {"Tensor", "Evidence", "Source"}  # the cache's, and what was learned
+        assert not (alive() - before).keys() - {"Tensor", "Evidence", "Proposer"}  # the cache's, and what was learned
     for mine, theirs in zip(cache.layers, expected.layers, strict=True):
         for got, wanted in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
             assert got.shape == wanted.shape

@@ -21,7 +21,7 @@ from ...target.probe import Support
 from ...target.ragged import RaggedRunner
 from ...target.staggered import StaggeredRunner
 from ...transfer import moved, to_device
-from .over_cache import Chain, DraftCall, OverCache
+from .over_cache import DraftCall, OverCache, Picking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,7 +110,7 @@ class ModelOverCache(OverCache):
     def chains(self) -> bool:  # type: ignore[override]
         return isinstance(self.runner, Captured) and self.runner.is_captured
 
-    def chain(self, first: Tensor, count: int, pick: Chain, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+    def chain(self, first: Tensor, count: int, pick: Picking, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
         assert isinstance(self.runner, Captured)
         self.stats.draft_calls += count
 

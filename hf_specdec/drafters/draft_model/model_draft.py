@@ -19,7 +19,7 @@ from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
 from ..steps import Step, Steps, Took
 from .base import columns_for
-from .over_cache import Chain, DraftCall, OverCache
+from .over_cache import DraftCall, OverCache, Picking
 from .translating import Translated, model_of, over_cache
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class Early:
 
 
 @dataclass
-class Round:
-    """What is drafted behind."""
+class DraftChain:
+    """A round's steps, and what they are made behind."""
 
     rows: list[int]
     ids: Tensor
@@ -97,7 +97,7 @@ class ModelDraft(Steps):
         self._model, self._device = model, input_device(model_of(model))
         self._over: OverCache | None = None
         self._columns = columns_for(context, model_of(model))
-        self._round: Round | None = None
+        self._round: DraftChain | None = None
         """the present one, or the last"""
         self._took: Took | None = None
         self._early: Early | None = None
@@ -131,7 +131,7 @@ class ModelDraft(Steps):
             self.estimate.begin(sequences)
             planned = 0  # recorded steps show no logits
         rows, lengths, usual = list(sequences.rows), list(sequences.lengths), not (opened or joined or self._behind)
-        self._round = Round(rows, with_room(sequences, steps), lengths, planned, began, recorded, usual)
+        self._round = DraftChain(rows, with_room(sequences, steps), lengths, planned, began, recorded, usual)
         self.steps = 0
         early, self._early = self._early, None
         if early is not None and (early.rows, early.lengths) == (rows, lengths):
@@ -160,7 +160,7 @@ class ModelDraft(Steps):
             here.first = here.ended
         return step
 
-    def _chain_on(self, over: OverCache, here: Round) -> None:
+    def _chain_on(self, over: OverCache, here: DraftChain) -> None:
         """All steps that are planned as one: behind the drafted token, or behind what the text has more than the cache,
         if that is little."""
         first = over.missing(here.ids, here.lengths) if here.last is None else here.last[:, None]
@@ -183,7 +183,7 @@ class ModelDraft(Steps):
         """So many steps behind the tokens first [B, F] as one that is recorded; arguments as of `OverCache.chain`."""
         pick, k = self.context.pick, self.candidates
         assert self._over is not None and isinstance(pick, DraftPicker)
-        chain = Chain(lambda logits, u: pick.from_logits(logits, u, k), numbers, (pick.recordable, k))
+        chain = Picking(lambda logits, u: pick.from_logits(logits, u, k), numbers, (pick.recordable, k))
         tokens, *more = (several.unbind(1) for several in self._over.chain(first, count, chain, lengths))
         if k is not None:
             return [Step(ids, chances) for ids, chances in zip(tokens, *more, strict=True)]
@@ -201,7 +201,7 @@ class ModelDraft(Steps):
         behind = [[n + i for n in lengths] for i in range(count)]
         return torch.stack([pick.numbers(at, rows, self._device, ahead) for at in behind], 1)
 
-    def _picked(self, here: Round, logits: Tensor) -> Step:
+    def _picked(self, here: DraftChain, logits: Tensor) -> Step:
         pick, behind = self.context.pick, (here.ids, here.lengths, here.rows, logits)
         if self.candidates is None:
             tokens, q = pick(*behind)

@@ -51,7 +51,7 @@ class DraftCall:
         )
 
 
-class Chain(NamedTuple):
+class Picking(NamedTuple):
     """How the tokens of a chain are picked."""
 
     choose: Choose
@@ -98,7 +98,7 @@ class OverCache(ABC):
     chains: bool = False
     """whether `chain` can be asked"""
 
-    def chain(self, first: Tensor, count: int, pick: Chain, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+    def chain(self, first: Tensor, count: int, pick: Picking, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
         """Feed one or two tokens [B, F], then what is picked behind them, so many steps in a row, as one recorded step.
 
         Args:

@@ -20,7 +20,7 @@ Branches = list[list[int]]
 """Continuations of one row, the likeliest first."""
 
 
-class Options(Protocol):
+class CopyOptions(Protocol):
     """A config's options for copies."""
 
     max_draft_tokens: int
@@ -35,7 +35,7 @@ class Copies(Source):
 
     name, kind = "copied", "prompt_lookup"
 
-    def __init__(self, context: DraftContext, config: Options, acceptance: Acceptance) -> None:
+    def __init__(self, context: DraftContext, config: CopyOptions, acceptance: Acceptance) -> None:
         self.context, self.config, self.acceptance = context, config, acceptance
         self.indexes: dict[int, LookupIndex] = {}
         self._read: dict[int, int] = {}

@@ -13,7 +13,7 @@ from .source import Source
 from .store import SuffixStore
 
 
-class Options(Protocol):
+class MemoryOptions(Protocol):
     """A config's options for past outputs."""
 
     max_draft_tokens: int
@@ -28,7 +28,9 @@ class Memory(Source):
 
     name, kind = "remembered", "suffix"
 
-    def __init__(self, context: DraftContext, options: Options, store: SuffixStore, acceptance: Acceptance) -> None:
+    def __init__(
+        self, context: DraftContext, options: MemoryOptions, store: SuffixStore, acceptance: Acceptance
+    ) -> None:
         self.context, self.options, self.store, self.acceptance = context, options, store, acceptance
         self.texts: dict[int, list[int]] = {}
         """by row, its output so far behind the end of its prompt that a match may need; without rows that have ended"""
