@@ -30,7 +30,7 @@ from ..verify.rules import Rules
 from .calls import calls
 from .layers import beneath, is_there, put_around, take_away
 from .plain import decoded_plainly
-from .settings import UPSTREAM_TYPES, Asked, by_name, own_draft, refuse, setting, speculation, understood
+from .settings import UPSTREAM_TYPES, by_name, own_draft, refuse, setting, speculation, understood
 
 _active = False
 """whether calls are looked at; else our functions hand everything on"""
@@ -96,7 +96,7 @@ def _told(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def init_continuous_batching(self: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:
-        kind = speculation(self, {"generation_config": generation_config}).kind if _active else None
+        kind = speculation(self, {"generation_config": generation_config})[0] if _active else None
         if kind not in (None, "none", *UPSTREAM_TYPES):
             warn(
                 f"transformers' continuous batching does not draft: speculation_type={kind!r} is left out, and "
@@ -124,17 +124,17 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         if isinstance(named.get("custom_generate"), str):  # a recipe from the Hub, ours among them, comes back here
             return original(self, *args, **kwargs)
-        asked = speculation(self, named)
-        nobody_drafts = not isinstance(assistant, Drafter) and asked.kind in (None, *UPSTREAM_TYPES)
-        if nobody_drafts and not asked.rules.by_engine and not named.get("speculation"):
+        kind, options, rules = speculation(self, named)
+        nobody_drafts = not isinstance(assistant, Drafter) and kind in (None, *UPSTREAM_TYPES)
+        if nobody_drafts and not rules.by_engine and not named.get("speculation"):
             try:
                 return original(self, *args, **kwargs)
             except ValueError:
-                if assistant is not None and asked.kind is None and _rows(self, named) > 1:
+                if assistant is not None and kind is None and _rows(self, named) > 1:
                     reader = reader_for(assistant)
                     _hint_at_batches("draft_model" if reader is None else reader.config_class.drafter_type)
                 raise
-        return _generate(original, self, named, asked)
+        return _generate(original, self, named, kind, options, rules)
 
     return generate
 
@@ -153,13 +153,14 @@ def _rows(model: Any, named: dict[str, Any]) -> int:
     return len(given[0]) * (setting(model, named, "num_return_sequences") or 1) if given else 1
 
 
-def _generate(original: Callable[..., Any], model: Any, named: dict[str, Any], asked: Asked) -> Any:
+def _generate(
+    original: Callable[..., Any], model: Any, named: dict[str, Any], kind: str | None, options: Any, rules: Rules
+) -> Any:
     """One call that asks for speculation, or switches it off."""
     flag, said = named.get("speculation_type"), named.get("speculation")
     given = Rules.split(said)[1]
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     assistant = named.pop("assistant_model", None)
-    kind, options, rules = asked
     drafter: AnyDrafter
     nobody = kind == "none" or (kind in (None, *UPSTREAM_TYPES) and not isinstance(assistant, Drafter))
     if nobody and not rules.by_engine:
@@ -259,7 +260,7 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
     Raises:
         SpeculationError, ValueError: what speculation, or transformers, refuses.
     """
-    rules = speculation(model, named).rules
+    *_, rules = speculation(model, named)
     named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
     refuse(model, named)
     if rules.forwards != "auto":

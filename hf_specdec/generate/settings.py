@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -36,34 +36,28 @@ def by_name(parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, An
     return named
 
 
-class Asked(NamedTuple):
-    """What `speculation_type` and `speculation` ask for."""
-
-    kind: str | None
-    options: Any
-    """of a drafter: a dict, or what was given in place of one"""
-    rules: Rules
-
-
-def speculation(model: Any, named: dict[str, Any]) -> Asked:
+def speculation(model: Any, named: dict[str, Any]) -> tuple[str | None, Any, Rules]:
     """The two fields: of the call, else of the config passed, else of the model's own. A drafter's options go with its
     type; rules of verification stand until they are overridden.
+
+    Returns:
+        The `speculation_type`; a drafter's options, a dict or what was given in place of one; the rules.
 
     Raises:
         SpeculationError: a rule with a value that is none of those allowed.
     """
     kind = named.get("speculation_type")
-    rules, options = Rules.split(named.get("speculation"))
+    given, options = Rules.split(named.get("speculation"))
     for config in (named.get("generation_config"), getattr(model, "generation_config", None)):
         theirs, rest = Rules.split(getattr(config, "speculation", None))
-        rules = theirs | rules
+        given = theirs | given
         if kind is None:
             kind = getattr(config, "speculation_type", None)
             options = options or (rest if kind else None)
-    asked = Asked(kind, options, Rules(**rules))
-    if asked.rules.coupled and not setting(model, named, "do_sample"):  # nothing is drawn
-        return asked._replace(rules=dataclasses.replace(asked.rules, sampling="independent"))
-    return asked
+    rules = Rules(**given)
+    if rules.coupled and not setting(model, named, "do_sample"):  # nothing is drawn
+        rules = dataclasses.replace(rules, sampling="independent")
+    return kind, options, rules
 
 
 def setting(model: Any, named: dict[str, Any], name: str) -> Any:

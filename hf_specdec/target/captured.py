@@ -138,7 +138,8 @@ class Captured(RaggedRunner):
         if parents is None:
             return (None, buffers.chain[:, :width]) if width <= WIDEST else self.shape(None, width)
         rows = [[*row, *[0] * (width - len(row))] for row in parents]
-        seen, depth = self.shapes(rows + [[-1, *range(width - 1)]] * (buffers.rows - len(rows)))
+        seen, depth = self.shape(rows + [[-1, *range(width - 1)]] * (buffers.rows - len(rows)), width)
+        assert seen is not None, "of a tree"
         seen, depth = seen.expand(buffers.rows, -1, -1), depth.expand(buffers.rows, -1)
         return buffers.put("seen", seen, width), buffers.put("depth", depth, width)
 

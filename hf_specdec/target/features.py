@@ -26,8 +26,7 @@ def shared_kinds(model: "PreTrainedModel") -> list[str]:
 
 def asking(features: Sequence[Feature]) -> dict[str, bool]:
     """The arguments with which a forward gives these."""
-    asked = {"output_hidden_states": int, "return_shared_kv_states": str}
-    return {name: True for name, kind in asked.items() if any(isinstance(one, kind) for one in features)}
+    return {"output_hidden_states" if isinstance(name, int) else "return_shared_kv_states": True for name in features}
 
 
 def shown(outputs: Any, features: Sequence[Feature], width: int, slots: Slots | None = None) -> dict[Feature, Tensor]:

@@ -1,7 +1,7 @@
 """`structure` tells whether a model still computes as it did, `fingerprint` whether a recording of it still holds; and
 `Replayed` lets those look on who have put themselves around its forward."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -56,7 +56,7 @@ def structure(model: nn.Module, numbers: bool = True) -> tuple[Any, ...]:
             parts += [str(own[name]) for name in ADAPTERS if name in own]
         if own["_forward_hooks"] or own["_forward_pre_hooks"]:
             parts += [number for of in _hooks(module) for number, hook in list(of.items()) if _counts(hook)]
-        for held in _held(module):
+        for held in (*module._parameters.values(), *module._buffers.values()):
             parts += (None,) if held is None else (type(held), held.shape, held.dtype, held.device)
     return tuple(parts)
 
@@ -64,9 +64,8 @@ def structure(model: nn.Module, numbers: bool = True) -> tuple[Any, ...]:
 def fingerprint(model: nn.Module) -> tuple[Any, ...]:
     """Of everything that a recorded forward would not notice: the structure, and where weights lie. Another one, other
     recordings."""
-    held = [each for module in model.modules() for each in _held(module)]
-    places = [None if each is None or each.device.type == "meta" else each.data_ptr() for each in held]
-    return (*structure(model), *places)
+    held = (each for module in model.modules() for each in (*module._parameters.values(), *module._buffers.values()))
+    return (*structure(model), *(each.data_ptr() for each in held if each is not None and each.device.type != "meta"))
 
 
 def _surroundings(model: nn.Module) -> list[Any]:
@@ -80,11 +79,6 @@ def _surroundings(model: nn.Module) -> list[Any]:
     for of in classes(model):
         parts += [id(vars(of).get("forward")), *map(id, named_by(of).values())]
     return parts
-
-
-def _held(module: nn.Module) -> Iterator[torch.Tensor | None]:
-    yield from module._parameters.values()
-    yield from module._buffers.values()
 
 
 def hooks(module: nn.Module) -> list[Any]:

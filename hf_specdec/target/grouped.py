@@ -73,7 +73,7 @@ def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
     with _lock:
         _open += 1
         if is_stock(stock := functions[NAME]):
-            functions.register(NAME, _Grouped(stock))
+            functions.register(NAME, _grouped(stock))
     _here.depth += 1
     try:
         yield
@@ -87,8 +87,8 @@ def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
 
 def _put_back(functions: Any) -> None:
     """transformers' function, where the last block has ended."""
-    if not _open and isinstance(ours := functions[NAME], _Grouped):
-        functions.register(NAME, ours.stock)
+    if not _open and (stock := getattr(functions[NAME], "stock", None)) is not None:
+        functions.register(NAME, stock)
 
 
 def _registered() -> Any:
@@ -99,14 +99,11 @@ def _registered() -> Any:
     return AttentionInterface()
 
 
-class _Grouped:
-    """transformers' attention function of that name, and what takes its place within a block."""
+def _grouped(stock: Attention) -> Attention:
+    """What takes the place of transformers' attention function within a block."""
 
-    def __init__(self, stock: Attention) -> None:
-        self.stock = stock
-
-    def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         """[B, T, heads, size] of a query [B, heads, T, size], keys and values [B, fewer heads, S, size] and a mask
         [B, 1, T, S]; None for a single token that sees all."""
@@ -115,7 +112,7 @@ class _Grouped:
         special = options.get("dropout") or any(_given(options[name]) for name in SPECIAL.intersection(options))
         groupable = attention_mask.shape[1] == 1 if attention_mask is not None else width == 1 and _is_slow_alone(key)
         if not _here.depth or groups == 1 or special or not groupable:
-            return self.stock(module, query, key, value, attention_mask, **options)
+            return stock(module, query, key, value, attention_mask, **options)
         query, scale = query.reshape(rows, heads // groups, groups * width, size), options.get("scaling")
         if attention_mask is None:
             seen = scaled_dot_product_attention(query, key, value, scale=scale)
@@ -129,6 +126,9 @@ class _Grouped:
             ]
             seen = torch.cat(looks)
         return seen.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
+
+    attend.stock = stock  # type: ignore[attr-defined]
+    return attend
 
 
 def _given(option: object) -> bool:

@@ -13,7 +13,6 @@ from .cache import BLOCK, RaggedCache
 from .devices import input_device
 from .inputs import CACHE, is_idle
 from .lockstep import prefill
-from .masks import TreeShapes
 from .ragged import RaggedRunner
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class JoiningRunner(RaggedRunner):
         """[B] slots that each row is known to come to need"""
         self.reserved = self.bytes = 0
         """slots of each layer's buffers, empty ones among them, and what all of them take"""
-        self.columns, self.shapes = 0, TreeShapes(input_device(model))
+        self.columns = 0
 
     @property
     def lengths(self) -> list[int]:

@@ -12,35 +12,19 @@ from ..transfer import to_device
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SHAPES = 8
-"""trees whose masks are kept"""
 
+def tree_shape(trees: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which new tokens each one of a tree sees, and how deep it lies.
 
-class TreeShapes:
-    """Which new tokens each one of a tree sees, and how deep it lies. A tree that comes again is not built anew."""
+    Args:
+        trees: [1 or B][T] index of each token's parent among the T, -1 for the first.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.known: dict[tuple[tuple[int, ...], ...], tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, parents: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """
-        Args:
-            parents: [B][T] index of each token's parent among the T, -1 for the first.
-
-        Returns:
-            seen [1 or B, T, T], itself and all above; depth [1 or B, T], below the first.
-        """
-        trees = tuple(map(tuple, parents))
-        if len(set(trees)) == 1:
-            trees = trees[:1]
-        if trees not in self.known:
-            while len(self.known) >= SHAPES:
-                self.known.pop(next(iter(self.known)))
-            seen = [_ancestors(tree) for tree in trees]
-            depth = [[sum(row) - 1 for row in rows] for rows in seen]
-            self.known[trees] = to_device(seen, self.device, torch.bool), to_device(depth, self.device)
-        return self.known[trees]
+    Returns:
+        seen [1 or B, T, T], itself and all above; depth [1 or B, T], below the first.
+    """
+    seen = [_ancestors(tree) for tree in trees]
+    depth = [[sum(row) - 1 for row in rows] for rows in seen]
+    return to_device(seen, device, torch.bool), to_device(depth, device)
 
 
 def _ancestors(tree: Sequence[int]) -> list[list[bool]]:

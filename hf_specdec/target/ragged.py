@@ -4,6 +4,7 @@ The slots of a row are the columns of plain decoding's `input_ids` (plus what a 
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -16,10 +17,13 @@ from .features import asking
 from .grouped import grouped_attention
 from .inputs import CACHE, position_limit
 from .lockstep import answered, prefill
-from .masks import TreeShapes, allowed_slots, as_bias, attention_windows
+from .masks import allowed_slots, as_bias, attention_windows, tree_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+SHAPES = 8
+"""trees whose shapes are kept"""
 
 T = TypeVar("T")
 Step = Callable[[Tensor, Tensor | None, Tensor], T]
@@ -58,6 +62,7 @@ class RaggedRunner:
         self.features: Sequence[Feature] = ()
         self.rows = list(range(ids.shape[0]))
         self.retired: dict[int, RetiredRow] = {}
+        self._tree_shape = lru_cache(SHAPES)(tree_shape)  # a tree that comes again is not built anew
 
     @property
     def lengths(self) -> list[int]:
@@ -83,7 +88,6 @@ class RaggedRunner:
         if positions is None:
             positions = visible.long().cumsum(-1) - 1
         self.cache.show(visible, (positions[:, -1:] + 1 - self.columns).expand(rows, 1).to(device))
-        self.shapes = TreeShapes(device)
 
     def _taken_over(self) -> RaggedCache:
         """The batch, as the stock cache holds it, which is emptied."""
@@ -155,7 +159,8 @@ class RaggedRunner:
         """Which new tokens each new token sees (None in a chain: itself and all before), and each one's depth."""
         if parents is None:
             return None, torch.arange(width, device=self.cache.device)[None]
-        return self.shapes(parents)
+        trees = tuple(map(tuple, parents))
+        return self._tree_shape(trees[:1] if len(set(trees)) == 1 else trees, self.cache.device)
 
     def positions(self, depth: Tensor) -> Tensor:
         """[B, T]; columns that do not count in a short row stay below the limit of learned embeddings."""

@@ -4,7 +4,7 @@ what its weights hold."""
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 
@@ -22,15 +22,6 @@ PLAIN = (Tensor, nn.Parameter)
 """weights that lie in memory as they are; not what parametrizations, quantization and sharding make of them"""
 
 
-class _Known(Generic[T]):
-    """Of one model."""
-
-    def __init__(self, numbers: bool) -> None:
-        self.numbers = numbers
-        """whether numbers that its modules hold tell its states apart; not where forwards change them"""
-        self.found: dict[Hashable, tuple[T]] = {}
-
-
 class Remembered(Generic[T]):
     """What was found of models, each as it stands now: of a model that was changed it is found anew. Models that are
     gone are forgotten; threads may share it, and copies know nothing yet."""
@@ -42,7 +33,9 @@ class Remembered(Generic[T]):
             most: states of a model of which something is remembered, the latest ones.
         """
         self.numbers, self.most = numbers, most
-        self._of: WeakKeyDictionary[Any, _Known[T]] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[Any, dict[Hashable, tuple[T]]] = WeakKeyDictionary()
+        self._counting: WeakSet[Any] = WeakSet()
+        """models whose forwards change numbers that they hold"""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,19 +49,21 @@ class Remembered(Generic[T]):
             key: tells several things apart that are found of one model.
         """
         with self._lock:
-            known = self._of.setdefault(model, _Known(self.numbers))
-        state = _state(model, known.numbers)
+            known, numbers = self._of.setdefault(model, {}), self.numbers and model not in self._counting
+        state = _state(model, numbers)
         with self._lock:
-            found = known.found.get((key, state))  # asked once: a structure is long
+            found = known.get((key, state))  # asked once: a structure is long
         if found is not None:
             return found[0]
         found = (find(),)  # without the lock: a hook of the model may come back here
-        if known.numbers and _state(model, True) != state:
-            known.numbers, state = False, _state(model, False)
+        counts = numbers and _state(model, True) != state
+        state = _state(model, False) if counts else state
         with self._lock:
-            while len(known.found) >= self.most:
-                known.found.pop(next(iter(known.found)))
-            return known.found.setdefault((key, state), found)[0]
+            if counts:
+                self._counting.add(model)
+            while len(known) >= self.most:
+                known.pop(next(iter(known)))
+            return known.setdefault((key, state), found)[0]
 
 
 def _state(model: Any, numbers: bool) -> Any:

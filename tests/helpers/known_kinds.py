@@ -26,10 +26,11 @@ def kind_of(model: Any) -> Any:
         own = vars(module)
         if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or module._compiled_call_impl:
             return None
-        if not all(held is None or held.sum().isfinite() for held in fingerprint._held(module)):
+        held = [*module._parameters.values(), *module._buffers.values()]
+        if not all(value is None or value.sum().isfinite() for value in held):
             return None
         parts += [type(module), *(value for value in own.values() if type(value) in NUMBERS)]
-        parts += [value is not None and (value.shape, value.dtype, value.device) for value in fingerprint._held(module)]
+        parts += [value is not None and (value.shape, value.dtype, value.device) for value in held]
     return tuple(parts)
 
 
