@@ -289,6 +289,7 @@ class RaggedCache(Cache):
             layer.keys, layer.values = (
                 torch.stack([pad(t, (0, 0, 0, end - t.shape[1])) for t in states]) for states in (keys, values)
             )
+        self.show(*sees_all(len(rows), self.device))
         self.set_lengths(lengths)
 
     def restore(self, stock: DynamicCache, length: int) -> None:
