@@ -43,9 +43,6 @@ class Round:
     lockstep: bool
 
 
-Correct = Callable[[Tensor, int, int], Tensor]
-"""(p [V], row, node) → the distribution of the target's own token after the drafted token at this node was rejected"""
-
 Meanwhile = Callable[[Tensor, Tensor], object]
 """told of chains, while that is on its way to the host, how many tokens are accepted [B], and the texts [B, W] that
 rows gain, of which so many and one more count; all on the device"""
@@ -61,10 +58,6 @@ class Schedule(Protocol):
         """What is judged, once the forward has been launched: it may be more than was fed. Also how many nodes of each
         row [B] the forward answers for; None for all. A row that is accepted beyond them gets no token of the target's
         own."""
-
-    @property
-    def correct(self) -> Correct | None:
-        """How to make up for a rejection; None where `Draft.q` says it."""
 
     def settle(self, verdict: Verdict) -> None:
         """The round is over. The session has been told already."""

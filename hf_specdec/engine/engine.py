@@ -85,7 +85,7 @@ class Engine:
         for part in parts:
             if part.drafting is not None and (order := part.drafting.order) is not None:
                 part.judged, part.answered = order.test(part.fed)
-                part.correct, serial = order.correct, False
+                serial = False
         watch.lap()
 
         # 4. Judge and keep: each row takes the accepted tokens and one of the target's own, until it stops.

@@ -79,7 +79,7 @@ def fit(
         ask: asked for q before any test, as a rejection could not be made up for without it.
     """
     draft = cut(draft, [min(pair) for pair in zip(draft.lengths, most, strict=True)])
-    draft = on_device(_with_q(draft, context.vocab_size, ask), context.device)
+    draft = on_device(with_q(draft, context.vocab_size, ask), context.device)
     if draft.parents is not None and not context.trees:
         draft = _first_branches(draft)
     return _in_step(draft, pads) if context.lockstep and draft.parents is None else draft
@@ -114,7 +114,7 @@ def on_device(draft: Draft, device: torch.device) -> Draft:
     )
 
 
-def _with_q(draft: Draft, vocab: int, ask: Ask | None) -> Draft:
+def with_q(draft: Draft, vocab: int, ask: Ask | None = None) -> Draft:
     """The draft with q of its tokens, and q in whole."""
     probs, q = draft.token_probs, draft.q
     if q is None and probs is not None and ask is not None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, DraftContext, Verdict
-from ..schedule import Correct, Round, Schedule
+from ..schedule import Round, Schedule
 from ..transfer import to_device
-from .checks import Unfit, expect, tensor
-from .fitting import checked_draft, cut, fit, no_draft, on_device
+from .checks import Unfit, expect
+from .fitting import checked_draft, cut, fit, no_draft, on_device, with_q
 from .guard import GuardedDrafter, GuardedSession
 from .ranks import SharedSession
 
@@ -62,24 +62,12 @@ class GuardedSchedule:
 
     def _checked(self, draft: Draft) -> Draft:
         checked = checked_draft(draft, self.room, self.context.vocab_size)
-        if checked.token_probs is not None and checked.q is None and self.own.correct is None:
-            raise Unfit("token_probs need q, or a correction, to replace a rejected token")
-        return checked
+        if checked.token_probs is not None and checked.q is None:
+            raise Unfit("token_probs need q, to replace a rejected token")
+        return with_q(checked, self.context.vocab_size)
 
     def _nothing(self) -> Draft:
         return no_draft(len(self.room), self.context.device)
-
-    @property
-    def correct(self) -> Correct | None:
-        own = self._ask(lambda own: own.correct, lambda: None)
-        if own is None:
-            return None
-
-        def corrected(p: Tensor, row: int, node: int) -> Tensor:
-            """Asked also where the session was lost since: only the schedule knows what it can still make up for."""
-            return self.session.attempt(lambda: tensor("a correction", own(p, row, node), p.shape).to(p), lambda: p)
-
-        return corrected
 
     def settle(self, verdict: Verdict) -> None:
         self._ask(lambda own: own.settle(verdict), lambda: None)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, Forward, Sequences
-from ..schedule import Correct
 from ..transfer import to_device
 from ..verify.trial import Result, Trial
 from .drafting import Drafting
@@ -31,8 +30,6 @@ class BatchPart:
     """what is judged: that, or more where drafting went on meanwhile"""
     answered: list[int] | None = field(default=None, init=False)
     """[B] nodes that the forward answers for; None for all"""
-    correct: Correct | None = field(default=None, init=False)
-    """what to draw from after a rejection; None where `judged.q` says it"""
     sound: bool = field(default=True, init=False)
     """whether its ids and probabilities were in range"""
     results: list[Result] = field(default_factory=list, init=False)
@@ -49,7 +46,7 @@ class BatchPart:
         """What the judge of some of its rows, which `sequences` shows, is asked about."""
         answer = rows_of_forward(forward, [self.places[i] for i in mine], self.judged.tokens.shape[1])
         answered = None if self.answered is None else [self.answered[i] for i in mine]
-        return Trial(rows_of_draft(self.judged, mine), answer, sequences, answered, self.correct)
+        return Trial(rows_of_draft(self.judged, mine), answer, sequences, answered)
 
 
 def parts_of(rows: Rows) -> list[BatchPart]:

@@ -155,7 +155,7 @@ class Judge:
             else:
                 p = distribution(scores)
                 if tested and draft.token_probs is not None:
-                    p = draws.one_test(draft, i, p, sequences.rows, position, trial.correct)
+                    p = draws.one_test(draft, i, p, sequences.rows, position)
                 tokens = draw(p, self.randomness.tensor(sequences.rows, at, Purpose.CHOOSE, p.device)).tolist()
             if tested and self.tolerant:
                 margins = tolerance(scores, draft.tokens[:, i], self.rules.lenience)

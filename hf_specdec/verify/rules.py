@@ -20,8 +20,8 @@ class Rules:
 
     verification: Literal["block", "token"] = "block"
     """of draws: a whole chain together, which never accepts fewer tokens in expectation; or one token after the other
-    (Algorithm 1). Both are exact. Trees, and drafts whose q is known at the drafted token only (PEARL), are always
-    verified by the latter."""
+    (Algorithm 1). Both are exact. Trees, and drafts that go on beside the forward (PEARL), are always verified by the
+    latter."""
     sampling: Literal["independent", "coupled"] = "independent"
     """`coupled`: a position's random numbers come from seed and position alone, so that one seed gives one text,
     whatever the drafter, window, batch or schedule. Each text has exactly the target's distribution."""

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, Sequences
-from ..schedule import Correct
 from ..stats import SpeculationStats
-from ..transfer import to_device, to_host
+from ..transfer import to_device
 from .randomness import Purpose, Randomness
 from .rules import EXACT, Rules
 from .trial import Result, Trial
@@ -40,16 +39,15 @@ class Draws:
     # ------------------------------------------------------------------ chains
 
     def chain(self, trial: Trial) -> list[Result]:
-        """Algorithm 1 on a batch of chains, or block verification. Where the drafter corrects, nobody is told
-        meanwhile."""
-        draft, scores, correct, meanwhile = trial.draft, trial.scores, trial.correct, trial.meanwhile
+        """Algorithm 1 on a batch of chains, or block verification."""
+        draft, scores = trial.draft, trial.scores
         rows, places, vocab = scores.shape
         assert draft.token_probs is not None
         k, device, p = draft.tokens.shape[1], scores.device, distribution(scores)
         tokens = draft.tokens.clamp(0, vocab - 1)
         lengths = trial.counted
         every = torch.arange(rows, device=device)
-        whole = self.whole(draft) and correct is None and all(len(nodes) == places - 1 >= k for nodes in trial.nodes)
+        whole = self.whole(draft) and trial.answered is None and trial.forward.nodes is None
         r, u = self._uniform(trial.sequences, k, places, Purpose.BLOCK if whole else Purpose.ACCEPT, device)
         px = p[:, :k].gather(2, tokens[..., None])[..., 0]
         qx = self.rules.lenience * torch.nan_to_num(draft.token_probs, nan=1.0)
@@ -62,23 +60,13 @@ class Draws:
         beta = (px / qx.clamp_min(1e-30)).clamp(max=1.0)
         last = n.clamp(max=places - 1)
         p_own, u_own = p[every, last], u[every, last]
-        told = n, one_by_one, beta
-        if correct is None:
-            if draft.q is not None:
-                left = residual((w[:, None] * p_own).to(p), draft.q[every, n.clamp(max=k - 1)].to(p))
-                p_own = torch.where((n < lengths)[:, None], left, p_own)
-            own = draw(p_own, u_own)
-            trial.texts = self._texts(tokens, n, own)
-            told_early = meanwhile and partial(meanwhile, n, trial.texts)
-            accepted, passed, beta_told, owns = trial.read(*told, own, meanwhile=told_early)
-        else:  # the drafter has a say in what is drawn, once it is known what was rejected
-            accepted, passed, beta_told = trial.read(*told)
-            for b, count in enumerate(accepted):
-                if trial.sound and count < draft.lengths[b]:
-                    p_own[b] = correct(p_own[b], b, count)
-            own = draw(p_own, u_own)
-            trial.texts = self._texts(tokens, n, own)
-            owns = to_host(own)
+        if draft.q is not None:
+            left = residual((w[:, None] * p_own).to(p), draft.q[every, n.clamp(max=k - 1)].to(p))
+            p_own = torch.where((n < lengths)[:, None], left, p_own)
+        own = draw(p_own, u_own)
+        trial.texts = self._texts(tokens, n, own)
+        told = trial.meanwhile and partial(trial.meanwhile, n, trial.texts)
+        accepted, passed, beta_told, owns = trial.read(n, one_by_one, beta, own, meanwhile=told)
         self._note_acceptance(passed, trial.tokens, beta_told, k)
         return [
             trial.result(b, list(range(count)), owns[b] if count - 1 in trial.places(b) else None)
@@ -152,9 +140,7 @@ class Draws:
 
     # ------------------------------------------------------------------ one position
 
-    def one_test(
-        self, draft: Draft, i: int, p: Tensor, rows: list[int], position: int, correct: Correct | None
-    ) -> Tensor:
+    def one_test(self, draft: Draft, i: int, p: Tensor, rows: list[int], position: int) -> Tensor:
         """Algorithm 1 at one position, with p [B, V]: what each row's token is to be drawn from. An accepted token has
         all the mass."""
         assert draft.token_probs is not None
@@ -167,8 +153,6 @@ class Draws:
             self.stats.acceptance_count += 1
             if accepts(px, qx, r[b]):
                 p[b] = torch.nn.functional.one_hot(draft.tokens[b, i], p.shape[1]).to(p)
-            elif correct is not None:
-                p[b] = correct(p[b], b, i)
             elif draft.q is not None:
                 p[b] = residual(p[b, None], draft.q[b, i, None].to(p))[0]
         return p

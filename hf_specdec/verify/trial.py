@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..protocol import Draft, Forward, Sequences
-from ..schedule import Correct, Meanwhile
+from ..schedule import Meanwhile
 from ..transfer import to_device
 from .drafts import NO_VALUES, padded, to_host_together
 from .largest import topk
@@ -59,8 +59,6 @@ class Trial:
     sequences: Sequences
     answered: list[int] | None = None
     """[B] nodes that the forward answers for; None for all"""
-    correct: Correct | None = None
-    """what to draw from after a rejection; None where `draft.q` says it"""
     meanwhile: Meanwhile | None = None
     """told of chains what is accepted before the host has read it"""
     successors: int = 0

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+import toy_drafters as toys
 from close_drafts import close_to
 from models import llama
 from pearl_pairs import generate, pearl
 
+from hf_specdec.drafters.pearl.session import as_draft
 from hf_specdec.drafters.pearl.token import LIKELY, DraftToken
 from hf_specdec.drafters.pearl.worker import drafting
 
@@ -16,9 +18,14 @@ NAN = float("nan")
 
 
 def test_q_is_known_as_a_whole() -> None:
-    drafted = DraftToken(5, [5, 2, 7], [0.5, 0.3, 0.2])
+    drafted = DraftToken(5, [5, 0, 7], [0.5, 0.3, 0.2])
     assert drafted.chance == 0.5 and DraftToken(5).chance == 1.0
-    torch.testing.assert_close(drafted.q(torch.empty(9)), torch.tensor([0, 0, 0.3, 0, 0, 0.5, 0, 0.2, 0]))
+    sampled = toys.context(do_sample=True, vocab_size=9)
+    draft = as_draft([[drafted, DraftToken(1, [1], [1.0])], [drafted]], sampled)
+    assert draft.q is not None and draft.lengths == [2, 1]
+    known = torch.tensor([0.3, 0, 0, 0, 0, 0.5, 0, 0.2, 0])
+    torch.testing.assert_close(draft.q[0], torch.stack([known, torch.eye(9)[1]]))
+    torch.testing.assert_close(draft.q[1, 0], known)
 
 
 @pytest.mark.parametrize("likely", [[5, -1], [5, VOCAB], [5, 6], [6, 5], [5, 5], [6, 7], [5, 6.5], []], ids=str)

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from ...clock import now
 from ...protocol import Draft, DraftContext, Verdict
 from ...schedule import Guarded, Round
-from ...verify.verification import residual
 from .overlap import Part, Plan, drafted_first, in_step, outcomes, part
 from .session import as_draft
 from .token import DraftTokens
@@ -38,7 +36,7 @@ class PearlSchedule:
         if not self.session.alive:
             self.parts = alone
         self.fed_at = now()
-        return self._as_draft([part.carried for part in self.parts])
+        return self._as_draft([part.carried for part in self.parts], tested=False)
 
     def _parts(self, plan: Plan) -> list[Part]:
         """Each row's part in this round, after a wait for a draft where the plan asks for one."""
@@ -73,10 +71,6 @@ class PearlSchedule:
             tested = [chain[:width] for chain in tested]
         return self._as_draft(tested), [len(part.carried) for part in self.parts]
 
-    def correct(self, p: Tensor, b: int, node: int) -> Tensor:
-        """norm(max(0, p − q)): the paper needs q at the rejected place only."""
-        return residual(p[None], self.parts[b].tested[node].q(p)[None])[0]
-
     def settle(self, verdict: Verdict) -> None:
         """Find out what each row carries into the next round. What it carries is waited for."""
         passed, rejected = outcomes(self.parts, verdict.accepted, verdict.stopped, self.round.lockstep)
@@ -84,7 +78,7 @@ class PearlSchedule:
         corrections = [(rows[b], starts[b] + len(tokens[b]) - 1, tokens[b][-1]) for b in rejected]
         self.carried = self.session.ask(lambda d: d.settle([rows[b] for b in passed], corrections)) or {}
 
-    def _as_draft(self, drafted: Sequence[DraftTokens]) -> Draft:
-        draft = as_draft(drafted, self.context)
+    def _as_draft(self, drafted: Sequence[DraftTokens], tested: bool = True) -> Draft:
+        draft = as_draft(drafted, self.context, tested)
         draft.lengths = [0 if out else n for n, out in zip(draft.lengths, self.round.passive, strict=True)]
         return draft

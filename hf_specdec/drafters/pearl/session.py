@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from ...budget import Overlap
 from ...budget.overlap import Plan
@@ -165,10 +164,6 @@ class PearlSession(DraftSession):
         self.order(sequences, [min(window, most) for most in room], [[]] * len(room))
         return as_draft(self.wait(None), self.context)
 
-    def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        q = self.call.drafted[row][node].q(torch.empty(self.context.vocab_size, device=self.context.device))
-        return q if tokens is None else q[tokens]
-
     def observe(self, verdict: Verdict) -> None:
         self.timeline.tests.append((sum(verdict.drafted), sum(verdict.accepted)))
         for row, tested, accepted in zip(verdict.rows, verdict.drafted, verdict.accepted, strict=True):
@@ -188,11 +183,23 @@ def _autocast() -> dict[str, torch.dtype]:
     return {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)}
 
 
-def as_draft(drafted: Sequence[DraftTokens], context: DraftContext) -> Draft:
-    """A draft of uneven rows."""
+def as_draft(drafted: Sequence[DraftTokens], context: DraftContext, tested: bool = True) -> Draft:
+    """A draft of uneven rows.
+
+    Args:
+        tested: whether it is, by the q of draws.
+    """
     draft = Draft.from_lists([[one.token for one in row] for row in drafted], context.device)
-    if context.do_sample:
-        width = draft.tokens.shape[1]
-        q = [[one.chance for one in row] + [1.0] * (width - len(row)) for row in drafted]
-        draft.token_probs = to_device(q, context.device, torch.float32).view(len(drafted), width)
+    if context.do_sample and tested:
+        likely = [[one.likely for one in row] for row in drafted]
+        chances = [[one.chances for one in row] for row in drafted]
+        width, most = draft.tokens.shape[1], max((len(one) for row in likely for one in row), default=0)
+        where, said = (
+            [[[*one, *[0] * (most - len(one))] for one in row] + [[0] * most] * (width - len(row)) for row in told]
+            for told in (likely, chances)
+        )
+        shape = len(drafted), width, most
+        index = to_device(where, context.device, torch.long).view(shape)
+        draft.q = torch.zeros(*shape[:2], context.vocab_size, device=context.device)
+        draft.q.scatter_add_(2, index, to_device(said, context.device, torch.float32).view(shape))
     return draft

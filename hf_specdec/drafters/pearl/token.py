@@ -3,11 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from ...transfer import to_device
-
 LIKELY = 256
 """tokens that can be drawn, the likeliest ones: so few that q can travel with each drafted token"""
 
@@ -25,11 +20,6 @@ class DraftToken(NamedTuple):
     def chance(self) -> float:
         """Of the token; 1 where the draft does not sample."""
         return self.chances[self.likely.index(self.token)] if self.likely else 1.0
-
-    def q(self, like: Tensor) -> Tensor:
-        """[V] q as a whole, of the size and on the device of a tensor."""
-        likely, chances = to_device(self.likely, like.device), to_device(self.chances, like.device, like.dtype)
-        return torch.zeros_like(like).scatter(0, likely, chances)
 
     def can_be(self, vocab: int, sampled: bool) -> bool:
         """Whether this can be a drafted token."""
