@@ -9,7 +9,6 @@ from ..errors import warn
 from ..target.cache import is_adoptable
 from ..target.capturable import hindered, wants_captured, why_not_captured
 from ..target.captured import CapturedRunner
-from ..target.encoder_decoder import EncoderDecoderRunner
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
 from ..target.probe import Support
@@ -171,7 +170,7 @@ def _beside_an_encoder(call: Call, drafter: GuardedDrafter) -> Mode:
             else "speculation cannot continue its cache"
         )
         raise PlainDecodingNeeded(call, f"{type(call.target).__name__} is an encoder-decoder, and {what}")
-    return Mode(_may_be_staggered(call, drafter), False, EncoderDecoderRunner)
+    return Mode(_may_be_staggered(call, drafter), False, LockstepRunner)
 
 
 def _may_be_staggered(call: Call, drafter: GuardedDrafter) -> bool:

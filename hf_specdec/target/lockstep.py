@@ -11,9 +11,10 @@ from transformers.cache_utils import CacheLayerMixin
 from ..protocol import Feature, Forward
 from ..transfer import to_device
 from .cache import Slots, holding
+from .encoder_decoder import as_said
 from .features import asking, shown
 from .grouped import grouped_attention
-from .inputs import CACHE, RAGGED_INPUTS, prepares_stock_inputs, takes_ragged_inputs
+from .inputs import CACHE, RAGGED_INPUTS, own_cache, prepares_stock_inputs, takes_ragged_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +37,9 @@ class LockstepRunner:
             new_columns: how many of the last columns the cache does not hold yet; None for all.
         """
         self.model, self.ids, self.model_kwargs, self.new_columns = model, ids, model_kwargs, new_columns
-        self.cache = model_kwargs[CACHE]
+        self.whole = model_kwargs[CACHE]
+        self.cache = own_cache(self.whole)
+        """of the text alone"""
         self.is_simple = prepares_stock_inputs(model) and takes_ragged_inputs(model, model_kwargs)
         not_again = {CACHE, "logits_to_keep"}
         if self.is_simple:
@@ -74,7 +77,7 @@ class LockstepRunner:
         else:
             self.ids = torch.cat([self.ids, tokens], dim=1)
             prepared = self.model.prepare_inputs_for_generation(
-                self.ids, next_sequence_length=width, **self.kwargs | self._grown() | {CACHE: self.cache}
+                self.ids, next_sequence_length=width, **self.kwargs | self._grown() | {CACHE: self.whole}
             )
             if "logits_to_keep" in prepared:  # some classes ask for one here, whatever they are fed
                 prepared["logits_to_keep"] = 0
@@ -94,17 +97,21 @@ class LockstepRunner:
         return inputs
 
     def _grown(self) -> dict[str, Tensor]:
-        """The prompt's mask, positions and token types, carried on to the present length as plain decoding does."""
-        grown = {}
+        """The text's mask, positions and token types, carried on to the present length as plain decoding does. Beside
+        an encoder's they have names of their own."""
+        grown, own = {}, "" if self.whole is self.cache else "decoder_"
         for name, value in self.kwargs.items():
-            more = self.length - value.shape[-1] if isinstance(value, Tensor) and value.ndim else 0
-            if name == "attention_mask" and value is not None:
-                grown[name] = longer_mask(value, more)
-            elif name == "position_ids" and value is not None:
-                grown[name] = longer_positions(value, more)
-            elif name == "token_type_ids" and value is not None:
+            if not (isinstance(value, Tensor) and value.ndim and name.startswith(own)):
+                continue
+            kind, more = name.removeprefix(own), self.length - value.shape[-1]
+            if kind == "attention_mask":
+                grown[name] = torch.cat([value, value.new_ones(len(value), more)], dim=-1)
+            elif kind == "position_ids":
+                steps = torch.arange(1, more + 1, device=value.device, dtype=value.dtype)
+                grown[name] = torch.cat([value, value[..., -1:] + steps], dim=-1)
+            elif kind == "token_type_ids":
                 grown[name] = torch.cat([value, value[..., -1:].expand(*value.shape[:-1], more)], dim=-1)
-            elif name.endswith("token_type_ids") and value is not None:
+            elif kind.endswith("token_type_ids"):
                 grown[name] = torch.cat([value, value.new_zeros(*value.shape[:-1], more)], dim=-1)
         return grown
 
@@ -123,15 +130,9 @@ class LockstepRunner:
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
         index = to_device(rows, self.ids.device)
-        self.cache.reorder_cache(index)  # which every kind of layer can, states and indexers too
+        self.whole.reorder_cache(index)  # which every kind of layer can, states and indexers too
         self.ids, self._positions = self.ids[index], None
-        self.kwargs = {
-            # Positions of several axes, as those of images, have them before the rows.
-            name: value.index_select(value.ndim - 2 if name == "position_ids" else 0, index.to(value.device))
-            if isinstance(value, Tensor) and value.ndim
-            else value
-            for name, value in self.kwargs.items()
-        }
+        self.kwargs = {name: _selected(name, value, index) for name, value in self.kwargs.items()}
 
     def retire(self, stay: list[int], keep: bool) -> None:
         """Rows that have stopped are fed on with padding, as plain decoding does: nobody leaves."""
@@ -148,15 +149,15 @@ class LockstepRunner:
                 layer.record_past = False
 
 
-def longer_mask(mask: Tensor, more: int) -> Tensor:
-    """A 2-D mask with so many columns more, which are seen."""
-    return torch.cat([mask, mask.new_ones(mask.shape[0], more)], dim=-1)
-
-
-def longer_positions(positions: Tensor, more: int) -> Tensor:
-    """Positions with so many more, counted on from the last."""
-    steps = torch.arange(1, more + 1, device=positions.device, dtype=positions.dtype)
-    return torch.cat([positions, positions[..., -1:] + steps], dim=-1)
+def _selected(name: str, value: Any, index: Tensor) -> Any:
+    """These rows of a model's input."""
+    if hasattr(value, "last_hidden_state"):
+        states, mask = value.last_hidden_state, getattr(value, "attention_mask", None)
+        return as_said(_selected("", states, index), _selected("", mask, index))
+    if not (isinstance(value, Tensor) and value.ndim):
+        return value
+    # Positions of several axes, as those of images, have them before the rows.
+    return value.index_select(value.ndim - 2 if name == "position_ids" else 0, index.to(value.device))
 
 
 def _holds(layer: CacheLayerMixin, columns: int) -> bool:

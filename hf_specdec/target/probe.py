@@ -19,7 +19,7 @@ from ..protocol import Runner
 from .attention import why_no_masks
 from .cache import is_adoptable
 from .devices import input_device
-from .encoder_decoder import EncoderDecoderRunner, as_said, crosses, fresh_cache
+from .encoder_decoder import as_said, crosses, fresh_cache
 from .fingerprint import replaced
 from .inputs import CACHE, takes_ragged_inputs
 from .lockstep import LockstepRunner, prefill
@@ -118,7 +118,7 @@ def _probe(model: "PreTrainedModel") -> Ability:
         vocab = expected.shape[-1]
         if cache is not None:
             prefill(model, ids, _kwargs(model, mask) | {CACHE: cache}, None)
-        way = EncoderDecoderRunner if cache is None else StateRunner if keeps_state(cache) else LockstepRunner
+        way = StateRunner if cache is not None and keeps_state(cache) else LockstepRunner
         if not bool(expected.isfinite().all()):
             return Ability(found, vocab, "gives logits that are NaN or infinite")
         if cache is not None and way is LockstepRunner and not cache.is_croppable:
@@ -126,8 +126,8 @@ def _probe(model: "PreTrainedModel") -> Ability:
         if why := differs(_lockstep(way, model, ids, mask), expected, noise) or _couples_tokens(model):
             return Ability(found, vocab, why)
         found = Support.STATE if way is StateRunner else Support.LOCKSTEP
-        if way is not LockstepRunner:
-            return Ability(found, vocab, STATE if way is StateRunner else "has an encoder")
+        if way is StateRunner or cache is None:
+            return Ability(found, vocab, STATE if cache is not None else "has an encoder")
         if why := _keeps_rows_together(model):
             return Ability(found, vocab, why)
         why = differs(_ragged(model, ids, mask), expected, noise)
@@ -220,8 +220,7 @@ def _plain(model: "PreTrainedModel", ids: Tensor, mask: Tensor) -> tuple[Tensor,
         whole = prefill(of, ids, _kwargs(of, mask), None, all_logits=True).logits[:, -3:]
         return (expected.float() - whole.float()).abs().amax(-1)
 
-    way = EncoderDecoderRunner if crosses(model) else LockstepRunner
-    runner = way(model, _kwargs(model, mask[:, :4]), ids[:, :4])
+    runner = LockstepRunner(model, _kwargs(model, mask[:, :4]), ids[:, :4])
     runner.prefill()
     steps = []
     for i in range(4, 7):

@@ -12,7 +12,7 @@ from ...target.capturable import is_captured
 from ...target.captured import Captured, CapturedRunner
 from ...target.captured_joining import joining_runner
 from ...target.devices import input_device
-from ...target.encoder_decoder import EncoderDecoderRunner, crosses, encoded, fresh_cache
+from ...target.encoder_decoder import crosses, encoded, fresh_cache
 from ...target.inputs import CACHE, as_when_decoding, mixes_experts, position_limit
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
@@ -58,7 +58,7 @@ class ModelOverCache(OverCache):
                 said = encoded(model, call.source)
             padded = {} if bool(mask.all()) else {"decoder_attention_mask": mask}
             over = said | padded | {CACHE: fresh_cache(model), "use_cache": True}
-            equal = EncoderDecoderRunner(model, over, ids)
+            equal = LockstepRunner(model, over, ids)
             self.runner = equal if call.lockstep else StaggeredRunner(equal)
         else:
             kwargs: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
