@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NOT_TAKEN = {
+    "assistant_model": "name one drafter for all of them, BatchDecoder(model, drafter)",
+    "assistant_tokenizer": "give it a drafter over Translated(draft_model, tokenizer, draft_tokenizer)",
+    "inputs_embeds": "it takes token ids; use model.generate",
     "position_ids": "the positions of each request begin at 0",
     "output_scores": "a result holds tokens only; use model.generate",
     "output_logits": "a result holds tokens only; use model.generate",
@@ -38,7 +41,7 @@ NOT_TAKEN = {
     "output_attentions": "a result holds tokens only; use model.generate",
     "return_dict_in_generate": "a result holds tokens only, and `answer.stats` the statistics",
 }
-"""options of `generate` that nothing here would come of"""
+"""options of `generate` that no request may have, and why"""
 
 
 class Load(NamedTuple):
@@ -195,10 +198,6 @@ class BatchDecoder:
         for name, why in NOT_TAKEN.items():
             if options.get(name) is not None and options[name] is not False:
                 raise SpeculationError(f"{name} is not supported by BatchDecoder: {why}")
-        if options.get("assistant_model") is not None:
-            raise SpeculationError(
-                "assistant_model is not taken per request; name one drafter for all: BatchDecoder(model, drafter)"
-            )
         if options.get("speculation_type") is not None or Rules.split(options.get("speculation"))[1]:
             raise SpeculationError(
                 "speculation_type and a drafter's options are set when BatchDecoder is created; a request may "

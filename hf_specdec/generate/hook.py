@@ -201,8 +201,9 @@ def _drafted(original: Callable[..., Any], model: Any, named: dict[str, Any], dr
     streamer = named.pop("streamer", None)
     plain = dict(named)
     _take_over_stop_strings(model, named)
+    decoding = functools.partial(_decode, calls(streamer, named, rules), drafter)
     try:
-        return original(model, **named, custom_generate=_decoding(drafter, streamer, named, rules))
+        return original(model, **named, custom_generate=decoding)
     except PlainDecodingNeeded as reason:
         if binding := rules.binding:
             raise SpeculationError(
@@ -270,15 +271,6 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
         )
     if (beams := setting(model, named, "num_beams") or 1) > 1:
         raise SpeculationError(f"num_beams={beams} is not supported by BatchDecoder; use model.generate")
-    if named.get("assistant_tokenizer") is not None:
-        raise SpeculationError(
-            "assistant_tokenizer is not supported by BatchDecoder; give it a drafter over Translated(draft_model, "
-            "tokenizer, draft_tokenizer)"
-        )
-    if named.get("inputs_embeds") is not None:
-        raise SpeculationError(
-            "inputs_embeds is not supported by BatchDecoder, which takes token ids; use model.generate"
-        )
     _take_over_stop_strings(model, named)
     made: list[Call] = []
     as_call = calls(streamer, named, rules)
@@ -317,13 +309,8 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
     return drafter
 
 
-def _decoding(drafter: AnyDrafter, streamer: Any, named: dict[str, Any], rules: Rules) -> Callable[..., Any]:
-    """The callable for `custom_generate`."""
-    as_call = calls(streamer, named, rules)
-    return functools.partial(_decode, as_call, drafter)
-
-
 def _decode(as_call: Callable[..., Call], drafter: AnyDrafter, *args: Any, **kwargs: Any) -> Any:
+    """What is passed as `custom_generate`."""
     return decode(as_call(*args, **kwargs), drafter)
 
 

@@ -17,13 +17,37 @@ from ..hub.registry import drafter_types
 from ..schedule import AnyDrafter
 from ..target.inputs import CACHE, cached_columns
 from ..verify.rules import Rules
-from .fields import OTHER_MODES, OTHER_SPECULATION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UPSTREAM_TYPES = ("dflash",)
 """values of `speculation_type` that are transformers' own"""
+OTHER_MODES: dict[str, Any] = {
+    "penalty_alpha": 0.0,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "token_healing": False,
+}
+"""refused, as another way of decoding: each with the value that asks for nothing"""
+
+OTHER_SPECULATION: dict[str, Any] = {
+    "assistant_confidence_threshold": 0.4,
+    "assistant_early_exit": None,
+    "assistant_ensemble_weight": None,
+    "assistant_lookbehind": 10,
+    "max_matching_ngram_size": None,
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "prompt_lookup_num_tokens": None,
+    "target_lookbehind": 10,
+    "use_mtp": False,
+}
+"""refused, as transformers' own speculation: each with the value that transformers fills in by itself (its pipelines
+do), which asks for nothing"""
 
 
 def by_name(parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -89,9 +89,13 @@ class RaggedLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, slots: Slots, keys: Tensor, values: Tensor, sliding_window: int | None) -> None:
-        self.slots, self.keys, self.values, self.sliding_window = slots, keys, values, sliding_window
-        self.is_initialized = True
+    def __init__(self, slots: Slots, keys: Tensor, values: Tensor, like: CacheLayerMixin) -> None:
+        """
+        Args:
+            like: a stock layer in whose place it is.
+        """
+        self.slots, self.keys, self.values, self.is_initialized = slots, keys, values, True
+        self.sliding_window = getattr(like, "sliding_window", None)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Buffers exist from the start."""
@@ -151,7 +155,7 @@ class RaggedCache(Cache):
         for layer in holding(stock):
             keys, layer.keys = _buffer(layer.keys, columns), nothing(layer.keys)
             values, layer.values = _buffer(layer.values, columns), nothing(layer.values)
-            layers.append(RaggedLayer(slots, keys, values, window_of(layer)))
+            layers.append(RaggedLayer(slots, keys, values, layer))
         super().__init__(layers=layers)
         self.device, self.groups = slots.device, [slots]
         self.show(*sees_all(len(first), self.device))
@@ -165,7 +169,7 @@ class RaggedCache(Cache):
         """
         cache = cls.__new__(cls)
         slots, nothing = Slots([0] * rows, device), torch.empty(rows, 0, 0, 0, device=device)
-        layers = [RaggedLayer(slots, nothing, nothing, window_of(layer)) for layer in holding(stock)]
+        layers = [RaggedLayer(slots, nothing, nothing, layer) for layer in holding(stock)]
         Cache.__init__(cache, layers=layers)
         cache.device, cache.groups = device, [slots]
         cache.show(*sees_all(rows, device))
@@ -306,10 +310,6 @@ class RaggedCache(Cache):
 def sees_all(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """`visible` and `offset` of rows without padding."""
     return torch.ones(rows, 0, dtype=torch.bool, device=device), torch.zeros(rows, 1, dtype=torch.long, device=device)
-
-
-def window_of(layer: CacheLayerMixin) -> int | None:
-    return getattr(layer, "sliding_window", None)
 
 
 def nothing(states: Tensor) -> Tensor:

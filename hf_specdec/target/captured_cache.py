@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache
 
 from ..transfer import to_device
 from .buffers import WIDEST, WIDTHS, Buffers, power_of_two, shelf_of, slots_for
-from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, sees_all, stay, window_of
+from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, sees_all, stay
 from .fingerprint import fingerprint
 from .recorded import is_at_once
 
@@ -94,7 +94,7 @@ class CapturedCache(RaggedCache):
         else:
             slots = Slots([held.get_seq_length()] * len(first), first.device)
             self.visible, self.offset = sees_all(len(first), first.device)
-        Cache.__init__(self, layers=[CapturedLayer(slots, one.keys, one.values, window_of(one)) for one in layers])
+        Cache.__init__(self, layers=[CapturedLayer(slots, one.keys, one.values, one) for one in layers])
         self.device, self.groups, self.models = slots.device, [slots], models
         self._leave: Callable[[], object] = lambda: None
         self.move(rows, columns)

@@ -83,16 +83,13 @@ def _surroundings(model: nn.Module) -> list[Any]:
 
 def hooks(module: nn.Module) -> list[Any]:
     """What is called before and after a module's forward, and is to be called each time."""
-    return [hook for of in (*_hooks(module), *_hooks_of_all()) for hook in list(of.values()) if _counts(hook)]
+    of_all = nn_module._global_forward_pre_hooks, nn_module._global_forward_hooks
+    return [hook for of in (*_hooks(module), *of_all) for hook in list(of.values()) if _counts(hook)]
 
 
 def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """By numbers, of which none is given twice."""
     return module._forward_pre_hooks, module._forward_hooks
-
-
-def _hooks_of_all() -> tuple[dict[int, Any], ...]:
-    return nn_module._global_forward_pre_hooks, nn_module._global_forward_hooks
 
 
 def _counts(hook: Any) -> bool:

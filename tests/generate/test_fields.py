@@ -10,7 +10,7 @@ import torch
 from transformers import CompileConfig, GenerationConfig, GenerationMixin
 
 from hf_specdec import PromptLookupDrafter, SpeculationError, SpeculationWarning
-from hf_specdec.generate import fields
+from hf_specdec.generate.settings import OTHER_MODES, OTHER_SPECULATION
 
 MODEL = models.llama()
 PARAMETERS = {
@@ -18,6 +18,24 @@ PARAMETERS = {
     for name, parameter in inspect.signature(GenerationMixin.generate).parameters.items()
     if parameter.default is not parameter.empty and name != "assistant_model"
 }
+SERVED = frozenset(
+    """
+    bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation decoder_start_token_id do_sample
+    early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id guidance_scale length_penalty max_cache_len
+    max_length max_new_tokens max_time min_length min_new_tokens min_p no_repeat_ngram_size num_beams
+    num_return_sequences output_attentions output_hidden_states output_logits output_scores pad_token_id
+    prefill_chunk_size remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate sequence_bias
+    speculation_type stop_strings suppress_tokens temperature top_h top_k top_p typical_p use_cache watermarking_config
+    """.split()  # noqa: SIM905  (fifty lines, else)
+)
+"""as in plain decoding, or by plain decoding where speculation cannot, which is said"""
+WITHOUT_EFFECT = frozenset(
+    """
+    compile_config continuous_batching_config disable_compile is_assistant low_memory transformers_version
+    """.split()  # noqa: SIM905
+)
+"""of no effect; that rounds are not compiled is said where plain decoding would be"""
 ANOTHER: dict[str, Any] = {
     "assistant_early_exit": 1,
     "assistant_ensemble_weight": 0.5,
@@ -51,16 +69,16 @@ def test_a_parameter_given_its_default_is_not_given(name: str, flag: bool) -> No
 
 def test_every_field_is_listed_once() -> None:
     """A field that a new transformers brings is to be thought about: is it served, refused, or of no effect?"""
-    known = [*fields.SERVED, *fields.OTHER_MODES, *fields.OTHER_SPECULATION, *fields.WITHOUT_EFFECT]
+    known = [*SERVED, *OTHER_MODES, *OTHER_SPECULATION, *WITHOUT_EFFECT]
     assert len(set(known)) == len(known)
     theirs = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     assert theirs == set(known)
 
 
 @pytest.mark.parametrize("form", ["call", "config"])
-@pytest.mark.parametrize("name", [*fields.OTHER_MODES, *fields.OTHER_SPECULATION])
+@pytest.mark.parametrize("name", [*OTHER_MODES, *OTHER_SPECULATION])
 def test_what_nobody_serves_is_refused_and_what_asks_for_nothing_is_not(name: str, form: str) -> None:
-    nothing = {**fields.OTHER_MODES, **fields.OTHER_SPECULATION}[name]
+    nothing = {**OTHER_MODES, **OTHER_SPECULATION}[name]
 
     def asked(value: Any) -> dict[str, Any]:
         if form == "call":
