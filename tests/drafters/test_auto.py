@@ -181,7 +181,7 @@ def test_beams_are_searched_plainly(target: Any) -> None:
 
 
 def test_layers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from head_pairs import mtp, save_with_layers
+    from mtp_heads import mtp, save_with_layers
 
     target, layers = mtp("GLM-4-MoE", 1)
     monkeypatch.setattr(type(target), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.[2-9].*"])

@@ -9,8 +9,8 @@ import models
 import pytest
 import torch
 from batch_requests import REQUESTS, TARGET, plain, texts
-from head_pairs import LENGTHS, PAIRS, drafting_goes_on, small, small_head
-from heads_alone import ALONE, first_candidates
+from head_pairs import HEADS, LENGTHS, PAIRS, SMALL, drafting_goes_on, small
+from heads_alone import first_candidates
 from sampled_triples import FEWER, LEVEL, NEW, PROMPT, SETTINGS, VOCAB, joint, p_value, sample
 from toy_heads import ToyHeadDrafter
 
@@ -116,7 +116,7 @@ def test_real_heads_for_rows_that_come_and_go(pair: str, rows: int, kind: str, m
             assert answer.result(60) == text[len(ids) :]
     assert len(drafts) > 20 and not any("dropped" in note for note in decoder.stats.notes), decoder.stats.notes
     for text, drafted in drafts:
-        assert drafted == ALONE[type(head)](target, head, torch.tensor([text]))[: len(drafted)]
+        assert drafted == HEADS[type(head)].alone(target, head, torch.tensor([text]))[: len(drafted)]
 
 
 @pytest.mark.grid
@@ -232,12 +232,12 @@ def test_blocks_for_rows_that_come_and_go(rows: int, kind: str) -> None:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
-@pytest.mark.parametrize("kind", ["MTP", "DFlash", "z-lab's DFlash", "EAGLE-3"])
+@pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.usefixtures("width_costs_nothing")
 def test_sampled_text_with_copies_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:
     """The power is that of test_distribution's tests."""
     told, processors = SETTINGS[settings]
-    drafter = HybridDrafter(small_head(small, kind))
+    drafter = HybridDrafter(SMALL[kind](small))
     counts = sample(small, drafter, FEWER, **told)
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0 < drafter.last_stats.rejections
     assert p_value(counts, joint(small, processors)) > LEVEL
@@ -245,13 +245,13 @@ def test_sampled_text_with_copies_has_the_targets_distribution(small: Any, kind:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("way", KINDS)
-@pytest.mark.parametrize("kind", ["MTP", "DFlash", "z-lab's DFlash", "EAGLE-3"])
+@pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.usefixtures("width_costs_nothing")
 def test_rows_that_come_and_go_are_drawn_from_the_targets_distribution(small: Any, kind: str, way: str) -> None:
     """A χ² distance of 0.2 is seen in 999 of 1,000 tests (by the formula of test_the_power_is_as_stated)."""
     told, processors = SETTINGS["temperature"]
     torch.manual_seed(0)
-    with BatchDecoder(small, KINDS[way](small_head(small, kind)), max_rows=64, max_waiting=ANSWERS) as decoder:
+    with BatchDecoder(small, KINDS[way](SMALL[kind](small)), max_rows=64, max_waiting=ANSWERS) as decoder:
         options = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0} | told
         answers = [decoder.submit(PROMPT[0].tolist(), **options) for _ in range(ANSWERS)]
         said = torch.tensor([answer.result(120)[-3:] for answer in answers])

@@ -7,8 +7,10 @@ import models
 import pytest
 import torch
 import transformers as tf
-from head_pairs import LENGTHS, PAIRS, TARGETS, dflash, drafting_goes_on, mtp, save_with_layers, small, small_head
+from dflash_models import dflash
+from head_pairs import LENGTHS, PAIRS, SMALL, drafting_goes_on, small
 from heads_alone import drafts_are_those_of_texts_alone
+from mtp_heads import TARGETS, mtp, save_with_layers
 from sampled_triples import FEWER, LEVEL, SETTINGS, joint, p_value, sample
 
 from hf_specdec import DFlashDrafter, Drafter, MtpDrafter, SpeculationError
@@ -42,11 +44,11 @@ def test_drafts_are_those_of_the_heads_over_each_text_alone(
 
 @pytest.mark.grid
 @pytest.mark.parametrize("settings", ["temperature", "penalties"])
-@pytest.mark.parametrize("kind", ["MTP", "DFlash", "z-lab's DFlash", "EAGLE-3"])
+@pytest.mark.parametrize("kind", SMALL)
 def test_sampled_text_has_the_targets_distribution(small: Any, kind: str, settings: str) -> None:
     """The power is that of test_distribution's tests."""
     told, processors = SETTINGS[settings]
-    drafter = small_head(small, kind)
+    drafter = SMALL[kind](small)
     counts = sample(small, drafter, FEWER, **told)
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > 0 < drafter.last_stats.rejections
     assert p_value(counts, joint(small, processors)) > LEVEL

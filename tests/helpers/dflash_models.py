@@ -1,4 +1,5 @@
-"""Small DFlash models with random weights, written as z-lab publishes them, and a slow reference of their drafts."""
+"""Small DFlash models with random weights, transformers' own and as z-lab publishes them, and a slow reference of
+their drafts."""
 
 import functools
 import json
@@ -7,11 +8,14 @@ from typing import Any
 
 import models
 import torch
+import transformers as tf
 from processes import folder_of_the_session
 from published import written
 from safetensors.torch import load_file
+from sampled_triples import VOCAB
 from torch import Tensor
 from torch.nn import functional
+from transformers.cache_utils import DFlashCache
 
 from hf_specdec import DFlashDrafter, Drafter
 
@@ -130,6 +134,62 @@ def tiny(vocab: int) -> DFlashDrafter:
     config = SLIDING | {"layer_types": ["sliding_attention", "full_attention"], "dflash_config": nested}
     config |= {"hidden_size": 8, "intermediate_size": 8, "vocab_size": vocab}
     return DFlashDrafter.from_pretrained(write(folder_of_the_session(), config))
+
+
+# ------------------------------------------------------------------ transformers' own
+
+
+def _config(**changes: Any) -> Any:
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2, "head_dim": SIZE}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": SHARED, "sliding_window": 6}
+    drafts = {"block_size": 4, "mask_token_id": MASK, "target_layer_ids": [0, 1]}
+    tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    kinds = {"layer_types": ["full_attention", "sliding_attention"]}
+    return tf.MuseGlimmerAssistantConfig(**sizes | heads | drafts | tokens | rope | kinds | changes)
+
+
+@functools.cache
+def dflash(kind: str) -> tuple[Any, Any]:
+    changes = {} if kind == "mixed" else {"layer_types": [kind] * 2}
+    return models.llama(), models.loud(tf.MuseGlimmerAssistantModel(_config(**changes)), seed=5)
+
+
+def _pair(kind: str) -> tuple[Any, DFlashDrafter]:
+    target, model = dflash(kind)
+    return target, DFlashDrafter(model)
+
+
+def small(vocab: int, **changes: Any) -> DFlashDrafter:
+    """For targets of two layers and a width of 8."""
+    config = _config(hidden_size=8, intermediate_size=8, mask_token_id=vocab - 1, **changes)
+    return DFlashDrafter(models.loud(tf.MuseGlimmerAssistantModel(config), seed=5))
+
+
+PAIRS = {
+    f"DFlash, {kind}": functools.partial(_pair, kind) for kind in ("full_attention", "sliding_attention", "mixed")
+} | {f"z-lab's DFlash, {kind}": functools.partial(published, kind) for kind in CONFIGS}
+SMALL = {"DFlash": lambda target: small(VOCAB), "z-lab's DFlash": lambda target: tiny(VOCAB)}
+
+
+def drafter() -> DFlashDrafter:
+    return small(40)
+
+
+@torch.no_grad()
+def alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
+    if name := drafter.draft_model.config.name_or_path:
+        return Reference(Path(name)).block(target, text[0].tolist()).argmax(-1).tolist()
+    model, hidden = drafter.draft_model, target(text[:, :-1], output_hidden_states=True).hidden_states
+    cache, length, block = DFlashCache(config=model.config), text.shape[1], model.config.block_size
+    cache.set_previous_accepted_tokens(length - 1)
+    filled = model(
+        noise_embeds=target.get_input_embeddings()(torch.tensor([[int(text[0, -1]), *[MASK] * (block - 1)]])),
+        context_hidden_states=torch.cat([hidden[layer + 1] for layer in model.config.target_layer_ids], dim=-1),
+        position_ids=torch.arange(length - 1 + block)[None],
+        past_key_values=cache,
+    ).last_hidden_state
+    return target.get_output_embeddings()(filled[:, 1:]).argmax(-1)[0].tolist()
 
 
 # ------------------------------------------------------------------ the reference

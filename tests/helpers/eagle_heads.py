@@ -10,6 +10,7 @@ import torch
 from processes import folder_of_the_session
 from published import written
 from safetensors.torch import load_file
+from sampled_triples import VOCAB as FEW
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig
@@ -143,6 +144,27 @@ def tiny(vocab: int, known: int, hidden: int = 8) -> LlamaForCausalLMEagle3:
         head = LlamaForCausalLMEagle3(LlamaConfig(vocab_size=vocab, **sizes, **heads, **read))
     head.know(torch.arange(vocab)[-known:])
     return head.eval().requires_grad_(False)
+
+
+PAIRS = {f"EAGLE-3, {kind}": functools.partial(eagle, kind) for kind in CONFIGS}
+
+
+def _small(target: Any) -> EagleDrafter:
+    """Which does not know one of the tokens."""
+    return EagleDrafter(models.loud(tiny(FEW, known=FEW - 1), seed=4), num_draft_tokens=2)
+
+
+SMALL = {"EAGLE-3": _small}
+
+
+def drafter() -> EagleDrafter:
+    return EagleDrafter(tiny(40, known=30))
+
+
+def alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
+    reference = Reference(Path(drafter.draft_model.config.name_or_path))
+    logits = reference.chain(target, text[0].tolist(), drafter.config.num_draft_tokens)
+    return [int(each.argmax()) for each in logits]
 
 
 # ------------------------------------------------------------------ the reference

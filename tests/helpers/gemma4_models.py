@@ -104,6 +104,19 @@ def gemma4(kind: str) -> tuple[Any, Gemma4Drafter]:
     return target, Gemma4Drafter(assistant, num_draft_tokens=DRAFTED)
 
 
+PAIRS = {f"Gemma 4, {kind}": functools.partial(gemma4, kind) for kind in OF_TARGETS}
+SMALL: dict[str, Any] = {}
+"""it drafts for Gemma 4 alone (`test_gemma4.py`)"""
+
+
+def drafter() -> Gemma4Drafter:
+    return Gemma4Drafter(pair("31B")[1])
+
+
+def alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
+    return drafted_by_transformers(target, drafter.draft_model, text, drafter.most)[0]
+
+
 @torch.no_grad()
 def drafted_by_transformers(target: Any, assistant: Any, text: Tensor, count: int) -> tuple[list[int], Tensor]:
     """What transformers' own loop would draft behind a text [1, n] whose last token the target has not read: tokens,

@@ -1,19 +1,13 @@
 """What heads draft in a batch, and what by another way over each text alone."""
 
-from pathlib import Path
 from typing import Any
 
-import dflash_models
-import eagle_heads
-import gemma4_models
 import models
 import pytest
 import torch
-from head_pairs import BLOCK, MASK, PAIRS
+from head_pairs import HEADS, PAIRS
 from torch import Tensor
-from transformers.cache_utils import DFlashCache, MtpCache
 
-from hf_specdec import DFlashDrafter, EagleDrafter, Gemma4Drafter, MtpDrafter
 from hf_specdec.drafters.heads.drawn import Drawn
 from hf_specdec.drafters.heads.steps import HeadSteps
 from hf_specdec.drafters.trees import TreeSession
@@ -48,7 +42,7 @@ def drafts_are_those_of_texts_alone(
     stats = drafter.last_stats
     assert stats is not None and len(drafts) > 5 * len(lengths) and stats.accepted_tokens > 4
     for text, drafted in drafts:
-        expected = ALONE[type(drafter)](target, drafter, torch.tensor([text]))[: len(drafted)]
+        expected = HEADS[type(drafter)].alone(target, drafter, torch.tensor([text]))[: len(drafted)]
         assert drafted == expected
 
 
@@ -77,51 +71,3 @@ def first_candidates(propose: Any, session: Any, sequences: Any, room: list[int]
     draft = propose(session, sequences, room)
     del steps.step
     return draft, [[int(each.tokens[b, 0]) for each in taken][:most] for b, most in enumerate(room)]
-
-
-@torch.no_grad()
-def _mtp_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
-    states = target(text[:, :-1], output_hidden_states=True).hidden_states[-1]
-    tokens, *_ = drafter.model(
-        input_ids=text[:, 1:],
-        last_hidden_states=states,
-        attention_mask=torch.ones_like(text),
-        position_ids=torch.arange(1, text.shape[1])[None],
-        mtp_cache=MtpCache(config=drafter.model.config),
-    )
-    return tokens[0].tolist()
-
-
-@torch.no_grad()
-def _dflash_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
-    if name := drafter.draft_model.config.name_or_path:
-        return dflash_models.Reference(Path(name)).block(target, text[0].tolist()).argmax(-1).tolist()
-    model, hidden = drafter.draft_model, target(text[:, :-1], output_hidden_states=True).hidden_states
-    cache, length = DFlashCache(config=model.config), text.shape[1]
-    cache.set_previous_accepted_tokens(length - 1)
-    filled = model(
-        noise_embeds=target.get_input_embeddings()(torch.tensor([[int(text[0, -1]), *[MASK] * (BLOCK - 1)]])),
-        context_hidden_states=torch.cat([hidden[layer + 1] for layer in model.config.target_layer_ids], dim=-1),
-        position_ids=torch.arange(length - 1 + BLOCK)[None],
-        past_key_values=cache,
-    ).last_hidden_state
-    return target.get_output_embeddings()(filled[:, 1:]).argmax(-1)[0].tolist()
-
-
-def _eagle_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
-    reference = eagle_heads.Reference(Path(drafter.draft_model.config.name_or_path))
-    logits = reference.chain(target, text[0].tolist(), drafter.config.num_draft_tokens)
-    return [int(each.argmax()) for each in logits]
-
-
-def _gemma4_alone(target: Any, drafter: Any, text: Tensor) -> list[int]:
-    return gemma4_models.drafted_by_transformers(target, drafter.draft_model, text, drafter.most)[0]
-
-
-ALONE: dict[Any, Any] = {
-    MtpDrafter: _mtp_alone,
-    DFlashDrafter: _dflash_alone,
-    EagleDrafter: _eagle_alone,
-    Gemma4Drafter: _gemma4_alone,
-}
-"""what heads draft over a text, by another way"""

@@ -6,22 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import eagle_heads
-import gemma4_models
 import numpy as np
 import pytest
 import torch
+from head_pairs import HEADS
 from hub_server import TOKEN, HubServer
 from huggingface_hub import HfApi, constants
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MuseGlimmerAssistantConfig,
-    MuseGlimmerAssistantModel,
-    PreTrainedModel,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, Gemma4Drafter, StreamingDrafter
+from hf_specdec import Drafter, StreamingDrafter
 from hf_specdec.drafters.ngram import Level, NGramDrafter, NGramModel
 from hf_specdec.hub.registry import drafter_class, drafter_types
 
@@ -51,31 +44,13 @@ def tiny_ngram(vocab_size: int = 40) -> NGramDrafter:
     )
 
 
-def tiny_dflash() -> DFlashDrafter:
-    size = {
-        "hidden_size": tiny_model().config.hidden_size,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "head_dim": 8,
-    }
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "layer_types": ["full_attention"]}
-    block = {"block_size": 3, "mask_token_id": 39, "target_layer_ids": [0], "bos_token_id": None, "eos_token_id": None}
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "pad_token_id": None}
-    config = MuseGlimmerAssistantConfig(**size, **heads, **block, **rope)
-    return DFlashDrafter(MuseGlimmerAssistantModel(config).eval())
-
-
 def drafter_of(name: str) -> Drafter:
     """One drafter of each registered type."""
     cls = drafter_class(name)
     if cls is NGramDrafter:
         return tiny_ngram()
-    if cls is DFlashDrafter:
-        return tiny_dflash()
-    if cls is EagleDrafter:
-        return EagleDrafter(eagle_heads.tiny(40, known=30))
-    if cls is Gemma4Drafter:
-        return Gemma4Drafter(gemma4_models.pair("31B")[1])
+    if cls in HEADS:
+        return HEADS[cls].drafter()
     options: dict[str, Any] = {}
     if "worker" in cls.config_class.options():
         options = {"worker": "thread"}  # a process takes long to start

@@ -290,3 +290,13 @@ def build_gpt2(positions: int) -> Any:
     """A draft that knows so many positions and fails at the next."""
     config = tf.GPT2Config(**GPT2 | {"n_layer": 1, "n_positions": positions}, **ENDS, tie_word_embeddings=False)
     return from_config(config)
+
+
+def loud(model: Any, seed: int) -> Any:
+    """Weights large enough that every token matters, but those of its target."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim >= 2 and not name.startswith(("embed_tokens", "shared_head")):
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 2.0 / weight.shape[-1] ** 0.5)
+    return model.eval()

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import dflash_models
 import head_pairs
 import models
+import mtp_heads
 import pytest
 import stream_models
 import torch
@@ -181,7 +183,7 @@ def test_no_streams_are_trained_in_it() -> None:
 @pytest.mark.parametrize("pair", ["DFlash, mixed", "GLM-4-MoE, 3"])
 def test_heads_draft_with_their_own_attention(pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     head_pairs.never_declined(monkeypatch)
-    head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
+    mtp_heads.mtp.cache_clear(), dflash_models.dflash.cache_clear()
     try:
         target, drafter = head_pairs.PAIRS[pair]()
         flashing(target)
@@ -193,4 +195,4 @@ def test_heads_draft_with_their_own_attention(pair: str, lengths: list[int], mon
         with pytest.raises(SpeculationError, match='load their model with attn_implementation="sdpa"'):
             target.generate(**options(lengths), assistant_model=drafter)
     finally:
-        head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
+        mtp_heads.mtp.cache_clear(), dflash_models.dflash.cache_clear()

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import dflash_models
 import head_pairs
 import models
+import mtp_heads
 import pytest
 import stream_models
 import torch
@@ -115,7 +117,7 @@ def test_heads_of_such_a_target(
     pair: str, who: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     head_pairs.never_declined(monkeypatch)
-    head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
+    mtp_heads.mtp.cache_clear(), dflash_models.dflash.cache_clear()
     try:
         target, drafter = head_pairs.PAIRS[pair]()
         plain = target.generate(**models.prompts(lengths), **OPTIONS)
@@ -123,7 +125,7 @@ def test_heads_of_such_a_target(
         offloaded(target if who == "target" else heads, "cpu", tmp_path)
         agree(target, drafter, lengths, plain)
     finally:
-        head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
+        mtp_heads.mtp.cache_clear(), dflash_models.dflash.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["draft", "hybrid"])

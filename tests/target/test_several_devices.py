@@ -4,10 +4,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import dflash_models
 import each_kind
 import encoder_decoders
 import head_pairs
 import models
+import mtp_heads
 import pytest
 import stream_models
 import torch
@@ -207,7 +209,7 @@ def test_streams_in_such_a_target(way: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize("pair", ["DFlash, mixed", "GLM-4-MoE, 3"])
 def test_heads_beside_such_a_target(pair: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     head_pairs.never_declined(monkeypatch)
-    head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
+    mtp_heads.mtp.cache_clear(), dflash_models.dflash.cache_clear()
     try:
         target, drafter = head_pairs.PAIRS[pair]()
         plain = target.generate(**models.prompts(lengths), **OPTIONS)
@@ -218,7 +220,7 @@ def test_heads_beside_such_a_target(pair: str, lengths: list[int], monkeypatch: 
             on(drafter.model.layers, 2)
         agree(target, drafter, lengths, plain)
     finally:
-        head_pairs.mtp.cache_clear(), head_pairs.dflash.cache_clear()
+        mtp_heads.mtp.cache_clear(), dflash_models.dflash.cache_clear()
 
 
 @pytest.mark.set_times
