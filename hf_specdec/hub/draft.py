@@ -19,6 +19,7 @@ from .files import (
     check_no_pickles,
     check_relative,
     first_not_finite,
+    naming,
     read_json,
     safe_file,
     tensor_infos,
@@ -112,26 +113,23 @@ def load_draft(
     extra: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
     if quantization is not None:
         extra["quantization_config"] = quanto_config(quantization)
-    try:
-        model, report = _auto(config).from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **extra,
-        )
-    except ImportError as error:  # of what a `quantization_config` names
-        raise SpeculationError(
-            f"{folder / 'config.json'} needs a library that is not installed; install it, or store the draft model "
-            f"without quantization_config. transformers says: {shortened(one_line(error))}"
-        ) from error
-    except Exception as error:  # every way to load and every way to quantize fails in its own way
-        raise SpeculationError(
-            f"{folder / 'config.json'}: the draft model could not be loaded: {shortened(one_line(error))}"
-        ) from error
+    with naming(folder / "config.json", "describes a draft model that could not be loaded"):
+        try:
+            model, report = _auto(config).from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **extra,
+            )
+        except ImportError as error:  # of what a `quantization_config` names
+            raise SpeculationError(
+                "it needs a library that is not installed; install it, or store the draft model without "
+                f"quantization_config. transformers says: {shortened(one_line(error))}"
+            ) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(problem):
             raise SpeculationError(
@@ -167,21 +165,15 @@ def _checked_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig"
     if (folder / GENERATION).exists():
         read_json(folder, GENERATION)
     tensors = {key: info for name in _weight_files(folder) for key, info in tensor_infos(folder, name).items()}
-    try:
+    with naming(folder / "config.json", "does not describe a model"):
         config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
         if not trust_remote_code:
-            _check_sizes(config, tensors, folder, packed="quantization_config" in content)
-        _check_window(config.get_text_config(), folder)
-        config.return_dict = True  # whatever the file says: it is about what a user gets, and here that is us
-        return config
-    except SpeculationError:
-        raise
-    except Exception as error:  # every model family has its own way to reject a config
-        raise SpeculationError(
-            f"{folder / 'config.json'} does not describe a model: {shortened(one_line(error))}"
-        ) from error
+            _check_sizes(config, tensors, packed="quantization_config" in content)
+        _check_window(config.get_text_config())
+    config.return_dict = True  # whatever the file says: it is about what a user gets, and here that is us
+    return config
 
 
 def _auto(config: "PreTrainedConfig") -> Any:
@@ -201,7 +193,7 @@ def _weight_files(folder: Path) -> list[str]:
     return sorted(set(shards.values()))
 
 
-def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], folder: Path, packed: bool) -> None:
+def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], packed: bool) -> None:
     """Nothing is allocated for a model that config.json makes larger than its weights."""
     stored = sum(torch.Size(shape).numel() for _, shape in tensors.values())
     most = stored * MOST_PER_WORD if packed else stored
@@ -215,24 +207,21 @@ def _check_sizes(config: "PreTrainedConfig", tensors: dict[str, TensorInfo], fol
     floating = (*FLOATING, LIGHT)  # transformers reads the latter as config.json's dtype
     wrong = sorted(key for key, (dtype, _) in tensors.items() if dtype not in floating and key not in tables)
     if wrong and not packed:
-        raise SpeculationError(
-            f"{folder}: the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type"
-        )
+        raise SpeculationError(f"the weight {wrong[0]} is {tensors[wrong[0]][0]}, and must be a floating type")
     if declared is None or declared > most:
         size = f"{layers} layers" if declared is None else f"{declared} parameters"
         raise SpeculationError(
-            f"{folder / 'config.json'} declares {size}, but the safetensors files hold {stored} values in "
+            f"it declares {size}, but the safetensors files hold {stored} values in "
             f"{len(tensors)} tensors; save the model again with save_pretrained()"
         )
 
 
-def _check_window(config: "PreTrainedConfig", folder: Path) -> None:
+def _check_window(config: "PreTrainedConfig") -> None:
     """A token must see another one; transformers' cache for windows of 1 gives other logits than no cache."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if window is not None and (kinds is None or "sliding_attention" in kinds) and not 2 <= window < 1 << 31:
         raise SpeculationError(
-            f"{folder / 'config.json'}: sliding_window is {window}; it must be from 2 to {(1 << 31) - 1}, "
-            "or null for attention to all tokens"
+            f"sliding_window is {window}; it must be from 2 to {(1 << 31) - 1}, or null for attention to all tokens"
         )
 
 

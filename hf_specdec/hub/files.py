@@ -5,8 +5,8 @@ Every function raises `SpeculationError` that names the file and the fix. Nothin
 
 import json
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import SpeculationError, meant, one_line, shown
+from ..errors import SpeculationError, meant, one_line, shortened, shown
 
 COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
 MAX_JSON_BYTES = 1 << 20
@@ -132,6 +132,26 @@ class HubSource:
             return self
         snapshot = folder.parents[len(Path(self.subfolder).parts) - 1] if self.subfolder else folder
         return replace(self, revision=snapshot.name)
+
+
+@contextmanager
+def naming(path: Path, why: str = "") -> Iterator[None]:
+    """What is refused within is said to be about this file.
+
+    Args:
+        why: what is wrong with the file where others raise something: configs and models refuse values in their own
+            ways. Empty where others are no concern of the file's.
+    """
+    try:
+        yield
+    except SpeculationError as error:
+        raise SpeculationError(f"{path}: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        if not why:
+            raise
+        raise SpeculationError(f"{path} {why}: {shortened(one_line(error))}; correct it") from error
 
 
 def taken(options: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from ..config import DrafterConfig
 from ..errors import SpeculationError, shown
 from .draft import PATTERNS, check_draft_entry, find_draft, is_embedded
-from .files import HubSource, check_no_pickles, read_json, read_tensors, taken
+from .files import HubSource, check_no_pickles, naming, read_json, read_tensors, taken
 from .registry import Storable, drafter_class, drafter_types, load_model, reader_of
 from .target import check_fields
 
@@ -137,10 +137,8 @@ def read_config(folder: Path) -> tuple[type[Storable], DrafterConfig]:
         raise SpeculationError(
             f"{path}: {drafter_type!r} drafts without a model, but draft_model is set; remove the entry"
         )
-    try:
+    with naming(path):
         return cls, cls.config_class.from_options(content)
-    except SpeculationError as error:
-        raise SpeculationError(f"{path}: {error}; correct the file, or save the drafter again") from error
 
 
 def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], folder: Path) -> DrafterT:
@@ -153,26 +151,17 @@ def _with_weights(cls: type[DrafterT], arguments: list[Any], options: dict[str, 
             )
         return _make(cls, arguments, options, folder)
     # First without memory: what config.json declares is compared with the file before any of it is allocated.
-    try:
-        with torch.device("meta"):
-            expected = _make(cls, arguments, options, folder).weights()
-    except (RuntimeError, OverflowError) as error:
-        raise SpeculationError(
-            f"{folder / CONFIG} declares sizes that cannot be built: {error}; correct them"
-        ) from error
+    with naming(folder / CONFIG, "declares sizes that cannot be built"), torch.device("meta"):
+        expected = cls(*arguments, **options).weights()
     if not expected and not path.exists():  # a stop rule that nobody had to train
         return _make(cls, arguments, options, folder)
     tensors = read_tensors(folder, WEIGHTS, expected)
     drafter = _make(cls, arguments, options, folder)
-    try:
+    with naming(path):
         drafter.load_weights(tensors)
-    except SpeculationError as error:
-        raise SpeculationError(f"{path}: {error}") from error
     return drafter
 
 
 def _make(cls: type[DrafterT], arguments: list[Any], options: dict[str, Any], folder: Path) -> DrafterT:
-    try:
+    with naming(folder / CONFIG):
         return cls(*arguments, **options)
-    except SpeculationError as error:
-        raise SpeculationError(f"{folder / CONFIG}: {error}") from error

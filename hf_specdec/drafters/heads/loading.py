@@ -1,8 +1,7 @@
 """`Format`: heads as others publish them, `config.json` and `model.safetensors` → a model. No code of a repo is run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ...errors import SpeculationError, one_line, shortened, shown
-from ...hub.files import DTYPE_NAMES, LIGHT, read_json, read_tensors, tensor_infos
+from ...errors import SpeculationError, shown
+from ...hub.files import DTYPE_NAMES, LIGHT, naming, read_json, read_tensors, tensor_infos
 from ...hub.loading import CONFIG, WEIGHTS
 from ...target.devices import DTYPES, device_name, dtype_name
 from ...target.packing import pack_linear as pack
@@ -66,15 +65,15 @@ class Format(ABC):
         """
         stored = _stored(folder)
         theirs = {self.ours(name): name for name in stored}
-        with _naming(folder / CONFIG, f"does not describe {what}"):
+        with naming(folder / CONFIG, f"does not describe {what}"):
             config: Any = self.config(read_json(folder, CONFIG))
         if config.num_hidden_layers > len(stored):
             raise SpeculationError(f"{folder / CONFIG} declares {config.num_hidden_layers} layers; the file has fewer")
-        with _naming(folder / CONFIG, "declares sizes that cannot be built"), torch.device("meta"):
+        with naming(folder / CONFIG, "declares sizes that cannot be built"), torch.device("meta"):
             model: Any = self.model(config, theirs)
         theirs = {ours: name for name, ours in self.names.items()} | theirs
         weights = _weights(folder, model, theirs, dtype, self.optional)
-        with _naming(folder / WEIGHTS, f"does not hold {what}"):
+        with naming(folder / WEIGHTS, f"does not hold {what}"):
             model.load_state_dict(self.completed(model, weights), assign=True)
         model.rotary_emb = type(model.rotary_emb)(model.config)  # computed, not stored
         model.config.name_or_path = str(folder)
@@ -82,17 +81,6 @@ class Format(ABC):
         if pack_linear:
             pack(model)
         return model  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _naming(path: Path, why: str) -> Iterator[None]:
-    """What is raised within says that it is about this file, and what others raise why, too."""
-    try:
-        yield
-    except SpeculationError as error:
-        raise SpeculationError(f"{path}: {error}") from error
-    except Exception as error:  # configs and models refuse values in their own ways
-        raise SpeculationError(f"{path} {why}: {shortened(one_line(error))}; correct it") from error
 
 
 def _stored(folder: Path) -> list[str]:
