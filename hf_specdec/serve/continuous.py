@@ -16,9 +16,9 @@ from transformers.cli.serving import utils
 
 from ..engine.answer import Answer, QueueFull
 from ..generate.decoder import BatchDecoder
-from .speculating import line
+from .speculating import BAD, count_of, line
 
-TOO_MANY, BAD, ENDED = 429, 400, 503
+TOO_MANY, ENDED = 429, 503
 """status codes"""
 
 
@@ -85,8 +85,7 @@ class Joined(utils.BaseGenerateManager):
 
     def summary(self) -> str:
         """What was served."""
-        served = f"{self.answers} answers" + f", {self.given_up} of them not finished" * bool(self.given_up)
-        stats = self.decoder.stats
+        served, stats = count_of(self.answers, self.given_up), self.decoder.stats
         return f"{served}; {stats.emitted_tokens:,} tokens; {stats.summary()}" if stats.emitted_tokens else served
 
     def _submit(self, processor: Any, inputs: dict[str, Any], gen_config: GenerationConfig, streamer: Any) -> Answer:

@@ -26,8 +26,8 @@ from ..errors import SpeculationError
 from ..generate.decoder import BatchDecoder
 from ..tools.loading.drafters import DrafterSettings
 from ..tools.loading.models import Pair
-from .continuous import BAD, in_place_of_stock
-from .speculating import Speculating
+from .continuous import in_place_of_stock
+from .speculating import BAD, Speculating
 from .threads import apart
 
 NOT_OURS = ("force_model", "model_timeout", "compile", "non_blocking")

@@ -14,6 +14,8 @@ from ..target.devices import input_device
 from ..target.inputs import position_limit
 from ..tools.loading.chat import ask, batch
 
+BAD = 400
+"""status code of what was asked wrongly"""
 QUESTION = "What is the capital of France?"
 """for warming up"""
 WARM_UPS = 2
@@ -82,8 +84,10 @@ class Speculating:
             gone = "Cancelled" in kind  # what transformers' server ends its streams with
             why = "the client, which closed the connection" if gone else f"{kind} {error}"
             self.say(f"{number}: stopped after {now() - began:.2f} s by {why}")
-            if isinstance(error, ValueError):
-                raise _bad_request(error) from error
+            if isinstance(error, ValueError):  # what a client has asked wrongly is the client's to mend
+                from fastapi import HTTPException
+
+                raise HTTPException(BAD, str(error)) from error
             raise
         return output
 
@@ -103,7 +107,7 @@ class Speculating:
 
     def summary(self) -> str:
         """What was served."""
-        served = f"{self.answers} answers" + f", {self.given_up} of them not finished" * bool(self.given_up)
+        served = count_of(self.answers, self.given_up)
         gain = self.plain_seconds / self.total.total_seconds if self.total.total_seconds else None
         return f"{served}; {line(self.total, gain)}" if self.total.emitted_tokens else served
 
@@ -121,13 +125,11 @@ class Speculating:
             config.stop_strings = None
 
 
+def count_of(answers: int, given_up: int) -> str:
+    """What a summary begins with."""
+    return f"{answers} answers" + f", {given_up} of them not finished" * bool(given_up)
+
+
 def line(stats: SpeculationStats, gain: float | None = None) -> str:
     """A call, or several with a gain that is known, in one line."""
     return f"{stats.emitted_tokens:,} tokens in {stats.total_seconds:.2f} s; {stats.summary(gain)}"
-
-
-def _bad_request(error: ValueError) -> Exception:
-    """What a client has asked wrongly is the client's to mend: status 400."""
-    from fastapi import HTTPException
-
-    return HTTPException(400, str(error))
