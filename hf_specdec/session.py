@@ -22,7 +22,8 @@ class DraftSession(CandidateGenerator):
     patience: float = 60.0
     """seconds a draft may take before the drafter is given up; 60 where a session sets none"""
     weighs: bool = False
-    """whether it weighs by itself what a draft gains against what it costs; others are paused where they lose"""
+    """whether it is never paused: it weighs by itself what a draft gains against what it costs, or does what the user
+    has asked for; others are paused where they lose"""
     features: Sequence[Feature] = ()
     """what verdicts shall carry of the target's forwards beside tokens"""
     likeliest: int = 0

@@ -21,7 +21,7 @@ class Account:
         self.left = GIVEN
 
     def wait(self) -> None:
-        """A round without drafts goes by."""
+        """A round goes by that is no try."""
         self.left = max(self.left, min(self.left + SHARE, SAVED))
 
     def missing(self, price: float) -> int:

@@ -166,7 +166,7 @@ class Drafting:
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""
         if self.paying is not None:
-            self.paying.observe(sum(map(len, verdict.tokens)))
+            self.paying.observe(sum(map(len, verdict.tokens)), any(verdict.drafted))
         self.session.ask(lambda session: session.observe(verdict))
         settling = now()
         if self.order is not None:

@@ -10,6 +10,8 @@ from ..clock import now
 
 TRIAL = 4
 """rounds in a row of an order of the drafter's own: the first ones only begin what later ones gain from"""
+NOTHING_FED = 0.5
+"""plain rounds that one may lose at most in which the draft was empty: to think of nothing takes time, too"""
 LITTLE = 1.5
 """tokens per row and round, below which it is found out what a plain round takes"""
 
@@ -72,6 +74,8 @@ class Paying:
         self.looks = 0
         """rounds without a draft still to come, to find out what they take"""
         self.tokens = self.rows = 0
+        self.fed = False
+        """whether anything was drafted in the last round"""
 
     def rests(self, rows: int) -> bool:
         """Whether the round that begins now, of so many rows, goes without a draft."""
@@ -106,8 +110,8 @@ class Paying:
             return
         gained = self.tokens / self.rows
         if plain := record.plain_round(self.rows):
-            # What disturbs a machine for one round is not the draft's fault.
-            account.charge(min(seconds / plain - gained, SAVED))
+            # What disturbs a machine for one round is not the draft's fault, even less where there was none.
+            account.charge(min(seconds / plain - gained, SAVED if self.fed else NOTHING_FED))
         elif gained < LITTLE:
             self._look(self.rows)
 
@@ -120,6 +124,6 @@ class Paying:
             why = "plain decoding was as fast"
         return f"drafting was paused in {self.paused} of {self.rounds} rounds, as it did not pay: {why}"
 
-    def observe(self, tokens: int) -> None:
-        """A round gave so many tokens."""
-        self.tokens = tokens
+    def observe(self, tokens: int, fed: bool) -> None:
+        """A round gave so many tokens, with a draft or with an empty one."""
+        self.tokens, self.fed = tokens, fed

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from ..transfer import to_device
-from ..verify.judging import Judge
+from ..verify.judging import Judge, Position
 from ..verify.trial import Result, Trial, expect_token
 from .call import Call
 from .outputs import StepOutputs
@@ -83,10 +82,6 @@ class RaggedRequests(Ragged):
             return True
 
 
-Step = tuple[list[int], list[bool], Tensor | None]
-"""tokens [B], whether each row agrees with its draft, processed scores [B, V] where they are wanted"""
-
-
 class Lockstep:
     """All rows of a call together, as in plain decoding: a round ends where one of them disagrees with its draft."""
 
@@ -101,7 +96,7 @@ class Lockstep:
         opaque, start = self.call.processing.opaque, rows.all[0].length
         if opaque:
             results = [Result(list(range(n)), [], n) for n in trial.draft.lengths]
-            steps: Iterator[Step] = judge.stepwise(trial)
+            steps: Iterator[Position] = judge.stepwise(trial)
         else:
             results = judge.verify(trial)
             steps = self._replayed(rows, trial, results)
@@ -139,7 +134,7 @@ class Lockstep:
             row.stopped |= now
         return newly and self.stopping.has_eos
 
-    def _replayed(self, rows: Rows, trial: Trial, results: list[Result]) -> Iterator[Step]:
+    def _replayed(self, rows: Rows, trial: Trial, results: list[Result]) -> Iterator[Position]:
         """What was judged at once, position by position, while all rows agree with their drafts."""
         passive = [row.pad is not None for row in rows.all]
         width = min(len(result.tokens) for result, out in zip(results, passive, strict=True) if not out)

@@ -25,8 +25,8 @@ from .sampled import Draws, drawn_from_points
 from .trial import Result, Trial
 from .verification import accepted_lengths, distribution, draw, follow, gumbel_max, tolerance
 
-Step = tuple[list[int], list[bool], Tensor]
-"""tokens [B], whether each row agrees with its draft, processed scores [B, V]"""
+Position = tuple[list[int], list[bool], Tensor | None]
+"""tokens [B], whether each row agrees with its draft, processed scores [B, V] where they are wanted"""
 
 
 @dataclass(eq=False)
@@ -131,7 +131,7 @@ class Judge:
 
     # ------------------------------------------------------------------ one position after the other
 
-    def stepwise(self, trial: Trial) -> Iterator[Step]:
+    def stepwise(self, trial: Trial) -> Iterator[Position]:
         """Judge a lockstep batch of chains position by position, over the places that there are logits for in every
         row. The caller appends to the sequences' ids between steps."""
         draft, sequences, logits = trial.draft, trial.sequences, trial.forward.logits

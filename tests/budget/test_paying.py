@@ -246,8 +246,19 @@ class Slow:
         """Rounds with drafts give so many tokens more."""
         for _ in range(rounds):
             self.drafted.append(not call.rests(rows))
-            call.observe(rows + gained * self.drafted[-1])
+            call.observe(rows + gained * self.drafted[-1], fed=self.drafted[-1])
             self.now += self.takes if self.drafted[-1] else 1.0
+
+
+def test_a_disturbed_round_in_which_nothing_was_drafted_pauses_nothing() -> None:
+    """A drafter that finds nothing, on a machine that is slow once."""
+    now, record = 0.0, Record()
+    call = Paying(lambda rows: record, False, clock=lambda: now)
+    for i in range(200):
+        call.rests(1)
+        call.observe(1, fed=False)
+        now += 10.0 if i == 30 else 1.0
+    assert not call.paused
 
 
 def test_what_a_batch_has_lost_is_made_up_for_when_rows_leave_it() -> None:
