@@ -45,9 +45,6 @@ class CapturedJoiningRunner(Captured, JoiningRunner):
         too_many = self.most_slots is not None and held > self.most_slots
         if not fits or (too_many and rows * slots < held):
             self.cache.move(rows, columns)
-        buffers = self.cache.buffers
-        self.reserved = buffers.rows * buffers.slots
-        self.bytes = sum(states.nbytes for states in (*buffers.keys, *buffers.values))
 
 
 def joining_runner(

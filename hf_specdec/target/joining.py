@@ -63,11 +63,10 @@ class JoiningRunner(RaggedRunner):
         self.wanted.append(wanted)
         if len(self.wanted) == 1:
             self.cache = self._begin(read)
-            self._fit()
+            self._settle()
         else:
-            self._fit()
+            self._settle()
             self.cache.join(read)
-        self.rows = list(range(len(self.wanted)))
 
     def _begin(self, read: Cache) -> RaggedCache:
         """The first row."""
@@ -76,27 +75,30 @@ class JoiningRunner(RaggedRunner):
     def leave(self, rows: list[int]) -> list[int]:
         """These rows go; returns which of the rows before now stands where."""
         order = self.cache.leave(rows)
-        self.wanted = [self.wanted[b] for b in order]
-        if self.wanted:
-            self._fit()
-            self.rows = list(range(len(order)))
-        else:
-            self._let_go()
+        self._go_on(order)
         return order
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
-        self.wanted = [self.wanted[b] for b in rows]
-        if not rows:
-            self._let_go()
-            return
-        self.cache.select(rows)
-        self._fit()
-        self.rows = list(range(len(rows)))
+        if rows:
+            self.cache.select(rows)
+        self._go_on(rows)
 
-    def _let_go(self) -> None:
-        del self.cache
-        self.reserved = self.bytes = 0
+    def _go_on(self, rows: list[int]) -> None:
+        self.wanted = [self.wanted[b] for b in rows]
+        if self.wanted:
+            self._settle()
+        else:
+            del self.cache
+            self.reserved = self.bytes = 0
+
+    def _settle(self) -> None:
+        """In buffers that fit those who are there."""
+        self._fit()
+        self.rows = list(range(len(self.wanted)))
+        rows, _, slots, _ = self.cache.layers[0].keys.shape
+        self.reserved = rows * slots
+        self.bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
 
     def _fit(self) -> None:
         """Buffers in which all rows find room, not twice as long as they need be."""
@@ -105,9 +107,6 @@ class JoiningRunner(RaggedRunner):
         if held[0] < rows or not slots <= held[2] <= 2 * slots:
             most = self.most_rows if self.most_slots is None else min(self.most_rows, self.most_slots // slots)
             self.cache.lay_out(max(rows, most), slots)
-            held = self.cache.layers[0].keys.shape
-        self.reserved = held[0] * held[2]
-        self.bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
 
 
 class Reading:
