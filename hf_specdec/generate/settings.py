@@ -113,12 +113,8 @@ def own_draft(model: Any, named: dict[str, Any]) -> tuple["PreTrainedModel | Non
 
 def refuse(model: Any, named: dict[str, Any]) -> None:
     """Settings that speculation does not serve: one clear error, before any forward."""
-
-    def asked(name: str) -> Any:
-        return setting(model, named, name)
-
     for name, nothing in OTHER_MODES.items():
-        if (value := asked(name)) not in (None, nothing):
+        if (value := setting(model, named, name)) not in (None, nothing):
             raise SpeculationError(
                 f"{name}={str(value)[:80]} asks for another way of decoding, which cannot be combined with "
                 'speculation; leave it out, or pass speculation_type="none"'

@@ -41,8 +41,9 @@ def functions_of(model: Any) -> tuple[Callable[..., Any] | None, Callable[..., A
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = attention_of(model)
-    attends, masks = (functions.get(name) for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS))
-    return getattr(attends, "stock", attends), masks  # within a block of ours, what it stands for
+    attends = ALL_ATTENTION_FUNCTIONS.get(name)
+    attends = getattr(attends, "stock", attends)  # within a block of ours, what it stands for
+    return attends, ALL_MASK_ATTENTION_FUNCTIONS.get(name)
 
 
 def is_stock(function: Any) -> bool:
@@ -60,7 +61,7 @@ def _home() -> str:
 
 def classes(model: "nn.Module") -> set[type]:
     """Of a model and of all modules in it."""
-    return {type(module) for module in model.modules()}
+    return set(map(type, model.modules()))
 
 
 def named_by(of: type) -> dict[str, Any]:

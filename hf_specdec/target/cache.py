@@ -35,7 +35,7 @@ def holding(cache: Any) -> list[Any]:
 def is_adoptable(cache: object) -> bool:
     """Whether every layer is plain attention, possibly with a sliding window."""
     layers = holding(cache)
-    return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    return bool(layers) and set(map(type, layers)) <= {DynamicLayer, DynamicSlidingWindowLayer}
 
 
 def stay(paths: Sequence[Sequence[int]]) -> bool:
@@ -212,7 +212,8 @@ class RaggedCache(Cache):
     def set_lengths(self, lengths: list[int]) -> None:
         """Advance or roll back all layers, one length per row."""
         for group in self.groups:
-            group.set_lengths(list(lengths))
+            if lengths != group.lengths:  # to tell the device is to copy
+                group.set_lengths(list(lengths))
 
     def keep(self, paths: Sequence[Sequence[int]], group: Slots | None = None) -> None:
         """Move the slots `length + i`, i in a row's path (increasing), to follow directly after the row's length, in

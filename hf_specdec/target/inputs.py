@@ -43,8 +43,7 @@ def mixes_experts(model: "PreTrainedModel") -> bool:
 def position_limit(model: "PreTrainedModel") -> int:
     """Positions that a model's embeddings, or an encoder-decoder's decoder's, are made for."""
     config = model.config.get_text_config(decoder=True)
-    names = ("max_target_positions", "max_position_embeddings")
-    return next(filter(None, (getattr(config, name, None) for name in names)), 2**31)
+    return getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None) or 2**31
 
 
 def ropes(model: "PreTrainedModel") -> list[dict[str, Any]]:

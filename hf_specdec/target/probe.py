@@ -102,12 +102,6 @@ def _narrow(model: "PreTrainedModel") -> "PreTrainedModel":
     return twin(model, {id(model.config): whole, id(config): text})
 
 
-def _counts_columns(model: "PreTrainedModel") -> bool:
-    """Whether local layers hold their window as a table over columns (GPT-Neo), which no mask of ours can widen and
-    the probe's text does not go past."""
-    return "local" in (getattr(model.config, "attention_layers", None) or ())
-
-
 def _probe(model: "PreTrainedModel") -> Ability:
     ids, mask = _inputs(model)
     vocab = model.config.get_text_config(decoder=True).vocab_size
@@ -161,8 +155,9 @@ def _couples_tokens(model: "PreTrainedModel") -> str:
 
 def _keeps_rows_together(model: "PreTrainedModel") -> str:
     """Why rows of different lengths are not even tried; empty where they are."""
-    why = "has local attention that counts the columns of the batch" if _counts_columns(model) else ""
-    return why_no_masks(model) or why
+    # GPT-Neo's window is a table over columns, which no mask of ours can widen and the probe's text does not go past.
+    counts = "local" in (getattr(model.config, "attention_layers", None) or ())
+    return why_no_masks(model) or ("has local attention that counts the columns of the batch" if counts else "")
 
 
 def runner_agrees(model: "PreTrainedModel", wrap: Callable[[RaggedRunner], Runner]) -> bool:

@@ -178,8 +178,7 @@ class RaggedRunner:
 
     def truncate(self, lengths: list[int]) -> None:
         """Roll every row back to its length."""
-        if any(lengths != group.lengths for group in self.cache.groups):
-            self.cache.set_lengths(lengths)
+        self.cache.set_lengths(lengths)
 
     def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
         """Roll back to `lengths`, then keep the tokens of an accepted path (indices after that length)."""
