@@ -145,6 +145,9 @@ def test_a_target_that_it_was_not_trained_for(tmp_path: Path) -> None:
         models.llama().generate(**ids, assistant_model=drafter, max_new_tokens=3)
     with pytest.raises(SpeculationError, match=r"states of width 32, and .* of width 64"):
         models.llama(num_hidden_layers=7, hidden_size=64).generate(**ids, assistant_model=drafter, max_new_tokens=3)
+    last = write(tmp_path, SPECULATORS | {LAYER_IDS: [1, 3, 7]})
+    with pytest.raises(SpeculationError, match="reads hidden state 7, which is at hand behind the target's norm only"):
+        eagle_heads.target().generate(**ids, assistant_model=Drafter.from_pretrained(last), max_new_tokens=3)
     with pytest.raises(SpeculationError, match="knows token"):
         models.llama(vocab=60, num_hidden_layers=7).generate(**models.prompts([5], vocab=60), assistant_model=drafter)
     with pytest.raises(SpeculationError, match="is not an EAGLE-3 head"):

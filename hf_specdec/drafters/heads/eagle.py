@@ -38,14 +38,14 @@ class EagleConfig(DrafterConfig):
 
 
 class Chain(NamedTuple):
-    """Between two steps."""
+    """Where the head stands: T places, of which those drafted behind are read one by one."""
 
     a: Tensor
-    """[B, 1, H] what the layer has passed on"""
+    """[B, T, H] what the layer has passed on, at first g"""
     normed: Tensor
-    """[B, 1, H] what logits are made of"""
+    """[B, T, H] what logits are made of"""
     slots: Tensor
-    """[B, 1] of the cache, where these stand"""
+    """[B, T] of the cache, where these stand"""
     first: Tensor
     """[B, 1] as of `News`"""
     cache: RaggedCache
@@ -62,23 +62,21 @@ class EagleHead(ChainHead[Chain]):
 
     def begin(self, news: News, cache: RaggedCache, most: int) -> Chain:
         cache.reserve(news.tokens.shape[1] + most - 1)
-        g, slots = self.model.fused(news.states.to(self.model.dtype)), news.slots(cache)
-        a, normed = self._read(g, news.tokens, slots, news.first, cache)
-        return Chain(news.last(a), news.last(normed), news.last(slots), news.first, cache)
+        g = self.model.fused(news.states.to(self.model.dtype))
+        read = self._read(Chain(g, g, news.slots(cache), news.first, cache), news.tokens)
+        return read._replace(a=news.last(read.a), normed=news.last(read.normed), slots=news.last(read.slots))
 
     def step(self, state: Chain, tokens: Tensor) -> Chain:
-        slots = state.slots + 1  # what stands there of shorter rows' padding is written over
-        a, normed = self._read(state.a, tokens, slots, state.first, state.cache)
-        return state._replace(a=a, normed=normed, slots=slots)
+        return self._read(state._replace(slots=state.slots + 1), tokens)
 
     @grouped_attention()
-    def _read(
-        self, g: Tensor, tokens: Tensor, slots: Tensor, first: Tensor, cache: RaggedCache
-    ) -> tuple[Tensor, Tensor]:
-        """The layer over g [B, T, H] and tokens [B, T], at these slots [B, T] of the cache."""
-        cache.slots.write_to(slots)
-        e, masks = embedded(self.embeddings, tokens), masks_at(slots, cache, self.windows, g.dtype)
-        return self.model(g, e.to(g), first + slots, masks, cache)  # type: ignore[no-any-return]
+    def _read(self, state: Chain, tokens: Tensor) -> Chain:
+        """The layer over a and tokens [B, T]. What stands in the slots of shorter rows' padding is written over."""
+        state.cache.slots.write_to(state.slots)
+        masks = masks_at(state.slots, state.cache, self.windows, state.a.dtype)
+        e = embedded(self.embeddings, tokens).to(state.a)
+        a, normed = self.model(state.a, e, state.first + state.slots, masks, state.cache)
+        return state._replace(a=a, normed=normed)
 
     def logits(self, state: Chain) -> Tensor:
         known = self.model.lm_head(state.normed[:, 0])

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ...errors import SpeculationError, shown
-from ...hub.files import DTYPE_NAMES, LIGHT, naming, read_json, read_tensors, tensor_infos
+from ...hub.files import DTYPE_NAMES, LIGHT, TensorInfo, naming, read_json, read_tensors, tensor_infos
 from ...hub.loading import CONFIG, WEIGHTS
 from ...target.devices import DTYPES, device_name, dtype_name
 from ...target.packing import pack_linear as pack
@@ -63,16 +63,12 @@ class Format(ABC):
             SpeculationError: no such head, weights that are not those of its config, pickles, or several devices.
                 Nothing is allocated before that is known.
         """
-        stored = _stored(folder)
-        theirs = {self.ours(name): name for name in stored}
-        with naming(folder / CONFIG, f"does not describe {what}"):
-            config: Any = self.config(read_json(folder, CONFIG))
-        if config.num_hidden_layers > len(stored):
-            raise SpeculationError(f"{folder / CONFIG} declares {config.num_hidden_layers} layers; the file has fewer")
-        with naming(folder / CONFIG, "declares sizes that cannot be built"), torch.device("meta"):
-            model: Any = self.model(config, theirs)
-        theirs = {ours: name for name, ours in self.names.items()} | theirs
-        weights = _weights(folder, model, theirs, dtype, self.optional)
+        stored = _infos(folder)
+        theirs = {mine: name for name, mine in self.names.items()} | {self.ours(name): name for name in stored}
+        model = self._without_memory(folder, what, theirs)
+        wanted = {name: one for name, one in model.state_dict().items() if name in theirs or name not in self.optional}
+        weights = _weights(folder, stored, {theirs.get(name, name): one for name, one in wanted.items()}, dtype)
+        weights = {name: weights[theirs[name]] for name in wanted}
         with naming(folder / WEIGHTS, f"does not hold {what}"):
             model.load_state_dict(self.completed(model, weights), assign=True)
         model.rotary_emb = type(model.rotary_emb)(model.config)  # computed, not stored
@@ -82,9 +78,18 @@ class Format(ABC):
             pack(model)
         return model  # type: ignore[no-any-return]
 
+    def _without_memory(self, folder: Path, what: str, names: Collection[str]) -> Any:
+        """The model with weights of these names, on the meta device."""
+        with naming(folder / CONFIG, f"does not describe {what}"):
+            config: Any = self.config(read_json(folder, CONFIG))
+        if config.num_hidden_layers > len(names):
+            raise SpeculationError(f"{folder / CONFIG} declares {config.num_hidden_layers} layers; the file has fewer")
+        with naming(folder / CONFIG, "declares sizes that cannot be built"), torch.device("meta"):
+            return self.model(config, names)
 
-def _stored(folder: Path) -> list[str]:
-    """Names of the weights in a folder.
+
+def _infos(folder: Path) -> dict[str, TensorInfo]:
+    """Of the weights in a folder, by name.
 
     Raises:
         SpeculationError: there are none, or only as a pickle.
@@ -95,40 +100,29 @@ def _stored(folder: Path) -> list[str]:
             "Convert it once, where you trust it: safetensors.torch.save_file(torch.load('pytorch_model.bin', "
             f"weights_only=True), '{WEIGHTS}')"
         )
-    return list(tensor_infos(folder, WEIGHTS))
+    return tensor_infos(folder, WEIGHTS)
 
 
-def _weights(
-    folder: Path, model: "PreTrainedModel", theirs: dict[str, str], dtype: Any, optional: Sequence[str]
-) -> dict[str, Tensor]:
-    """The model's weights, which the file holds in any number format, under its names.
+def _weights(folder: Path, stored: dict[str, TensorInfo], expected: dict[str, Tensor], dtype: Any) -> dict[str, Tensor]:
+    """These weights, which the file holds in any number format.
 
     Args:
-        theirs: our names → those of the file.
         dtype: of the result; "auto" for that of the file.
-        optional: names that the file need not have.
 
     Raises:
         SpeculationError: a weight is missing, unknown or of another shape, or holds no numbers.
     """
-    stored = tensor_infos(folder, WEIGHTS)
-    wanted = {name: tensor for name, tensor in model.state_dict().items() if name in theirs or name not in optional}
-    expected = {
-        theirs.get(name, name): _as_stored(tensor, stored, theirs.get(name, name)) for name, tensor in wanted.items()
-    }
-    found = read_tensors(folder, WEIGHTS, expected)
-    weights = {name: found[theirs[name]] for name in wanted}
-    kind = next(w.dtype for w in weights.values() if w.is_floating_point()) if dtype == "auto" else dtype
+    kinds = {written: kind for kind, written in DTYPE_NAMES.items()} | {LIGHT: torch.bfloat16}
+
+    def as_stored(name: str, tensor: Tensor) -> Tensor:
+        kind = kinds.get(stored[name][0]) if name in stored else None
+        alike = kind is not None and kind.is_floating_point == tensor.is_floating_point()
+        return tensor.to(kind) if alike else tensor
+
+    found = read_tensors(folder, WEIGHTS, {name: as_stored(name, tensor) for name, tensor in expected.items()})
+    kind = next(w.dtype for w in found.values() if w.is_floating_point()) if dtype == "auto" else dtype
     kind = DTYPES[dtype_name(kind, "cpu")] if isinstance(kind, str) else kind
-    return {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-
-
-def _as_stored(tensor: Tensor, stored: dict[str, tuple[str, tuple[int, ...]]], name: str) -> Tensor:
-    """What the file is to hold, in the number format that it has there."""
-    kinds = {written: dtype for dtype, written in DTYPE_NAMES.items()} | {LIGHT: torch.bfloat16}
-    kind = kinds.get(stored[name][0]) if name in stored else None
-    alike = kind is not None and kind.is_floating_point == tensor.is_floating_point()
-    return tensor.to(kind) if alike else tensor
+    return {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in found.items()}
 
 
 def _device(device_map: Any, what: str) -> torch.device:
