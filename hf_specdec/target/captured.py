@@ -62,14 +62,14 @@ class Captured(RaggedRunner):
         if not self.is_captured:
             return super().over(tokens, parents, step, key, slots_per_token)
         rows, width = tokens.shape
-        fixed = next((w for w in self.widths if w >= width), width)
-        buffers = self.cache.with_room(fixed * slots_per_token)
-        fed = buffers.put("tokens", tokens, fixed)
-        seen, depth = self._tree(parents, buffers, fixed)
+        padded = next((w for w in self.widths if w >= width), width)
+        buffers = self.cache.with_room(padded * slots_per_token)
+        fed = buffers.put("tokens", tokens, padded)
+        seen, depth = self._tree(parents, buffers, padded)
         self.cache.tell()
-        key = fixed, parents is None, key
+        key = padded, parents is None, key
         found = (
-            step(fed, seen, depth) if fixed > WIDEST else self._run(key, lambda: step(fed, seen, depth), rows, width)
+            step(fed, seen, depth) if padded > WIDEST else self._run(key, lambda: step(fed, seen, depth), rows, width)
         )
         return tuple(each[:rows, :width].clone() for each in found)  # the next replay writes over them
 

@@ -1,8 +1,6 @@
-"""`structure` tells whether a model still computes as it did, `fingerprint` whether a recording of it still holds; and
-`Replayed` lets those look on who have put themselves around its forward."""
+"""`structure` tells whether a model still computes as it did, `fingerprint` whether a recording of it still holds."""
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,21 +17,6 @@ NOTED = "_output_capturing_hooks_installed"
 """of a model that has them"""
 OWN = {"forward", "_compiled_call_impl", *ADAPTERS}
 """attributes that few modules have"""
-
-T = TypeVar("T")
-
-
-class Replayed(Protocol):
-    """Of a stand-in for a model's `forward` that looks on: it may have an attribute `replayed`, which is called around
-    whatever is replayed."""
-
-    def __call__(self, run: Callable[[], T], rows: int, width: int, held: int, times: int) -> T:
-        """
-        Args:
-            run: gives what is to be returned.
-            rows: of a forward, with `width` tokens each behind `held` others.
-            times: forwards, one after the other.
-        """
 
 
 def structure(model: nn.Module, numbers: bool = True) -> tuple[Any, ...]:

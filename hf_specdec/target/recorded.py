@@ -9,7 +9,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -114,6 +114,19 @@ class RecordedSteps:
         while len(self._recorded) > MOST_RECORDED:
             self._recorded.popitem(last=False)
         return True
+
+
+class Replayed(Protocol):
+    """Of a stand-in for a model's `forward` that looks on: it may have an attribute `replayed`, which is called around
+    whatever is replayed."""
+
+    def __call__(self, run: Callable[[], T], rows: int, width: int, held: int, times: int) -> T:
+        """
+        Args:
+            run: gives what is to be returned.
+            rows: of a forward, with `width` tokens each behind `held` others.
+            times: forwards, one after the other.
+        """
 
 
 @contextmanager

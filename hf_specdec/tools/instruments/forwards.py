@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from ...target.fingerprint import Replayed
 from ...target.inputs import CACHE, cached_columns
+from ...target.recorded import Replayed
 
 
 class WrappedForward:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ...clock import now
 from ...target.devices import input_device
-from ...target.fingerprint import Replayed
+from ...target.recorded import Replayed
 from .forwards import cached_tokens, input_shape, wrapped_forward
 
 T = TypeVar("T")
