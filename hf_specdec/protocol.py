@@ -67,7 +67,8 @@ class Draft:
     """`[B][K]` on the host: each node's chance to be kept, it and all above it; the first ones are verified, as many as
     pay. None: all are, as are draws"""
     least: Sequence[int] = ()
-    """[B] nodes, the first ones, that are verified whether they pay or not, where others have their `survival`"""
+    """[B] nodes, the first ones, that are verified whether they pay or not, where others have their `survival`. All
+    draws must be among them"""
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Draft":

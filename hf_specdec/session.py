@@ -36,7 +36,6 @@ class DraftSession(CandidateGenerator):
     def __init__(self, context: DraftContext) -> None:
         self.context = context
         self._draft: Draft | None = None
-        self._taken: Draft | None = None
 
     @abstractmethod
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
@@ -63,7 +62,6 @@ class DraftSession(CandidateGenerator):
         """The draft, or as much of it as is there. Called once per round."""
         draft, self._draft = self._draft, None
         assert draft is not None, "take() follows start_draft()"
-        self._taken = draft
         return draft
 
     def draft_early(self, n: Tensor, last: Tensor) -> None:
@@ -77,15 +75,12 @@ class DraftSession(CandidateGenerator):
     def cancel(self, rows: list[int]) -> None:
         """Drafting for these rows has become useless."""
 
-    def q(self, row: int, node: int, tokens: Tensor | None = None) -> Tensor:
-        """q of `tokens` (of all [V] where None) at node `node` of row `row` of the draft taken last.
+    def q(self, row: int, node: int) -> Tensor:
+        """q [V] at node `node` of row `row` of the draft taken last.
 
         Asked only of drafts with `token_probs` and without `q`, before they are tested.
         """
-        if self._taken is None or self._taken.q is None:
-            raise TypeError(f"{type(self).__name__} gives token_probs without Draft.q, and has no q() of its own")
-        q = self._taken.q[row, node]
-        return q if tokens is None else q[tokens]
+        raise TypeError(f"{type(self).__name__} gives token_probs without Draft.q, and has no q() of its own")
 
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""
@@ -97,11 +92,11 @@ class DraftSession(CandidateGenerator):
         """transformers' protocol, batch 1: the sequence with the draft appended, and log q for sampled drafts."""
         length = input_ids.shape[1]
         sequences = Sequences(input_ids, [length], [0], [input_ids[0].tolist()])
-        self._taken = draft = self.propose(sequences, [self.context.max_length - length - 1])
-        k = draft.lengths[0]
-        logits = None
-        if draft.token_probs is not None and k:
-            logits = torch.stack([self.q(0, i) for i in range(k)])[None].log()
+        draft = self.propose(sequences, [self.context.max_length - length - 1])
+        k, q = draft.lengths[0], draft.q
+        if q is None and draft.token_probs is not None and k:
+            q = torch.stack([self.q(0, i) for i in range(k)])[None]
+        logits = None if q is None or not k else q[:, :k].log()
         return torch.cat([input_ids, draft.tokens[:, :k].to(input_ids.device)], dim=1), logits
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:

@@ -23,8 +23,11 @@ class ChainSession(TreeSession):
     the likeliest ones would be. Other candidates may stand beside each token of a greedy chain.
 
     Where there are sources, too, a round draws a chain where that promises more per second than they do, and what they
-    propose joins it where that pays: a token that nobody drew is one from a q with all its mass on it.
+    propose joins it where that pays: a token that nobody drew is one from a q with all its mass on it. Such draws are
+    tested one by one.
     """
+
+    steps: Steps  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -42,29 +45,23 @@ class ChainSession(TreeSession):
             acceptance: how often tokens of the sources were right; None without any.
             sources: as of `TreeSession`.
         """
-        super().__init__(context, acceptance or Acceptance(), sources)
-        self.model, self.rule, self.candidates = steps, rule, candidates
-        self.weighs, self.features = rule.weighs, steps.features
-        self.drawn, self.several = steps.name, bool(sources)
+        super().__init__(context, acceptance or Acceptance(), sources, steps)
+        self.rule, self.candidates, self.weighs = rule, candidates, rule.weighs
         self.copied: list[Tree] = []
         """[B] what could be copied in this round without draws"""
         self.draws: list[int] = []
-        """[B] draws of each row, which are the first of its nodes; empty where none were drawn"""
-
-    def observe_prompt(self, verdict: Verdict) -> None:
-        super().observe_prompt(verdict)
-        self.model.observe_prompt(verdict)
+        """[B] draws of each row, which are the first nodes of its draft; empty where none were drawn"""
 
     # ------------------------------------------------------------------ a round
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
         self.begin(sequences, room)
         self.copied, self.draws = self.trees, []
-        most = min(max(room), self.model.room(sequences))
-        steps = min(self.rule.begin(self.said(self.model, sequences), room, most), most)
-        if steps < 1:
+        most = min(max(room), self.steps.room(sequences))
+        planned = min(self.rule.begin(self.said(self.steps, sequences), room, most), most)
+        if planned < 1:
             return self.draft()
-        draft = draft_chains(self.model, sequences, room, steps, None if self.rule.planned else self.rule.lengths)
+        draft = draft_chains(self.steps, sequences, room, planned, None if self.rule.planned else self.rule.lengths)
         self.draws = list(draft.lengths)
         if not self.sources:
             return draft
@@ -83,6 +80,9 @@ class ChainSession(TreeSession):
         nodes = [[node for node, _ in row] for row in ranked]
         cut = [tree.cut(mine) for tree, mine in zip(self.trees, nodes, strict=True)]
         draft = Draft.from_trees(cut, drawn.tokens.device)
+        # A tree, even where it is a chain: how draws are tested must not depend on what was drawn.
+        width = draft.tokens.shape[1]
+        draft.parents = [[*parents, *[-1] * (width - len(parents))] for _, parents in cut]
         draft.survival, draft.least = [[chance for _, chance in row] for row in ranked], drawn.lengths
         draft.q = drawn.q.new_zeros(drawn.q.shape).scatter_(2, draft.tokens[:, :k, None], 1.0)
         for b, n in enumerate(drawn.lengths):
@@ -104,16 +104,16 @@ class ChainSession(TreeSession):
 
     @property
     def drafts_early(self) -> bool:  # type: ignore[override]
-        return self.rule.planned and not self.sources and self.model.drafts_early
+        return self.rule.planned and not self.sources and self.steps.drafts_early
 
     def draft_early(self, n: Tensor, last: Tensor) -> None:
-        self.model.draft_early(n, last)
+        self.steps.draft_early(n, last)
 
     # ------------------------------------------------------------------ what became of it
 
     def observe(self, verdict: Verdict) -> None:
         draws = self._of_draws(verdict)
-        self.model.observe(draws, draws.accepted if self.candidates == 1 else kept_of_chain(verdict, self.candidates))
+        self.steps.observe(draws, draws.accepted if self.candidates == 1 else kept_of_chain(verdict, self.candidates))
         told = zip(self.copied, draws.accepted, verdict.tokens, strict=bool(self.copied))
         kept = [max(0, n - len(copied.along(text))) for copied, n, text in told] or draws.accepted
         self.rule.observe(draws, kept)
@@ -127,14 +127,14 @@ class ChainSession(TreeSession):
         drawn = self.draws or [0] * len(verdict.rows)
         drafted = [min(n, depth) for n, depth in zip(drawn, verdict.drafted, strict=True)]
         accepted = [
-            next((i for i, node in enumerate([*path[:n], -1]) if node != i), n)
+            next(i for i, node in enumerate([*path[:n], -1]) if node != i)
             for path, n in zip(verdict.paths or [[]] * len(drafted), drafted, strict=True)
         ]
         return replace(verdict, drafted=drafted, accepted=accepted)
 
     def close(self) -> None:
         super().close()
-        self.context.stats.notes += self.rule.notes()
+        self.context.stats.notes += [*self.steps.notes(), *self.rule.notes()]
 
 
 Lengths = Callable[[int, Step, list[int]], list[int]]
@@ -143,7 +143,8 @@ stays: dropping a token after having seen it would change the output's distribut
 
 
 def draft_chains(model: Steps, sequences: Sequences, room: list[int], steps: int, rule: Lengths | None) -> Draft:
-    """Chains of at most `steps` tokens. None is longer than its row's room, or goes on behind an EOS.
+    """Chains of at most `steps` tokens. None is longer than its row's room, or, where tokens are looked at, goes on
+    behind an EOS.
 
     Args:
         rule: None where all steps are made.

@@ -321,12 +321,6 @@ class TreeSession(DraftSession):
         """[B] who proposes these nodes of each row's tree, for the statistics."""
         return named(self.trees, nodes, {source.name: source.kind for source in self.sources}, self.drawn)
 
-    def estimates(self, row: int) -> Sequence[float | None]:
-        """The chance of each node, behind its parent."""
-        if not self.grown:
-            return []
-        return [self.grown[row].tree.chances[node] for node in self.grown[row].offered]
-
     # ------------------------------------------------------------------ what became of it
 
     def observe(self, verdict: Verdict) -> None:

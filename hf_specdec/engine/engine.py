@@ -146,13 +146,13 @@ class Engine:
 
     def _judge(self, part: BatchPart, forward: Forward) -> None:
         """Have a part's rows take what their judges accept."""
-        drafting, results, together = part.drafting, dict[int, Result](), part.by_judge()
-        for mine in together:
+        drafting, results, judged = part.drafting, dict[int, Result](), part.by_judge()
+        for mine in judged:
             places = [part.places[i] for i in mine]
             trial = part.trial(mine, forward, self.rows.sequences(places))
             if drafting is not None and drafting.session.alive:
                 trial.successors = drafting.traits.likeliest
-                if drafting.traits.drafts_early and drafting.order is None and len(together) == 1:
+                if drafting.traits.drafts_early and drafting.order is None and len(judged) == 1:
                     trial.meanwhile = drafting.meanwhile(self.rows.last(places))
             results |= zip(mine, self.taking.take(part.rows[mine[0]].judge, self.rows, places, trial), strict=True)
             part.sound &= trial.sound

@@ -91,8 +91,9 @@ def cut(draft: Draft, lengths: list[int]) -> Draft:
     if lengths == draft.lengths and width == draft.tokens.shape[1]:
         return draft
     if parents is not None:
-        chains = are_chains([row[:length] for row, length in zip(parents, lengths, strict=True)])
-        parents = None if chains else [row[:width] for row in parents]
+        parents, drawn = [row[:width] for row in parents], draft.q is not None or draft.token_probs is not None
+        if not drawn and are_chains([row[:length] for row, length in zip(parents, lengths, strict=True)]):
+            parents = None  # of draws: how they are tested must not depend on what was drawn
     return replace(
         draft,
         tokens=draft.tokens[:, :width],

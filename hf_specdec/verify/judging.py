@@ -69,7 +69,7 @@ class Judge:
             results = draws.chain(trial) if draft.parents is None else draws.tree(trial)
         else:
             results = self._chosen(trial, depths)
-        self.randomness.advance(trial.sequences.rows)  # what is drafted here again needs numbers of its own
+        self.randomness.advance(trial.sequences.rows)  # block tests of these places again need numbers of their own
         return results
 
     def _chosen(self, trial: Trial, depths: list[list[int]]) -> list[Result]:

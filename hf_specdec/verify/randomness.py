@@ -37,7 +37,7 @@ class Randomness:
     def __init__(self, seed: int) -> None:
         self.seed = np.uint64(seed % 2**64)
         self.round = 0
-        """the attempt of draws for drafts; `advance` counts it"""
+        """the attempt of draws for drafts, and of block tests; `advance` counts it"""
 
     def advance(self, rows: Sequence[int]) -> None:
         """A round of these rows begins."""

@@ -69,7 +69,7 @@ def rounds(target: Any, kind: str, batch: str, do_sample: bool, monkeypatch: pyt
 
     def on_the_host(self: Any, sequences: Any, room: list[int]) -> Any:
         """The n-gram model drafts where it lies: the device's ids are out of its reach, the counting pauses."""
-        if not isinstance(self.model, NGramSteps):
+        if not isinstance(self.steps, NGramSteps):
             return propose(self, sequences, room)
         sequences.ids = sequences.ids.to("meta")
         with torch._C.DisableTorchFunction():
