@@ -68,7 +68,6 @@ class Paying:
         self.began = 0.0
         self.resting = False
         """whether the present round has no draft"""
-        self.trial = TRIAL if own_order else 1
         self.drafted = 0
         """rounds with drafts since the last one without"""
         self.looks = 0
@@ -87,7 +86,7 @@ class Paying:
             if self.keeps_state or self.own_order:
                 self._look(rows)
         self.began, self.rows, self.rounds = began, rows, self.rounds + 1
-        pauses = self.record.account.left < 0 and self.drafted % self.trial == 0
+        pauses = self.record.account.left < 0 and self.drafted % (TRIAL if self.own_order else 1) == 0
         self.resting = pauses or self.looks > 0
         if self.resting:
             self.record.account.wait()

@@ -13,7 +13,7 @@ from .cache import RaggedCache
 from .captured_cache import CapturedCache
 from .features import shown
 from .inputs import as_when_decoding, position_limit
-from .ragged import RaggedRunner, Step
+from .ragged import RaggedRunner, Reader
 from .rounding import TEXT, TRIED, widths_alike
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Captured(RaggedRunner):
         self,
         tokens: Tensor,
         parents: Sequence[Sequence[int]] | None,
-        step: Step[Any],
+        step: Reader[Any],
         key: Hashable = None,
         slots_per_token: int = 1,
     ) -> Any:

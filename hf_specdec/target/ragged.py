@@ -26,7 +26,7 @@ SHAPES = 8
 """trees whose shapes are kept"""
 
 T = TypeVar("T")
-Step = Callable[[Tensor, Tensor | None, Tensor], T]
+Reader = Callable[[Tensor, Tensor | None, Tensor], T]
 """what is done with tokens [B, T] that see what `RaggedRunner.shape` says"""
 
 
@@ -120,7 +120,7 @@ class RaggedRunner:
         self,
         tokens: Tensor,
         parents: Sequence[Sequence[int]] | None,
-        step: Step[T],
+        step: Reader[T],
         key: Hashable = None,
         slots_per_token: int = 1,
     ) -> T:

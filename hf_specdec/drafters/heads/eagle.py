@@ -37,7 +37,7 @@ class EagleConfig(DrafterConfig):
     )
 
 
-class Chain(NamedTuple):
+class EagleState(NamedTuple):
     """Where the head stands: T places, of which those drafted behind are read one by one."""
 
     a: Tensor
@@ -51,7 +51,7 @@ class Chain(NamedTuple):
     cache: RaggedCache
 
 
-class EagleHead(ChainHead[Chain]):
+class EagleHead(ChainHead[EagleState]):
     """A chain a round."""
 
     def __init__(self, context: DraftContext, model: "LlamaForCausalLMEagle3", most: int) -> None:
@@ -60,17 +60,17 @@ class EagleHead(ChainHead[Chain]):
         self.beyond, self.windows, self.vocab_size = most, attention_windows(model), context.vocab_size
         self.embeddings = model.embed_tokens or self.target.get_input_embeddings()
 
-    def begin(self, news: News, cache: RaggedCache, most: int) -> Chain:
+    def begin(self, news: News, cache: RaggedCache, most: int) -> EagleState:
         cache.reserve(news.tokens.shape[1] + most - 1)
         g = self.model.fused(news.states.to(self.model.dtype))
-        read = self._read(Chain(g, g, news.slots(cache), news.first, cache), news.tokens)
+        read = self._read(EagleState(g, g, news.slots(cache), news.first, cache), news.tokens)
         return read._replace(a=news.last(read.a), normed=news.last(read.normed), slots=news.last(read.slots))
 
-    def step(self, state: Chain, tokens: Tensor) -> Chain:
+    def step(self, state: EagleState, tokens: Tensor) -> EagleState:
         return self._read(state._replace(slots=state.slots + 1), tokens)
 
     @grouped_attention()
-    def _read(self, state: Chain, tokens: Tensor) -> Chain:
+    def _read(self, state: EagleState, tokens: Tensor) -> EagleState:
         """The layer over a and tokens [B, T]. What stands in the slots of shorter rows' padding is written over."""
         state.cache.slots.write_to(state.slots)
         masks = masks_at(state.slots, state.cache, self.windows, state.a.dtype)
@@ -78,7 +78,7 @@ class EagleHead(ChainHead[Chain]):
         a, normed = self.model(state.a, e, state.first + state.slots, masks, state.cache)
         return state._replace(a=a, normed=normed)
 
-    def logits(self, state: Chain) -> Tensor:
+    def logits(self, state: EagleState) -> Tensor:
         known = self.model.lm_head(state.normed[:, 0])
         return over_vocabulary(known, self.model.tokens, self.vocab_size)
 

@@ -50,7 +50,7 @@ class Gemma4Config(DrafterConfig):
     )
 
 
-class Chain(NamedTuple):
+class Gemma4State(NamedTuple):
     """Between two steps."""
 
     made: Tensor
@@ -59,7 +59,7 @@ class Chain(NamedTuple):
     """what all steps look at, and from where"""
 
 
-class Gemma4Head(ChainHead[Chain]):
+class Gemma4Head(ChainHead[Gemma4State]):
     """Transformers' own model over copies of the target's keys, of which a row's stand where its states do."""
 
     def __init__(self, context: DraftContext, model: Any, most: int) -> None:
@@ -72,7 +72,7 @@ class Gemma4Head(ChainHead[Chain]):
         # As transformers' assistant has it: places that are a window away are seen, too.
         self.windows = {kind: window + 1 if kind == "sliding_attention" else None for kind in self.keys}
 
-    def begin(self, news: News, cache: RaggedCache, most: int) -> Chain:
+    def begin(self, news: News, cache: RaggedCache, most: int) -> Gemma4State:
         states, shared = self._taken(news, cache)
         slot = news.last(news.slots(cache))
         asked = {
@@ -80,7 +80,7 @@ class Gemma4Head(ChainHead[Chain]):
             "position_ids": news.first + slot + 1,
             "shared_kv_states": shared,
         }
-        return Chain(self._made(news.last(news.tokens), news.last(states), asked), asked)
+        return Gemma4State(self._made(news.last(news.tokens), news.last(states), asked), asked)
 
     def _taken(self, news: News, cache: RaggedCache) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
         """The target's states [B, N, H], and by kind all keys and values [B, heads, S, size], with those that have
@@ -95,7 +95,7 @@ class Gemma4Head(ChainHead[Chain]):
             shared[kind] = cache.update(keys, values, i)
         return states, shared
 
-    def step(self, state: Chain, tokens: Tensor) -> Chain:
+    def step(self, state: Gemma4State, tokens: Tensor) -> Gemma4State:
         made = self._made(tokens, self.model.post_projection(state.made), state.asked)
         return state._replace(made=made)
 
@@ -106,7 +106,7 @@ class Gemma4Head(ChainHead[Chain]):
         read = self.model.pre_projection(torch.cat([embedded, states], dim=-1))
         return self.model.model(inputs_embeds=read, use_cache=False, **asked).last_hidden_state  # type: ignore[no-any-return]
 
-    def logits(self, state: Chain) -> Tensor:
+    def logits(self, state: Gemma4State) -> Tensor:
         """Where tokens stand in groups, those of the likeliest groups have logits, and all others the lowest there is:
         transformers asks the device for the lowest of the batch instead, which nothing recorded may."""
         made, grouped, weight = state.made[:, 0], self.model.masked_embedding, self.model.lm_head.weight

@@ -14,7 +14,7 @@ from .head import Head, News
 
 
 @dataclass
-class Row:
+class HeadRow:
     """Of the call, that is decoded."""
 
     first: int
@@ -30,7 +30,7 @@ class States:
 
     def __init__(self, context: DraftContext, head: Head) -> None:
         self.context, self.head = context, head
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, HeadRow] = {}
         self.cache: RaggedCache | None = None
         self.cached: list[int] = []
         """rows of the cache, in its order"""
@@ -61,7 +61,7 @@ class States:
         for row, place in zip(verdict.rows, self._take(verdict), strict=True):
             length = columns if self.context.most_rows else int(mask[row].sum())
             count = min(length, columns)
-            self.rows[row] = Row(length - count, list(range(place + columns - count, place + columns)))
+            self.rows[row] = HeadRow(length - count, list(range(place + columns - count, place + columns)))
 
     def observe(self, verdict: Verdict) -> None:
         """Take the states from which each row's new tokens were chosen."""
@@ -143,7 +143,7 @@ class States:
         """What has to be read of a row by itself. The last of it is read again, beside the others."""
         return self._news([self.rows[row]], [text], 0, max(self.head.again, 1))
 
-    def _news(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], width: int, again: int) -> News:
+    def _news(self, rows: Sequence[HeadRow], texts: Sequence[Sequence[int]], width: int, again: int) -> News:
         counts = [len(row.unread) for row in rows]
         width = max(width, *counts)
         states, device = torch.cat(self._told), self.head.device

@@ -21,7 +21,7 @@ from .recorded import Recorded, can_be_recorded
 from .states import States
 
 
-class Round(NamedTuple):
+class HeadRound(NamedTuple):
     """What a draft took, and what of that was for reading."""
 
     took: Took
@@ -60,7 +60,7 @@ class HeadSteps(Steps):
         self.recorded = Recorded(self.states) if can_be_recorded(context, head) else None
         self._ahead = deque[Step]()
         """what this round has drafted and nobody has asked for yet"""
-        self._round: Round | None = None
+        self._round: HeadRound | None = None
 
     @property
     def unread(self) -> int:
@@ -79,7 +79,7 @@ class HeadSteps(Steps):
         ended = mark(device)
         self.context.stats.draft_calls += self.head.forwards * (1 if self.at_once else tokens.shape[1])
         first = ended if self.at_once else None
-        self._round = Round(Took(tokens.shape[1], began, first, ended, len(recordings) > recorded), opened, usual)
+        self._round = HeadRound(Took(tokens.shape[1], began, first, ended, len(recordings) > recorded), opened, usual)
         drawn = tokens[:, :count].unbind(1)
         beside = more[0].unbind(1) if more else [None] * len(drawn)
         several = zip(drawn, beside, strict=False)

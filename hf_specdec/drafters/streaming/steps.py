@@ -50,8 +50,8 @@ class StreamSteps(Steps):
         """whether nothing was drafted in the last round"""
         self._ahead = deque[Step]()
         self._took: Took | None = None
-        self.drafted = self.pruned = 0
-        """nodes, and those of them that were pruned in mid-forward"""
+        self.pruned = 0
+        """nodes, in mid-forward"""
 
     @property
     def slots_per_token(self) -> int:  # type: ignore[override]
@@ -134,10 +134,8 @@ class StreamSteps(Steps):
             self._took.tell(self.cost, usual=True)
             self._took = None
         self.steps = 0
-        lengths = [] if verdict.draft is None else verdict.draft.lengths
-        self.drafted += sum(lengths)
-        if isinstance(self._runner, StreamRunner) and self._runner.kept is not None:
-            looked = zip(lengths, self._runner.kept, strict=bool(lengths))
+        if verdict.draft is not None and isinstance(self._runner, StreamRunner) and self._runner.kept is not None:
+            looked = zip(verdict.draft.lengths, self._runner.kept, strict=True)
             self.pruned += sum(n - sum(1 <= fed <= n for fed in stayed) for n, stayed in looked)
         self._look(verdict)
 
@@ -162,7 +160,7 @@ class StreamSteps(Steps):
     def notes(self) -> list[str]:
         if not self.pruned:
             return []
-        return [f"{self.pruned} of {self.drafted} drafted tokens were pruned in the middle of the forward"]
+        return [f"{self.pruned} drafted tokens were pruned in the middle of the forward"]
 
     # ------------------------------------------------------------------ what its candidates are counted under
 
