@@ -18,7 +18,7 @@ from hf_specdec import DiscoDrafter, DraftModelDrafter, SpeculationError
 from hf_specdec.drafters.disco import features
 from hf_specdec.drafters.draft_model.cut import CutLlamaForCausalLM
 from hf_specdec.target.inputs import CACHE
-from hf_specdec.target.probe import Support
+from hf_specdec.target.probe import Support, support
 from hf_specdec.train.draft.cutting import cut
 
 KNOWN = torch.tensor([0, 1, *range(2, 97, 2)])
@@ -141,7 +141,7 @@ def test_it_drafts_and_the_text_is_the_targets(
     settings: dict[str, Any] = {**models.prompts(lengths), "max_new_tokens": 24, "do_sample": False}
     plain = target.generate(**settings)
     assert torch.equal(target.generate(**settings, assistant_model=drafter), plain)
-    assert drafter.draft_support() is Support.RAGGED
+    assert support(drafter.draft_model) is Support.RAGGED
     assert drafter.last_stats is not None and drafter.last_stats.drafted_tokens > 0
 
 

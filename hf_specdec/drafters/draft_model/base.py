@@ -82,7 +82,7 @@ class ModelDrafter(Drafter):
             )
         else:
             self.draft.check(target)
-        if self.draft_support() < Support.LOCKSTEP:
+        if support(self.draft_model) < Support.LOCKSTEP:
             why = ability(self.draft_model).why or "cannot be rolled back"
             raise SpeculationError(
                 f"draft_model {type(self.draft_model).__name__} cannot draft: it {why}. Choose a draft with attention "
@@ -101,12 +101,8 @@ class ModelDrafter(Drafter):
         if not context.most_rows:
             check_room(context.prompt_mask, position_limit(self.draft_model))
 
-    def draft_support(self) -> Support:
-        """How the draft model can be run; where it lies elsewhere, as it was found out there."""
-        return support(self.draft_model)
-
     def takes_ragged(self) -> bool:
-        return takes_uneven(self.draft_model, self.draft_support())
+        return takes_uneven(self.draft_model)
 
 
 def unreadable(draft: "PreTrainedModel", prompt_ids: Tensor, source: dict[str, Any] | None) -> str:

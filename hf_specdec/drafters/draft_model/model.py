@@ -17,7 +17,7 @@ from ...target.inputs import CACHE, as_when_decoding, mixes_experts, position_li
 from ...target.joining import JoiningRunner, read_at_once
 from ...target.lockstep import LockstepRunner
 from ...target.masks import attention_windows
-from ...target.probe import Support
+from ...target.probe import Support, support
 from ...target.ragged import RaggedRunner
 from ...target.staggered import StaggeredRunner
 from ...transfer import moved, to_device
@@ -176,6 +176,7 @@ def _windowed(model: "PreTrainedModel") -> bool:
         return True
 
 
-def takes_uneven(model: "PreTrainedModel", can: Support) -> bool:
+def takes_uneven(model: "PreTrainedModel") -> bool:
     """Whether rows may have lengths of their own. Beside an encoder no row gets far ahead: a stock cache will do."""
+    can = support(model)
     return can is Support.RAGGED or (can is Support.LOCKSTEP and crosses(model) and not _windowed(model))

@@ -56,9 +56,7 @@ class HybridDrafter(Drafter):
         elif (reader := reader_for(draft_model)) is not None:
             self.model_drafter = reader(draft_model)  # type: ignore[assignment]
         elif draft_model is not None:
-            self.model_drafter = DraftModelDrafter(
-                draft_model, num_draft_tokens=self.config.num_draft_tokens, num_candidates=self.config.num_candidates
-            )
+            self.model_drafter = DraftModelDrafter(draft_model)
         elif changed := _changed(self.config, "num_draft_tokens", "num_candidates"):
             raise SpeculationError(f"{changed} is the draft model's, and there is none; pass one, or leave it out")
         self._experience = Learned(Experience)
