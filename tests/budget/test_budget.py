@@ -7,7 +7,17 @@ from math import prod
 
 import pytest
 
-from hf_specdec.budget import Acceptance, Advance, Cost, CostView, Evidence, Tree, most_per_second, steps_that_pay
+from hf_specdec.budget import (
+    Acceptance,
+    Advance,
+    Cost,
+    CostView,
+    Evidence,
+    Tree,
+    most_per_second,
+    nodes_that_pay,
+    steps_that_pay,
+)
 from hf_specdec.budget.acceptance import CENTRES, EDGES
 from hf_specdec.budget.cost import BEYOND, FORGOTTEN, KEPT, SELDOM, TRIED, Times
 from hf_specdec.budget.decision import WORTH_IT
@@ -412,3 +422,15 @@ def test_a_view_tells_what_a_forward_of_all_rows_takes(beside: int) -> None:
     assert view.known and view.tried(1) == cost.tried(1 + beside) and view.most(1) == cost.most(1 + beside)
     assert [view.round(1)(width) for width in range(1, 9)] == [cost.round(1 + beside)(width) for width in range(1, 9)]
     assert {name for name in dir(view) if name[0] != "_"} == {"beside", "known", "most", "round", "tried"}
+
+
+@pytest.mark.parametrize("wider", [0, 1], ids=["widths come again", "no figure is known"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_was_asked_for_is_verified_whatever_is_known_of_its_cost(rows: int, wider: int) -> None:
+    """From the first round on, in rounds that would be plain and others."""
+    cost, chances = Cost(), [[0.5, 0.3, 0.2, 0.1]] * rows
+    for i in range(60):
+        least = i % 4
+        count = nodes_that_pay(chances, rows, CostView(cost), least=least)
+        assert count >= least
+        cost.observe_forward(rows, 1 + count + wider * i, 1.0 + 0.1 * count)

@@ -106,7 +106,8 @@ def test_sampled_text_has_the_targets_distribution(settings: str, way: str, monk
     drafter = streams_of(small, layers=1, num_nodes=8, prune_below=0.15 if way == "pruned" else 0.0)
     assert p_value(sample(small, drafter, FEWER, **told), joint(small, processors)) > LEVEL
     assert drafter.last_stats is not None and drafter.last_stats.accepted_tokens > FEWER / 10
-    assert settings == "penalties" or any("recycled" in names for names in drafter.last_stats.sources)
+    recycles = any("recycled" in names for names in drafter.last_stats.sources)
+    assert recycles or settings == "penalties" or way == "joined"  # as on an accelerator
 
 
 def test_the_target_is_the_same_before_while_and_after(target: Any) -> None:

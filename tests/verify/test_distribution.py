@@ -174,13 +174,13 @@ def one_draw_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def bonus_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
     chain, q = sampled.Draws.chain, table(1)
 
-    def planted(self: Any, trial: Any, *rest: Any) -> Any:
-        block, draft = chain(self, trial, *rest), trial.draft
+    def planted(self: Any, trial: Any) -> Any:
+        results, draft = chain(self, trial), trial.draft
         bonus = torch.multinomial((q(draft.tokens[:, -1]) / 1.7).softmax(-1), 1)[:, 0].tolist()
-        for b, (judgement, length, token) in enumerate(zip(block.rows, draft.lengths, bonus, strict=True)):
-            if judgement.path and len(judgement.path) == length:
-                judgement.text[-1] = block.texts[b, length] = token
-        return block
+        for b, (result, length, token) in enumerate(zip(results, draft.lengths, bonus, strict=True)):
+            if result.path and len(result.path) == length:
+                result.tokens[-1] = trial.texts[b, length] = token
+        return results
 
     monkeypatch.setattr(sampled.Draws, "chain", planted)
 
