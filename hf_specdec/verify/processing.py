@@ -130,10 +130,11 @@ class Processing:
 
 
 def depths_of_places(trial: Trial) -> list[list[int]]:
-    """[B][N] how many drafted tokens lead to each place."""
+    """[B][N] how many drafted tokens lead to each place; 0 where a draft was lost behind its forward."""
     depths, places = trial.depths, trial.forward.logits.shape[1]
     if trial.forward.nodes is None:
-        return [[0, *below[: places - 1]] for below in depths]
+        lost = [0] * places
+        return [[0, *below, *lost][:places] for below in depths]
     pairs = zip(depths, trial.nodes, strict=True)
     return [[0, *[below[node] if node >= 0 else 0 for node in nodes]] for below, nodes in pairs]
 
