@@ -5,7 +5,6 @@ A step reads and writes static tensors only, and asks the device nothing. Where 
 """
 
 import gc
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 
 from ..clock import now
 from ..errors import shown, warn
+from .lasting import on_lasting_thread
 
 T = TypeVar("T")
 
@@ -26,8 +26,6 @@ MOST_RECORDED = 64
 
 MOST_MET = 1024
 """steps that are counted; then counting begins anew"""
-
-_one_at_a_time = threading.Lock()
 
 recordings: list[float] = []
 """seconds that each one of this process took"""
@@ -102,8 +100,7 @@ class RecordedSteps:
         """Record a step; whether that could be done."""
         began = now()
         try:
-            with _one_at_a_time:
-                self._recorded[key] = record(step)
+            self._recorded[key] = record(step)
         except Exception as error:  # of a kernel that cannot be recorded, or for want of memory
             self._failed.add(key)
             warn(f"a forward is not recorded: it raised {shown(error)}. The text is not affected")
@@ -141,6 +138,17 @@ def no_collector() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Within the block cuBLAS makes workspaces anew, in the pool of what is recorded, and nobody has them afterwards.
+    Those of before are others' to free, and a recording would go on using them."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class CudaGraphs:
     """Records steps as CUDA graphs in one pool of memory."""
 
@@ -151,21 +159,27 @@ class CudaGraphs:
 
     def __call__(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
         """What replays the step, and the tensors that hold its result then."""
-        with torch.cuda.device(self.device):  # whose current stream is set below, which would make it the current one
-            here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream(self.device)
+        return on_lasting_thread(lambda: self._recorded(step, here))
+
+    def _recorded(self, step: Callable[[], T], here: torch.cuda.Stream) -> tuple[Callable[[], object], T]:
+        """
+        Args:
+            here: the stream whose work the step goes on from.
+        """
+        with torch.cuda.stream(here):  # and its device; afterwards, even where a recording fails, those of before
+            graph = torch.cuda.CUDAGraph()
             self.aside.wait_stream(here)
             try:
                 with torch.cuda.stream(self.aside):
-                    step()  # kernels are chosen and workspaces made in a first run, which cannot be recorded
-                here.wait_stream(self.aside)
+                    step()  # kernels are chosen in a first run, which cannot be recorded
                 # Other threads (a PEARL worker) may go on using the device meanwhile.
                 capturing = torch.cuda.graph(
                     graph, pool=self.pool, stream=self.aside, capture_error_mode="thread_local"
                 )
-                with no_collector(), capturing:
+                with no_collector(), own_workspaces(), capturing:
                     result = step()
-            finally:  # where a recording fails torch leaves its stream in place
-                torch.cuda.set_stream(here)
+            finally:
                 here.wait_stream(self.aside)
         return graph.replay, result
 

@@ -118,3 +118,30 @@ def test_rows_that_come_and_go_are_recorded(monkeypatch: pytest.MonkeyPatch) -> 
         texts = [answer.result() for answer in answers]
     assert texts == [text.tolist() for text in plain]
     assert len(recordings) > before or not RECORDED
+
+
+@pytest.mark.skipif(not RECORDED, reason="only a GPU records")
+def test_recordings_outlive_others_and_compiled_models() -> None:
+    """Workspaces of matrix products are by stream: neither the end of other recordings nor those of a compiled model
+    take them away from what is replayed. Tensors that are made afterwards would lie where they were."""
+    size = {"hidden_size": 512, "intermediate_size": 2048, "head_dim": 64}
+    stays, goes, other = (models.llama(seed=seed, **size).to(DEVICE, torch.bfloat16) for seed in range(3))
+    compiled = torch.compile(other, mode="reduce-overhead")
+    ids, texts = models.prompts([9])["input_ids"].to(DEVICE), []
+
+    def logits() -> Tensor:
+        call = {"output_logits": True, "return_dict_in_generate": True, "speculation": {"forwards": "captured"}}
+        return torch.stack(decode(stays, DraftModelDrafter(stays, num_draft_tokens=4), [9], **call).logits)
+
+    before = logits(), logits()  # what the first call records the second replays
+    decode(goes, DraftModelDrafter(goes, num_draft_tokens=4), [9], speculation={"forwards": "captured"})
+    shelf_of(goes).kept.clear()
+    with torch.no_grad():
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            texts.append(compiled(ids).logits.clone())
+    torch.cuda.empty_cache()
+    spoilt = [torch.full((1 << 20,), float("nan"), device=DEVICE) for _ in range(64)]
+    after = logits()
+    assert torch.equal(before[0], before[1]) and torch.equal(before[1], after)
+    assert torch.equal(texts[0], texts[-1]) and len(spoilt) == 64

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hf_specdec.target import recorded
+from hf_specdec.target.lasting import on_lasting_thread
 
 
 class Number(int):
@@ -63,6 +64,9 @@ class Traced:
         """Nothing to prepare."""
 
     def __call__(self, step: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        return on_lasting_thread(lambda: self._recorded(step))
+
+    def _recorded(self, step: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         type(self).recorded += 1
         step()  # as on a GPU: what is made once is there before the recording
         with Noted() as noted:
