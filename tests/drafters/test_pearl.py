@@ -1,12 +1,10 @@
 """PEARL gives plain decoding's text and the target's distribution, whatever overlaps."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 from models import VOCAB, llama
-from pearl_pairs import DRAFTS, TARGET, generate, pearl, second_best
+from pearl_pairs import DRAFTS, TARGET, generate, pearl, second_best, workers_in_threads
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_specdec import SpeculationError
@@ -22,7 +20,7 @@ from hf_specdec.verify.randomness import Purpose, Randomness
 def no_warnings(recwarn):
     yield
     assert [str(w.message) for w in recwarn if "was dropped" in str(w.message)] == []
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hf_specdec")]
+    assert not workers_in_threads()
 
 
 @pytest.mark.grid(pairs=True)

@@ -17,7 +17,8 @@ import pytest
 import torch
 from close_drafts import close_to
 from models import hooked, llama
-from pearl_pairs import DRAFTS, TARGET, generate, pearl
+from pearl_pairs import DRAFTS, TARGET, generate, pearl, workers_in_threads
+from processes import until
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import PearlDrafter, SpeculationWarning
@@ -35,8 +36,7 @@ DROPPED = "PearlDrafter was dropped"
 
 def left_behind():
     """Threads of ours, and open files and sockets."""
-    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("hf_specdec"))
-    return threads, len(os.listdir("/proc/self/fd"))
+    return len(workers_in_threads()), len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture(autouse=True)
@@ -353,7 +353,7 @@ def test_a_process_starts_with_its_drafter(make, tmp_path):
     del drafter, launched
     after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     assert after <= before
-    assert not any(thread.name.startswith("hf_specdec") for thread in threading.enumerate())
+    assert not workers_in_threads()
 
 
 def test_a_process_that_had_nothing_to_draft_is_used_again(recwarn):
@@ -419,8 +419,7 @@ def test_a_thread_whose_draft_hangs_is_left_behind_until_it_goes_on(monkeypatch)
     worker.close()
     assert not go_on.is_set()
     go_on.set()
-    while any(thread.name.startswith("hf_specdec") for thread in threading.enumerate()):
-        time.sleep(0.01)
+    until(lambda: not workers_in_threads())
 
 
 def test_a_process_ends_with_its_owner():

@@ -1,6 +1,7 @@
 """A target, drafts of three qualities, and PEARL over them."""
 
 import copy
+import threading
 
 from close_drafts import close_to
 from models import VOCAB, llama, prompts
@@ -13,6 +14,11 @@ DRAFTS = {"good": close_to(TARGET, 0.01), "middling": close_to(TARGET, 0.05), "b
 
 def pearl(draft=DRAFTS["middling"], **options):
     return PearlDrafter(draft, **{"worker": "thread"} | options)
+
+
+def workers_in_threads():
+    """Threads of this process in which a draft works."""
+    return [thread for thread in threading.enumerate() if thread.name == "hf_specdec worker"]
 
 
 def generate(drafter=None, lengths=(7,), target=TARGET, **options):
