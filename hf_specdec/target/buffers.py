@@ -6,7 +6,7 @@ Keys and values of R rows have C slots each, with R and C powers of two. What is
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -51,10 +51,7 @@ class Buffers:
         """
         self.rows, self.slots, self.device = rows, slots, device
         with torch.inference_mode(False):  # else no other call could write into them
-            self.keys, self.values = (
-                [states.new_zeros(rows, states.shape[1], slots, states.shape[3]) for states in several]
-                for several in ([layer.keys for layer in holding(like)], [layer.values for layer in holding(like)])
-            )
+            self.states, self.keys, self.values = _states([*holding(like)], rows, slots)
             self.ends = torch.zeros(rows, dtype=torch.long, device=device)
             """slots of each row that count"""
             self.offset = torch.zeros(rows, 1, dtype=torch.long, device=device)
@@ -99,12 +96,31 @@ class Buffers:
         if self.free is not None and self.free.event is not None:
             self.free.event.wait(torch.cuda.current_stream(self.device))
         self.free = None
-        for states in (*self.keys, *self.values, self.ends):
+        for states in (*self.states, self.ends):
             states.zero_()
+
+    def move(self, to: Tensor, of: Tensor) -> None:
+        """In all layers, what stands in these slots of each row [R, W] to others."""
+        for states in self.states:
+            states[:, self.row_index, :, to] = states[:, self.row_index, :, of]
 
     def give_back(self) -> None:
         """Others may have them, once the device has done what it was asked for until now."""
         self.free = mark(self.device)
+
+
+def _states(layers: list[Any], rows: int, slots: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Tensors [L, R, heads, C, head size] of zeros for the keys and values of all layers, one for each kind that they
+    have: to move slots is to copy each once. Then the keys and the values of every layer, which are parts of those."""
+    every = [states for layer in layers for states in (layer.keys, layer.values)]
+    kinds = [(states.shape[1], states.shape[3], states.dtype, states.device) for states in every]
+    whole = {
+        kind: torch.zeros(kinds.count(kind), rows, kind[0], slots, kind[1], dtype=kind[2], device=kind[3])
+        for kind in dict.fromkeys(kinds)
+    }
+    parts = {kind: iter(states) for kind, states in whole.items()}
+    each = [next(parts[kind]) for kind in kinds]
+    return list(whole.values()), each[::2], each[1::2]
 
 
 class Shelf:

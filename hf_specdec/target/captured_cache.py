@@ -169,10 +169,7 @@ class CapturedCache(RaggedCache):
         buffers, paths = self.buffers, self.buffers.put("paths", paths, width)
 
         def step() -> None:
-            to, of = (buffers.ends[:, None] + after for after in (buffers.chain[:, :width], paths))
-            for layer in self.layers:
-                for states in (layer.keys, layer.values):
-                    states[buffers.row_index, :, to] = states[buffers.row_index, :, of]
+            buffers.move(*(buffers.ends[:, None] + after for after in (buffers.chain[:, :width], paths)))
 
         buffers.recorded.run(("keep", width), step)
 
