@@ -14,7 +14,7 @@ from torch import Tensor
 from .budget import Advance, Cost, CostView, are_chains
 from .picker import Forbids, Picker
 from .stats import SpeculationStats
-from .transfer import to_device
+from .transfer import moved, on_host
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,7 +50,7 @@ class Draft:
     """What a session proposes: B rows, K nodes."""
 
     tokens: Tensor
-    """[B, K] token ids"""
+    """[B, K] token ids, on any device"""
     lengths: list[int]
     """[B] nodes that count in each row"""
     parents: Sequence[Sequence[int]] | None = None
@@ -69,21 +69,30 @@ class Draft:
     least: Sequence[int] = ()
     """[B] nodes, the first ones, that are verified whether they pay or not, where others have their `survival`. All
     draws must be among them"""
+    known: Sequence[Sequence[int]] | None = None
+    """[B][K] the tokens once more, where they come from the host: the engine brings them to the target's device"""
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Draft":
-        """A point-mass chain per row, of uneven lengths."""
+        """A point-mass chain per row, of uneven lengths.
+
+        Args:
+            device: where `tokens` are wanted now; the engine brings them to the target's in any case.
+        """
         width = max(map(len, rows), default=0)
-        padded = [list(row) + [0] * (width - len(row)) for row in rows]
-        if width == 0:
-            return cls(torch.empty(len(rows), 0, dtype=torch.long, device=device), [0] * len(rows))
-        return cls(to_device(padded, torch.device(device)), [len(row) for row in rows])
+        known = [[*row, *[0] * (width - len(row))] for row in rows]
+        tokens = moved(on_host(known).view(len(rows), width), torch.device(device))
+        return cls(tokens, [len(row) for row in rows], known=known)
 
     @classmethod
     def from_trees(
         cls, rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu"
     ) -> "Draft":
-        """A point-mass tree per row, of uneven sizes: tokens, and the parent of each. A chain where all are chains."""
+        """A point-mass tree per row, of uneven sizes: tokens, and the parent of each. A chain where all are chains.
+
+        Args:
+            device: as of `from_lists`.
+        """
         draft = cls.from_lists([tokens for tokens, _ in rows], device)
         if are_chains([parents for _, parents in rows]):
             return draft

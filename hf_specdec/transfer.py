@@ -34,6 +34,16 @@ def to_host(tensor: Tensor, meanwhile: Callable[[], object] | None = None) -> li
     return copy.tolist()
 
 
+def on_host(values: Any) -> Tensor:
+    """A tensor of whole numbers in (nested) lists, which stays on the host."""
+    return torch.tensor(values, dtype=torch.long, device="cpu")
+
+
+def values_on_host(tensor: Tensor) -> list[Any]:
+    """The values of a tensor that lies there already, in nested lists."""
+    return tensor.tolist()
+
+
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor from one device on another. Nothing is done where it is there already. Only what goes to the host is
     waited for: it would be read before it is there."""

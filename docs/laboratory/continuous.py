@@ -65,7 +65,7 @@ class Wrong(DraftSession):
     """Drafts a token that hardly ever comes."""
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        return Draft.from_lists([[1] * min(WRONG, most) for most in room], self.context.device)
+        return Draft.from_lists([[1] * min(WRONG, most) for most in room])
 
 
 class Clock:

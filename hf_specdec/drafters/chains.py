@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..budget import Acceptance, Tree
 from ..protocol import Draft, DraftContext, Sequences, Verdict
-from ..transfer import to_host, waits
+from ..transfer import moved, to_host, waits
 from .rules import Planned, StopRule
 from .sources import Source
 from .steps import Step, Steps
@@ -79,12 +79,12 @@ class ChainSession(TreeSession):
         ranked = [_draws_first(tree, chain)[:most] for tree, chain in zip(self.trees, chains, strict=True)]
         nodes = [[node for node, _ in row] for row in ranked]
         cut = [tree.cut(mine) for tree, mine in zip(self.trees, nodes, strict=True)]
-        draft = Draft.from_trees(cut, drawn.tokens.device)
+        draft = Draft.from_trees(cut)
         # A tree, even where it is a chain: how draws are tested must not depend on what was drawn.
         width = draft.tokens.shape[1]
         draft.parents = [[*parents, *[-1] * (width - len(parents))] for _, parents in cut]
         draft.survival, draft.least = [[chance for _, chance in row] for row in ranked], drawn.lengths
-        draft.q = drawn.q.new_zeros(drawn.q.shape).scatter_(2, draft.tokens[:, :k, None], 1.0)
+        draft.q = drawn.q.new_zeros(drawn.q.shape).scatter_(2, moved(draft.tokens[:, :k, None], drawn.q.device), 1.0)
         for b, n in enumerate(drawn.lengths):
             draft.q[b, :n] = drawn.q[b, :n]
         others = self.named([mine[n:] for mine, n in zip(nodes, drawn.lengths, strict=True)])

@@ -309,7 +309,7 @@ class TreeSession(DraftSession):
         ranked = [self.ranked(each) for each in self.grown]
         for each, found in zip(self.grown, ranked, strict=True):
             each.offered = [node for node, _ in found]
-        draft = Draft.from_trees([each.tree.cut(each.offered) for each in self.grown], self.context.device)
+        draft = Draft.from_trees([each.tree.cut(each.offered) for each in self.grown])
         asked_for = [len(self._asked_for(each)) for each in self.grown]
         if self.fixed is None or any(asked_for) or not any(each.own for each in self.grown):
             draft.survival, draft.least = [[chance for _, chance in found] for found in ranked], asked_for

@@ -13,9 +13,9 @@ from ..protocol import Draft, Forward, Runner, Verdict
 from ..stats import SpeculationStats
 from ..target.devices import input_device
 from ..transfer import moved
-from ..verify.drafts import inputs_of
+from ..verify.drafts import parents_of
 from ..verify.trial import Result
-from .fitting import LEAST_FED, MOST_FED, no_draft
+from .fitting import LEAST_FED, MOST_FED, UNSOUND, no_draft
 from .modes import Mode
 from .parts import BatchPart, in_order, parts_of, rows_of_forward, together
 from .rows import Row, Rows
@@ -25,8 +25,6 @@ from .watch import Watch, count_forward, count_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-UNSOUND = "it returned token ids or probabilities out of range, or a q that does not match them"
 
 
 class Engine:
@@ -139,8 +137,11 @@ class Engine:
         return drafting.draft(self.rows.sequences(part.places, copied=True), room, most, [row.pad for row in rows])
 
     def _forward(self, fed: Draft) -> Forward:
-        tokens, parents = inputs_of(self.rows.last(range(len(self.rows))), fed, self.vocab)
-        forward = self.runner.forward(moved(tokens, self.device), parents)
+        """The target's, over each row's last token and its draft, which is brought to the device."""
+        tokens = self.rows.before(fed)
+        sound = tokens if fed.known is not None else tokens.clamp(0, self.vocab - 1)
+        forward = self.runner.forward(moved(sound, self.device), parents_of(fed))
+        fed.tokens = tokens[:, 1:]
         forward.logits = moved(forward.logits, self.rows.device)
         return forward
 

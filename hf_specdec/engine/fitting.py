@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..budget import are_chains
 from ..protocol import Draft, DraftContext
-from ..transfer import moved, to_device
-from .checks import expect, tensor
+from ..transfer import moved, to_device, values_on_host
+from .checks import Unfit, expect, tensor
 
+UNSOUND = "it returned token ids or probabilities out of range, or a q that does not match them"
 MOST_FED, LEAST_FED = 4096, 16
 """nodes of one draft that go to the target: over all rows, and in each row, however many those are"""
 
@@ -25,7 +26,7 @@ Ask = Callable[[int, int], Any]
 
 def no_draft(rows: int, device: torch.device) -> Draft:
     """Nothing, for so many rows."""
-    return Draft.from_lists([[]] * rows, device)
+    return Draft(torch.empty(rows, 0, dtype=torch.long, device=device), [0] * rows, known=[[]] * rows)
 
 
 def checked_draft(draft: Draft, room: Sequence[int], vocab: int) -> Draft:
@@ -54,7 +55,23 @@ def checked_draft(draft: Draft, room: Sequence[int], vocab: int) -> Draft:
     probs = None if draft.token_probs is None else tensor("token_probs", draft.token_probs, (rows, width))
     q = None if draft.q is None else tensor("q", draft.q, (rows, None, vocab))
     expect(q is None or (q.shape[1] <= width and probs is None) or q.shape[1] == width, "q", f"of {width} nodes", q)
-    return Draft(tokens, lengths, parents, probs, q, sources, survival, least)
+    known = None if draft.known is None else _known(tokens, lengths, vocab)
+    return Draft(tokens, lengths, parents, probs, q, sources, survival, least, known)
+
+
+def _known(tokens: Tensor, lengths: Sequence[int], vocab: int) -> list[list[int]]:
+    """Of tokens [B, K] on the host those that count, and 0 behind them: whatever was said of them, these are fed.
+
+    Raises:
+        Unfit: an id that the target does not have.
+    """
+    known = [
+        [*row[:length], *[0] * (len(row) - length)] for row, length in zip(values_on_host(tokens), lengths, strict=True)
+    ]
+    fine = all([0 <= token < vocab for row in known for token in row])
+    if not fine:
+        raise Unfit(UNSOUND)
+    return known
 
 
 def _parents(parents: Any, rows: int, width: int) -> list[list[int]]:
@@ -69,8 +86,8 @@ def _parents(parents: Any, rows: int, width: int) -> list[list[int]]:
 def fit(
     draft: Draft, most: Sequence[int], context: DraftContext, pads: Sequence[int | None], ask: Ask | None = None
 ) -> Draft:
-    """A draft in form as the target is fed it: where its ids are, a chain where trees are not welcome, and of equal
-    lengths in lockstep.
+    """A draft in form as the target is fed it: where its ids are, but for tokens that the host knows, a chain where
+    trees are not welcome, and of equal lengths in lockstep.
 
     Args:
         most: [B] nodes of each row; the first ones.
@@ -79,7 +96,9 @@ def fit(
         ask: asked for q before any test, as a rejection could not be made up for without it.
     """
     draft = cut(draft, [min(pair) for pair in zip(draft.lengths, most, strict=True)])
-    draft = on_device(with_q(draft, context.vocab_size, ask), context.device)
+    draft = with_q(draft, context.vocab_size, ask)
+    if draft.known is None or draft.token_probs is not None:
+        draft = on_device(draft, context.device)
     if draft.parents is not None and not context.trees:
         draft = _first_branches(draft)
     return _in_step(draft, pads) if context.lockstep and draft.parents is None else draft
@@ -97,6 +116,7 @@ def cut(draft: Draft, lengths: list[int]) -> Draft:
     return replace(
         draft,
         tokens=draft.tokens[:, :width],
+        known=None if draft.known is None else [row[:width] for row in draft.known],
         lengths=lengths,
         parents=parents,
         survival=None,  # of no more use: it said where to cut
@@ -150,7 +170,13 @@ def _first_branches(draft: Draft) -> Draft:
     index = index.view(-1, width)
     probs = None if draft.token_probs is None else draft.token_probs.gather(1, index)
     q = None if draft.q is None else draft.q.gather(1, index[..., None].expand(-1, -1, draft.q.shape[2]))
-    return Draft(draft.tokens.gather(1, index), [len(branch) for branch in branches], None, probs, q, draft.sources)
+    tokens, lengths = draft.tokens.gather(1, index), [len(branch) for branch in branches]
+    return Draft(tokens, lengths, None, probs, q, draft.sources, known=_again(draft, tokens))
+
+
+def _again(draft: Draft, tokens: Tensor) -> list[list[int]] | None:
+    """`Draft.known` of what was made of a draft."""
+    return None if draft.known is None else values_on_host(tokens)
 
 
 def _in_step(draft: Draft, pads: Sequence[int | None]) -> Draft:
@@ -165,4 +191,5 @@ def _in_step(draft: Draft, pads: Sequence[int | None]) -> Draft:
         tokens = tokens.masked_fill(to_device(finished, tokens.device, torch.bool)[:, None], pad)
     probs = None if draft.token_probs is None else draft.token_probs[:, :width]
     q = None if draft.q is None else draft.q[:, :width]
-    return Draft(tokens, [0 if out else width for out in finished], None, probs, q, draft.sources)
+    lengths = [0 if out else width for out in finished]
+    return Draft(tokens, lengths, None, probs, q, draft.sources, known=_again(draft, tokens))

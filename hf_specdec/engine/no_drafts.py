@@ -14,7 +14,7 @@ class _Nothing(DraftSession):
     weighs = True
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        return Draft.from_lists([[]] * len(room), self.context.device)
+        return Draft.from_lists([[]] * len(room))
 
 
 class NoDrafts:

@@ -80,4 +80,4 @@ def _from_fed(draft: Draft, fed: Tensor, answered: list[int]) -> Draft:
     tokens, width = draft.tokens.clone(), min(draft.tokens.shape[1], fed.shape[1])
     was_fed = torch.arange(width, device=fed.device) < to_device(answered, fed.device)[:, None]
     tokens[:, :width] = torch.where(was_fed, fed[:, :width], tokens[:, :width])
-    return replace(draft, tokens=tokens)
+    return replace(draft, tokens=tokens, known=None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..protocol import Draft, Forward, Sequences
-from ..transfer import to_device
+from ..transfer import moved, to_device
 from ..verify.trial import Result, Trial
 from .drafting import Drafting
 from .rows import Row, Rows
@@ -68,6 +68,7 @@ def together(parts: Sequence[BatchPart], rows: int, device: torch.device) -> Dra
     lengths, parents = [0] * rows, [list(range(-1, width - 1)) for _ in range(rows)]
     for part in parts:
         draft = part.fed
+        draft.tokens = moved(draft.tokens, device)
         tokens[to_device(part.places, tokens.device), : draft.tokens.shape[1]] = draft.tokens
         for i, b in enumerate(part.places):
             lengths[b] = draft.lengths[i]
@@ -101,6 +102,7 @@ def rows_of_draft(draft: Draft, rows: Sequence[int]) -> Draft:
         mine(draft.token_probs),
         mine(draft.q),
         [draft.sources[b] for b in rows] if draft.sources else [],
+        known=None if draft.known is None else [draft.known[b] for b in rows],
     )
 
 

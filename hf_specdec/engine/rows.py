@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..protocol import Sequences
+from ..protocol import Draft, Sequences
 from ..stats import SpeculationStats
 from ..transfer import moved, to_device
 from ..verify.judging import Judge
@@ -131,6 +131,15 @@ class Rows:
         else:
             tokens = self.ids.gather(1, self.ends[:, None] - 1)
         return tokens if len(places) == len(self.all) else tokens[to_device(list(places), self.device)]
+
+    def before(self, draft: Draft) -> Tensor:
+        """The last accepted token of each row, followed by its draft [B, K + 1], on the device."""
+        places = range(len(self.all))
+        if draft.known is None or not all([row.tokens for row in self.all]):  # behind `inputs_embeds` there is none
+            return torch.cat([self.last(places), moved(draft.tokens, self.device)], 1)
+        return to_device(
+            [[row.tokens[-1], *known] for row, known in zip(self.all, draft.known, strict=True)], self.device
+        )
 
     # ------------------------------------------------------------------ growing
 

@@ -129,4 +129,4 @@ class _Widths(DraftSession):
         width, tree = next(self.shapes)
         tokens, above = [1] * (width - 1), -1 if tree and self.context.trees else None
         rows = [(tokens, [above] * len(tokens) if above is not None else list(range(-1, width - 2))) for _ in room]
-        return Draft.from_trees(rows, self.context.device)
+        return Draft.from_trees(rows)

@@ -64,7 +64,7 @@ class Undrafted(Drafter):
 
 class _NoDraft(DraftSession):
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        return Draft.from_lists([[]] * len(room), self.context.device)
+        return Draft.from_lists([[]] * len(room))
 
 
 def write_texts(

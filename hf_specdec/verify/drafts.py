@@ -1,6 +1,7 @@
 """Drafts as the target and the judge read them, and the way to the host."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ NO_VALUES = torch.empty(0, dtype=torch.long, device="cpu")
 
 def is_sound(draft: Draft, vocab: int) -> Tensor:
     """Whether all ids are in the vocabulary and all q are probabilities: a boolean on the draft's device, or no value
-    where nothing was drafted."""
-    if not draft.tokens.shape[1]:
+    where nothing was drafted, or is known to be sound."""
+    if not draft.tokens.shape[1] or (draft.known is not None and draft.token_probs is None):
         return NO_VALUES
     fine = (draft.tokens >= 0) & (draft.tokens < vocab)
     if draft.token_probs is not None:
@@ -32,12 +33,9 @@ def is_sound(draft: Draft, vocab: int) -> Tensor:
     return fine.all()
 
 
-def inputs_of(last: Tensor, draft: Draft, vocab: int) -> tuple[Tensor, list[list[int]] | None]:
-    """The last accepted tokens followed by the draft [B, K + 1], and their parents in a tree."""
-    if not draft.tokens.shape[1]:
-        return last, None
-    tokens = torch.cat([last, draft.tokens.clamp(0, vocab - 1)], dim=1)
-    return tokens, None if draft.parents is None else [[-1, *[parent + 1 for parent in row]] for row in draft.parents]
+def parents_of(draft: Draft) -> list[list[int]] | None:
+    """[B][K + 1] the parent of each token that is fed, of which the first is the last accepted one; None in a chain."""
+    return None if draft.parents is None else [[-1, *[parent + 1 for parent in row]] for row in draft.parents]
 
 
 def as_tree(draft: Draft) -> Draft:
@@ -45,7 +43,7 @@ def as_tree(draft: Draft) -> Draft:
     if draft.parents is not None:
         return draft
     parents = [list(range(-1, draft.tokens.shape[1] - 1))] * len(draft.lengths)
-    return Draft(draft.tokens, draft.lengths, parents, draft.token_probs, draft.q, draft.sources)
+    return replace(draft, parents=parents)
 
 
 def to_host_together(*tensors: Tensor, meanwhile: Callable[[], object] | None = None) -> list[list[Any]]:

@@ -123,7 +123,8 @@ class Judge:
         tokens = draft.tokens.clamp(0, vocab - 1)
         at = trial.scores[every, place.clamp(max=places - 1)].view(-1, vocab)
         margin = tolerance(at, tokens.flatten(), self.rules.lenience).view(rows, width)
-        margin = torch.where(trial.in_range & (place < nowhere), margin, -1.0)
+        counts = place < nowhere
+        margin = torch.where(counts & trial.in_range if trial.in_range.numel() else counts, margin, -1.0)
         best = margin.new_full((rows, places + 1), -1.0).scatter_reduce(1, place, margin, "amax")
         wins = (margin >= 0) & (margin == best.gather(1, place))
         taken = torch.where(wins, place, nowhere)

@@ -98,14 +98,16 @@ class Trial:
         Args:
             meanwhile: as in `transfer.to_host`.
         """
-        k, likeliest = self.draft.tokens.shape[1], NO_VALUES
+        draft, likeliest = self.draft, NO_VALUES
         if self.successors:
             likeliest = topk(self.forward.logits, self.successors)[1]
-        told = to_host_together(self.in_range, self.draft.tokens, likeliest, *others, meanwhile=meanwhile)
+        tokens = NO_VALUES if draft.known is not None else draft.tokens
+        told = to_host_together(self.in_range, tokens, likeliest, *others, meanwhile=meanwhile)
         sound, flat, self._likeliest, *rest = told
-        self.sound = all(sound)
-        counted = self.draft.lengths if self.sound else [0] * len(self.draft.lengths)
-        self.tokens = [flat[b * k : b * k + length] for b, length in enumerate(counted)]
+        self.sound, k = all(sound), draft.tokens.shape[1]
+        rows = [flat[b * k : (b + 1) * k] for b in range(len(draft.lengths))] if draft.known is None else draft.known
+        counted = draft.lengths if self.sound else [0] * len(draft.lengths)
+        self.tokens = [list(row[:length]) for row, length in zip(rows, counted, strict=True)]
         return rest
 
     def result(self, b: int, path: list[int], own: int | None) -> Result:

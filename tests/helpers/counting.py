@@ -10,7 +10,7 @@ from packaging.version import Version
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hf_specdec.transfer import to_device
+from hf_specdec.transfer import on_host, to_device, values_on_host
 
 OLD_MASKS = Version(transformers.__version__) < Version("5.23")
 """whether transformers itself reads its 2-D mask in every forward, in plain decoding, too"""
@@ -30,6 +30,8 @@ READS = {
 """functions that give the host a value of the device, or a shape that depends on one"""
 MAKES = {"tensor", "as_tensor", "new_tensor", "from_numpy", "asarray", "scalar_tensor"}
 """functions that put host values on a device, from memory that the copy waits for"""
+ON_HOST = on_host.__code__, values_on_host.__code__
+"""what makes and reads tensors that stay there"""
 
 
 class Transfers(TorchFunctionMode):
@@ -43,6 +45,8 @@ class Transfers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
         caller = sys._getframe(1)
+        if caller.f_code in ON_HOST:
+            return func(*args, **(kwargs or {}))
         if name in READS or func is torch.equal:
             self._note("to_host", caller)
         elif name in MAKES:

@@ -189,7 +189,7 @@ def as_draft(drafted: Sequence[DraftTokens], context: DraftContext, tested: bool
     Args:
         tested: whether it is, by the q of draws.
     """
-    draft = Draft.from_lists([[one.token for one in row] for row in drafted], context.device)
+    draft = Draft.from_lists([[one.token for one in row] for row in drafted])
     if context.do_sample and tested:
         likely = [[one.likely for one in row] for row in drafted]
         chances = [[one.chances for one in row] for row in drafted]
