@@ -1,28 +1,23 @@
 """What the host launches in a round beside the forwards that a GPU replays: few operations, whatever is drafted.
 
-Views launch nothing. Counted on a CPU, where a replay is a run of the same step.
+Counted on a CPU, where a replay is a run of the same step.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import models
 import pytest
 import torch
+from counting import Launches
 from head_pairs import PAIRS, drafting_goes_on
 from stream_models import never_paused, streams_of, target_of
-from torch.utils._python_dispatch import TorchDispatchMode
 from toy_drafters import Future, bushy
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
 from hf_specdec.target.recorded import RecordedSteps
 
 __all__ = ["drafting_goes_on"]
-VIEWS = {
-    "alias", "as_strided", "detach", "empty", "expand", "lift_fresh", "permute", "select", "slice", "squeeze", "t",
-    "transpose", "unbind", "unsqueeze", "view", "_unsafe_view",
-}  # fmt: skip
 NEW = 120
 MOST = 40
 """launches a round; plain decoding of a model of 32 layers has some 600 in each forward"""
@@ -47,34 +42,16 @@ SIDES: dict[str, Callable[[], tuple[Any, Any]]] = {
 """a target, and a drafter for it"""
 
 
-class Launches(TorchDispatchMode):
-    """Counts operations outside recorded steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.met: Counter[str] = Counter()
-        self.inside = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__.partition(".")[0]
-        if not self.inside and name not in VIEWS:
-            self.met[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     counted, run = Launches(), RecordedSteps.run
 
     def inside(self: RecordedSteps, key: Any, step: Callable[[], Any]) -> Any:
-        counted.inside += 1
-        try:
+        with counted.apart():
             return run(self, key, step)
-        finally:
-            counted.inside -= 1
 
     monkeypatch.setattr(RecordedSteps, "run", inside)
-    yield counted
+    return counted
 
 
 @pytest.mark.parametrize("kind", SIDES)

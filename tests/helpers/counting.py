@@ -1,7 +1,9 @@
-"""What a GPU would feel, counted on the CPU: every place where the host would wait for the device."""
+"""What a GPU would feel, counted on the CPU: every place where the host would wait for the device, and every launch."""
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_specdec.transfer import on_host, to_device, values_on_host
 
@@ -32,6 +35,11 @@ MAKES = {"tensor", "as_tensor", "new_tensor", "from_numpy", "asarray", "scalar_t
 """functions that put host values on a device, from memory that the copy waits for"""
 ON_HOST = on_host.__code__, values_on_host.__code__
 """what makes and reads tensors that stay there"""
+VIEWS = {
+    "alias", "as_strided", "detach", "empty", "expand", "lift_fresh", "permute", "select", "slice", "squeeze", "t",
+    "transpose", "unbind", "unsqueeze", "view", "_unsafe_view", "_local_scalar_dense",
+}  # fmt: skip
+"""operations that launch nothing; the last one reads"""
 
 
 class Transfers(TorchFunctionMode):
@@ -76,3 +84,30 @@ def _by_host_values(index: Any) -> bool:
 
 def _by_mask(index: Any) -> bool:
     return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in _parts(index))
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations while it is active, but for those of a replay, which is one launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: Counter[str] = Counter()
+        self._apart = 0
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within the block nothing is counted."""
+        self._apart += 1
+        try:
+            yield
+        finally:
+            self._apart -= 1
+
+    def launched(self, name: str) -> None:
+        self.met[name] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if not self._apart and name not in VIEWS:
+            self.launched(name)
+        return func(*args, **(kwargs or {}))
