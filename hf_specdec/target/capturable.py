@@ -101,6 +101,7 @@ def _try_fake(model: "PreTrainedModel") -> None:
         kwargs = {CACHE: cache, "use_cache": True}
         model(input_ids=ids, position_ids=torch.arange(4, device=device)[None], **kwargs)
         runner = CapturedRunner(model, kwargs, ids)
+        runner.fused = model  # what was compiled is for values
         runner.columns = cache.get_seq_length()
         runner.cache = CapturedCache(cache, [nn.Module()], 1, 4)  # nobody else gets buffers without values
         depth = torch.arange(4, device=device)[None]

@@ -1,6 +1,7 @@
 """`CapturedRunner`: rows in static buffers, forwards of a few fixed widths, replayed where the device can."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,8 @@ from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, power_of_two
 from .cache import RaggedCache
 from .captured_cache import CapturedCache
 from .features import shown
+from .fingerprint import replaced
+from .fused import fused
 from .inputs import as_when_decoding, position_limit
 from .ragged import RaggedRunner, Reader
 from .rounding import TEXT, TRIED, widths_alike
@@ -47,6 +50,15 @@ class Captured(RaggedRunner):
     def is_captured(self) -> bool:  # type: ignore[override]
         """Whether the rows are in buffers. Else there was no memory for them, or they are wanted no more."""
         return isinstance(self.cache, CapturedCache)
+
+    def computing(self, width: int) -> Any:
+        """What is recorded is fused from the first time on, that it rounds alike. Whoever looks on sees wide ones."""
+        recorded = self.is_captured and width <= WIDEST and replaced(self.model) is None
+        return self.fused if recorded else self.model
+
+    @cached_property
+    def fused(self) -> Any:
+        return fused(self.model)
 
     def shared(self, logits: Tensor) -> Tensor:
         return self.cache.buffers.shared(logits)

@@ -6,6 +6,7 @@ Recordings keep addresses, and what a thread's cuBLAS was given may go with the 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -29,9 +30,10 @@ if hasattr(os, "register_at_fork"):
 def on_lasting_thread(action: Callable[[], T]) -> T:
     """What an action gives, or raises, in the modes of the thread that asks; that thread waits."""
     grad, inference, device = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device()
+    placed = nullcontext() if device.type == "cpu" else device  # the thread's own; within a block pieces compile anew
 
     def carried() -> T:
-        with torch.inference_mode(inference), torch.set_grad_enabled(grad), device:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad), placed:
             return action()
 
     running = _thread.submit(copy_context().run, carried)

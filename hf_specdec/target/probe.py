@@ -179,7 +179,7 @@ def runner_agrees(model: "PreTrainedModel", wrap: Callable[[RaggedRunner], Runne
         return not differs(answer.logits[:, :places], expected[:, :places], noise[:, :places])
 
 
-def why_not_over(model: "PreTrainedModel", way: type[RaggedRunner]) -> str:
+def why_not_over(model: "PreTrainedModel", way: Callable[..., RaggedRunner]) -> str:
     """How another ragged runner's logits differ from plain ones; empty where they do not."""
     model = _narrow(model)
     ids, mask = _inputs(model)
@@ -258,7 +258,9 @@ def _lockstep(way: type[LockstepRunner], model: "PreTrainedModel", ids: Tensor, 
     return torch.cat([first, runner.forward(ids[:, 5:]).logits], dim=1)
 
 
-def _ragged(model: "PreTrainedModel", ids: Tensor, mask: Tensor, way: "type[RaggedRunner]" = RaggedRunner) -> Tensor:
+def _ragged(
+    model: "PreTrainedModel", ids: Tensor, mask: Tensor, way: Callable[..., RaggedRunner] = RaggedRunner
+) -> Tensor:
     """The same with rows that advance unevenly, over slots filled with large garbage, and with one row alone."""
     kwargs = _kwargs(model, mask[:, :3])
     runner = way(model, kwargs, ids[:, :3])

@@ -112,6 +112,10 @@ class RaggedRunner:
     is_captured = False
     """whether forwards are over static buffers"""
 
+    def computing(self, width: int) -> Any:
+        """What computes a forward of so many tokens per row: the model, or what stands for it."""
+        return self.model
+
     def shared(self, logits: Tensor) -> Tensor:
         """Where static buffers have room for a step's logits, these there."""
         return logits
@@ -137,9 +141,9 @@ class RaggedRunner:
     def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor) -> Any:
         """The model's outputs over tokens [B, T] that see what `shape` says; no row is advanced."""
         self.cache.reserve(tokens.shape[1])
-        extra = asking(self.features)
+        extra, compute = asking(self.features), self.computing(tokens.shape[1])
         with grouped_attention([length + tokens.shape[1] for length in self.cache.lengths]):
-            return self.model(
+            return compute(
                 input_ids=tokens,
                 attention_mask=None if self._as_plainly(tokens.shape[1]) else self.masks(seen, depth),
                 position_ids=self.positions(depth),
