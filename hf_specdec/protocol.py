@@ -6,7 +6,7 @@ says what is kept, and a `Verdict` tells the session.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -126,6 +126,52 @@ class Forward:
     """[B, N, H] hidden states, or keys and values, at the same places, by the names that were asked for"""
     outputs: Any = None
     """the model's own"""
+    found: "Found | None" = None
+    """what was accepted, where that was found with the forward: then the cache holds the accepted path, as if nothing
+    else had been fed"""
+
+
+class FedTree(NamedTuple):
+    """How W tokens that the target is fed hang together, on its device. They come before what hangs on them."""
+
+    parents: Tensor
+    """[R, W] index of the token that each one hangs on; its own, of what hangs on none of them"""
+    seen: Tensor
+    """[R, W, W] itself and all above"""
+    depth: Tensor
+    """[R, W] below the first"""
+
+
+class Found(NamedTuple):
+    """What a round has come to, on the device. Good until the next forward."""
+
+    told: Tensor
+    """[B, any] for the host"""
+    n: Tensor
+    """[B] accepted tokens"""
+    kept: Tensor
+    """[B, W] which of the fed tokens stays where a chain's would stand"""
+    texts: Tensor
+    """[B, W] what rows gain, of which n + 1 count"""
+    last: Tensor
+    """[B, 2] the last two tokens of each text then"""
+
+
+class Finder(Protocol):
+    """What can be found by steps that are recorded with the forward. Equal ones find the same."""
+
+    @property
+    def vocab(self) -> int:
+        """Of the target's logits; other ids are fed as some of these."""
+
+    def __call__(self, logits: Tensor, tokens: Tensor, counted: Tensor, tree: FedTree | None) -> Found:
+        """
+        Args:
+            logits: [R, W, V]
+            tokens: [R, W] each row's last one, and its draft.
+            counted: [R] nodes of the draft that count.
+            tree: None of chains.
+        """
 
 
 @dataclass

@@ -44,8 +44,8 @@ class Round:
 
 
 Meanwhile = Callable[[Tensor, Tensor], object]
-"""told of chains, while that is on its way to the host, how many tokens are accepted [B], and the texts [B, W] that
-rows gain, of which so many and one more count; all on the device"""
+"""told of chains, while that is on its way to the host, how many tokens are accepted [B], and the last two tokens
+[B, 2] of each text then; all on the device"""
 
 
 class Schedule(Protocol):

@@ -44,6 +44,12 @@ def values_on_host(tensor: Tensor) -> list[Any]:
     return tensor.tolist()
 
 
+def fill(there: Tensor, values: Any) -> None:
+    """Put host values, in nested lists, into a tensor that stays where it is. Nobody waits for it."""
+    tensor = on_host(values)
+    there.copy_(tensor.pin_memory() if there.is_cuda else tensor, non_blocking=True)
+
+
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor from one device on another. Nothing is done where it is there already. Only what goes to the host is
     waited for: it would be read before it is there."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..budget import Cost, CostView
 from ..clock import Moment, mark, now
 from ..protocol import Draft, DraftContext, Sequences, Verdict
-from ..schedule import Meanwhile, Round
+from ..schedule import Round
 from ..stats import SpeculationStats
 from ..target.ranks import Ranks
 from ..verify.noise import Noise
@@ -147,21 +147,11 @@ class Drafting:
             self.paying.draws |= draft.token_probs is not None
         return draft
 
-    def meanwhile(self, last: Tensor) -> Meanwhile:
-        """Lets a session that `drafts_early` draft on while the host reads what was accepted.
-
-        Args:
-            last: [B, 1] the last token of each of its rows, which the draft of this round hangs on.
-        """
-
-        def drafts_on(n: Tensor, texts: Tensor) -> None:
-            at = n[:, None] + torch.arange(2, device=n.device)
-            pair = torch.cat([last, texts], 1).gather(1, at)
-            began = mark(self.device)
-            self.session.tell(lambda session: session.draft_early(n, pair))
-            self._early = began, mark(self.device)
-
-        return drafts_on
+    def draft_early(self, n: Tensor, last: Tensor) -> None:
+        """Let a session that `drafts_early` draft on while the host reads what was accepted: a `Meanwhile`."""
+        began = mark(self.device)
+        self.session.tell(lambda session: session.draft_early(n, last))
+        self._early = began, mark(self.device)
 
     def observe(self, verdict: Verdict) -> None:
         """What became of the draft."""

@@ -8,13 +8,18 @@ takes its tokens (`taking`): in lockstep, staggered, or ragged.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from ..budget import Cost
-from ..protocol import Draft, Forward, Runner, Verdict
+from ..protocol import Draft, Finder, Forward, Runner, Verdict
 from ..stats import SpeculationStats
+from ..target.captured import Captured
 from ..target.devices import input_device
-from ..transfer import moved
+from ..transfer import moved, to_device
 from ..verify.drafts import parents_of
+from ..verify.greedy import GreedyFinder
 from ..verify.trial import Result
+from .drafting import Drafting
 from .fitting import LEAST_FED, MOST_FED, UNSOUND, no_draft
 from .modes import Mode
 from .parts import BatchPart, in_order, parts_of, rows_of_forward, together
@@ -75,7 +80,7 @@ class Engine:
         # 2. Verify: the target reads each row's last token and its draft, in one forward.
         watch.lap()
         starts = list(self.runner.lengths)
-        forward = self._forward(fed)
+        forward = self._forward(fed, parts)
         watch.lap()
 
         # 3. What is judged: a schedule that drafted meanwhile may add to what was fed.
@@ -95,7 +100,7 @@ class Engine:
 
         # 5. Roll back: rejected tokens leave the cache. It was fed the row's last token and the draft, and keeps that
         # token and the n accepted ones. What is now the row's last token is not in it: the next round feeds it.
-        if fed.parents is None:
+        if fed.parents is None or forward.found is not None:
             self.runner.truncate([start + len(result.tokens) for start, result in zip(starts, results, strict=True)])
         else:
             self.runner.keep([start + 1 for start in starts], [result.kept for result in results])
@@ -136,14 +141,37 @@ class Engine:
         drafting.cost.beside = len(self.rows) - len(rows)
         return drafting.draft(self.rows.sequences(part.places, copied=True), room, most, [row.pad for row in rows])
 
-    def _forward(self, fed: Draft) -> Forward:
+    def _forward(self, fed: Draft, parts: Sequence[BatchPart]) -> Forward:
         """The target's, over each row's last token and its draft, which is brought to the device."""
         tokens = self.rows.before(fed)
+        if (finder := self._finder(parts)) is not None:
+            assert isinstance(self.runner, Captured)
+            return self.runner.find(tokens, parents_of(fed), fed.lengths, finder)
+        if not isinstance(tokens, Tensor):
+            tokens = to_device(tokens, self.rows.device)
         sound = tokens if fed.known is not None else tokens.clamp(0, self.vocab - 1)
         forward = self.runner.forward(moved(sound, self.device), parents_of(fed))
         fed.tokens = tokens[:, 1:]
         forward.logits = moved(forward.logits, self.rows.device)
         return forward
+
+    def _finder(self, parts: Sequence[BatchPart]) -> Finder | None:
+        """What can be found with the forward: where its steps are recorded, and all rows are judged by what is
+        likeliest."""
+        if not (isinstance(self.runner, Captured) and self.runner.is_captured) or self.taking.outputs is not None:
+            return None
+        (part, *others), judges = parts, {id(row.judge) for row in self.rows.all}
+        if others or len(judges) > 1 or not part.rows[0].judge.takes_likeliest:
+            return None
+        drafting = part.drafting
+        if drafting is not None and drafting.order is not None:
+            return None
+        return GreedyFinder(self.vocab, self._successors(drafting))
+
+    @staticmethod
+    def _successors(drafting: Drafting | None) -> int:
+        """How many of the target's likeliest tokens drafters are told of."""
+        return drafting.traits.likeliest if drafting is not None and drafting.session.alive else 0
 
     def _judge(self, part: BatchPart, forward: Forward) -> None:
         """Have a part's rows take what their judges accept."""
@@ -151,10 +179,10 @@ class Engine:
         for mine in judged:
             places = [part.places[i] for i in mine]
             trial = part.trial(mine, forward, self.rows.sequences(places))
-            if drafting is not None and drafting.session.alive:
-                trial.successors = drafting.traits.likeliest
-                if drafting.traits.drafts_early and drafting.order is None and len(judged) == 1:
-                    trial.meanwhile = drafting.meanwhile(self.rows.last(places))
+            trial.successors = self._successors(drafting)
+            early = drafting is not None and drafting.session.alive and drafting.traits.drafts_early
+            if drafting is not None and early and drafting.order is None and len(judged) == 1:
+                trial.meanwhile, trial.last = drafting.draft_early, self.rows.last(places)
             results |= zip(mine, self.taking.take(part.rows[mine[0]].judge, self.rows, places, trial), strict=True)
             part.sound &= trial.sound
         part.results = [results[i] for i in range(len(part.rows))]

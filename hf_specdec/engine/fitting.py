@@ -129,7 +129,7 @@ def on_device(draft: Draft, device: torch.device) -> Draft:
     """The draft where the target's ids are, in the types that are reckoned with."""
     return replace(
         draft,
-        tokens=moved(draft.tokens, device).long().clone(),  # the session may write on into its own
+        tokens=moved(draft.tokens, device).long(),
         token_probs=None if draft.token_probs is None else moved(draft.token_probs, device).float(),
         q=None if draft.q is None else moved(draft.q, device).float(),
     )

@@ -132,14 +132,12 @@ class Rows:
             tokens = self.ids.gather(1, self.ends[:, None] - 1)
         return tokens if len(places) == len(self.all) else tokens[to_device(list(places), self.device)]
 
-    def before(self, draft: Draft) -> Tensor:
-        """The last accepted token of each row, followed by its draft [B, K + 1], on the device."""
-        places = range(len(self.all))
+    def before(self, draft: Draft) -> Tensor | list[list[int]]:
+        """The last accepted token of each row, followed by its draft [B, K + 1]: in lists where the host knows it, else
+        on the device."""
         if draft.known is None or not all([row.tokens for row in self.all]):  # behind `inputs_embeds` there is none
-            return torch.cat([self.last(places), moved(draft.tokens, self.device)], 1)
-        return to_device(
-            [[row.tokens[-1], *known] for row, known in zip(self.all, draft.known, strict=True)], self.device
-        )
+            return torch.cat([self.last(range(len(self.all))), moved(draft.tokens, self.device)], 1)
+        return [[row.tokens[-1], *known] for row, known in zip(self.all, draft.known, strict=True)]
 
     # ------------------------------------------------------------------ growing
 

@@ -15,6 +15,9 @@ from .rows import Row, Rows
 class Ragged:
     """Every row takes its tokens by itself, up to where it stops, and maybe not too far ahead (staggered)."""
 
+    outputs: StepOutputs | None = None
+    """what is collected of each step"""
+
     def __init__(self, farthest: Callable[[int], int] | None = None) -> None:
         """
         Args:

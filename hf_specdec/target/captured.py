@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from ..errors import SpeculationError, warn
-from ..protocol import Forward
-from .buffers import NO_MEMORY, WIDEST, WIDTHS, Buffers, power_of_two
+from ..protocol import FedTree, Finder, Forward, Found
+from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
 from .cache import RaggedCache
 from .captured_cache import CapturedCache
 from .features import shown
 from .fingerprint import replaced
 from .fused import fused
+from .inbox import Inbox, Tokens
 from .inputs import as_when_decoding, position_limit
 from .ragged import RaggedRunner, Reader
 from .rounding import TEXT, TRIED, widths_alike
@@ -73,17 +74,64 @@ class Captured(RaggedRunner):
     ) -> Any:
         if not self.is_captured:
             return super().over(tokens, parents, step, key, slots_per_token)
+
+        def stepped(inbox: Inbox, tree: FedTree | None) -> Any:
+            return step(inbox.tokens, *self._seen(inbox, tree))
+
         rows, width = tokens.shape
+        found = self._fed(tokens, parents, (), stepped, key, slots_per_token)
+        return tuple(each[:rows, :width].clone() for each in found)  # the next replay writes over them
+
+    def find(
+        self, tokens: Tokens, parents: Sequence[Sequence[int]] | None, counted: Sequence[int], finder: Finder
+    ) -> Forward:
+        """As `forward`, with what a finder finds; of a tree only the path that it keeps is in the cache then. Logits
+        are good until the next forward.
+
+        Args:
+            counted: [B] nodes of each row's draft.
+        """
+
+        def stepped(inbox: Inbox, tree: FedTree | None) -> tuple[Tensor, Found, list[Tensor]]:
+            outputs = self.read(inbox.tokens.clamp(0, finder.vocab - 1), *self._seen(inbox, tree))
+            found, buffers = finder(outputs.logits, inbox.tokens, inbox.counted, tree), self.cache.buffers
+            if tree is not None:
+                places = torch.arange(inbox.width, device=buffers.device)
+                buffers.move(*(inbox.ends[:, None] + after for after in (places, found.kept)))
+            states = shown(outputs, self.features, inbox.width, self.cache.slots)
+            return self.shared(outputs.logits), found, list(states.values())
+
+        rows, width = len(tokens), len(tokens[0])
+        logits, found, states = self._fed(tokens, parents, counted, stepped, (finder, *self.features))
+        self.cache.slots.advance(width)
+        features = {name: each[:rows, :width].clone() for name, each in zip(self.features, states, strict=True)}
+        return Forward(logits[:rows, :width], features=features, found=Found(*(each[:rows] for each in found)))
+
+    def _fed(
+        self,
+        tokens: Tokens,
+        parents: Sequence[Sequence[int]] | None,
+        counted: Sequence[int],
+        step: Callable[[Inbox, FedTree | None], T],
+        key: Hashable,
+        slots_per_token: int = 1,
+    ) -> T:
+        """What a step gives of an inbox with these tokens [B, T]. Equal keys mean equal steps."""
+        rows, width = len(tokens), len(tokens[0])
         padded = next((w for w in self.widths if w >= width), width)
         buffers = self.cache.with_room(padded * slots_per_token)
-        fed = buffers.put("tokens", tokens, padded)
-        seen, depth = self._tree(parents, buffers, padded)
-        self.cache.tell()
-        key = padded, parents is None, key
-        found = (
-            step(fed, seen, depth) if padded > WIDEST else self._run(key, lambda: step(fed, seen, depth), rows, width)
-        )
-        return tuple(each[:rows, :width].clone() for each in found)  # the next replay writes over them
+        inbox = Inbox.of(buffers, padded, parents is not None)
+        inbox.fill(tokens, self.cache.to_tell(), counted, parents)
+
+        def stepped() -> T:
+            buffers.ends.copy_(inbox.ends)
+            return step(inbox, inbox.tree())
+
+        return stepped() if padded > WIDEST else self._run((padded, parents is None, key), stepped, rows, width)
+
+    def _seen(self, inbox: Inbox, tree: FedTree | None) -> tuple[Tensor | None, Tensor]:
+        """What `shape` says."""
+        return self.shape(None, inbox.width) if tree is None else (tree.seen, tree.depth)
 
     def chain(
         self,
@@ -142,18 +190,6 @@ class Captured(RaggedRunner):
         if getattr(watched, "replayed", None) is None:  # it was put there in mid-call, and must not be missed
             return step()
         return watched.replayed(lambda: recorded.run(key, step), rows, width, max(self.cache.lengths), times)
-
-    def _tree(
-        self, parents: Sequence[Sequence[int]] | None, buffers: Buffers, width: int
-    ) -> tuple[Tensor | None, Tensor]:
-        """What `shape` says, in the buffers. Padded nodes hang on the first token."""
-        if parents is None:
-            return (None, buffers.chain[:, :width]) if width <= WIDEST else self.shape(None, width)
-        rows = [[*row, *[0] * (width - len(row))] for row in parents]
-        seen, depth = self.shape(rows + [[-1, *range(width - 1)]] * (buffers.rows - len(rows)), width)
-        assert seen is not None, "of a tree"
-        seen, depth = seen.expand(buffers.rows, -1, -1), depth.expand(buffers.rows, -1)
-        return buffers.put("seen", seen, width), buffers.put("depth", depth, width)
 
     def _as_plainly(self, width: int) -> bool:
         """Never: slots behind a row's end are there from the start."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ..transfer import to_device
+from ..transfer import fill, to_device
 from .buffers import WIDEST, WIDTHS, Buffers, power_of_two, shelf_of, slots_for
 from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, sees_all, stay
 from .fingerprint import fingerprint
@@ -39,12 +39,15 @@ class CapturedSlots(Slots):
         """[R]; 0 in rows that nobody has."""
         return self.buffers.ends
 
+    def to_tell(self) -> list[int]:
+        """[R] what the device is about to be told."""
+        self._told = list(self.lengths)
+        return [*self.lengths, *[0] * (self.buffers.rows - len(self.lengths))]
+
     def tell(self) -> None:
         """Bring the device up to date."""
         if self._told != self.lengths:
-            self._told = list(self.lengths)
-            missing = self.buffers.rows - len(self.lengths)
-            self.buffers.ends.copy_(to_device([*self.lengths, *[0] * missing], self.device), non_blocking=True)
+            fill(self.buffers.ends, self.to_tell())
 
     def take(self, lengths: Tensor) -> None:
         """The device [B] knows where the rows stand, and the host does not yet."""
@@ -140,6 +143,11 @@ class CapturedCache(RaggedCache):
         """Bring the device up to date. All layers stand at the same places."""
         assert isinstance(self.slots, CapturedSlots)
         self.slots.tell()
+
+    def to_tell(self) -> list[int]:
+        """As `CapturedSlots.to_tell`."""
+        assert isinstance(self.slots, CapturedSlots)
+        return self.slots.to_tell()
 
     def take(self, lengths: Tensor) -> None:
         """As `CapturedSlots.take`."""

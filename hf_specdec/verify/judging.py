@@ -9,13 +9,16 @@ logits. If it is accepted the row's text ends with it: there is nothing to draw 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..protocol import Found
 from ..stats import SpeculationStats
-from ..transfer import to_device, to_host
+from ..transfer import moved, to_device, to_host
 from .drafts import as_tree, is_sound
+from .greedy import Told
 from .largest import argmax
 from .noise import Noise
 from .processing import Processing, depths_of_places
@@ -54,6 +57,8 @@ class Judge:
     def verify(self, trial: Trial) -> list[Result]:
         """Judge all rows at once; returns what each gains [B], and completes the trial."""
         rows, places, vocab = trial.forward.logits.shape
+        if trial.forward.found is not None:
+            return self._found(trial, trial.forward.found)
         if trial.forward.nodes is None:
             trial.nodes = [range(count) for count in trial.answered or [places - 1] * rows]
         else:  # judged as a tree, whose walk knows which nodes there are
@@ -82,8 +87,9 @@ class Judge:
         def chain_told() -> None:
             """The same on the device."""
             if trial.meanwhile is not None and draft.parents is None:
-                agrees = choices[:, : draft.tokens.shape[1]] == draft.tokens
-                trial.meanwhile(accepted_lengths(agrees, trial.counted), choices)
+                agrees = choices[:, : draft.tokens.shape[1]] == moved(draft.tokens, choices.device)
+                n = accepted_lengths(agrees, trial.counted)
+                trial.meanwhile(n, trial.last_two(n, choices))
 
         (chosen,) = trial.read(choices, meanwhile=chain_told)
         results = []
@@ -95,6 +101,23 @@ class Judge:
         # In a chain an accepted token is the one that was chosen.
         trial.texts = choices if draft.parents is None else trial.as_texts(results)
         return results
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the target's own token is always the one that its logits, as they are, say is likeliest."""
+        as_they_are = not self.processing.processors and not self.processing.opaque
+        return as_they_are and not self.do_sample and self.noise is None and self.rules.lenience == EXACT
+
+    def _found(self, trial: Trial, found: Found) -> list[Result]:
+        """Read what was accepted with the forward."""
+        draft, width = trial.draft, found.texts.shape[1]
+        told_of_chain = trial.meanwhile and draft.parents is None and partial(trial.meanwhile, found.n, found.last)
+        rows = [Told.of(row, width) for row in to_host(found.told, told_of_chain or None)]
+        trial.nodes, trial.depths = [range(trial.forward.logits.shape[1] - 1)] * len(rows), draft.depths()
+        trial.learn(rows[0].sound, [row.drafted for row in rows])
+        trial.likeliest = [row.likeliest for row in rows]
+        trial.texts = found.texts[:, : trial.forward.logits.shape[1]]
+        return [trial.result(b, row.path, row.tokens[-1]) for b, row in enumerate(rows)]
 
     def _choices(self, trial: Trial, depths: list[list[int]]) -> Tensor:
         """The target's own token at every place [B, N]."""
@@ -120,7 +143,7 @@ class Judge:
             behind.append([where.get(above[i], nowhere) if i < count else nowhere for i in range(width)])
         place = to_device(behind, trial.scores.device).view(rows, width)
         every = torch.arange(rows, device=trial.scores.device)[:, None]
-        tokens = draft.tokens.clamp(0, vocab - 1)
+        tokens = moved(draft.tokens, trial.scores.device).clamp(0, vocab - 1)
         at = trial.scores[every, place.clamp(max=places - 1)].view(-1, vocab)
         margin = tolerance(at, tokens.flatten(), self.rules.lenience).view(rows, width)
         counts = place < nowhere

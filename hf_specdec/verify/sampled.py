@@ -65,7 +65,7 @@ class Draws:
             p_own = torch.where((n < lengths)[:, None], left, p_own)
         own = draw(p_own, u_own)
         trial.texts = self._texts(tokens, n, own)
-        told = trial.meanwhile and partial(trial.meanwhile, n, trial.texts)
+        told = trial.meanwhile and partial(trial.meanwhile, n, trial.last_two(n, trial.texts))
         accepted, passed, beta_told, owns = trial.read(n, one_by_one, beta, own, meanwhile=told)
         self._note_acceptance(passed, trial.tokens, beta_told, k)
         return [

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..protocol import Draft, Forward, Sequences
@@ -64,6 +65,9 @@ class Trial:
     successors: int = 0
     """how many of the target's likeliest tokens to tell of every place"""
 
+    last: Tensor | None = None
+    """[B, 1] what the drafts of such chains hang on"""
+
     scores: Tensor = field(init=False)
     """[B, N, V] after the call's processors"""
     nodes: Sequence[Sequence[int]] = field(init=False)
@@ -78,14 +82,19 @@ class Trial:
     """[B] the drafted tokens of each row that count, once they were read: none of a draft that is not sound"""
     texts: Tensor = field(init=False)
     """[B, W] what the rows gain, on the device; what lies past a row's is undefined"""
-    _likeliest: list[int] = field(init=False)
-    """[B · N · `successors`] token ids"""
+    likeliest: list[list[int]] = field(init=False)
+    """[B][N · `successors`] token ids"""
 
     @property
     def counted(self) -> Tensor:
         """[B] on the device, how many tokens of each row's draft count: none of a draft that is not sound."""
         lengths = to_device(self.draft.lengths, self.scores.device)
         return lengths * self.in_range if self.in_range.numel() else lengths
+
+    def last_two(self, n: Tensor, texts: Tensor) -> Tensor:
+        """[B, 2] the last tokens of each text where it gains n + 1 tokens of `texts` [B, W]."""
+        assert self.last is not None
+        return torch.cat([self.last, texts], 1).gather(1, n[:, None] + torch.arange(2, device=n.device))
 
     def places(self, b: int) -> dict[int, int]:
         """The place of each node of row b that there are scores for. Node -1 is the last accepted token."""
@@ -103,12 +112,18 @@ class Trial:
             likeliest = topk(self.forward.logits, self.successors)[1]
         tokens = NO_VALUES if draft.known is not None else draft.tokens
         told = to_host_together(self.in_range, tokens, likeliest, *others, meanwhile=meanwhile)
-        sound, flat, self._likeliest, *rest = told
-        self.sound, k = all(sound), draft.tokens.shape[1]
-        rows = [flat[b * k : (b + 1) * k] for b in range(len(draft.lengths))] if draft.known is None else draft.known
-        counted = draft.lengths if self.sound else [0] * len(draft.lengths)
-        self.tokens = [list(row[:length]) for row, length in zip(rows, counted, strict=True)]
+        sound, flat, behind, *rest = told
+        rows, per_row = len(draft.lengths), len(behind) // len(draft.lengths)
+        self.likeliest = [behind[b * per_row : (b + 1) * per_row] for b in range(rows)]
+        k = draft.tokens.shape[1]
+        self.learn(all(sound), draft.known or [flat[b * k : (b + 1) * k] for b in range(rows)])
         return rest
+
+    def learn(self, sound: bool, drafted: Sequence[Sequence[int]]) -> None:
+        """Whether the draft is sound, and its tokens [B, at least K]."""
+        self.sound = sound
+        counted = self.draft.lengths if sound else [0] * len(self.draft.lengths)
+        self.tokens = [list(row[:length]) for row, length in zip(drafted, counted, strict=True)]
 
     def result(self, b: int, path: list[int], own: int | None) -> Result:
         """What row b gains: an accepted path, and behind it a token of the target's own, if there is one."""
@@ -127,9 +142,8 @@ class Trial:
         count, text = self.successors, self.sequences.tokens[b]
         by_node = {-1: text[-1]} if text else {}  # behind `inputs_embeds` there is no token
         by_node |= dict(enumerate(self.tokens[b]))
-        start, told = b * self.scores.shape[1], []
+        told = []
         for node, place in self.places(b).items():
             if node in by_node:
-                at = (start + place) * count
-                told.append((by_node[node], self._likeliest[at : at + count]))
+                told.append((by_node[node], self.likeliest[b][place * count : (place + 1) * count]))
         return told

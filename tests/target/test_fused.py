@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 from traced import Traced, traced
 
 from hf_specdec import PromptLookupDrafter, SpeculationWarning
@@ -157,7 +158,7 @@ class Again:
         result = on_lasting_thread(step)
 
         def replay() -> None:
-            for static, new in zip(result, step(), strict=True):
+            for static, new in zip(tree_leaves(result), tree_leaves(step()), strict=True):
                 static.copy_(new)
 
         return replay, result

@@ -155,7 +155,7 @@ class ModelDraft(Steps):
         else:
             write_tokens(here.ids, here.last, before)
             step = self._picked(here, over.feed(here.ids, here.lengths, here.last))
-        here.last, self.steps, here.ended = step.tokens[:, 0].clone(), self.steps + 1, mark(self._device)
+        here.last, self.steps, here.ended = step.tokens[:, 0], self.steps + 1, mark(self._device)
         if self.steps == 1 and alone:
             here.first = here.ended
         return step
@@ -234,7 +234,7 @@ class ModelDraft(Steps):
         numbers = self._numbers(here.rows, [length + 1 for length in start], self.steps + count, ahead=1)
         if numbers is not None:
             numbers = numbers.gather(1, n[:, None] + torch.arange(count, device=n.device))
-        ends = to_device(start, n.device) + n - 1
+        ends = n + to_device([length - 1 for length in start], n.device)
         began, recorded = mark(self._device), len(recordings)
         steps = self._chained(last, count, numbers, ends)
         took = Took(count, began, None, mark(self._device), len(recordings) > recorded)
