@@ -283,6 +283,11 @@ class Runner(Protocol):
     def lengths(self) -> list[int]:
         """[B] slots that count"""
 
+    @property
+    def widths(self) -> Sequence[int]:
+        """Of forwards, in tokens per row, to the next of which tokens are padded, the narrowest first; empty where a
+        forward is as wide as what it is fed."""
+
     def prefill(self) -> Forward:
         """The prompt's forward, as plain decoding does it: logits [B, 1, V], features [B, P, H]."""
 

@@ -1,7 +1,7 @@
 """`Cost` and `DraftCost`: what a round of the target and the steps of a draft model take, by the clock of the rounds
 that happen."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import median_low
 from typing import NamedTuple
@@ -44,9 +44,15 @@ class Times(NamedTuple):
 
 class Cost:
     """Times of a target's forwards by rows and width, and of what a round takes beside them and drafting. One for all
-    that draft for the target, who read it by a `CostView`. What threads read is replaced, never changed."""
+    that draft for the target, who read it by a `CostView`. What threads read is replaced, never changed.
+
+    Where forwards have a few widths only, those of all narrower ones are padded to the next: further nodes are free as
+    far as that, and one more costs as much as all up to the next width.
+    """
 
     def __init__(self) -> None:
+        self.widths: tuple[int, ...] = ()
+        """of forwards, in tokens per row, the narrowest first; empty where a forward is as wide as what it is fed"""
         self._between: dict[bool, Times] = {}  # with nodes or without
         self._times: dict[tuple[int, int], Times] = {}  # by rows and tokens per row
         self._figures: dict[tuple[int, int], Times] = {}  # those of them that are known
@@ -55,9 +61,26 @@ class Cost:
         self._wide: dict[int, int] = {}  # by rows, forwards of several tokens in a row
         self._curves: dict[int, Callable[[int], float]] = {}  # by rows, seconds by width
 
+    def pads_to(self, widths: Sequence[int]) -> None:
+        """Forwards have these widths from now on."""
+        if tuple(widths) != self.widths:
+            self.widths, self._curves = tuple(widths), {}
+
+    def padded(self, width: int) -> int:
+        """The width of a forward that is fed so many tokens per row."""
+        return next((each for each in self.widths if each >= width), width)
+
+    def within(self, count: int) -> int:
+        """Nodes of the widest forward that is no wider than one of so many, or of the narrowest."""
+        return max((each for each in self.widths if each <= 1 + count), default=self.padded(1 + count)) - 1
+
+    def filled(self, count: int) -> int:
+        """Nodes of the same forward, if there are so many at least."""
+        return self.padded(1 + count) - 1
+
     def observe_forward(self, rows: int, width: int, seconds: float) -> None:
-        """A forward of `width` tokens per row took this long."""
-        shape, self._forwards = (rows, width), self._forwards + 1
+        """A forward that was fed `width` tokens per row took this long."""
+        shape, self._forwards = (rows, self.padded(width)), self._forwards + 1
         self._narrow = self._narrow + 1 if width == 1 else 0
         self._wide = self._wide | {rows: self._wide.get(rows, 0) + 1 if width > 1 else 0}
         met = self._met | {shape: self._forwards}
@@ -81,9 +104,10 @@ class Cost:
         long, 0 where there were some for long. None: as many as pay."""
         figures = self._figures
         if self._forwards < len(TRIED) or len(figures) < 2:
-            return TRIED[self._forwards % len(TRIED)] // rows or int((rows, 1) in figures)
+            count = TRIED[self._forwards % len(TRIED)] // rows or int((rows, self.padded(1)) in figures)
+            return self.filled(count) if count else 0
         if self._narrow >= SELDOM:
-            return 1
+            return self.filled(1)
         wide = self._wide.get(rows, 0)  # asked once each: rows of uneven lengths make no narrow forward
         return 0 if wide and wide % SELDOM == 0 else None
 
@@ -92,10 +116,10 @@ class Cost:
         figures = self._figures
         mine = [width for count, width in figures if count == rows]
         widest = max(mine) if len(mine) > 1 else max((n * width for n, width in figures), default=0) // rows
-        return max(BEYOND * widest - 1, 0)
+        return self.within(max(BEYOND * widest - 1, 0))
 
     def round(self, rows: int) -> Callable[[int], float]:
-        """Seconds of a round of so many rows by the width of its forward, without drafting.
+        """Seconds of a round of so many rows by the tokens per row that its forward is fed, without drafting.
 
         A width's own figure, or else the line through the widths of as many rows. A single token is no part of that:
         the second may cost more than all that follow. Where two widths have not been met, the line by the tokens of all
@@ -112,12 +136,13 @@ class Cost:
         mine = {width: times for (count, width), times in figures.items() if count == rows}
         if len(mine) < 2:
             line = _line({count * width: times for (count, width), times in figures.items()})
-            return lambda width: (drafted if width > 1 else plain) + line(rows * width)
+            return lambda width: (drafted if width > 1 else plain) + line(rows * self.padded(width))
         wide = {width: times for width, times in mine.items() if width > 1}
         line = _line(wide if len(wide) > 1 else mine)
 
         def seconds(width: int) -> float:
-            return (drafted if width > 1 else plain) + (mine[width].seconds if width in mine else line(width))
+            padded = self.padded(width)
+            return (drafted if width > 1 else plain) + (mine[padded].seconds if padded in mine else line(padded))
 
         return seconds
 
@@ -142,6 +167,15 @@ class CostView:
     def known(self) -> bool:
         """As `Cost.known`."""
         return self._cost.known
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """As `Cost.widths`."""
+        return self._cost.widths
+
+    def filled(self, count: int) -> int:
+        """As `Cost.filled`."""
+        return self._cost.filled(count)
 
     def tried(self, rows: int) -> int | None:
         """As `Cost.tried`."""

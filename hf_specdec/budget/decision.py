@@ -96,9 +96,11 @@ def nodes_that_pay(
     least: int = 0,
 ) -> int:
     """How many of each row's nodes to verify in a forward of so many rows: those that give most tokens per second, or
-    as many as teach what a forward takes; the first `least` in any case, behind which no round is plain."""
+    as many as teach what a forward takes; the first `least` in any case, behind which no round is plain, and what is
+    free behind those."""
     if (tried := cost.tried(rows)) is None or (least and not tried and cost.known):
-        return most_per_second(chances, cost.round(rows), spent, advance, max(cost.most(rows), least), least)[0]
+        most, least = max(cost.most(rows), least), cost.filled(least)
+        return most_per_second(chances, cost.round(rows), spent, advance, max(most, least), least)[0]
     return max(tried, least)
 
 

@@ -1,6 +1,7 @@
 """`Overlap`: how far a draft model drafts that works while the target verifies, and whether the two should rather take
 turns (Liu et al. 2024, Theorem 1, with measured times and acceptance)."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ..theory import pearl_tokens_per_second, tokens_per_second
@@ -128,6 +129,11 @@ class Overlap:
         return self.steps[kinds[0]].seconds if kinds else None
 
     # ------------------------------------------------------------------ observe
+
+    def pads_to(self, widths: Sequence[int]) -> None:
+        """As `Cost.pads_to`."""
+        for cost in (self.beside, self.alone):
+            cost.pads_to(widths)
 
     def observe_step(self, seconds: float, beside: bool = True, corrections: int = 0) -> None:
         """What a draft step took, in which so many corrections were drafted for."""

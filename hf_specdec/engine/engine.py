@@ -72,6 +72,7 @@ class Engine:
         active = [not row.stopped for row in rows.all]  # in lockstep a finished row stays, is fed padding, not counted
 
         # 1. Draft: each drafter proposes tokens for its rows, no more than there is room for.
+        self.cost.pads_to(self.runner.widths)
         parts = parts_of(rows)
         for part in parts:
             part.fed = part.judged = self._draft(part)
@@ -136,7 +137,7 @@ class Engine:
         rows, drafting = part.rows, part.drafting
         if drafting is None:
             return no_draft(len(rows), self.rows.device)
-        most = min(self.widest - 1, max(MOST_FED // len(self.rows), LEAST_FED))
+        most = self.cost.within(min(self.widest - 1, max(MOST_FED // len(self.rows), LEAST_FED)))
         room = [0 if row.stopped else max(0, min(most, row.end - row.length)) for row in rows]
         drafting.cost.beside = len(self.rows) - len(rows)
         return drafting.draft(self.rows.sequences(part.places, copied=True), room, most, [row.pad for row in rows])

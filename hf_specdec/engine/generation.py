@@ -117,8 +117,6 @@ class Generation(Engine):
         for row in self.texts:
             row.drafting = drafting
         self.runner = target_runner(call, drafting, self.mode)
-        if isinstance(self.runner, CapturedRunner) and self.runner.widest is not None:
-            self.widest = self.runner.widest
         keeps_state = self.mode.runner is StateRunner
         if self.ranks is None and (keeps_state or not drafting.traits.weighs):  # ranks go by clocks of their own
             drafting.pause_where_it_loses(call.target, call.draws, keeps_state)

@@ -138,6 +138,10 @@ class GuardedRunner:
     def lengths(self) -> list[int]:
         return self.engine.lengths
 
+    @property
+    def widths(self) -> Sequence[int]:
+        return self.engine.widths
+
     def prefill(self) -> Forward:
         rows = len(self.engine.rows)
         try:

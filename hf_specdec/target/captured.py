@@ -33,8 +33,7 @@ class Captured(RaggedRunner):
     a power of two; what is padded is masked, and overwritten by the next forward."""
 
     cache: CapturedCache  # type: ignore[assignment]
-    widths: Sequence[int] = WIDTHS
-    """of forwards"""
+    pads_to: Sequence[int] = WIDTHS
 
     def answer(self, tokens: Tensor, parents: Sequence[Sequence[int]] | None) -> Forward:
         if not self.is_captured:
@@ -51,6 +50,10 @@ class Captured(RaggedRunner):
     def is_captured(self) -> bool:  # type: ignore[override]
         """Whether the rows are in buffers. Else there was no memory for them, or they are wanted no more."""
         return isinstance(self.cache, CapturedCache)
+
+    @property
+    def widths(self) -> Sequence[int]:  # type: ignore[override]
+        return self.pads_to if self.is_captured else ()
 
     def computing(self, width: int) -> Any:
         """What is recorded is fused from the first time on, that it rounds alike. Whoever looks on sees wide ones."""
@@ -211,11 +214,6 @@ class CapturedRunner(Captured):
         if not self.bitwise:
             self.most_slots = min(self.most_slots, self.prompt.shape[1] + MOST_AHEAD)
 
-    @property
-    def widest(self) -> int | None:
-        """Tokens per row of a forward, where there may not be more."""
-        return max(self.widths) if self.bitwise else None
-
     def _taken_over(self) -> RaggedCache:
         columns = max(self.columns, self.most_slots)
         try:
@@ -230,7 +228,7 @@ class CapturedRunner(Captured):
         super().adopt()
         if self.bitwise:
             with as_when_decoding(self.model):
-                self.widths = self._widths_alike()
+                self.pads_to = self._widths_alike()
 
     def _widths_alike(self) -> tuple[int, ...]:
         """Found out once per model and shape of buffers.
@@ -249,7 +247,7 @@ class CapturedRunner(Captured):
 
             def feed(tokens: Tensor, place: int, width: int) -> Tensor:
                 self.cache.set_lengths([length + place for length in start])
-                self.widths = [width]
+                self.pads_to = [width]
                 return self.answer(tokens, None).logits
 
             vocab = self.model.config.get_text_config(decoder=True).vocab_size

@@ -27,6 +27,8 @@ AHEAD = 256
 class LockstepRunner:
     """Rows of equal length over a stock cache."""
 
+    widths: Sequence[int] = ()
+
     def __init__(
         self, model: "PreTrainedModel", model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
     ) -> None:

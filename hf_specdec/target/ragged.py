@@ -45,6 +45,7 @@ class RaggedRunner:
     cache: RaggedCache
     padded = False
     """whether there are columns that a row must not see, or may be"""
+    widths: Sequence[int] = ()
 
     def __init__(
         self, model: "PreTrainedModel", model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None

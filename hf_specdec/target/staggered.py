@@ -21,6 +21,8 @@ EXTRA = 0.05
 class StaggeredRunner:
     """Over a runner whose rows keep equal lengths."""
 
+    widths: Sequence[int] = ()
+
     def __init__(self, runner: LockstepRunner) -> None:
         self.runner, self.ids = runner, runner.ids
         """the last: [B, columns] the text; what lies past a row's length does not count"""

@@ -421,7 +421,36 @@ def test_a_view_tells_what_a_forward_of_all_rows_takes(beside: int) -> None:
                 cost.observe_forward(rows, width, rows + 0.1 * width)
     assert view.known and view.tried(1) == cost.tried(1 + beside) and view.most(1) == cost.most(1 + beside)
     assert [view.round(1)(width) for width in range(1, 9)] == [cost.round(1 + beside)(width) for width in range(1, 9)]
-    assert {name for name in dir(view) if name[0] != "_"} == {"beside", "known", "most", "round", "tried"}
+    told = {"beside", "filled", "known", "most", "round", "tried", "widths"}
+    assert {name for name in dir(view) if name[0] != "_"} == told
+
+
+STAIRS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_a_forward_is_padded_to_is_filled(rows: int) -> None:
+    """From the first round on; none is wider than the widest."""
+    cost, dice, met = Cost(), random.Random(0), set()
+    cost.pads_to(STAIRS)
+    for i in range(300):
+        sure = 0.3 + 0.7 * dice.random()
+        chances = [[sure**n for n in range(1, 81)]] * rows
+        count = nodes_that_pay(chances, rows, CostView(cost), least=i % 5)
+        met.add(1 + count)
+        cost.observe_forward(rows, 1 + count, 1 + 0.02 * cost.padded(1 + count))
+    assert met <= set(STAIRS) and {1, STAIRS[-1]} < met
+
+
+def test_slots_of_one_width_take_one_time() -> None:
+    cost = Cost()
+    cost.pads_to(STAIRS)
+    for width in (1, 2, 11, 14, 33):
+        cost.observe_forward(1, width, 1 + 0.1 * cost.padded(width))
+        cost.observe_forward(1, width, 1 + 0.1 * cost.padded(width))
+    seconds = cost.round(1)
+    assert [seconds(width) for width in (9, 16, 17, 32, 64)] == pytest.approx([2.6, 2.6, 4.2, 4.2, 7.4])
+    assert [cost.within(count) for count in (0, 5, 7, 64, 4096)] == [0, 3, 7, 63, 63]
 
 
 @pytest.mark.parametrize("wider", [0, 1], ids=["widths come again", "no figure is known"])

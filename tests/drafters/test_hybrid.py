@@ -96,7 +96,8 @@ def proposed(drafter, target, text):
     ids = torch.zeros(len(text), max(lengths), dtype=torch.long)
     for row, tokens in zip(ids, text, strict=True):
         row[: len(tokens)] = torch.tensor(tokens)
-    return session, session.propose(Sequences(ids, lengths, list(range(len(text))), text), [9] * len(text))
+    with torch.no_grad():  # as in a call
+        return session, session.propose(Sequences(ids, lengths, list(range(len(text))), text), [9] * len(text))
 
 
 def test_an_unmeasured_draft_model_is_tried():
@@ -499,6 +500,7 @@ def test_it_comes_back_from_its_folder(tmp_path):
     assert loaded.store is not None and loaded.store.num_bytes <= 2 << 20
 
 
+@pytest.mark.eager  # what a forward is padded to is filled
 @pytest.mark.parametrize("most", [0, 64])
 def test_copies_beside_a_fixed_window_are_verified_where_a_plain_round_is_wished_for(monkeypatch, most):
     """Behind a chain that was asked for no round is plain; but none is wider than what is known of widths allows."""

@@ -1,8 +1,10 @@
-"""What the host launches in a round beside the forwards that a GPU replays: few operations, whatever is drafted.
+"""What the host launches in a round beside the forwards that a GPU replays: few operations, whatever is drafted; and
+how many of their slots are used.
 
 Counted on a CPU, where a replay is a run of the same step.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,8 @@ from stream_models import never_paused, streams_of, target_of
 from toy_drafters import Future, bushy
 
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.target.buffers import WIDTHS
+from hf_specdec.target.captured import CapturedRunner
 from hf_specdec.target.recorded import RecordedSteps
 
 __all__ = ["drafting_goes_on"]
@@ -72,3 +76,34 @@ def test_a_round_launches_little_beside_its_forwards(
     a_round = (after - before) / (many - few)
     print(f"{kind}: {a_round:.0f} launches a round")
     assert a_round <= MOST, launches.met.most_common(12)
+
+
+WIDE: dict[str, Callable[[Any], Any]] = {
+    "a window of 64": lambda draft: DraftModelDrafter(draft, num_draft_tokens=64),
+    "hybrid": HybridDrafter,
+    "hybrid, a window of 64": lambda draft: HybridDrafter(draft, num_draft_tokens=64),
+}
+"""drafters, of a draft model that is always right"""
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 4, 7]], ids=["one row", "three rows"])
+@pytest.mark.parametrize("kind", WIDE)
+def test_no_round_is_wider_than_what_is_recorded(
+    kind: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node more than fits would cost as much as all up to the next width."""
+    model, over, met = models.llama(), CapturedRunner.over, Counter[int]()
+    drafter = WIDE[kind](models.llama())
+
+    def counted(self: CapturedRunner, tokens: torch.Tensor, *given: Any, **named: Any) -> Any:
+        met[tokens.shape[1]] += self.model is model
+        return over(self, tokens, *given, **named)
+
+    monkeypatch.setattr(CapturedRunner, "over", counted)
+    call = {"do_sample": False, "pad_token_id": 0, "speculation": {"forwards": "captured"}, "max_new_tokens": 400}
+    model.generate(**models.prompts(lengths), **call, assistant_model=drafter)
+    met = +met  # the draft's reading is not counted
+    used = sum(width * count for width, count in met.items())
+    slots = sum(min(each for each in WIDTHS if each >= width) * count for width, count in met.items())
+    print(f"{kind}, {len(lengths)} rows: {used} of {slots} slots used, rounds by width {dict(sorted(met.items()))}")
+    assert max(met) <= WIDTHS[-1] and (kind == "hybrid" or WIDTHS[-1] in met)

@@ -120,6 +120,7 @@ def test_random_drafters_can_only_cost_time(block: int) -> None:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
+@pytest.mark.eager  # others are no wider than what is recorded
 @pytest.mark.parametrize("batch", [0, 1])
 def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 nodes, the right ones first; said once. A small bound, too: what is cut is still a tree, and of use."""
@@ -149,6 +150,7 @@ def test_a_draft_of_too_many_nodes_is_cut(batch: int, monkeypatch: pytest.Monkey
         assert stats.accepted_tokens > 0 and stats.mode == "ragged"
 
 
+@pytest.mark.eager
 def test_the_budget_keeps_a_chain_below_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_FED", 6)
     monkeypatch.setattr(engine, "LEAST_FED", 1)

@@ -137,12 +137,13 @@ def test_rows_leave(recorded: bool) -> None:
     assert all(kept.rows == power_of_two(kept.rows) for kept in shelf_of(model).kept)
 
 
-def test_drafts_may_be_wider_than_any_recorded_forward(recorded: bool) -> None:
+@pytest.mark.parametrize("window", [64, 100])
+def test_drafts_are_no_wider_than_the_widest_recorded_forward(window: int, recorded: bool) -> None:
     model = models.llama()
-    drafter = DraftModelDrafter(model, num_draft_tokens=100)
+    drafter = DraftModelDrafter(model, num_draft_tokens=window)
     plain = decode(model, None, [9], max_new_tokens=150)
     assert torch.equal(decode(model, drafter, [9], max_new_tokens=150, speculation=CAPTURED), plain)
-    assert max(drafter.last_stats.verify_widths) == 101
+    assert max(drafter.last_stats.verify_widths) == buffers.WIDEST
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
@@ -230,13 +231,13 @@ def test_a_compiled_forward_is_said_not_to_be_captured() -> None:
 def test_long_windows_are_drawn_as_by_eager_forwards(recorded: bool) -> None:
     """They are recorded in parts, whose numbers are those of their places."""
     model, texts = models.llama(), []
-    for forwards in ("eager", "captured", "captured"):
+    for forwards, window in (("eager", buffers.WIDEST - 1), ("captured", 100), ("captured", 100)):
         torch.manual_seed(7)
-        drafter = DraftModelDrafter(model, num_draft_tokens=100)
+        drafter = DraftModelDrafter(model, num_draft_tokens=window)
         call = {"do_sample": True, "max_new_tokens": 150, "speculation": {"forwards": forwards}}
         texts.append(decode(model, drafter, [9], **call))
         assert not any("dropped" in note for note in drafter.last_stats.notes)
-        assert max(drafter.last_stats.verify_widths) == 101
+        assert max(drafter.last_stats.verify_widths) == buffers.WIDEST
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[1], texts[2])
 
 

@@ -79,6 +79,7 @@ class PearlSession(DraftSession):
 
     def plan(self, rows: int) -> Plan:
         """How to run the next round of so many rows."""
+        self.planner.pads_to(self.context.cost.widths)
         return self.planner.plan(rows)
 
     def order(
