@@ -28,12 +28,10 @@ test-all: test
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
-# Runs where torch and transformers are installed and nothing can be fetched; see docs/gpu/index.md. Without make:
-# DEVICE=cuda OUT=gpu-report python3 tests/gpu/run.py
-DEVICE ?= cuda
-OUT ?= gpu-report
+# Runs where torch and transformers are installed and nothing can be fetched; see docs/gpu/index.md. What is set behind
+# `make gpu` is in its environment.
 gpu:
-	DEVICE="$(DEVICE)" OUT="$(OUT)" BUDGET="$(BUDGET)" GGUF="$(GGUF)" COMMIT="$(COMMIT)" STEPS="$(STEPS)" $(PYTHON) tests/gpu/run.py
+	$(PYTHON) tests/gpu/run.py
 
 # Each stamp stands for an installation; it is made anew when the requirements have changed.
 $(VENV)/.installed: pyproject.toml hf_specdec/version.py $(CONSTRAINTS)

@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,18 @@ def test_a_target_made_costly_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def timing(method: str, seconds: float, **more: Any) -> dict[str, Any]:
-    row = {"kind": "timing", "size": "8B", "rows": 1, "temperature": 0.0, "method": method, "prompt": 0, "tokens": 100}
-    times = {"seconds": seconds, "plain_seconds": 2.0, "plain_tokens": 100, "beside_seconds": 0.05 * seconds}
-    parts = {"target_seconds": 0.7 * seconds, "draft_seconds": 0.0, "rounds": 50}
-    rest = {"peak_bytes": 1 << 30, "same_rows": 1, "warned": []}
-    return row | times | parts | rest | more
+    row = {
+        "kind": "timing",
+        "size": "8B",
+        "rows": 1,
+        "temperature": 0.0,
+        "method": method,
+        "prompt": 0,
+        "asked": "code",
+    }
+    times = {"seconds": seconds, "tokens": 100, "text": [[1, 2]], "beside_seconds": 0.05 * seconds}
+    parts = {"target_seconds": 0.7 * seconds, "draft_seconds": 0.0, "rounds": 50, "peak_bytes": 1 << 30, "warned": []}
+    return row | times | parts | more
 
 
 def test_the_report_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,48 +64,83 @@ def test_the_report_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
     report = module("report", monkeypatch)
     sound = [
         {"kind": "machine", "device_type": "cuda"},
-        timing("plain", 2.0),
-        timing("hybrid", 1.0),
-        timing("hf-assisted", 1.5),
+        timing("plain, static cache", 2.0),
+        timing("plain, captured", 2.2),
+        timing("hybrid, captured", 1.0),
     ]
 
     def wrong(*rows: dict[str, Any]) -> list[str]:
         lines = [json.dumps(row) for row in (*sound, *rows)]
         (tmp_path / "rows.jsonl").write_text("\n".join([*lines, '{"kind": "timing", "broken']))
         report.write(tmp_path)
-        assert "| hybrid |" in (tmp_path / "report.md").read_text()
+        assert "| hybrid, captured | 10.00 | 2.00 |" in (tmp_path / "report.md").read_text()
         found = json.loads((tmp_path / "report.json").read_text())
         return [*found["wrong"], *found["slow"]]
 
     assert wrong() == []
-    parted = {"position": 3, "near_tie": False}
+    profiled = {"kernels": 9, "busy_seconds": 0.001, "dearest": [["gemm", 3, 1e-4]], "attention": [["flash", 1, 1e-5]]}
+    replay = {
+        "kind": "replay",
+        "size": "8B",
+        "model": "target",
+        "rows": 1,
+        "slots": 256,
+        "step": "",
+        "seconds_behind": 0,
+    }
+    round_ = {"kind": "launches", "size": "8B", "calls": 9, "operations": 9, "launches": 9, "copies": 1, "waits": 1}
     faults = {
         "TEST FAILED": {"kind": "test", "test": "test_gpu_text.py::t", "outcome": "failed", "seconds": 1, "why": "x"},
-        "STEP": {"kind": "step", "step": "text", "outcome": "failed", "seconds": 1},
+        "STEP FAILED": {"kind": "step", "step": "text", "outcome": "failed", "seconds": 1},
+        "STEP BROKE OFF": {"kind": "begun", "step": "PEARL"},
         "COULD NOT BE TIMED": {"kind": "failed", "size": "8B", "why": "out of memory"},
-        "WRONG TEXT": timing("suffix", 1.0, same_rows=0, difference=parted),
+        "WRONG TEXT": timing("suffix", 1.0, kind="parted", position=3, near_tie=False),
         "A DRAFTER FAILED": timing("suffix", 1.0, notes=["SuffixDrafter was dropped: it raised"]),
         "costs time": timing("suffix", 2.5),
-        "others are faster": timing("plain, static cache", 0.5),
+        "none of ours gains": [
+            timing(name, seconds, rows=8) for name, seconds in (("plain, static cache", 2.0), ("suffix", 3.0))
+        ],
         "PEARL does not overlap": [
             timing(name, seconds, size="8B, draft 0.5B")
-            for name, seconds in (("plain", 2.0), ("draft_model", 1.2), ("pearl:worker=thread", 1.3))
+            for name, seconds in (("plain, captured", 2.0), ("draft_model, captured", 1.2), ("pearl, captured", 1.3))
         ],
         "time beside": timing("suffix", 1.0, beside_seconds=0.6),
         "wide forwards": [
-            {"kind": "width", "size": "8B", "rows": 1, "width": width, "launched_seconds": 0.001, "seconds": seconds,
-             "ours_seconds": seconds} for width, seconds in ((1, 0.005), (16, 0.02))
+            replay | profiled | {"width": width, "seconds": seconds} for width, seconds in ((1, 0.005), (16, 0.02))
         ],
-        "memory": {"kind": "memory", "drafter": "hybrid", "rows": 1, "plain_bytes": 1 << 30, "ours_bytes": 1 << 31,
-                   "left_bytes": 0},
+        "the device idles": round_ | profiled | {"method": "hybrid, captured", "seconds": 0.01},
+        "memory": [
+            {"kind": "memory", "size": "8B", "rows": 8, "method": name, "most_bytes": most << 30, "held_bytes": 0}
+            for name, most in (("plain, static cache", 1), ("hybrid, captured", 2))
+        ],
     }  # fmt: skip
     for beginning, row in faults.items():
         found = wrong(*(row if isinstance(row, list) else [row]))
         assert any(line.startswith(beginning) for line in found), (beginning, found)
 
 
+@pytest.mark.real_time
+def test_every_step_is_timed_in_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was compiled comes along."""
+    (tmp_path / "known").mkdir()
+    (tmp_path / "known" / "kernel").touch()
+    packed = shutil.make_archive(str(tmp_path / "packed"), "gztar", tmp_path / "known")
+    for name, value in {"DEVICE": "cpu", "STEPS": "timings", "BUDGET": "300", "INDUCTOR": packed, "GGUF": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    run = module("run", monkeypatch)
+    monkeypatch.setattr(run, "COMPILED", tmp_path / "compiled")
+    status, report = run.main(), json.loads((tmp_path / "report.json").read_text())
+    assert not report["wrong"] and "skipped" not in report, (report["wrong"], (tmp_path / "log.txt").read_text())
+    assert status == 0 and len(report["step"]) - 1 == len(report["begun"]) == 9
+    assert {row["width"] for row in report["replay"]} >= {1, 16, 32, 64, "chain"}
+    with tarfile.open(tmp_path / "inductor.tar.gz") as brought:
+        assert "./kernel" in brought.getnames()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available() or "DEVICE" in os.environ, reason="there is no GPU")
 def test_all_of_it_passes_on_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "gpu" / "run.py")]
-    done = subprocess.run(command, env=os.environ | {"OUT": str(tmp_path)}, capture_output=True, text=True)
+    command = [sys.executable, "-m", "run"]
+    env = os.environ | {"OUT": str(tmp_path), "PYTHONPATH": str(TESTS / "gpu")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -27,7 +27,7 @@ def pytest_runtest_logreport(report):
     """Each result as soon as it is there, for the report."""
     here = os.environ.get("OUT") and "PYTEST_XDIST_WORKER" not in os.environ  # workers report to the process above
     if here and (report.when == "call" or report.outcome != "passed"):
-        from place import note
+        from steps import note
 
         why = "" if report.outcome == "passed" else _last_line(report)
         note("test", test=report.nodeid.split("/")[-1], outcome=report.outcome, seconds=report.duration, why=why)

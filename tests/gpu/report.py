@@ -11,8 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-Row = dict[str, Any]
-ROWS = "rows.jsonl"
+from steps import Row, read
+
+REFERENCES = ("plain, static cache", "plain, captured")
+"""what gains are over: the first one that was timed"""
 WIDE, FLAT = 16, 1.5
 """tokens of a verification, and times what one costs that it may cost at one row, where weights are what takes time"""
 BESIDE = 0.2
@@ -21,18 +23,8 @@ BUSY = 0.6
 """share of the time in which a device that decodes plainly should be at work, at 8 B"""
 MEMORY = 1.5
 """times plain decoding's peak"""
-
-
-def read(out: Path) -> dict[str, list[Row]]:
-    """Rows by kind. A line that was being written when the run broke off is left out."""
-    found: dict[str, list[Row]] = defaultdict(list)
-    for line in (out / ROWS).read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        found[row.pop("kind")].append(row)
-    return found
+Cell = dict[str, list[Row]]
+"""timings by method"""
 
 
 def write(out: Path) -> None:
@@ -48,18 +40,28 @@ def to_json(rows: dict[str, list[Row]]) -> Row:
 # ------------------------------------------------------------------ timings, summed up
 
 
-def cells(timings: Iterable[Row]) -> dict[tuple[str, int, float], dict[str, list[Row]]]:
+def cells(timings: Iterable[Row]) -> dict[tuple[str, int, float], Cell]:
     """By target, rows and temperature; then by method."""
-    found: dict[tuple[str, int, float], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, int, float], Cell] = defaultdict(lambda: defaultdict(list))
     for row in timings:
         found[row["size"], row["rows"], row["temperature"]][row["method"]].append(row)
     return found
 
 
-def summary(rows: list[Row]) -> Row:
-    """Of one method in one cell. Ratios, of times per token, are paired by prompt; an interval is the least and the
-    most of them."""
-    gains = [row["plain_seconds"] / row["plain_tokens"] / (row["seconds"] / row["tokens"]) for row in rows]
+def ms_per_token(row: Row) -> float:
+    return float(1000 * row["seconds"] / row["tokens"] * row["rows"])
+
+
+def is_part(texts: list[list[int]], whole: list[list[int]]) -> bool:
+    return all(text == longer[: len(text)] for text, longer in zip(texts, whole, strict=True))
+
+
+def summary(cell: Cell, method: str) -> Row:
+    """Gains are paired by prompt; an interval is the least and the most of them."""
+    rows = cell[method]
+    reference = {row["prompt"]: row for name in reversed(REFERENCES) for row in cell.get(name, ())}
+    gains = [ms_per_token(reference[r["prompt"]]) / ms_per_token(r) for r in rows if r["prompt"] in reference]
+    same = [is_part(r["text"], reference[r["prompt"]]["text"]) for r in rows if r["prompt"] in reference]
     rounds = sum(row.get("rounds", 0) for row in rows)
 
     def per_round(name: str) -> float | None:
@@ -69,27 +71,24 @@ def summary(rows: list[Row]) -> Row:
     return {
         "prompts": len(rows),
         "ms_per_token": 1000 * sum(r["seconds"] for r in rows) / sum(r["tokens"] for r in rows) * rows[0]["rows"],
-        "gain": median(gains),
-        "least_gain": min(gains),
-        "most_gain": max(gains),
+        "gain": median(gains) if gains else None,
+        "least_gain": min(gains, default=None),
+        "most_gain": max(gains, default=None),
         "tokens_per_call": sum(r["tokens"] for r in rows) / rows[0]["rows"] / (rounds + len(rows)) if rounds else None,
         "target_ms": target,
         "draft_ms": draft,
         "beside_ms": beside,
         "peak_bytes": max(r["peak_bytes"] for r in rows),
-        "same_rows": sum(r["same_rows"] for r in rows) if "same_rows" in rows[0] else None,
-        "all_rows": sum(r["rows"] for r in rows),
-        "near_ties": sum(bool(r.get("difference") and r["difference"]["near_tie"]) for r in rows),
-        "parted": sum(bool(r.get("difference") and not r["difference"]["near_tie"]) for r in rows),
+        "same_texts": sum(same),
         "notes": sorted({note for r in rows for note in [*(r.get("notes") or []), *r["warned"]]}),
     }
 
 
 def summaries(timings: list[Row]) -> list[Row]:
     return [
-        {"size": size, "rows": rows, "temperature": temperature, "method": method} | summary(found)
-        for (size, rows, temperature), methods in cells(timings).items()
-        for method, found in methods.items()
+        {"size": size, "rows": rows, "temperature": temperature, "method": method} | summary(cell, method)
+        for (size, rows, temperature), cell in cells(timings).items()
+        for method in cell
     ]
 
 
@@ -98,10 +97,12 @@ def summaries(timings: list[Row]) -> list[Row]:
 
 def wrong(rows: dict[str, list[Row]]) -> list[str]:
     """What a reader should look at first, the gravest first."""
+    ended = {r["step"] for r in rows["step"]}
     said = [f"TEST FAILED: {r['test']}: {first_line(r['why'])}" for r in rows["test"] if r["outcome"] == "failed"]
     said += [f"STEP {r['outcome'].upper()}: {r['step']}, see log.txt" for r in rows["step"] if r["outcome"] != "passed"]
+    said += [f"STEP BROKE OFF: {r['step']}, see log.txt" for r in rows["begun"] if r["step"] not in ended]
     said += [f"COULD NOT BE TIMED: {where(r)}: {first_line(r['why'])}" for r in rows["failed"]]
-    said += [f"WRONG TEXT, no near tie: {where(s)}" for s in summaries(rows["timing"]) if s["parted"]]
+    said += [f"WRONG TEXT, no near tie: {where(r)}, prompt {r['prompt']}" for r in rows["parted"] if not r["near_tie"]]
     said += [
         f"A DRAFTER FAILED: {where(s)}: {n}" for s in summaries(rows["timing"]) for n in s["notes"] if "dropped" in n
     ]
@@ -118,65 +119,62 @@ def slow(rows: dict[str, list[Row]]) -> list[str]:
     """Figures of time and memory that are not what they should be; those of a dry run are not judged."""
     if is_dry(rows):
         return []
-    said, beside = dear(rows), defaultdict(list)
-    said += [f"not compiled: {where(r)}" for r in rows["compiled"] if not r["compiled"]]
-    known = cells(rows["timing"])
-    for (size, batch, temperature), methods in known.items():
-        cell = f"{size}, {batch} rows, T={temperature:g}"
-        sums = {method: summary(found) for method, found in methods.items()}
-        ours = {m: s["gain"] for m, s in sums.items() if not m.startswith(("plain", "hf-"))}
-        theirs = {m: s["gain"] for m, s in sums.items() if m.startswith(("plain, ", "hf-"))}
-        if ours and max(ours.values()) < 1:
-            said.append(f"slower than plain: {cell}: none of ours gains, the best {max(ours.values()):.2f}x")
-        losing = [f"{method} at {gain:.2f}x" for method, gain in ours.items() if gain < 0.95 and "8B" in size]
-        said += [f"costs time: {cell}: {', '.join(losing)}"] if losing else []
-        if ours and theirs and max(theirs.values()) > 1.05 * max(ours.values()):
-            best = max(theirs, key=lambda m: theirs[m])
-            said.append(
-                f"others are faster: {cell}: {best} at {theirs[best]:.2f}x, the best of ours {max(ours.values()):.2f}x"
-            )
-        beside_target = max((gain for method, gain in ours.items() if method.startswith("pearl")), default=None)
-        if "draft" in size and beside_target is not None and beside_target < ours.get("draft_model", 0):
-            serial = ours["draft_model"]
-            said.append(f"PEARL does not overlap: {cell}: {beside_target:.2f}x, and {serial:.2f}x without it")
-        for method, s in sums.items():
-            if s["beside_ms"] is None or method.startswith(("plain", "hf-")):
-                continue
-            whole = s["beside_ms"] + s["target_ms"] + (0 if method.startswith("pearl") else s["draft_ms"])
-            if (share := s["beside_ms"] / whole) > BESIDE:
-                beside[size].append((share, f"{method}, {batch} rows, T={temperature:g}: {s['beside_ms']:.1f} ms"))
+    said = dear(rows) + [f"not compiled: {where(r)}" for r in rows["compiled"] if not r["compiled"]]
+    for (size, batch, temperature), cell in cells(rows["timing"]).items():
+        here = f"{size}, {batch} rows, T={temperature:g}"
+        gains = {method: found["gain"] for method in cell if (found := summary(cell, method))["gain"]}
+        ours = {method: gain for method, gain in gains.items() if not method.startswith("plain")}
+        if not ours:
+            continue
+        if max(ours.values()) < 1:
+            said.append(f"none of ours gains: {here}: the best {max(ours.values()):.2f}x")
+        losing = [
+            f"{method} at {gain:.2f}x" for method, gain in ours.items() if gain < 0.95 * gains.get(REFERENCES[1], 0)
+        ]
+        said += [f"costs time: {here}: {', '.join(losing)}"] if losing else []
+        overlapping = max((gain for method, gain in ours.items() if method.startswith("pearl")), default=None)
+        serial = ours.get("draft_model, captured", 0)
+        if overlapping is not None and overlapping < serial:
+            said.append(f"PEARL does not overlap: {here}: {overlapping:.2f}x, and {serial:.2f}x without it")
+        said += [f"time beside the forwards: {here}: {line}" for line in map(beside, ours, [cell] * len(ours)) if line]
+    for size, times in by_width(rows).items():
+        if {1, WIDE} <= set(times) and times[WIDE] > FLAT * times[1]:
+            said.append(f"wide forwards are dear: {size}: {WIDE} tokens cost {times[WIDE] / times[1]:.1f} times one's")
     said += [
-        f"time beside the forwards: {size}: {max(found)[0]:.0%} of a round for {max(found)[1]}"
-        + (f", and above {BESIDE:.0%} in {len(found) - 1} more" if len(found) > 1 else "")
-        for size, found in beside.items()
-    ]
-    for size, batch in dict.fromkeys((r["size"], r["rows"]) for r in rows["width"]):
-        times = {r["width"]: r for r in rows["width"] if (r["size"], r["rows"]) == (size, batch)}
-        if batch == 1 and "8B" in size and {1, WIDE} <= set(times):
-            ratio = times[WIDE]["seconds"] / times[1]["seconds"]
-            if ratio > FLAT:
-                said.append(f"wide forwards are dear: {size}: {WIDE} tokens cost {ratio:.1f} times what one costs")
-        launched = 1 in times and times[1]["launched_seconds"] > 0.8 * times[1]["seconds"]
-        if batch == 1 and launched:
-            share = times[1]["launched_seconds"] / times[1]["seconds"]
-            said.append(f"bound by launches: {size}: a step is launched in {share:.0%} of its time; capture it")
-        worse = [w for w, r in times.items() if r["ours_seconds"] > 1.15 * r["seconds"]]
-        if worse:
-            said.append(f"our attention is slower than stock: {size}, {batch} rows, at widths {worse}")
-    said += [
-        f"the device idles: {r['size']}, {r['method']}: at work in {r['busy']:.0%} of the time"
+        f"the device idles: {r['size']}, {r['method']}: at work in {busy(r):.0%} of the time"
         for r in rows["launches"]
-        if r["busy"] is not None and r["busy"] < BUSY and "8B" in r["size"]
+        if busy(r) < BUSY
     ]
     return said
 
 
+def beside(method: str, cell: Cell) -> str:
+    """What to say of the time of its rounds that is no forward's; nothing where that is little."""
+    s = summary(cell, method)
+    if s["beside_ms"] is None:
+        return ""
+    whole = s["beside_ms"] + s["target_ms"] + (0 if method.startswith("pearl") else s["draft_ms"])
+    return f"{method}: {s['beside_ms']:.1f} of {whole:.1f} ms a round" * (s["beside_ms"] > BESIDE * whole)
+
+
+def by_width(rows: dict[str, list[Row]]) -> dict[str, dict[int, float]]:
+    """Seconds of the target's replays at one row, by size and width; of a width's several steps the fastest."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for r in rows["replay"]:
+        if r["model"] == "target" and r["rows"] == 1 and isinstance(r["width"], int):
+            times = found[r["size"]]
+            times[r["width"]] = min(r["seconds"], times.get(r["width"], r["seconds"]))
+    return found
+
+
+def busy(row: Row) -> float:
+    return float(row["busy_seconds"] / row["seconds"])
+
+
 def dear(rows: dict[str, list[Row]]) -> list[str]:
-    return [
-        f"memory: {r['drafter']}, {r['rows']} rows: {r['ours_bytes'] / max(1, r['plain_bytes']):.1f} times plain's peak"
-        for r in rows["memory"]
-        if r["ours_bytes"] > MEMORY * max(r["plain_bytes"], 1 << 24)
-    ]
+    plain = {(r["size"], r["rows"]): r["most_bytes"] for r in rows["memory"] if r["method"] in REFERENCES}
+    times = [(r, r["most_bytes"] / max(1, plain.get((r["size"], r["rows"]), 1 << 60))) for r in rows["memory"]]
+    return [f"memory: {where(r)}: {share:.1f} times plain's" for r, share in times if share > MEMORY]
 
 
 def where(row: Row) -> str:
@@ -194,8 +192,8 @@ def first_line(text: str) -> str:
 
 
 def page(rows: dict[str, list[Row]]) -> str:
-    parts = [heading(rows), tests(rows), times(rows), by_width(rows), launches(rows), waits(rows), memory(rows)]
-    return "\n\n".join(filter(None, [*parts, notes(rows)])) + "\n"
+    parts = (heading, replays, times, by_kind, rounds, memory, tests, waits, notes)
+    return "\n\n".join(filter(None, (part(rows) for part in parts))) + "\n"
 
 
 def is_dry(rows: dict[str, list[Row]]) -> bool:
@@ -211,7 +209,6 @@ def heading(rows: dict[str, list[Row]]) -> str:
         f"CUDA {machine['cuda']}" if machine.get("cuda") else None,
         *(f"{name} {versions[name]}" for name in ("torch", "transformers", "triton") if versions.get(name)),
         f"commit {machine.get('git_revision')}",
-        f"sources {machine.get('sources')}",
     ]
     lines = [
         f"# {machine.get('device', 'unknown device')}, {machine.get('time', '')[:10]}",
@@ -226,7 +223,6 @@ def heading(rows: dict[str, list[Row]]) -> str:
         "## What is slow",
         "A dry run's times are not judged." if is_dry(rows) else listed(slow(rows)),
     ]
-    lines += ["## At a glance", glance(rows)] if rows["timing"] else []
     left_out = [r["what"] for r in rows["skipped"]]
     if left_out:
         lines += ["## Left out, as the time was over", "\n".join(f"- {line}" for line in left_out)]
@@ -235,20 +231,6 @@ def heading(rows: dict[str, list[Row]]) -> str:
 
 def listed(lines: list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines) or "Nothing that this page would notice."
-
-
-def glance(rows: dict[str, list[Row]]) -> str:
-    """How many times as fast as plain decoding, method by method."""
-    known = cells(rows["timing"])
-    methods = dict.fromkeys(method for found in known.values() for method in found if method != "plain")
-    head = ["times plain", *(f"{size}, {batch} × T={temperature:g}" for size, batch, temperature in known)]
-    return table(
-        head,
-        [
-            [method, *(f"{summary(found[method])['gain']:.2f}" if method in found else "-" for found in known.values())]
-            for method in methods
-        ],
-    )
 
 
 def tests(rows: dict[str, list[Row]]) -> str:
@@ -260,115 +242,109 @@ def tests(rows: dict[str, list[Row]]) -> str:
         seconds[file] += row["seconds"]
     lines = [[file, n["passed"], n["failed"], n["skipped"], f"{seconds[file]:.0f}"] for file, n in by_file.items()]
     skipped = [f"- skipped: {r['test']}: {first_line(r['why'])}" for r in rows["test"] if r["outcome"] == "skipped"]
-    ties = [[r["drafter"], r["tokens"], r["prompts"], r["near_ties"], r["other"]] for r in rows["bfloat16"]]
-    return "\n\n".join(
-        filter(
-            None,
-            [
-                "## Tests" if lines else "",
-                table(["file", "passed", "failed", "skipped", "seconds"], lines),
-                "\n".join(skipped),
-                "Texts that part from plain decoding's in bfloat16:" if ties else "",
-                table(["drafter", "tokens", "prompts", "at a near tie", "elsewhere"], ties),
-            ],
-        )
-    )
+    parts = ["## Tests", table(["file", "passed", "failed", "skipped", "seconds"], lines), "\n".join(skipped)]
+    return "\n\n".join(filter(None, parts)) if lines else ""
 
 
 def times(rows: dict[str, list[Row]]) -> str:
     parts = ["## Times"] if rows["timing"] else []
-    targets = {r["size"]: r for r in rows["target"]}
-    for (size, batch, temperature), methods in cells(rows["timing"]).items():
-        about = targets.get(size)
-        what = f", {about['parameters'] / 1e9:.2f} B parameters in {about['layers']} layers" if about else ""
+    parted = Counter((r["size"], r["rows"], r["temperature"], r["method"]) for r in rows["parted"] if r["near_tie"])
+    for (size, batch, temperature), cell in cells(rows["timing"]).items():
         lines = []
-        for method, found in methods.items():
-            s = summary(found)
-            same = "-" if s["same_rows"] is None else f"{s['same_rows']} of {s['all_rows']}"
-            same += f" ({s['near_ties']} near ties)" * bool(s["near_ties"]) + f" **{s['parted']} WRONG**" * bool(
-                s["parted"]
-            )
+        for method, s in ((method, summary(cell, method)) for method in cell):
+            ties = parted[size, batch, temperature, method]
             lines.append(
                 [
                     method,
                     f"{s['ms_per_token']:.2f}",
-                    f"{s['gain']:.2f}",
-                    f"{s['least_gain']:.2f} to {s['most_gain']:.2f}",
+                    shown(s["gain"]),
+                    f"{shown(s['least_gain'])} to {shown(s['most_gain'])}",
                     s["prompts"],
-                    shown(s["tokens_per_call"]),
-                    shown(s["target_ms"]),
-                    shown(s["draft_ms"]),
-                    shown(s["beside_ms"]),
+                    *(shown(s[name]) for name in ("tokens_per_call", "target_ms", "draft_ms", "beside_ms")),
                     f"{s['peak_bytes'] / 2**30:.2f}",
-                    same,
+                    f"{s['same_texts']} ({ties} near ties)" if ties else s["same_texts"],
                 ]
             )
-        parts.append(f"### {size}{what}: {batch} {'row' if batch == 1 else 'rows'}, T={temperature:g}")
-        parts.append(
-            table(
-                [
-                    "method",
-                    "ms per token and row",
-                    "times plain",
-                    "least to most",
-                    "prompts",
-                    "tokens per call",
-                    "target ms per round",
-                    "draft ms",
-                    "beside ms",
-                    "peak GiB",
-                    "same text",
-                ],
-                lines,
-            )
-        )
-    return "\n\n".join(parts)
-
-
-def by_width(rows: dict[str, list[Row]]) -> str:
-    parts = ["## A forward by its width"] if rows["width"] else []
-    for size, batch in dict.fromkeys((r["size"], r["rows"]) for r in rows["width"]):
-        found = {r["width"]: r for r in rows["width"] if (r["size"], r["rows"]) == (size, batch)}
-        one = found[min(found)]["seconds"]
-        met: dict[int, list[float]] = defaultdict(list)
-        for r in rows["timing"]:
-            if (r["size"], r["rows"]) == (size, batch) and not r["method"].startswith(("plain", "hf-")):
-                for width, (count, seconds) in r.get("seconds_by_width", {}).items():
-                    met[int(width)] += [seconds] * count
-        lines = [
-            [
-                width,
-                f"{1000 * r['seconds']:.2f}",
-                f"{r['seconds'] / one:.2f}",
-                f"{1000 * r['launched_seconds']:.2f}",
-                f"{1000 * r['ours_seconds']:.2f}",
-                f"{1000 * median(met[width]):.2f} ({len(met[width])})" if met[width] else "-",
-            ]
-            for width, r in found.items()
-        ]
-        parts.append(f"### {size}, {batch} {'row' if batch == 1 else 'rows'}")
-        head = ["width", "ms", "times one token's", "ms to launch", "ms, our attention", "ms in our rounds (count)"]
+        parts.append(f"### {size}: {batch} {'row' if batch == 1 else 'rows'}, T={temperature:g}")
+        head = ["method", "ms per token and row", "times compiled", "least to most", "prompts", "tokens per call"]
+        head += ["target ms per round", "draft ms", "beside ms", "peak GiB", "same texts"]
         parts.append(table(head, lines))
     return "\n\n".join(parts)
 
 
-def launches(rows: dict[str, list[Row]]) -> str:
+def by_kind(rows: dict[str, list[Row]]) -> str:
+    """Milliseconds per token at one row, greedy, by what was asked."""
+    parts = []
+    for (size, batch, temperature), cell in cells(rows["timing"]).items():
+        kinds = list(dict.fromkeys(row["asked"] for found in cell.values() for row in found))
+        if batch > 1 or temperature or len(kinds) < 2:
+            continue
+        lines = []
+        for method, found in cell.items():
+            times = [[ms_per_token(row) for row in found if row["asked"] == kind] for kind in kinds]
+            lines.append([method, *(shown(median(each) if each else None) for each in times)])
+        parts += [f"### {size}: ms per token by kind of prompt", table(["method", *kinds], lines)]
+    return "\n\n".join(parts)
+
+
+def replays(rows: dict[str, list[Row]]) -> str:
+    lines = [
+        [
+            r["size"],
+            r["model"],
+            r["step"],
+            r["slots"],
+            *(f"{1000 * r[name]:.2f}" for name in ("seconds", "seconds_behind", "busy_seconds")),
+            f"{r['kernels']:.0f}",
+            named(r["attention"][:1]),
+            named(r["dearest"][:4]),
+        ]
+        for r in rows["replay"]
+    ]
+    head = [
+        "target",
+        "model",
+        "step",
+        "slots",
+        "ms",
+        "ms behind",
+        "ms in kernels",
+        "kernels",
+        "attention",
+        "dearest, ms",
+    ]
+    return "## Recorded steps\n\n" + table(head, lines) if lines else ""
+
+
+def rounds(rows: dict[str, list[Row]]) -> str:
     lines = [
         [
             r["size"],
             r["method"],
             r["calls"],
-            r["draft_calls"],
-            f"{r['operations']:.0f}",
-            f"{r['launches']:.0f}",
-            f"{r['copies']:.1f}",
-            f"{r['waits']:.1f}",
-            "-" if r["busy"] is None else f"{r['busy']:.0%}",
+            *(f"{r[kind]:.1f}" for kind in ("operations", "launches", "copies", "waits", "kernels")),
+            f"{busy(r):.0%}",
+            named(r["dearest"][:4]),
         ]
         for r in rows["launches"]
     ]
-    head = ["target", "method", "calls", "draft calls", "operations a call", "launches", "copies", "waits", "at work"]
+    head = [
+        "target",
+        "method",
+        "calls",
+        "operations a call",
+        "launches",
+        "copies",
+        "waits",
+        "kernels",
+        "at work",
+        "dearest, ms",
+    ]
     return "## What a call of the target launches\n\n" + table(head, lines) if lines else ""
+
+
+def named(kernels: list[tuple[str, float, float]]) -> str:
+    return ", ".join(f"{count:.0f} `{name[:60]}` {1000 * seconds:.2f}" for name, count, seconds in kernels) or "-"
 
 
 def waits(rows: dict[str, list[Row]]) -> str:
@@ -391,10 +367,10 @@ def waits(rows: dict[str, list[Row]]) -> str:
 
 def memory(rows: dict[str, list[Row]]) -> str:
     lines = [
-        [r["drafter"], r["rows"], *(f"{r[f'{part}_bytes'] / 2**20:.1f}" for part in ("plain", "ours", "left"))]
+        [r["size"], r["rows"], r["method"], *(f"{r[f'{part}_bytes'] / 2**30:.2f}" for part in ("most", "held"))]
         for r in rows["memory"]
     ]
-    head = ["drafter", "rows", "plain MiB", "with it MiB", "left after MiB"]
+    head = ["target", "rows", "method", "most GiB", "held GiB"]
     return "## Memory of a call\n\n" + table(head, lines) if lines else ""
 
 

@@ -1,13 +1,14 @@
-"""A GPU's first hour in minutes: tests, then timings, each step a process of its own; what is found is kept at once.
+"""The card's eight minutes: what is worth most comes first, and what is found is kept at once.
 
     DEVICE=cuda OUT=gpu-report python tests/gpu/run.py
 
-`OUT` gets four files: `rows.jsonl` (a line per result), `log.txt`, and, anew after every step, `report.md` and
-`report.json`. A step that hangs is ended at its limit; when the time is over what is left is said to be skipped. The
-exit status is 1 if a test failed or a step broke off.
+`OUT` gets `rows.jsonl` (a line per result), `log.txt`, after every step `report.md` and `report.json` anew, and at last
+`inductor.tar.gz`: what was compiled, for `INDUCTOR` of the next run. The exit status is 1 if a test failed or a step
+broke off.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,84 +18,58 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from place import ROWS, note
 from report import write
+from steps import ROWS, chosen, note, read
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 OUT = Path(os.environ.get("OUT") or "gpu-report").resolve()
 os.environ["OUT"] = str(OUT)
 DEVICE = os.environ.get("DEVICE") or "cuda"
-BUDGET = float(os.environ.get("BUDGET") or (450 if DEVICE.startswith("cuda") else 900))
+BUDGET = float(os.environ.get("BUDGET") or 480)
 """seconds for all of it"""
-TO_END = 25.0
-"""seconds for a timing that has begun to come to its end, before the process is ended"""
+FOR_TESTS = 0.2 * BUDGET
+"""of these, for the tests behind the timings"""
+LEAST = 15.0
+"""seconds, with less a step is not begun"""
 AT_ONCE = max(1, min(6, (os.cpu_count() or 1) // 2 - 2))
 """processes of tests; timings run alone"""
+COMPILED = Path(tempfile.gettempdir()) / "hf_specdec_inductor"
+"""the same in each run: what was compiled says where it lies"""
+SITE = Path(tempfile.gettempdir()) / "hf_specdec_wheels"
+FIRST = "test_gpu_captured.py::test_recordings_outlive_others_and_compiled_models"
+"""without which no other figure of recorded forwards would mean anything"""
+TESTS = ("text", "captured", "drafters", "faults", "transfers", "calls", "sampling", "memory")
 WRITING = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Step:
-    """A process: pytest over a file of tests, or timings of a size, whose share of what is left goes by its weight."""
-
-    name: str
-    command: Sequence[str]
-    limit: float
-    """seconds; of timings: at most"""
-    weight: float = 0.0
-    """0 for tests"""
-
-
-def tests(name: str) -> Step:
-    several = name == "captured" and AT_ONCE > 1 and find_spec("xdist")  # it takes as long as all others
-    options = ["-p", "no:cacheprovider", "-o", "addopts=", "--tb=short", *["-n", "4"] * bool(several)]
-    return Step(name, ["-m", "pytest", *options, str(HERE / f"test_gpu_{name}.py")], 120.0)
-
-
-def timings(name: str, weight: float, *options: str) -> Step:
-    return Step(name, [str(HERE / "timings.py"), *options], 300.0, weight)
-
-
-def steps(gguf: str | None) -> tuple[list[Step], list[Step]]:
-    """Tests, and timings; of both what decides most comes first."""
-    names = ("text", "captured", "drafters", "faults", "transfers", "calls", "sampling", "bfloat16", "memory")
-    model = ["--gguf", gguf] if gguf else []
-    times = [
-        timings("timings of 8 B", 7, "8B", *model),
-        timings("timings of the small target", 2, "small", *model),
-        timings("PEARL on one card", 2, "8B", "--pearl", *model),
-    ]
-    return list(filter(chosen, map(tests, names))), list(filter(chosen, times))
-
-
-def chosen(step: Step) -> bool:
-    """Whether `STEPS` is empty or names it, by a part of its name."""
-    wanted = os.environ.get("STEPS")
-    return not wanted or any(part.strip() in step.name for part in wanted.split(","))
-
-
 def environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    folders = [SITE, ROOT, HERE, ROOT / "tests" / "helpers", os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(str(folder) for folder in folders if folder)
     ours = {"DEVICE": DEVICE, "OUT": str(OUT), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-    return os.environ | ours | {"TOKENIZERS_PARALLELISM": "false"}
+    return os.environ | ours | {"TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_CACHE_DIR": str(COMPILED)}
 
 
-def run(step: Step, seconds: float, allowed: float) -> str:
-    """Its outcome: `passed`, `failed` or `ended at its limit`.
+def prepare() -> None:
+    """An empty `OUT`, the wheels of `WHEELS` before what is installed, and what earlier runs have compiled."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name in (ROWS, "log.txt", "report.md", "report.json"):
+        (OUT / name).unlink(missing_ok=True)
+    shutil.rmtree(SITE, ignore_errors=True)
+    if wheels := sorted(Path(os.environ.get("WHEELS") or os.devnull).glob("*.whl")):
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*pip, "--find-links", str(wheels[0].parent), "--target", SITE, *wheels], check=True)
+    if packed := os.environ.get("INDUCTOR"):
+        shutil.unpack_archive(packed, COMPILED)
 
-    Args:
-        seconds: until it is ended.
-        allowed: what timings are told to take.
-    """
-    command = [sys.executable, *step.command] + (["--seconds", f"{allowed:.0f}"] if step.weight else [])
+
+def run(name: str, command: Sequence[str], seconds: float) -> str:
+    """Its outcome, `passed`, `failed` or `ended at its limit`; what it printed goes into the log."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            [sys.executable, *command], cwd=ROOT, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -105,7 +80,7 @@ def run(step: Step, seconds: float, allowed: float) -> str:
             end(process)
             log.seek(0)
             with WRITING, open(OUT / "log.txt", "ab") as whole:
-                whole.write(f"\n===== {step.name}: {' '.join(command[1:])}\n".encode() + log.read())
+                whole.write(f"\n===== {name}: {' '.join(command)}\n".encode() + log.read())
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -119,44 +94,50 @@ class Hour:
     """The run: what is left of its time, and what became of its steps."""
 
     def __init__(self) -> None:
-        self.began, self.failed = time.monotonic(), False
+        self.began = time.monotonic()
 
     def left(self) -> float:
         return BUDGET - (time.monotonic() - self.began)
 
-    def play(self, step: Step, weights: float = 1.0) -> bool:
-        """Run it, say so, and write the report anew. Whether it passed.
-
-        Args:
-            weights: of this timing and those behind it.
-        """
-        started = time.monotonic()
-        allowed = min(step.limit, self.left() * step.weight / weights - 10) if step.weight else step.limit
-        at_most = min(self.left(), allowed + TO_END if step.weight else step.limit)
-        outcome = run(step, at_most, allowed) if at_most > 15 else "skipped, as the time is over"
-        seconds = time.monotonic() - started
+    def ended(self, name: str, outcome: str, seconds: float) -> None:
         with WRITING:
-            note("step", step=step.name, outcome=outcome, seconds=seconds)
+            note("step", step=name, outcome=outcome, seconds=seconds)
             write(OUT)
-            print(f"{BUDGET - self.left():5.0f} s  {step.name}: {outcome} in {seconds:.0f} s", flush=True)
-        self.failed |= outcome in ("failed", "ended at its limit")
-        return outcome == "passed"
+            print(f"{BUDGET - self.left():5.0f} s  {name}: {outcome} in {seconds:.0f} s", flush=True)
+
+    def test(self, name: str, file: str) -> None:
+        """A file's tests, or one of them."""
+        pytest = ["-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=short"]
+        began = left = self.left()
+        outcome = run(name, [*pytest, str(HERE / file)], left) if left > LEAST else "skipped, as the time is over"
+        self.ended(name, outcome, began - self.left())
+
+    def time(self) -> None:
+        """In one process, which says what it does; where it breaks off, in another one without what it was at."""
+        began, begun, outcome = self.left(), -1, "skipped, as the time is over"
+        while (allowed := self.left() - FOR_TESTS) > LEAST and begun < (begun := len(read(OUT)["begun"])):
+            outcome = run("timings", ["-m", "timings", f"{allowed:.0f}"], allowed + LEAST)
+            if outcome == "passed":
+                break
+        if COMPILED.exists():
+            shutil.make_archive(str(OUT / "inductor"), "gztar", COMPILED)
+        self.ended("timings", outcome, began - self.left())
 
 
 def main() -> int:
-    OUT.mkdir(parents=True, exist_ok=True)
-    for name in (ROWS, "log.txt", "report.md", "report.json"):
-        (OUT / name).unlink(missing_ok=True)
-    hour, (checks, times) = Hour(), steps(os.environ.get("GGUF") or None)
-    if not hour.play(Step("the machine", [str(HERE / "machine.py")], 90.0)):
-        print((OUT / "log.txt").read_text()[-2000:])
-        return 1
+    hour = Hour()
+    prepare()
+    if chosen("recordings"):
+        hour.test("recordings", FIRST)
+    hour.time()
     with ThreadPoolExecutor(AT_ONCE) as together:
-        list(together.map(hour.play, checks))
-    for number, step in enumerate(times):
-        hour.play(step, sum(later.weight for later in times[number:]))
+        for name in filter(chosen, TESTS):
+            together.submit(hour.test, name, f"test_gpu_{name}.py")
     print((OUT / "report.md").read_text())
-    return int(hour.failed)
+    found = read(OUT)
+    ended = {row["step"]: row["outcome"] for row in found["step"]}
+    broken_off = any(row["step"] not in ended for row in found["begun"])
+    return int(broken_off or any(outcome in ("failed", "ended at its limit") for outcome in ended.values()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from place import DEVICE
-from samples import SAMPLES
+from samples import SAMPLES, Sample
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,9 +22,9 @@ CUT = TESTS.parent / "hub_configs" / "draft_model" / "draft_model"
 """the draft model of a GGUF file"""
 DRY = DEVICE.type != "cuda"
 SETS = ("summaries", "chat", "code", "maths")
-"""of a real model's prompts; the longest first, as a longer static cache would be compiled anew"""
+"""of a real model's prompts"""
 TURNS = 12
-"""prompts, or batches of them, that are decoded if there is time"""
+"""prompts that are decoded if there is time"""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,8 @@ class Size:
     layers: int | None = None
 
 
-SIZES = {
-    "small": Size(),
-    "8B": Size(4e7, 12) if DRY else Size(8e9, 32),
-}
-
-
-DRAFT = Size(2e6, 4) if DRY else Size(5e8, 8)
+LARGE = Size(layers=1) if DRY else Size(8e9, 32)
+DRAFT = Size(layers=1) if DRY else Size(5e8, 8)
 """of the draft model where drafting beside the target is timed: what takes hardly any time gains nothing there"""
 
 
@@ -53,38 +48,52 @@ class Subject:
     target: Any
     draft: Any
     tokenizer: Any
-    texts: Sequence[str]
+    asked: Sequence[Sample]
+    """the longest first, as a longer static cache would be compiled anew"""
 
     def prompts(self, rows: int, first: int) -> dict[str, Tensor]:
-        texts = [self.texts[(first + row) % len(self.texts)] for row in range(rows)]
+        texts = [self.asked[(first + row) % len(self.asked)].text for row in range(rows)]
         inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
         return {name: inputs[name].to(DEVICE) for name in ("input_ids", "attention_mask")}
 
+    def context(self, tokens: int) -> dict[str, Tensor]:
+        """All that it is asked, again and again: a row of so many tokens."""
+        ids = torch.cat([self.prompts(1, turn)["input_ids"] for turn in range(len(self.asked))], 1)
+        ids = ids.repeat(1, -(-tokens // ids.shape[1]))[:, :tokens]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-def load_pair(size: str) -> Subject:
-    """The pair of the tests. No text of theirs ends before its last token."""
+
+def load(gguf: str | None) -> Subject:
+    """A target that costs what 8 B parameters cost, and its draft model: SmolLM2 and its cut draft, or the pair."""
+    size, target, draft, tokenizer, asked = _real(gguf) if gguf else _pair()
+    make_costly(target, LARGE)
+    target.generation_config.pad_token_id = draft.generation_config.pad_token_id = tokenizer.pad_token_id
+    longest = max(asked, key=lambda sample: len(sample.text))
+    return Subject(size, target, draft, tokenizer, [longest, *(sample for sample in asked if sample is not longest)])
+
+
+def _pair() -> tuple[str, Any, Any, Any, Sequence[Sample]]:
+    """No text of theirs ends before its last token."""
     target, draft = (
         AutoModelForCausalLM.from_pretrained(PAIR / name, dtype=torch.bfloat16).to(DEVICE).eval()
         for name in ("target", "draft")
     )
-    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target", padding_side="left")
-    for model in (target, draft):
-        model.generation_config.eos_token_id = None
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-    make_costly(target, SIZES[size])
-    return Subject(size, target, draft, tokenizer, [sample.text for sample in SAMPLES])
+    target.generation_config.eos_token_id = draft.generation_config.eos_token_id = None
+    return "8B", target, draft, AutoTokenizer.from_pretrained(PAIR / "target", padding_side="left"), SAMPLES
 
 
-def load_real(gguf: str, size: str) -> Subject:
-    """A real model, which answers prompts of four sets in turn, and ends its texts where it likes."""
+def _real(gguf: str) -> tuple[str, Any, Any, Any, Sequence[Sample]]:
+    """It answers prompts of four sets in turn, and ends its texts where it likes."""
     source = TargetSettings(target=gguf, dtype="bfloat16", device=str(DEVICE))
     target, tokenizer = load_model(source), load_tokenizer(source)
-    target.generation_config.pad_token_id = tokenizer.pad_token_id
-    make_costly(target, SIZES[size])
-    sets = [load_prompts(name, TURNS // len(SETS)) for name in SETS]
-    asked = [prompt_ids(tokenizer, prompt) for several in zip(*sets, strict=True) for prompt in several]
     draft = load_model(TargetSettings(target=str(CUT), dtype="bfloat16", device=str(DEVICE)))
-    return Subject(f"{Path(gguf).stem} as {size}", target, draft, tokenizer, tokenizer.batch_decode(asked))
+    sets = [[(name, prompt) for prompt in load_prompts(name, TURNS // len(SETS))] for name in SETS]
+    asked = [
+        Sample(name, tokenizer.decode(prompt_ids(tokenizer, prompt)))
+        for several in zip(*sets, strict=True)
+        for name, prompt in several
+    ]
+    return f"{Path(gguf).stem} as 8B", target, draft, tokenizer, asked
 
 
 def make_costly(model: Any, size: Size) -> None:
@@ -113,8 +122,10 @@ def widen(target: Any, units: int) -> None:
 
 
 def deepen(target: Any, layers: int) -> None:
-    """Append layers of a Llama that add exactly nothing: a large model's launches, and the small one's text."""
+    """Append layers of a Llama that add exactly nothing: a large model's launches, and the small one's text. Or leave
+    the last ones out."""
     stack = target.model.layers
+    del stack[layers:]
     for index in range(len(stack), layers):
         layer = copy.deepcopy(stack[0])
         layer.self_attn.layer_idx = index

@@ -19,7 +19,8 @@ import torch
 import transformers
 from counted_rounds import BATCHES, DRAFTERS, NEW, VOCAB, allowed, rounds
 from every_drafter import PAIRS, drafting_goes_on
-from place import DEVICE, note
+from place import DEVICE
+from steps import note
 
 from hf_specdec import SpeculationWarning
 from hf_specdec.drafters.draft_model.model import ModelOverCache
