@@ -30,8 +30,8 @@ ATTENTION = ("flash", "fmha", "attention", "attn", "softmax")
 
 @contextmanager
 def replays(subject: Subject) -> Iterator[None]:
-    """Within the block each recorded step of interest is looked at where it is first met, as its input is there then: its
-    seconds and its kernels. Timed once more behind that, it says whether what is timed later suffers from profiles."""
+    """Within the block each recorded step of interest is looked at where it is first met, as its input is there then:
+    its seconds and its kernels. Timed once more behind that, it says whether what is timed later suffers from it."""
     run, met = RecordedSteps.run, Counter[Any]()
     models = {"target": subject.target, "draft": subject.draft}
 
