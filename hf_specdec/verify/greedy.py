@@ -61,7 +61,7 @@ class GreedyFinder:
         kept = torch.arange(width + 1, device=device).repeat(rows, 1)
         kept = kept.scatter_(1, torch.where(accepted, depth, width), place.expand(rows, -1))[:, :width]
         texts = choices.gather(1, kept)
-        last = torch.cat([tokens[:, :1], texts], 1).gather(1, n[:, None] + place.new_tensor([0, 1]))
+        last = torch.cat([tokens[:, :1], texts], 1).gather(1, n[:, None] + torch.arange(2, device=device))
         told = [sound.long(), n[:, None], kept, texts, tokens]
         if self.successors:
             told.append(topk(logits, self.successors)[1].flatten(1))
