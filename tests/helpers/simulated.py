@@ -172,6 +172,7 @@ class Device(Launches):
                 (transfer.waits, lambda device: True),
                 (transfer.to_host, self._to_host),
                 (transfer.to_device, self._to_device),
+                (transfer.fill, self._fill),
             ):
                 stack.enter_context(everywhere(ours, instead))
             stack.enter_context(recorded.no_collector())  # what it collects may call something
@@ -193,6 +194,10 @@ class Device(Launches):
         self.wrote()
         with torch._C.DisableTorchFunction(), self.apart():
             return torch.as_tensor(values, dtype=dtype)
+
+    def _fill(self, there: torch.Tensor, values: Any) -> None:
+        with self.apart():
+            there.copy_(self._to_device(values, there.device))
 
     @contextmanager
     def _profiled(self) -> Iterator[None]:
