@@ -92,14 +92,14 @@ def test_no_round_is_wider_than_what_is_recorded(
     kind: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One node more than fits would cost as much as all up to the next width."""
-    model, over, met = models.llama(), CapturedRunner.over, Counter[int]()
+    model, fed, met = models.llama(), CapturedRunner._fed, Counter[int]()
     drafter = WIDE[kind](models.llama())
 
-    def counted(self: CapturedRunner, tokens: torch.Tensor, *given: Any, **named: Any) -> Any:
-        met[tokens.shape[1]] += self.model is model
-        return over(self, tokens, *given, **named)
+    def counted(self: CapturedRunner, tokens: Any, *given: Any, **named: Any) -> Any:
+        met[len(tokens[0])] += self.model is model
+        return fed(self, tokens, *given, **named)
 
-    monkeypatch.setattr(CapturedRunner, "over", counted)
+    monkeypatch.setattr(CapturedRunner, "_fed", counted)
     call = {"do_sample": False, "pad_token_id": 0, "speculation": {"forwards": "captured"}, "max_new_tokens": 400}
     model.generate(**models.prompts(lengths), **call, assistant_model=drafter)
     met = +met  # the draft's reading is not counted
