@@ -34,6 +34,7 @@ from .generate.decoder import BatchDecoder
 from .generate.warming import warm_up
 from .stats import SpeculationStats
 from .target.packing import pack_linear, unpack_linear
+from .target.shelf import release
 from .tools.answers import AnswerFile
 from .verify.speculate import speculate
 from .version import __version__
@@ -68,6 +69,7 @@ __all__ = [
     "load",
     "pack_linear",
     "register",
+    "release",
     "speculate",
     "unpack_linear",
     "unregister",

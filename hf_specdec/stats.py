@@ -59,6 +59,9 @@ class SpeculationStats:
     """Forwards that plain decoding makes for the same text, after the prompt's."""
     window: int = 0
     """γ, where it was set to a number; 0 where the drafter chooses it, has none, or runs of several are summed."""
+    held_bytes: int = 0
+    """Of static buffers and recorded forwards that are kept for later calls, all models' together; `release` lets go of
+    one model's. In sums of several the largest."""
     mode: str = ""
     """How the rows ran: `lockstep`, `staggered`, `ragged` or `plain`; in sums of several joined by `+`."""
     notes: list[str] = field(default_factory=list)
@@ -177,6 +180,7 @@ class SpeculationStats:
             "mode": "+".join(_once(self.mode.split("+") + other.mode.split("+"))),
             "notes": _once(self.notes + other.notes),
             "window": self.window if self.window == other.window else 0,
+            "held_bytes": max(self.held_bytes, other.held_bytes),
             "seconds_by_width": {
                 width: self.seconds_by_width.get(width, 0.0) + other.seconds_by_width.get(width, 0.0)
                 for width in sorted(self.seconds_by_width | other.seconds_by_width)

@@ -17,6 +17,7 @@ from ..target.captured import CapturedRunner
 from ..target.inputs import CACHE, as_when_decoding, own_cache, position_limit
 from ..target.ranks import ranks_of
 from ..target.recorded import recorded_since, recordings
+from ..target.shelf import keep_a_share
 from ..target.staggered import farthest
 from ..target.state import StateRunner
 from ..transfer import moved, to_device
@@ -105,6 +106,7 @@ class Generation(Engine):
             stats.notes += filter(None, [self.call.rules.note(), self.mode.note, recorded_since(before)])
             longest = max(row.length for row in self.texts)
             stats.plain_steps = max(0, longest - self.call.input_ids.shape[1] - 1)
+            stats.held_bytes = keep_a_share()
             stats.total_seconds = now() - start
             self.drafter.report(stats)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..clock import now
+from ..target.shelf import keep_a_share
 from ..verify.randomness import Randomness
 from .answer import Answer
 from .call import Call
@@ -42,6 +43,7 @@ class Request:
         answer = self.answer
         answer.stats.total_seconds = now() - self.began
         answer.stats.plain_steps = max(0, len(answer.tokens) - 1)
+        answer.stats.held_bytes = keep_a_share()
         ended = bool(answer.tokens) and answer.tokens[-1] in self.call.stopping.eos
         reason = "length" if answer.prompt_tokens + len(answer.tokens) >= self.end and not ended else "stop"
         first = answer.finish(None if error is not None else "cancelled" if answer.cancelled else reason, error)

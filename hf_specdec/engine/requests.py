@@ -24,6 +24,7 @@ from ..target.fingerprint import fingerprint
 from ..target.inputs import as_when_decoding, position_limit
 from ..target.joining import SPARE, JoiningRunner, Reading
 from ..target.probe import Support, ability
+from ..target.shelf import held_bytes
 from ..target.stock import why_not_joined
 from ..transfer import moved
 from ..verify.randomness import RowRandomness
@@ -322,6 +323,7 @@ class Requests(Engine):
                 row.drafting.forget(row.number)
             self.requests.pop(row.number).finish(row.failed)
         self._end_sessions(gone)
+        self.stats.held_bytes = held_bytes()
 
     def _stop_reading(self, error: Exception | None = None) -> None:
         """The request whose prompt is being read ends."""

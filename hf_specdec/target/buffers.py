@@ -3,10 +3,8 @@
 Keys and values of R rows have C slots each, with R and C powers of two. What is not used yet is masked.
 """
 
-import threading
-import weakref
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +14,11 @@ from ..clock import Moment, mark
 from .cache import holding
 from .recorded import RecordedSteps
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 """tokens per row of a captured forward; wider ones are not recorded"""
 WIDEST = WIDTHS[-1]
 FEWEST = 256
 """slots"""
-MOST_KEPT = 4
-"""sets of buffers per model that are kept for later calls"""
 NO_MEMORY = "there is no memory for static buffers, so forwards are not captured. The text is not affected"
 
 
@@ -66,7 +59,16 @@ class Buffers:
         """widths that round alike, once that was found out"""
         self.free: Moment | None = None
         """since when nobody uses them; None while somebody does"""
+        self.turn = 0
+        """when they were borrowed last, of all borrowings"""
         self._inputs: dict[Hashable, Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, and of what was recorded over them."""
+        own = self.ends, self.offset, self.visible, self.row_index, self.chain
+        inputs = list(self._inputs.values())  # others may be adding some
+        return sum(tensor.nbytes for tensor in (*self.states, *own, *inputs)) + self.recorded.num_bytes
 
     def input(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
         """A tensor [R, ...] that steps read, of zeros when it is first asked for."""
@@ -121,59 +123,3 @@ def _states(layers: list[Any], rows: int, slots: int) -> tuple[list[Tensor], lis
     parts = {kind: iter(states) for kind, states in whole.items()}
     each = [next(parts[kind]) for kind in kinds]
     return list(whole.values()), each[::2], each[1::2]
-
-
-class Shelf:
-    """Buffers of a model, for one call after the other."""
-
-    def __init__(self) -> None:
-        self.state: Hashable = 0
-        self.kept: list[Buffers] = []
-        """the last ones used first"""
-        self.lock = threading.Lock()
-
-    def borrow(self, like: Cache, rows: int, slots: int, device: torch.device, state: Hashable) -> Buffers:
-        """Cleared buffers of this shape that nobody uses; they are made where there are none.
-
-        Args:
-            state: the model's `fingerprint`; what was recorded of another state is of no use.
-        """
-        with self.lock:
-            if state != self.state:
-                self.state, self.kept = state, []
-            found = next((b for b in self.kept if b.free is not None and (b.rows, b.slots) == (rows, slots)), None)
-            if found is None:
-                found = self._made(like, rows, slots, device)
-            else:
-                found.take()
-                self.kept.remove(found)
-            self.kept = [found, *self.kept][:MOST_KEPT]
-            return found
-
-    def let_go(self) -> None:
-        """Of those that nobody uses."""
-        self.kept = [kept for kept in self.kept if kept.free is None]
-
-    def _made(self, like: Cache, rows: int, slots: int, device: torch.device) -> Buffers:
-        """New ones. Where memory is short those that nobody uses go first.
-
-        Raises:
-            torch.OutOfMemoryError: that is not enough.
-        """
-        try:
-            return Buffers(like, rows, slots, device)
-        except torch.OutOfMemoryError:
-            self.let_go()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-            return Buffers(like, rows, slots, device)
-
-
-_shelves: "weakref.WeakKeyDictionary[PreTrainedModel, Shelf]" = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def shelf_of(model: "PreTrainedModel") -> Shelf:
-    """Where a model's buffers wait."""
-    with _lock:
-        return _shelves.setdefault(model, Shelf())

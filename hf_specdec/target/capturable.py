@@ -9,7 +9,6 @@ from torch import nn
 from transformers import DynamicCache
 
 from ..errors import shown
-from .buffers import shelf_of
 from .captured import CapturedRunner
 from .captured_cache import CapturedCache
 from .devices import input_device
@@ -17,6 +16,7 @@ from .fingerprint import hooks, replaced
 from .inputs import CACHE, as_when_decoding, ropes
 from .probe import Support, support, why_not_over
 from .remembered import Remembered
+from .shelf import shelf_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

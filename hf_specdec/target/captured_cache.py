@@ -8,10 +8,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from ..transfer import fill, to_device
-from .buffers import WIDEST, WIDTHS, Buffers, power_of_two, shelf_of, slots_for
+from .buffers import WIDEST, WIDTHS, Buffers, power_of_two, slots_for
 from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, sees_all, stay
 from .fingerprint import fingerprint
 from .recorded import is_at_once
+from .shelf import shelf_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -70,6 +70,11 @@ class RecordedSteps:
         """the last ones used last"""
         self._failed: set[Hashable] = set()
 
+    @property
+    def num_bytes(self) -> int:
+        """That recordings take of the device's memory."""
+        return getattr(self._record, "num_bytes", 0)
+
     def will_record(self, key: Hashable) -> bool:
         """Whether the next run records this step. Then the step is run more than once."""
         if self._record is None or key in self._recorded or key in self._failed:
@@ -156,6 +161,8 @@ class CudaGraphs:
         self.device, self.pool = device, torch.cuda.graph_pool_handle()
         self.aside = torch.cuda.Stream(device)
         """one for all: what one recording has freed the next one may use on the same stream only"""
+        self.num_bytes = 0
+        """that the pool has taken"""
 
     def __call__(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
         """What replays the step, and the tensors that hold its result then."""
@@ -178,7 +185,9 @@ class CudaGraphs:
                     graph, pool=self.pool, stream=self.aside, capture_error_mode="thread_local"
                 )
                 with no_collector(), own_workspaces(), capturing:
+                    before = torch.cuda.memory_reserved(self.device)
                     result = step()
+                    self.num_bytes += torch.cuda.memory_reserved(self.device) - before
             finally:
                 here.wait_stream(self.aside)
         return graph.replay, result

@@ -16,7 +16,7 @@ from sampled_triples import FEWER, LEVEL, SETTINGS, VOCAB, joint, p_value, sampl
 from traced import Traced, traced
 
 from hf_specdec import BatchDecoder, Drafter, DraftModelDrafter, Gemma4Drafter, HybridDrafter, SpeculationError
-from hf_specdec.target.buffers import shelf_of
+from hf_specdec.target.shelf import shelf_of
 
 __all__ = ["drafting_goes_on"]
 CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}

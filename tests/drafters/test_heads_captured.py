@@ -21,7 +21,8 @@ from hf_specdec.drafters.heads.recorded import Recorded
 from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
 from hf_specdec.target import buffers
-from hf_specdec.target.buffers import shelf_of
+from hf_specdec.target import shelf as shelves
+from hf_specdec.target.shelf import shelf_of
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
 __all__ = ["drafting_goes_on"]
@@ -33,7 +34,7 @@ WITH_PUBLISHED = [*FEW, "z-lab's DFlash, windows, causal"]
 @pytest.fixture(autouse=True)
 def no_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are shared with other tests; whether their buffers record is settled when these are made."""
-    monkeypatch.setattr(buffers, "_shelves", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(shelves, "_shelves", weakref.WeakKeyDictionary())
 
 
 def decode(pair: str, lengths: list[int], **more: Any) -> Any:

@@ -14,9 +14,9 @@ from torch import Tensor
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
 from hf_specdec.target import capturable
-from hf_specdec.target.buffers import shelf_of
 from hf_specdec.target.capturable import why_not_captured
 from hf_specdec.target.recorded import recordings
+from hf_specdec.target.shelf import shelf_of
 
 FAMILIES = ["Llama", "Qwen2 sliding", "Gemma3", "Phi-3", "GPT-2"]
 NEW = 40

@@ -8,7 +8,7 @@ from traced import Traced, traced
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
-from hf_specdec.target.buffers import shelf_of
+from hf_specdec.target.shelf import shelf_of
 
 CAPTURED = {"forwards": "captured"}
 DRAFTERS: dict[str, Callable[[Any], Any]] = {

@@ -4,6 +4,8 @@ On a CPU nothing is recorded, and steps simply run; `traced` records them as a G
 """
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -19,12 +21,13 @@ from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter
-from hf_specdec.target import buffers, capturable, captured
-from hf_specdec.target.buffers import power_of_two, shelf_of
+from hf_specdec.target import buffers, capturable, captured, shelf
+from hf_specdec.target.buffers import power_of_two
 from hf_specdec.target.capturable import wants_captured, why_not_captured
 from hf_specdec.target.fingerprint import fingerprint
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
+from hf_specdec.target.shelf import shelf_of
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
 RAGGED = [name for name in models.ARCHITECTURES if name not in ("Mamba", "Qwen3-Next", "LFM2")]
@@ -409,9 +412,45 @@ def test_a_draft_that_fails_in_the_middle_of_its_recording_is_made_without(monke
 
 def test_buffers_are_kept_for_few_shapes() -> None:
     model = models.llama()
-    for rows in range(1, 2 * buffers.MOST_KEPT + 2):
+    for rows in range(1, 2 * shelf.MOST_KEPT + 2):
         decode(model, PromptLookupDrafter(), [5] * rows, max_new_tokens=8, speculation=CAPTURED)
-    assert len(shelf_of(model).kept) <= buffers.MOST_KEPT
+    assert len(shelf_of(model).kept) <= shelf.MOST_KEPT
+
+
+def test_what_is_kept_takes_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
+    """The last ones used, of all models together; a call's own may take more while it goes on."""
+    monkeypatch.setattr(shelf, "_shelves", weakref.WeakKeyDictionary())
+    models_, plain = [models.llama(), models.llama(seed=1)], decode(models.llama(), None, [9])
+    drafter = DraftModelDrafter(models_[1], num_draft_tokens=4)
+
+    def held(share: float) -> list[int]:
+        """Sets of either model after calls of one, two and four rows."""
+        monkeypatch.setattr(shelf, "free_bytes", lambda device: share * one / shelf.SHARE - shelf.held_bytes())
+        for rows in (4, 2, 1):
+            said = decode(models_[0], drafter, [9] * rows, speculation=CAPTURED)
+            assert torch.equal(said[:1], plain)
+            assert drafter.last_stats.held_bytes <= share * one
+        return [len(shelf_of(model).kept) for model in models_]
+
+    one = 1 << 40
+    assert held(1.0) == [3, 3]
+    one = max(kept.num_bytes for kept in shelf_of(models_[0]).kept if kept.rows == 1)
+    assert held(2.5) == [1, 1] and held(1.5) == [0, 1] and held(0.5) == [0, 0]
+
+
+def test_a_model_that_is_released_holds_nothing(recorded: bool) -> None:
+    model, draft = models.llama(), models.llama(seed=1)
+    before, drafter = shelf.held_bytes(), DraftModelDrafter(draft, num_draft_tokens=4)
+    text = decode(model, drafter, [9], speculation=CAPTURED)
+    left = [weakref.ref(kept) for each in (model, draft) for kept in shelf_of(each).kept]
+    sizes = [sum(kept.num_bytes for kept in shelf_of(each).kept) for each in (model, draft)]
+    assert drafter.last_stats.held_bytes == before + sum(sizes) and min(sizes) > 0
+    hf_specdec.release(model)
+    assert shelf.held_bytes() == before + sizes[1]
+    hf_specdec.release(draft)
+    gc.collect()
+    assert shelf.held_bytes() == before and not any(kept() for kept in left)
+    assert torch.equal(decode(model, drafter, [9], speculation=CAPTURED), text)
 
 
 def test_a_model_that_counts_the_columns_of_its_cache_is_not_captured() -> None:
@@ -426,12 +465,12 @@ def test_buffers_that_are_borrowed_again_hold_no_row() -> None:
         **models.prompts([9, 4, 7]), max_new_tokens=20, do_sample=False, pad_token_id=0,
         assistant_model=PromptLookupDrafter(), speculation={"forwards": "captured"},
     )  # fmt: skip
-    shelf = shelf_of(model)
-    used = shelf.kept[0]
+    mine = shelf_of(model)
+    used = mine.kept[0]
     like = DynamicCache(config=model.config)
     with torch.no_grad():
         model(**models.prompts([3]), **{CACHE: like})
-    again = shelf.borrow(like, used.rows, used.slots, used.device, shelf.state)
+    again = mine.borrow(like, used.rows, used.slots, used.device, mine.state)
     assert again is used and not used.ends.any()
 
 

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_specdec.target import buffers
+from hf_specdec.target import shelf
 from hf_specdec.target.recorded import RecordedSteps
 
 pytestmark = pytest.mark.real_time
@@ -54,7 +54,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[StorageWeakRef, str
             return step()
 
     monkeypatch.setattr(RecordedSteps, "run", run)
-    monkeypatch.setattr(buffers, "_shelves", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(shelf, "_shelves", weakref.WeakKeyDictionary())
     return read
 
 
@@ -75,4 +75,4 @@ def test_what_is_read_stays(
     assert len(read) > 20
     gc.collect()
     assert not [what for ref, what in read.values() if ref.expired()]
-    assert buffers.shelf_of(model).kept, "which is what holds them"
+    assert shelf.shelf_of(model).kept, "which is what holds them"
