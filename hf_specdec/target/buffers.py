@@ -27,9 +27,14 @@ def power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
+def seen_of(columns: int) -> int:
+    """How many of the slots a forward looks at that needs so many: few numbers, as each has recordings of its own."""
+    return power_of_two(max(FEWEST, columns))
+
+
 def slots_for(columns: int) -> int:
     """C for so many columns of text, and drafts behind them."""
-    return power_of_two(max(FEWEST, columns + 2 * WIDEST))
+    return seen_of(columns + 2 * WIDEST)
 
 
 class Buffers:

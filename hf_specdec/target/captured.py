@@ -187,12 +187,12 @@ class Captured(RaggedRunner):
 
     def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:
         """A step, recorded or not, for whoever looks on."""
-        recorded, watched = self.cache.buffers.recorded, vars(self.model).get("forward")
+        watched = vars(self.model).get("forward")
         if watched is None:
-            return recorded.run(key, step)
+            return self.cache.run(key, step)
         if getattr(watched, "replayed", None) is None:  # it was put there in mid-call, and must not be missed
             return step()
-        return watched.replayed(lambda: recorded.run(key, step), rows, width, max(self.cache.lengths), times)
+        return watched.replayed(lambda: self.cache.run(key, step), rows, width, max(self.cache.lengths), times)
 
     def _as_plainly(self, width: int) -> bool:
         """Never: slots behind a row's end are there from the start."""
@@ -227,6 +227,7 @@ class CapturedRunner(Captured):
     def adopt(self) -> None:
         super().adopt()
         if self.bitwise:
+            self.cache.whole = True
             with as_when_decoding(self.model):
                 self.pads_to = self._widths_alike()
 

@@ -1,14 +1,14 @@
 """`CapturedCache`: a ragged cache in `Buffers`, which moves to others where it outgrows them."""
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from ..transfer import fill, to_device
-from .buffers import WIDEST, WIDTHS, Buffers, power_of_two, slots_for
+from .buffers import WIDEST, WIDTHS, Buffers, power_of_two, seen_of, slots_for
 from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, sees_all, stay
 from .fingerprint import fingerprint
 from .recorded import is_at_once
@@ -17,13 +17,15 @@ from .shelf import shelf_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+T = TypeVar("T")
+
 
 class CapturedSlots(Slots):
     """Where the rows stand, in a tensor that stays. The host counts; the device is told before a forward that needs
     to know, in one transfer."""
 
     def __init__(self, lengths: list[int], buffers: Buffers) -> None:
-        self.buffers, self.end = buffers, buffers.slots
+        self.buffers, self.end = buffers, buffers.slots  # of which a forward looks at those before `end`
         self._told: list[int] | None = None
         """what the device was told last; None where it knows better"""
         super().__init__(lengths, buffers.device)
@@ -60,13 +62,13 @@ class CapturedSlots(Slots):
 
 
 class CapturedLayer(RaggedLayer):
-    """A layer's part of the buffers. All of it is looked at: what does not count is masked."""
+    """A layer's part of the buffers. What is looked at and does not count is masked."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         assert self.slots.places is not None, "buffers are written place by place"
         self.write(self.slots.places, self.keys, key_states)
         self.write(self.slots.places, self.values, value_states)
-        return self.keys, self.values
+        return self.keys[:, :, : self.slots.end], self.values[:, :, : self.slots.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length(), 0
@@ -80,6 +82,8 @@ class CapturedCache(RaggedCache):
     """A batch whose rows are the first of the buffers'. They are given back once the cache is gone."""
 
     buffers: Buffers
+    whole = False
+    """whether a forward looks at all slots, however few of them the text has come to"""
 
     def __init__(self, held: Cache, models: "Sequence[PreTrainedModel]", rows: int, columns: int) -> None:
         """
@@ -122,10 +126,22 @@ class CapturedCache(RaggedCache):
         leave()
 
     def with_room(self, width: int) -> Buffers:
-        """The buffers, with so many slots behind each row."""
+        """The buffers, with so many slots behind each row, which the next step looks at."""
         if (columns := max(self.lengths) + width) > self.buffers.slots:
             self.move(self.buffers.rows, columns)
+        self.slots.end = self.buffers.slots if self.whole else min(seen_of(columns), self.buffers.slots)
         return self.buffers
+
+    def run(self, key: Hashable, step: Callable[[], T]) -> T:
+        """A step behind `with_room`, recorded or not. Where all are recorded at once, it is for texts of all lengths;
+        what it gives for another one's is overwritten."""
+        recorded, end, other = self.buffers.recorded, self.slots.end, seen_of(1)
+        while is_at_once() and not self.whole and other <= self.buffers.slots:
+            self.slots.end = other
+            recorded.run((key, other), step)
+            other *= 2
+        self.slots.end = end
+        return recorded.run((key, end), step)
 
     def show(self, visible: Tensor, offset: Tensor) -> None:
         visible, offset, (rows, columns) = visible.clone(), offset.clone(), visible.shape  # they may be the buffers'

@@ -143,7 +143,8 @@ class RaggedRunner:
         """The model's outputs over tokens [B, T] that see what `shape` says; no row is advanced."""
         self.cache.reserve(tokens.shape[1])
         extra, compute = asking(self.features), self.computing(tokens.shape[1])
-        with grouped_attention([length + tokens.shape[1] for length in self.cache.lengths]):
+        ends = [] if self.is_captured else [length + tokens.shape[1] for length in self.cache.lengths]
+        with grouped_attention(ends):
             return compute(
                 input_ids=tokens,
                 attention_mask=None if self._as_plainly(tokens.shape[1]) else self.masks(seen, depth),
@@ -176,7 +177,7 @@ class RaggedRunner:
         """Additive 4-D masks [B, 1, T, visible] for a group of layers (default: the lowest) that has reserved room."""
         slots = slots or self.cache.slots
         allowed, distance = allowed_slots(slots.ends, slots.end, seen, depth)
-        visible, kind = self.cache.visible, self.cache.device.type
+        visible, kind = self.cache.visible[:, : slots.end], self.cache.device.type
         allowed[:, :, : visible.shape[1]] &= visible[:, None]
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.model.dtype
         return as_bias(allowed, distance, self.windows, dtype)

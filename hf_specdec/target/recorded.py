@@ -21,8 +21,8 @@ T = TypeVar("T")
 MET = 2
 """times that a step is met before it is recorded: many shapes come once"""
 
-MOST_RECORDED = 64
-"""steps of one set of tensors: each setting of sampling has its own"""
+MOST_RECORDED = 128
+"""steps of one set of tensors: each setting of sampling, and each length that texts have doubled to, has its own"""
 
 MOST_MET = 1024
 """steps that are counted; then counting begins anew"""

@@ -21,15 +21,19 @@ from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter
-from hf_specdec.target import buffers, capturable, captured, shelf
+from hf_specdec.target import buffers, capturable, captured, captured_cache, shelf
+from hf_specdec.target import recorded as recording
 from hf_specdec.target.buffers import power_of_two
 from hf_specdec.target.capturable import wants_captured, why_not_captured
+from hf_specdec.target.captured_cache import CapturedLayer
 from hf_specdec.target.fingerprint import fingerprint
 from hf_specdec.target.inputs import CACHE
 from hf_specdec.target.probe import Support, support
 from hf_specdec.target.shelf import shelf_of
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
+CHAIN = 5
+"""draft steps that are recorded as one, at most"""
 RAGGED = [name for name in models.ARCHITECTURES if name not in ("Mamba", "Qwen3-Next", "LFM2")]
 
 
@@ -127,6 +131,43 @@ def test_a_text_outgrows_its_buffers(lengths: list[int], monkeypatch: pytest.Mon
     assert torch.equal(decode(model, drafter, lengths, max_new_tokens=300, speculation=CAPTURED), plain)
     sizes = {kept.slots for kept in shelf_of(model).kept}
     assert sizes == {256, 512}
+
+
+@pytest.mark.parametrize("kind", ["lookup, branches", "fixed", "hybrid, fixed"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+def test_forwards_look_at_what_is_there(name: str, kind: str, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And at no more than as many slots again; each number of them has recordings of its own."""
+    monkeypatch.setattr(buffers, "FEWEST", 16)
+    looked: set[tuple[int, int]] = set()
+
+    class Layer(CapturedLayer):
+        def update(self, keys: Tensor, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+            found = super().update(keys, *given, **more)
+            looked.add((max(self.slots.lengths) + keys.shape[2], found[0].shape[2]))
+            return found
+
+    model, drafter = built(name), DRAFTERS[kind](models.llama(seed=1))
+    plain = decode(model, None, [9, 4], max_new_tokens=150)
+    assert not why_not_captured(model)  # a trial is not counted
+    monkeypatch.setattr(captured_cache, "CapturedLayer", Layer)
+    for _ in range(3):
+        assert torch.equal(decode(model, drafter, [9, 4], max_new_tokens=150, speculation=CAPTURED), plain)
+    assert all(there <= seen <= max(16, 2 * (there + CHAIN)) for there, seen in looked)
+    assert {seen for _, seen in looked} >= {16, 32, 64, 128}
+    assert 512 in {kept.slots for kept in shelf_of(model).kept}
+
+
+def test_a_warm_up_serves_texts_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "FEWEST", 16)
+    model, drafter, call = models.llama(), PromptLookupDrafter(), {"max_new_tokens": 90, "do_sample": False}
+    plain = [decode(model, None, lengths, **call) for lengths in ([9], [30])]
+    with traced():
+        hf_specdec.warm_up(model, drafter, **models.prompts([20]), **call, speculation=CAPTURED)
+        before = Traced.recorded
+        assert before <= recording.MOST_RECORDED
+        for lengths, expected in zip(([9], [30]), plain, strict=True):
+            assert torch.equal(decode(model, drafter, lengths, speculation=CAPTURED, **call), expected)
+        assert Traced.recorded == before
 
 
 def test_rows_leave(recorded: bool) -> None:

@@ -65,7 +65,7 @@ class Recorded:
             return drawn.all()
 
         key = "heads", width, pick.recordable, candidates
-        found = step() if width > WIDEST else buffers.recorded.run(key, step)
+        found = step() if width > WIDEST else cache.run(key, step)
         return tuple(several[:rows].clone() for several in found)
 
     def _fed(self, buffers: Buffers, news: News) -> News:
