@@ -90,14 +90,20 @@ def host(target, rows=1, cost=None):
     )
 
 
+@pytest.fixture(autouse=True)
+def no_grad():
+    """As in a call."""
+    with torch.no_grad():
+        yield
+
+
 def proposed(drafter, target, text):
     session = drafter.start(host(target, len(text)))
     lengths = [len(tokens) for tokens in text]
     ids = torch.zeros(len(text), max(lengths), dtype=torch.long)
     for row, tokens in zip(ids, text, strict=True):
         row[: len(tokens)] = torch.tensor(tokens)
-    with torch.no_grad():  # as in a call
-        return session, session.propose(Sequences(ids, lengths, list(range(len(text))), text), [9] * len(text))
+    return session, session.propose(Sequences(ids, lengths, list(range(len(text))), text), [9] * len(text))
 
 
 def test_an_unmeasured_draft_model_is_tried():
